@@ -1,0 +1,21 @@
+"""Ramet: agentic reinforcement learning with branching rollouts. Plugins import from here and from nowhere deeper."""
+
+from ramet.errors import ConfigError, InfraError, PluginError, ToolError
+from ramet.helpers import from_jsonl, function_tool
+from ramet.hookspecs import Register, hookimpl
+from ramet.types import *  # noqa: F403
+from ramet.types import __all__ as _types
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "InfraError",
+    "PluginError",
+    "Register",
+    "ToolError",
+    "from_jsonl",
+    "function_tool",
+    "hookimpl",
+    *_types,
+]

@@ -1,0 +1,31 @@
+"""What the core itself offers, registered through the same hooks as every plugin."""
+
+from __future__ import annotations
+
+from ramet.algorithms.config import GrpoConfig, PpoClipConfig
+from ramet.hookspecs import Register, hookimpl
+from ramet.rollout.config import RandomBranchConfig, TagsConfig
+from ramet.types import AdvantageEstimator, BranchPolicy, PolicyLoss, RolloutStep
+
+ramet_contract = "1"
+
+
+@hookimpl
+def register_rollout_steps(register: Register[RolloutStep]) -> None:
+    register("tags", "ramet.rollout.tags:Tags", config=TagsConfig)
+
+
+@hookimpl
+def register_branch_policies(register: Register[BranchPolicy]) -> None:
+    register("none", "ramet.rollout.branching:NoBranching")
+    register("random", "ramet.rollout.branching:RandomBranching", config=RandomBranchConfig)
+
+
+@hookimpl
+def register_advantages(register: Register[AdvantageEstimator]) -> None:
+    register("grpo", "ramet.algorithms.grpo:Grpo", config=GrpoConfig)
+
+
+@hookimpl
+def register_policy_losses(register: Register[PolicyLoss]) -> None:
+    register("ppo_clip", "ramet.algorithms.ppo_clip:PpoClip", config=PpoClipConfig)

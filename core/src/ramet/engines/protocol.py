@@ -1,0 +1,123 @@
+"""The engine protocol: token ids in, token ids out, with exact log-probabilities and entropies.
+
+All log-probabilities and entropies are those at the sampling temperature (logits / temperature, then log-softmax; at
+temperature 0 sampling is greedy and both are those at temperature 1). Text appears only in stop strings.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Capability(StrEnum):
+    """What an engine may be unable to do. `needs` are checked against these before anything starts."""
+
+    ENTROPY = "entropy"  # exact entropies
+    SEEDS = "seeds"  # a request's seed decides its tokens
+    DETERMINISTIC = "deterministic"  # bit-identical whatever else is in the batch
+    WEIGHT_UPDATE = "weight_update"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to sample. `temperature` 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    max_tokens: int
+    stop: tuple[str, ...] = ()  # ends the request; the tokens up to and with the stop string are returned
+    stop_token_ids: tuple[int, ...] = ()  # ends the request; the token is returned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One generation. `cache_key` names the cache of a rollout: a later request with the same key continues it, and
+    `fork_of` names the key whose prefix a fork shares. Keys are hints for speed, never for correctness.
+    """
+
+    id: str
+    token_ids: array[int]
+    sampling: Sampling
+    seed: int
+    cache_key: str = ""
+    fork_of: str = ""
+    first_tokens: int = 20  # k: `on_first` is called once, when so many tokens are sampled or the request ended
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # a stop string
+    END = "end"  # a stop token
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstReport:
+    """The first k sampled tokens of a request."""
+
+    request: str
+    entropies: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What a request produced. The three arrays have one entry per sampled token."""
+
+    token_ids: array[int]  # int32
+    logprobs: array[float]  # float32
+    entropies: array[float]  # float32; empty without `Capability.ENTROPY`
+    finish: FinishReason
+    stop: str | None  # the stop string, if one ended it
+    policy_version: int  # of the weights that sampled all of these tokens
+    prompt_tokens: int
+    cached_tokens: int  # prompt tokens whose cache was reused or copied instead of computed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    name: str
+    capabilities: frozenset[Capability]
+    vocab_size: int  # rows of the output head
+    max_tokens: int  # prompt and response together
+
+
+class Engine(Protocol):
+    """Owned by one asyncio loop; `generate` may be called concurrently. Everything may raise `InfraError`."""
+
+    info: EngineInfo
+
+    @property
+    def policy_version(self) -> int: ...
+
+    async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
+        """Raises `InfraError` if the engine failed, `ValueError` for a request that cannot be served."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; its `generate` returns what was sampled, with `FinishReason.ABORT`. Unknown ids pass."""
+        ...
+
+    def release(self, cache_keys: Sequence[str]) -> None:
+        """These rollouts are over: their caches may go. Unknown keys pass."""
+        ...
+
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Copy new weights in place, drop every cache of older ones, and serve as `version` from now on.
+
+        Waits for requests under way. Names are those of the Hugging Face model's `state_dict`.
+        """
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """Counters since the last call: `engine/sampled_tokens`, `engine/prompt_tokens`, `engine/cached_tokens`, …"""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,46 @@
+"""The four errors of the contract. Whose fault it is decides what happens, so each fault has a type of its own.
+
+* `ConfigError`: the user's mistake (configuration, files, names). The command line prints it and exits with 1.
+* `PluginError`: a plugin broke the contract. Names the plugin and its distribution.
+* `ToolError`: the model's mistake (wrong arguments, its code raised). Its text goes to the model.
+* `InfraError`: ours (time-outs, outages, a dead worker). The rollout is masked; it never becomes a reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class RametError(Exception):
+    """Base of all errors that Ramet raises on purpose."""
+
+
+class ConfigError(RametError):
+    """The user asked for something that cannot be. The message says what was wrong, the value and what is allowed."""
+
+
+class ConfigErrors(ConfigError):
+    """Several `ConfigError`s found by the checks before a run, reported together."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class PluginError(RametError):
+    """A plugin broke the contract (wrong shape, NaN, wrong number of scores, import failure, duplicate name)."""
+
+
+class ToolError(RametError):
+    """The model used a tool wrongly. The text is shown to the model; the rollout goes on and is rewarded."""
+
+
+class InfraError(RametError):
+    """Infrastructure failed (time-out, outage, lost worker). Retried where that is safe, then the rollout is masked."""
+
+
+def raise_all(problems: Iterable[str]) -> None:
+    """Raise one `ConfigErrors` with every problem, or return when there is none."""
+    found = list(problems)
+    if found:
+        raise ConfigErrors(found)

@@ -1,0 +1,68 @@
+"""The seven hooks. pluggy answers one question, once per process: what is installed?
+
+Every hook has the form `register_<kind>(register)`; call `register(name, factory, config=Dataclass)` once per thing you
+offer. `factory` is a callable, or a string `"package.module:attribute"` where importing it is heavy (torch): plugins are
+loaded for `ramet --help` too. With `config`, the factory is called with one instance of that dataclass, else without
+arguments. No pluggy call happens after start-up: configuration names things and the registry builds plain objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, overload
+
+import pluggy
+
+from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool
+
+hookspec = pluggy.HookspecMarker("ramet")
+hookimpl = pluggy.HookimplMarker("ramet")
+
+T_contra = TypeVar("T_contra", contravariant=True)
+C = TypeVar("C")
+
+
+class Register(Protocol[T_contra]):
+    """What a hook receives. Raises `PluginError` for a bad name or configuration class, and for a name taken."""
+
+    @overload
+    def __call__(self, name: str, factory: Callable[[], T_contra]) -> None: ...
+    @overload
+    def __call__(self, name: str, factory: Callable[[C], T_contra], *, config: type[C]) -> None: ...
+    @overload
+    def __call__(self, name: str, factory: str, *, config: type[Any] | None = None) -> None: ...
+
+
+@hookspec
+def register_rollout_steps(register: Register[RolloutStep]) -> None:
+    """Offer turn protocols. Fills the configuration group `rollout_step`."""
+
+
+@hookspec
+def register_branch_policies(register: Register[BranchPolicy]) -> None:
+    """Offer branch policies. Fills the configuration group `branch_policy`."""
+
+
+@hookspec
+def register_advantages(register: Register[AdvantageEstimator]) -> None:
+    """Offer advantage estimators. Fills the configuration group `advantage`."""
+
+
+@hookspec
+def register_policy_losses(register: Register[PolicyLoss]) -> None:
+    """Offer policy losses. Fills the configuration group `policy_loss`."""
+
+
+@hookspec
+def register_tools(register: Register[Tool]) -> None:
+    """Offer tools. Fills the configuration group `tools`."""
+
+
+@hookspec
+def register_rewards(register: Register[Reward]) -> None:
+    """Offer rewards. Fills the configuration group `rewards`."""
+
+
+@hookspec
+def register_benchmarks(register: Register[Benchmark]) -> None:
+    """Offer benchmarks. Fills the configuration group `benchmarks`."""

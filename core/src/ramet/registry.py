@@ -1,0 +1,134 @@
+"""Typed registries of named factories: what the hooks filled, and what the loops build from."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ramet.errors import ConfigError, PluginError, RametError
+from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool
+
+T = TypeVar("T")
+NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(Generic[T]):
+    """One registered name: who offers it, how it is built and which options it takes."""
+
+    kind: str
+    name: str
+    factory: Callable[..., T] | str
+    config: type[Any] | None
+    plugin: str
+    distribution: str
+
+    def build(self, params: Any = None) -> T:
+        """Build the object; `params` is an instance of `config`, None for its defaults.
+
+        Raises `PluginError` that names plugin and distribution, chained to what the factory raised.
+        """
+        factory = self._load()
+        try:
+            if self.config is None:
+                return factory()
+            return factory(self.config() if params is None else params)
+        except RametError:
+            raise
+        except Exception as error:
+            raise PluginError(self._could_not(error)) from error
+
+    def _load(self) -> Callable[..., T]:
+        if not isinstance(self.factory, str):
+            return self.factory
+        module, _, attribute = self.factory.partition(":")
+        try:
+            loaded: Callable[..., T] = getattr(importlib.import_module(module), attribute)
+        except Exception as error:
+            raise PluginError(self._could_not(error)) from error
+        return loaded
+
+    def _could_not(self, error: Exception) -> str:
+        return (
+            f"plugin {self.plugin!r} ({self.distribution}) could not build {self.kind} {self.name!r}: "
+            f"{type(error).__name__}: {error}"
+        )
+
+
+class Registry(Generic[T]):
+    """Named factories of one kind. A name registered twice is fatal and names both packages."""
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind = kind  # as in messages: "branch policy"
+        self.group = group  # as in the configuration: "branch_policy"
+        self._entries: dict[str, Entry[T]] = {}
+
+    def add(self, entry: Entry[T]) -> None:
+        if not NAME.fullmatch(entry.name):
+            raise PluginError(
+                f"{self.kind} name {entry.name!r} of plugin {entry.plugin!r} is not allowed: lower-case letters, "
+                "digits and underscores, a letter first, at most 63 characters"
+            )
+        if entry.config is not None and not dataclasses.is_dataclass(entry.config):
+            raise PluginError(
+                f"{self.kind} {entry.name!r} of plugin {entry.plugin!r}: config must be a dataclass, "
+                f"got {entry.config!r}"
+            )
+        taken = self._entries.get(entry.name)
+        if taken is not None:
+            raise DuplicateName(
+                f"{self.kind} {entry.name!r} is registered twice: by plugin {taken.plugin!r} "
+                f"({taken.distribution}) and by plugin {entry.plugin!r} ({entry.distribution}); "
+                "uninstall one or block it with RAMET_BLOCK_PLUGINS"
+            )
+        self._entries[entry.name] = entry
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return iter(sorted(self._entries.values(), key=lambda e: e.name))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._entries)
+
+    def get(self, name: str, broken: Iterable[str] = ()) -> Entry[T]:
+        """The entry of this name. Raises `ConfigError` with a suggestion and the plugins that failed to load."""
+        if name in self._entries:
+            return self._entries[name]
+        close = difflib.get_close_matches(name, self._entries, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        failed = ", ".join(broken)
+        failed = f" Plugins that failed to load: {failed} (see `ramet plugins`)." if failed else ""
+        raise ConfigError(
+            f"{self.group}: no {self.kind} named {name!r}.{hint} Installed: {', '.join(self.names) or 'none'}.{failed}"
+        )
+
+
+class DuplicateName(PluginError):
+    """Two plugins offer one name. Fatal at load, whatever the run selects."""
+
+
+@dataclass(slots=True)
+class Registries:
+    """One registry per hook. Field names are the hooks' kinds."""
+
+    rollout_steps: Registry[RolloutStep] = field(default_factory=lambda: Registry("rollout step", "rollout_step"))
+    branch_policies: Registry[BranchPolicy] = field(default_factory=lambda: Registry("branch policy", "branch_policy"))
+    advantages: Registry[AdvantageEstimator] = field(
+        default_factory=lambda: Registry("advantage estimator", "advantage")
+    )
+    policy_losses: Registry[PolicyLoss] = field(default_factory=lambda: Registry("policy loss", "policy_loss"))
+    tools: Registry[Tool] = field(default_factory=lambda: Registry("tool", "tools"))
+    rewards: Registry[Reward] = field(default_factory=lambda: Registry("reward", "rewards"))
+    benchmarks: Registry[Benchmark] = field(default_factory=lambda: Registry("benchmark", "benchmarks"))
+
+    def __iter__(self) -> Iterator[tuple[str, Registry[Any]]]:
+        for one in dataclasses.fields(self):
+            yield one.name, getattr(self, one.name)

@@ -1,0 +1,32 @@
+"""Options of the built-in rollout steps and branch policies. Imports nothing heavy: `ramet --help` loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True, slots=True)
+class TagsConfig:
+    """The step `tags`. `think`, `result` and `answer` are the tag names; a tool's tag is its registered name."""
+
+    think: str = "think"
+    result: str = "result"
+    answer: str = "answer"
+
+
+@dataclass(kw_only=True, slots=True)
+class RandomBranchConfig:
+    """The control `random`: the same budget as ARPO, coin flips instead of entropies.
+
+    roots: rollouts started from the prompt at once; null: half the budget, at least one.
+    probability: of a fork behind each tool result.
+    """
+
+    roots: int | None = None
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise ValueError(f"probability must be in [0, 1], got {self.probability}")
+        if self.roots is not None and self.roots < 1:
+            raise ValueError(f"roots must be at least 1, got {self.roots}")

@@ -1,0 +1,100 @@
+"""Inputs and outputs of advantage estimators and policy losses (hooks 3 and 4).
+
+Letters: N rollouts, T tokens. Estimators see padded `[N, T]` tensors on the response axis (everything behind the
+prompt); losses see one packed axis `[T]`. Both inputs carry from the first day what later algorithms need; a field
+that costs computation is None unless the algorithm names it in `needs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # the contract must import without torch
+    from torch import Tensor
+
+
+class Need(StrEnum):
+    """What an algorithm may ask for beyond what is always there. Checked before anything starts."""
+
+    ENTROPY = "entropy"  # exact per-token entropy
+    REFERENCE = "reference"  # log-probabilities of the frozen reference policy
+    VALUES = "values"  # a critic
+    GREEDY_ROLLOUT = "greedy_rollout"  # one more rollout a task at temperature 0
+    TURN_IDS = "turn_ids"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageInputs:
+    """One step's trainable rollouts. Groups with fewer than two valid members were left out before."""
+
+    rewards: Tensor  # [N] float32, weighted sum of the reward parts
+    reward_parts: Mapping[str, Tensor]  # name -> [N]; NaN where a reward does not apply
+    mask: Tensor  # [N, T] bool, True on sampled tokens
+    group_ids: Tensor  # [N] int64
+    turn_ids: Tensor  # [N, T] int64, -1 on padding
+    parent: Tensor  # [N] int64 row of the parent, -1 for roots (and where the parent was masked)
+    fork_position: Tensor  # [N] int64 response position where own tokens begin, 0 for roots
+    engine_logprobs: Tensor  # [N, T] float32 (mu)
+    old_logprobs: Tensor  # [N, T] float32 (pi_old)
+    policy_versions: Tensor  # [N, T] int64, -1 on inserted tokens
+    token_rewards: Tensor | None = None  # [N, T]
+    entropies: Tensor | None = None  # [N, T] nats
+    ref_logprobs: Tensor | None = None  # [N, T]
+    values: Tensor | None = None  # [N, T]
+    greedy_rewards: Tensor | None = None  # [N] reward of the greedy rollout of the row's group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageOutput:
+    advantages: Tensor  # [N, T] float32, zero outside the mask, no gradient
+    returns: Tensor | None = None  # [N, T], targets of a critic
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class AdvantageEstimator(Protocol):
+    """Hook 3. Called once per step on the whole batch, without gradients."""
+
+    needs: frozenset[Need]
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """One packed micro-batch. All tensors are `[T]` unless said otherwise; sequences stand one after the other."""
+
+    logprobs: Tensor  # float32, with gradient: pi
+    old_logprobs: Tensor  # float32: pi_old
+    engine_logprobs: Tensor  # float32: mu
+    advantages: Tensor  # float32
+    mask: Tensor  # bool, True on trained tokens
+    sequence_ids: Tensor  # int64, 0-based within the micro-batch
+    group_ids: Tensor  # int64
+    turn_ids: Tensor  # int64
+    policy_versions: Tensor  # int64
+    entropies: Tensor | None = None  # float32, with gradient
+    ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOutput:
+    """`per_token` may hold anything outside the mask. Metrics are detached `[T]` tensors, averaged over the mask."""
+
+    per_token: Tensor  # [T], with gradient
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class PolicyLoss(Protocol):
+    """Hook 4. Called once per micro-batch. A token's loss may depend on its own sequence, never on another one.
+
+    The core masks, applies the off-policy weight and aggregates by `train.loss_aggregation` with global counts.
+    """
+
+    needs: frozenset[Need]
+
+    def __call__(self, batch: LossInputs) -> LossOutput: ...

@@ -1,0 +1,38 @@
+"""Benchmarks: tasks with ids, gold answers and a metric (hook 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ramet.types.rollout import Rollout
+from ramet.types.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkInfo:
+    """What a reader of a result must know about the benchmark."""
+
+    description: str
+    splits: tuple[str, ...]
+    metrics: tuple[str, ...]  # the first is the main one; higher is better, in [0, 1]
+    source: str  # where the data comes from
+    licence: str
+    tools: tuple[str, ...] = ()  # tools that its protocol expects
+    judged: bool = False  # needs a judge model
+    limits: Mapping[str, int] = field(default_factory=dict)  # e.g. {"max_tool_calls": 5}
+
+
+class Benchmark(Protocol):
+    """Hook 7. Ids unique and stable over loads; the gold answer scores the maximum."""
+
+    info: BenchmarkInfo
+
+    def load(self, split: str, limit: int | None) -> Iterable[Task]:
+        """Tasks in a fixed order. Raises `ConfigError` for an unknown split or missing data."""
+        ...
+
+    async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
+        """One value per metric of `info`. None: not judged."""
+        ...

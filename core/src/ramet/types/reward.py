@@ -1,0 +1,41 @@
+"""Rewards score the finished rollouts of one group (hook 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ramet.types.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A reward with its parts. `parts` are logged, not added; `tokens` maps response positions to extra reward."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    tokens: Mapping[int, float] = field(default_factory=dict)
+
+
+class Reward(Protocol):
+    """Hook 6. One score per rollout, in the same order. None: not judged, the rollout is masked.
+
+    `Rollout.task.answer` holds the gold answers. Gets valid rollouts only. Raising masks them and is counted; NaN or
+    a wrong number of scores stops the run.
+    """
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]: ...
+
+
+class _PerRollout:
+    def __init__(self, score: Callable[[Rollout], float | Score | None]) -> None:
+        self.score = score
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
+        return [self.score(rollout) for rollout in group]
+
+
+def per_rollout(score: Callable[[Rollout], float | Score | None]) -> Reward:
+    """Lift a function of one rollout to a `Reward`."""
+    return _PerRollout(score)

@@ -1,0 +1,157 @@
+"""Segments, rollouts and groups: tokens are the record (DESIGN.md §5).
+
+A rollout is one path from the prompt to a stop, as a sequence of segments. Forks hold the *same* segment objects as
+their parent up to the fork point, so a group is a tree and a shared prefix exists once in memory. Token ids come from
+the engine and are never re-tokenised; text is derived from them.
+
+Arrays are `array.array` so that the contract needs no numpy: `"i"` is int32, `"f"` is float32; both offer the buffer
+protocol (`torch.frombuffer`, `numpy.frombuffer`) without a copy.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ramet.types.task import Task
+
+
+class Origin(StrEnum):
+    """Who wrote a segment's tokens. Only `sampled` tokens are trained."""
+
+    SAMPLED = "sampled"
+    INSERTED = "inserted"
+
+
+class SegmentKind(StrEnum):
+    PROMPT = "prompt"
+    TURN = "turn"  # sampled by the policy
+    RESULT = "result"  # what a tool returned, with its wrapper
+    FORCED = "forced"  # a token that the core put there to end a rollout; never trained
+
+
+class StopReason(StrEnum):
+    """Why a rollout ended."""
+
+    ANSWER = "answer"  # the rollout step found a final answer
+    END = "end"  # the policy sampled an end-of-sequence token
+    LENGTH = "length"  # token limit
+    TURN_LIMIT = "turn_limit"
+    CALL_LIMIT = "call_limit"  # the policy asked for one more tool call than allowed
+    FAULT = "fault"  # infrastructure failed; the rollout is masked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of token ids of one origin. Sealed once it stands in a rollout: forks share the object."""
+
+    origin: Origin
+    kind: SegmentKind
+    turn: int  # 0-based; the prompt stands in turn 0, a tool result in the turn whose call it answers
+    text: str
+    token_ids: array[int]  # int32
+    logprobs: array[float] | None = None  # float32, sampled only: the engine's own (mu), at the sampling temperature
+    entropies: array[float] | None = None  # float32, sampled only: exact, in nats, at the sampling temperature
+    policy_version: int | None = None  # sampled only: version of the weights that sampled it
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.origin is Origin.SAMPLED
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class CallStatus(StrEnum):
+    OK = "ok"
+    ERROR = "error"  # the model's own doing; its text went to the model
+    INFRA = "infra"  # ours; the rollout was masked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRecord:
+    """One tool call as it happened. Times in seconds on a monotonic clock."""
+
+    turn: int
+    name: str
+    arguments: Mapping[str, Any]
+    status: CallStatus
+    text: str  # what the model was shown, before wrapping
+    wait_s: float  # queued before it ran
+    run_s: float
+    attempts: int
+    cached: bool = False  # answered by an identical call in flight or by a cache
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why a rollout is masked: what failed (`tool:python`, `engine`, `reward:math`, `deadline`) and its message."""
+
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One finished path from the prompt to a stop.
+
+    `id` is the branch path inside the group: roots are `"0"`, `"1"`, …; the second fork of root 0 is `"0.1"`.
+    `segments[:n_shared]` are the parent's own objects.
+    """
+
+    id: str
+    task: Task
+    segments: tuple[Segment, ...]
+    stop: StopReason
+    answer: str | None = None  # what the rollout step took as the final answer; None: there is none
+    parent: str | None = None
+    fork_turn: int | None = None  # the turn of the parent at whose beginning this rollout starts
+    n_shared: int = 0
+    tool_calls: tuple[ToolRecord, ...] = ()
+    fault: Fault | None = None
+    stats: Mapping[str, float] = field(default_factory=dict)  # seconds and counts of this rollout alone
+
+    @property
+    def valid(self) -> bool:
+        """False: infrastructure failed. Such a rollout leaves the group statistics and the loss."""
+        return self.fault is None
+
+    @property
+    def response(self) -> str:
+        """All text behind the prompt, tool results included."""
+        return "".join(s.text for s in self.segments if s.kind is not SegmentKind.PROMPT)
+
+    @property
+    def sampled(self) -> str:
+        """All text that the policy wrote, tool results left out."""
+        return "".join(s.text for s in self.segments if s.is_sampled)
+
+    @property
+    def reply(self) -> str:
+        """What the policy wrote in its last turn."""
+        last = [s for s in self.segments if s.is_sampled]
+        return "".join(s.text for s in last if s.turn == last[-1].turn)
+
+    @property
+    def n_sampled_tokens(self) -> int:
+        return sum(len(s) for s in self.segments if s.is_sampled)
+
+    @property
+    def n_response_tokens(self) -> int:
+        return sum(len(s) for s in self.segments if s.kind is not SegmentKind.PROMPT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """All rollouts of one task in one step, in order of their branch paths."""
+
+    task: Task
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def valid(self) -> tuple[Rollout, ...]:
+        return tuple(r for r in self.rollouts if r.valid)

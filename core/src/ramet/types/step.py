@@ -1,0 +1,110 @@
+"""The rollout step: the turn protocol between the policy's tokens and the tools (hook 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from ramet.types.rollout import StopReason
+from ramet.types.task import Task
+from ramet.types.tool import ToolCall, ToolResult, ToolSchema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Markup:
+    """Text of the protocol itself. Special tokens in it are parsed."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untrusted:
+    """Text from outside (tool results). Special tokens in it are never parsed."""
+
+    text: str
+
+
+Insert: TypeAlias = Markup | Untrusted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """Text that the policy wrote, as part of a written trace (SFT)."""
+
+    text: str
+
+
+TracePart: TypeAlias = Sampled | Markup | Untrusted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What the policy sampled in this turn."""
+
+    text: str
+    stop: str | None  # the stop string that ended it (included in `text`); None: end of sequence or length
+    finished: bool  # the policy sampled an end-of-sequence token
+    truncated: bool  # the token limit ended it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutState:
+    """What a step may know of the rollout so far. A step never changes it and holds no state of its own."""
+
+    task: Task
+    rollout: str
+    turn: int  # 0-based index of the turn to be played
+    response: str  # all text behind the prompt so far
+    n_tool_calls: int
+
+
+class StepContext(Protocol):
+    """What a step may do. Both calls may raise `InfraError`, which a step lets pass."""
+
+    @property
+    def tools(self) -> Sequence[ToolSchema]:
+        """The tools that this task may use."""
+        ...
+
+    @property
+    def max_tool_calls(self) -> int: ...
+
+    async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
+        """Sample until a stop string, the end of sequence or the token limit. At most once a turn."""
+        ...
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        """Run a tool under its time-out, retries and caps. Raises `ToolError` with the text for the model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What follows a turn: text to insert, and whether the rollout stops and why."""
+
+    insert: tuple[Insert, ...] = ()
+    stop: StopReason | None = None
+    answer: str | None = None
+
+
+class RolloutStep(Protocol):
+    """Hook 1. One turn. Holds no state; works for any tools. The core owns the token ids."""
+
+    def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
+        """Tells the model which tools exist and how to call them."""
+        ...
+
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult: ...
+
+
+class TraceReader(Protocol):
+    """What a rollout step offers besides, if SFT is to learn its format: the inverse of playing turns."""
+
+    def read(self, text: str, tools: Sequence[str]) -> Sequence[TracePart]:
+        """Cut an assistant's text into what the policy writes and what is inserted; the parts join to `text`."""
+        ...
+
+    def result(self, text: str) -> Sequence[Insert]:
+        """A tool result with its wrapper, exactly as a rollout inserts it."""
+        ...

@@ -1,0 +1,37 @@
+"""A task: one question with its gold answer and metadata (a row of the data set)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One chat message. `role` is `system`, `user` or `assistant`."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a group of rollouts is about. Must be picklable; everything in `metadata` must be JSON."""
+
+    id: str  # unique and stable within its data set
+    prompt: tuple[Message, ...]
+    answer: tuple[str, ...] = ()  # gold answers; matching any of them is right
+    data_source: str = ""  # chooses the rewards (configuration `rewards.NAME.sources`)
+    tools: tuple[str, ...] | None = None  # names of the tools that this task may use; None: all configured
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def question(self) -> str:
+        """The last user message."""
+        return next((m.content for m in reversed(self.prompt) if m.role == "user"), "")
+
+
+def user_prompt(text: str) -> tuple[Message, ...]:
+    """The prompt of a task that is just one user message."""
+    return (Message(role="user", content=text),)

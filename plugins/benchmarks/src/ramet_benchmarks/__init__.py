@@ -1,0 +1,3 @@
+"""Benchmarks for Ramet."""
+
+ramet_contract = "1"

@@ -1,0 +1,3 @@
+"""Rewards for Ramet: mathematics, question answering, format."""
+
+ramet_contract = "1"

@@ -1,0 +1,3 @@
+"""A Python interpreter as a tool for Ramet."""
+
+ramet_contract = "1"
