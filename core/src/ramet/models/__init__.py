@@ -1,0 +1,1 @@
+"""Models: loading, tokenizers and the one encoder that SFT and rollouts share."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ramet import BranchPolicy, Register, hookimpl
-
 from ramet_arpo.config import ArpoConfig
 
 ramet_contract = "1"

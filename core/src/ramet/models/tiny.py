@@ -1,0 +1,80 @@
+"""A small model and byte-level tokenizer, made locally and deterministically: for the quickstart and the tests.
+
+The tokenizer has one token per byte, and one special token per tag, so nothing is downloaded or trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+TAGS = ("think", "python", "search", "result", "answer")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def make_tokenizer(tags: Sequence[str] = TAGS) -> PreTrainedTokenizerFast:
+    """One token per byte (ids 0 to 255), then pad, start, end of message and two tokens per tag."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    markup = [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")]
+    tokenizer.add_special_tokens([PAD, START, END, *markup])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[START, *markup],
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def make_tiny_model(
+    folder: str | Path,
+    *,
+    seed: int = 1,
+    architecture: str = "qwen2",
+    hidden: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    intermediate: int = 512,
+    max_positions: int = 1024,
+    tags: Sequence[str] = TAGS,
+) -> Path:
+    """Write a randomly initialised model and its tokenizer to `folder`; the same arguments give the same bytes.
+
+    `architecture` is `qwen2`, `qwen3` or `llama`. The defaults give about 1.1 million parameters.
+    """
+    folder = Path(folder)
+    tokenizer = make_tokenizer(tags)
+    config = AutoConfig.for_model(
+        architecture,
+        vocab_size=-(-len(tokenizer) // 16) * 16,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,149 @@
+"""Scoring: finished groups become scored groups. An unjudged rollout is masked, never scored 0.
+
+`data_source` chooses the rewards (`rewards.NAME.sources`), the weighted sum is the reward, and every part is kept.
+A reward that raises or times out masks the rollouts that it was given, and is counted; over 5 % of a step stops the
+run. NaN or a wrong number of scores stops it at once and names plugin and task (DESIGN.md §4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ramet.errors import PluginError
+from ramet.types import Fault, Group, Reward, Rollout, Score, Task
+
+logger = logging.getLogger(__name__)
+MAX_FAILED = 0.05  # share of a step's rollouts that rewards may fail to score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRollout:
+    """A rollout with its reward. `reward` is None exactly if the rollout is masked (`rollout.fault` says why)."""
+
+    rollout: Rollout
+    reward: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)  # unweighted, by reward name (and `name/part`)
+    token_rewards: Mapping[int, float] = field(default_factory=dict)  # by response position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredGroup:
+    """A group whose rollouts are scored, in the group's order."""
+
+    task: Task
+    rollouts: tuple[ScoredRollout, ...]
+
+    @property
+    def valid(self) -> tuple[ScoredRollout, ...]:
+        return tuple(r for r in self.rollouts if r.reward is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedReward:
+    """One configured reward."""
+
+    name: str
+    plugin: str  # for messages
+    reward: Reward
+    weight: float = 1.0
+    sources: frozenset[str] | None = None
+    timeout_s: float = 600.0
+
+    def applies_to(self, task: Task) -> bool:
+        return self.sources is None or task.data_source in self.sources
+
+
+class Scorer:
+    """Scores groups. Counts what rewards failed to judge since the last `metrics()`."""
+
+    def __init__(self, rewards: Sequence[WeightedReward]) -> None:
+        self.rewards = list(rewards)
+        self._failed = 0
+        self._seen = 0
+
+    async def score(self, group: Group) -> ScoredGroup:
+        """Raises `PluginError` if a reward breaks the contract or no reward applies to the task."""
+        valid = list(group.valid)
+        chosen = [r for r in self.rewards if r.applies_to(group.task)]
+        if not chosen:
+            raise PluginError(f"no reward applies to task {group.task.id!r} of source {group.task.data_source!r}")
+        columns = await asyncio.gather(*(self._run(reward, valid) for reward in chosen)) if valid else []
+        merged = {
+            rollout.id: _merge(rollout, chosen, [column[i] for column in columns]) for i, rollout in enumerate(valid)
+        }
+        self._seen += len(valid)
+        self._failed += sum(scored.reward is None for scored in merged.values())
+        scored = tuple(merged.get(r.id, ScoredRollout(rollout=r, reward=None)) for r in group.rollouts)
+        return ScoredGroup(task=group.task, rollouts=scored)
+
+    def check_failures(self) -> None:
+        """Raise `PluginError` if rewards failed on more than 5 % of the rollouts since the last `metrics()`."""
+        if self._seen and self._failed / self._seen > MAX_FAILED:
+            raise PluginError(
+                f"rewards could not judge {self._failed} of {self._seen} rollouts of this step (over {MAX_FAILED:.0%}); "
+                f"the log names the reward and its error"
+            )
+
+    def metrics(self) -> dict[str, float]:
+        failed, self._failed, self._seen = self._failed, 0, 0
+        return {"reward/unjudged_rollouts": float(failed)}
+
+    async def _run(self, reward: WeightedReward, rollouts: Sequence[Rollout]) -> list[Score | Fault]:
+        try:
+            raw = await asyncio.wait_for(reward.reward(rollouts), reward.timeout_s)
+        except PluginError:
+            raise
+        except Exception as error:  # a plugin may raise anything; its rollouts are masked and counted
+            what = f"timed out after {reward.timeout_s:g} s" if isinstance(error, TimeoutError) else repr(error)
+            logger.warning("reward %s of plugin %s failed: %s", reward.name, reward.plugin, what)
+            return [Fault(where=f"reward:{reward.name}", message=what)] * len(rollouts)
+        task = rollouts[0].task.id
+        if not isinstance(raw, Sequence) or len(raw) != len(rollouts):
+            found = len(raw) if hasattr(raw, "__len__") else repr(raw)
+            raise PluginError(
+                f"reward {reward.name!r} of plugin {reward.plugin!r} returned {found} scores for {len(rollouts)} "
+                f"rollouts of task {task!r}"
+            )
+        return [_checked(value, reward, task) for value in raw]
+
+
+def _checked(value: object, reward: WeightedReward, task: str) -> Score | Fault:
+    if value is None:
+        return Fault(where=f"reward:{reward.name}", message="not judged")
+    score = value if isinstance(value, Score) else Score(value=_number(value, reward, task))
+    numbers = {"value": score.value, **score.parts, **{f"token {k}": v for k, v in score.tokens.items()}}
+    for name, number in numbers.items():
+        if not math.isfinite(_number(number, reward, task)):
+            raise PluginError(
+                f"reward {reward.name!r} of plugin {reward.plugin!r} returned {number} ({name}) for task {task!r}; "
+                "allowed: a finite number, or None for not judged"
+            )
+    return score
+
+
+def _number(value: object, reward: WeightedReward, task: str) -> float:
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise PluginError(
+            f"reward {reward.name!r} of plugin {reward.plugin!r} returned {value!r} for task {task!r}; allowed: a "
+            "finite number, a Score, or None for not judged"
+        )
+    return float(value)
+
+
+def _merge(rollout: Rollout, rewards: Sequence[WeightedReward], scores: Sequence[Score | Fault]) -> ScoredRollout:
+    fault = next((s for s in scores if isinstance(s, Fault)), None)
+    if fault is not None:
+        return ScoredRollout(rollout=replace(rollout, fault=fault), reward=None)
+    total, parts, tokens = 0.0, {}, {}
+    for reward, score in zip(rewards, scores, strict=True):
+        assert isinstance(score, Score)
+        total += reward.weight * float(score.value)
+        parts[reward.name] = float(score.value)
+        parts.update({f"{reward.name}/{name}": float(part) for name, part in score.parts.items()})
+        for position, value in score.tokens.items():
+            tokens[position] = tokens.get(position, 0.0) + reward.weight * float(value)
+    return ScoredRollout(rollout=rollout, reward=total, parts=parts, token_rewards=tokens)
