@@ -26,6 +26,9 @@ class ConfigErrors(ConfigError):
         self.problems = list(problems)
         super().__init__("\n".join(self.problems))
 
+    def __reduce__(self) -> tuple[type[ConfigErrors], tuple[list[str]]]:
+        return type(self), (self.problems,)  # by default it would be rebuilt from the joined text, letter by letter
+
 
 class PluginError(RametError):
     """A plugin broke the contract (wrong shape, NaN, wrong number of scores, import failure, duplicate name)."""

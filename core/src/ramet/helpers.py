@@ -18,9 +18,10 @@ _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", 
 
 
 class _FunctionTool:
-    def __init__(self, function: Callable[..., Any], schema: ToolSchema) -> None:
+    def __init__(self, function: Callable[..., Any], schema: ToolSchema, nullable: frozenset[str]) -> None:
         self.function = function
         self.schema = schema
+        self._nullable = nullable
         self._signature = inspect.signature(function)
 
     async def __call__(self, call: ToolCall) -> ToolResult:
@@ -28,7 +29,9 @@ class _FunctionTool:
             bound = self._signature.bind(**call.arguments)
         except TypeError as error:
             raise ToolError(f"{self.schema.name}: {error}") from error
-        _check_types(self.schema, bound.arguments)
+        for name, value in bound.arguments.items():
+            if value is not None or name not in self._nullable:
+                _check_type(self.schema, name, value)
         if inspect.iscoroutinefunction(self.function):
             return ToolResult(text=str(await self.function(*bound.args, **bound.kwargs)))
         return ToolResult(text=str(await asyncio.to_thread(self.function, *bound.args, **bound.kwargs)))
@@ -38,39 +41,46 @@ def function_tool(function: Callable[..., Any], *, name: str | None = None) -> T
     """A tool from a function: its signature and docstring become the schema, its return value the text.
 
     Parameters must be annotated with str, int, float, bool, list or dict (or one of them `| None`). A plain function
-    runs in a thread. Raise `ToolError` in it for the model's mistakes.
+    runs in a thread. Raise `ToolError` in it for the model's mistakes. Raises `TypeError` for another signature.
     """
     hints = typing.get_type_hints(function)
-    properties, required = {}, []
+    properties, required, nullable = {}, [], []
     for parameter in inspect.signature(function).parameters.values():
-        properties[parameter.name] = {"type": _json_type(hints.get(parameter.name), parameter.name)}
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"parameter {parameter.name!r} cannot be given by name, as a model gives arguments")
+        json_type, may_be_none = _json_type(hints.get(parameter.name), parameter.name)
+        properties[parameter.name] = {"type": json_type}
         if parameter.default is inspect.Parameter.empty:
             required.append(parameter.name)
+        if may_be_none or parameter.default is None:
+            nullable.append(parameter.name)
     schema = ToolSchema(
         name=name or function.__name__,
         description=inspect.getdoc(function) or "",
         parameters={"type": "object", "properties": properties, "required": required},
     )
-    return _FunctionTool(function, schema)
+    return _FunctionTool(function, schema, frozenset(nullable))
 
 
-def _json_type(hint: Any, name: str) -> str:
-    origin = typing.get_origin(hint) or hint
-    if origin in (Union, types.UnionType):
-        members = [a for a in typing.get_args(hint) if a is not type(None)]
-        origin = typing.get_origin(members[0]) or members[0]
-    if origin not in _JSON_TYPES:
-        raise TypeError(f"parameter {name!r} must be annotated with one of str, int, float, bool, list, dict")
-    return _JSON_TYPES[origin]
+def _json_type(hint: Any, name: str) -> tuple[str, bool]:
+    """The JSON type of an annotation, and whether it allows None."""
+    members = list(typing.get_args(hint)) if typing.get_origin(hint) in (Union, types.UnionType) else [hint]
+    some = [member for member in members if member is not type(None)]
+    python = typing.get_origin(some[0]) or some[0] if len(some) == 1 else None
+    if python not in _JSON_TYPES:
+        raise TypeError(
+            f"parameter {name!r} must be annotated with one of str, int, float, bool, list, dict (or one of them "
+            f"| None), not {hint!r}"
+        )
+    return _JSON_TYPES[python], len(some) < len(members)
 
 
-def _check_types(schema: ToolSchema, arguments: dict[str, Any]) -> None:
-    allowed = {json_type: python for python, json_type in _JSON_TYPES.items()}
-    for name, value in arguments.items():
-        expected = schema.parameters["properties"][name]["type"]
-        fits = isinstance(value, allowed[expected]) or (expected == "number" and isinstance(value, int))
-        if value is not None and (not fits or (isinstance(value, bool) and expected != "boolean")):
-            raise ToolError(f"{schema.name}: {name} must be of type {expected}, got {value!r}")
+def _check_type(schema: ToolSchema, name: str, value: Any) -> None:
+    expected = schema.parameters["properties"][name]["type"]
+    allowed = next(python for python, json_type in _JSON_TYPES.items() if json_type == expected)
+    fits = isinstance(value, allowed) or (expected == "number" and isinstance(value, int))
+    if not fits or (isinstance(value, bool) and expected != "boolean"):
+        raise ToolError(f"{schema.name}: {name} must be of type {expected}, got {value!r}")
 
 
 def from_jsonl(
@@ -83,21 +93,25 @@ def from_jsonl(
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"no file {str(path)!r}")
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for row, line in enumerate(lines):
             if limit is not None and row >= limit:
                 return
             yield _task(path, row, line, question, answer)
 
 
-def _task(path: Path, row: int, line: str, question: str, answer: str) -> Task:
+def _task(path: Path, row: int, line: bytes, question: str, answer: str) -> Task:
     try:
         record = json.loads(line)
-        gold = record[answer]
-        text = record[question]
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also bytes that are no UTF-8
         raise ConfigError(f"{path}, row {row}: not JSON: {error}") from error
-    except KeyError as error:
-        raise ConfigError(f"{path}, row {row}: no key {error}; found {', '.join(record)}") from error
+    if not isinstance(record, dict):
+        raise ConfigError(f"{path}, row {row}: must be a JSON object, got {type(record).__name__}")
+    for key in (question, answer):
+        if record.get(key) is None:
+            raise ConfigError(f"{path}, row {row}: no key {key!r} (or null); found {', '.join(record) or 'nothing'}")
+    gold = record[answer]
     answers = tuple(str(a) for a in gold) if isinstance(gold, list) else (str(gold),)
-    return Task(id=f"{path.stem}/{row}", prompt=user_prompt(str(text)), answer=answers, data_source=path.stem)
+    return Task(
+        id=f"{path.stem}/{row}", prompt=user_prompt(str(record[question])), answer=answers, data_source=path.stem
+    )

@@ -14,14 +14,15 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
 
 import pluggy
 
 from ramet import hookspecs
 from ramet.errors import PluginError
-from ramet.registry import DuplicateName, Entry, Registries
+from ramet.hookspecs import Register
+from ramet.registry import DuplicateName, Entry, Registries, Registry
 
 CONTRACT_VERSION = "1"
 GROUP = "ramet"
@@ -59,7 +60,9 @@ class Plugins:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
+    """Where one plugin comes from, before it is loaded."""
+
     name: str
     module: str
     distribution: str
@@ -73,12 +76,12 @@ def load_plugins() -> Plugins:
     return load_from(list(_sources()))
 
 
-def load_from(sources: list[_Source]) -> Plugins:
+def load_from(sources: list[Source]) -> Plugins:
     """Load these sources in order. Split from `load_plugins` so that tests can load a house of their own."""
     manager = pluggy.PluginManager("ramet")
     manager.add_hookspecs(hookspecs)
     plugins = Plugins(registries=Registries(), infos=[])
-    seen: dict[str, _Source] = {}
+    seen: dict[str, Source] = {}
     for source in sources:
         if source.name in seen:
             raise DuplicateName(
@@ -90,7 +93,7 @@ def load_from(sources: list[_Source]) -> Plugins:
     return plugins
 
 
-def _load_one(source: _Source, manager: pluggy.PluginManager, registries: Registries) -> PluginInfo:
+def _load_one(source: Source, manager: pluggy.PluginManager, registries: Registries) -> PluginInfo:
     info = PluginInfo(name=source.name, module=source.module, distribution=source.distribution, version=source.version)
     try:
         module = source.load()
@@ -98,10 +101,9 @@ def _load_one(source: _Source, manager: pluggy.PluginManager, registries: Regist
         manager.register(module, name=source.name)
         manager.check_pending()
         staged = _collect(module, source, registries)
-    except DuplicateName:
-        raise
     except (Exception, SystemExit) as error:  # whatever a plugin does at import must not take the others down
-        manager.unregister(name=source.name) if manager.has_plugin(source.name) else None
+        if manager.has_plugin(source.name):
+            manager.unregister(name=source.name)
         info.broken = f"{type(error).__name__}: {error}"
         return info
     for registry, entry in staged:
@@ -110,7 +112,7 @@ def _load_one(source: _Source, manager: pluggy.PluginManager, registries: Regist
     return info
 
 
-def _contract_of(module: Any, source: _Source) -> str:
+def _contract_of(module: Any, source: Source) -> str:
     found = getattr(module, "ramet_contract", None)
     if found is None:
         raise PluginError(f"module {source.module!r} does not state ramet_contract = {CONTRACT_VERSION!r}")
@@ -122,7 +124,7 @@ def _contract_of(module: Any, source: _Source) -> str:
     return str(found)
 
 
-def _collect(module: Any, source: _Source, registries: Registries) -> list[tuple[Any, Entry[Any]]]:
+def _collect(module: Any, source: Source, registries: Registries) -> list[tuple[Any, Entry[Any]]]:
     """Call the module's hooks. Nothing is added before all of them ran, so a broken plugin leaves nothing behind."""
     staged: list[tuple[Any, Entry[Any]]] = []
     for kind, registry in registries:
@@ -132,26 +134,29 @@ def _collect(module: Any, source: _Source, registries: Registries) -> list[tuple
         if not hasattr(hook, "ramet_impl"):
             raise PluginError(f"register_{kind} is not decorated with @hookimpl")
 
-        def register(name: str, factory: Any, *, config: type[Any] | None = None, _kind: Any = registry) -> None:
-            staged.append(
-                (
-                    _kind,
-                    Entry(
-                        kind=_kind.kind,
-                        name=name,
-                        factory=factory,
-                        config=config,
-                        plugin=source.name,
-                        distribution=source.distribution,
-                    ),
-                )
-            )
-
-        hook(register)
+        hook(_stage(staged, registry, source))
     return staged
 
 
-def _sources() -> Iterator[_Source]:
+def _stage(staged: list[tuple[Any, Entry[Any]]], registry: Registry[Any], source: Source) -> Register[Any]:
+    """What one hook of one plugin receives: refuses a malformed entry at once, in the plugin's own call."""
+
+    def register(name: str, factory: Any, *, config: type[Any] | None = None) -> None:
+        entry: Entry[Any] = Entry(
+            kind=registry.kind,
+            name=name,
+            factory=factory,
+            config=config,
+            plugin=source.name,
+            distribution=source.distribution,
+        )
+        registry.check(entry)
+        staged.append((registry, entry))
+
+    return register
+
+
+def _sources() -> Iterator[Source]:
     blocked = _names("RAMET_BLOCK_PLUGINS")
     yield _module_source(BUILTIN, "ramet.builtin", "ramet")
     for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name, _distribution(p)[0])):
@@ -166,21 +171,20 @@ def _names(variable: str) -> list[str]:
 
 
 def _distribution(point: EntryPoint) -> tuple[str, str]:
+    """Name and version. A folder without METADATA has neither, whatever its type says."""
     if point.dist is None:
         return "unknown", ""
-    return point.dist.name, point.dist.version
+    return point.dist.name or "unknown", point.dist.version or ""
 
 
-def _entry_point_source(point: EntryPoint) -> _Source:
+def _entry_point_source(point: EntryPoint) -> Source:
     distribution, version = _distribution(point)
-    return _Source(point.name, point.value, distribution, version, point.load)
+    return Source(point.name, point.value, distribution, version, point.load)
 
 
-def _module_source(name: str, module: str, distribution: str) -> _Source:
-    from importlib.metadata import PackageNotFoundError, version
-
+def _module_source(name: str, module: str, distribution: str) -> Source:
     try:
         found = version(distribution)
     except PackageNotFoundError:
         found = ""
-    return _Source(name, module, distribution, found, functools.partial(importlib.import_module, module))
+    return Source(name, module, distribution, found, functools.partial(importlib.import_module, module))

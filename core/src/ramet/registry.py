@@ -15,6 +15,7 @@ from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss,
 
 T = TypeVar("T")
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+FACTORY = re.compile(r"\w+(\.\w+)*:\w+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +69,25 @@ class Registry(Generic[T]):
         self.group = group  # as in the configuration: "branch_policy"
         self._entries: dict[str, Entry[T]] = {}
 
+    def check(self, entry: Entry[T]) -> None:
+        """Raise `PluginError` unless the entry is well formed. Says nothing of names taken."""
+        what = f"{self.kind} {entry.name!r} of plugin {entry.plugin!r}"
+        if not isinstance(entry.name, str) or not NAME.fullmatch(entry.name):
+            raise PluginError(
+                f"{what}: this name is not allowed: lower-case letters, digits and underscores, a letter first, at "
+                "most 63 characters"
+            )
+        if isinstance(entry.factory, str) and not FACTORY.fullmatch(entry.factory):
+            raise PluginError(f"{what}: a factory string must be 'package.module:attribute', got {entry.factory!r}")
+        if not isinstance(entry.factory, str) and not callable(entry.factory):
+            raise PluginError(f"{what}: the factory must be callable, got {entry.factory!r}")
+        is_class = isinstance(entry.config, type) and dataclasses.is_dataclass(entry.config)
+        if entry.config is not None and not is_class:
+            raise PluginError(f"{what}: config must be a dataclass, got {entry.config!r}")
+
     def add(self, entry: Entry[T]) -> None:
-        if not NAME.fullmatch(entry.name):
-            raise PluginError(
-                f"{self.kind} name {entry.name!r} of plugin {entry.plugin!r} is not allowed: lower-case letters, "
-                "digits and underscores, a letter first, at most 63 characters"
-            )
-        if entry.config is not None and not dataclasses.is_dataclass(entry.config):
-            raise PluginError(
-                f"{self.kind} {entry.name!r} of plugin {entry.plugin!r}: config must be a dataclass, "
-                f"got {entry.config!r}"
-            )
+        """Take the entry in. Raises `PluginError` as `check` does, and `DuplicateName`."""
+        self.check(entry)
         taken = self._entries.get(entry.name)
         if taken is not None:
             raise DuplicateName(

@@ -205,6 +205,7 @@ class SftConfig:
     batch_size: int = 16  # sequences per optimiser step on one device
     accumulate: int = 1
     lr: float = 7e-6
+    beta2: float = 0.999
     schedule: Schedule = Schedule.COSINE
     warmup_ratio: float = 0.1
     weight_decay: float = 0.0

@@ -50,11 +50,13 @@ def make_tiny_model(
     heads: int = 4,
     intermediate: int = 512,
     max_positions: int = 1024,
+    initializer_range: float = 0.06,
     tags: Sequence[str] = TAGS,
 ) -> Path:
     """Write a randomly initialised model and its tokenizer to `folder`; the same arguments give the same bytes.
 
-    `architecture` is `qwen2`, `qwen3` or `llama`. The defaults give about 1.1 million parameters.
+    `architecture` is `qwen2`, `qwen3` or `llama`. The defaults give about 1.1 million parameters. With the
+    usual initialisation of 0.02 such a model learns to copy an order of magnitude later than with 0.06.
     """
     folder = Path(folder)
     tokenizer = make_tokenizer(tags)
@@ -68,6 +70,7 @@ def make_tiny_model(
         num_key_value_heads=heads,
         head_dim=hidden // heads,
         max_position_embeddings=max_positions,
+        initializer_range=initializer_range,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

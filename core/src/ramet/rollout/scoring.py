@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ramet.errors import PluginError
+from ramet.errors import ConfigError, PluginError
 from ramet.types import Fault, Group, Reward, Rollout, Score, Task
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,9 @@ class WeightedReward:
     sources: frozenset[str] | None = None
     timeout_s: float = 600.0
 
+    def __str__(self) -> str:
+        return f"{self.name} for {'all sources' if self.sources is None else ', '.join(sorted(self.sources))}"
+
     def applies_to(self, task: Task) -> bool:
         return self.sources is None or task.data_source in self.sources
 
@@ -66,11 +69,14 @@ class Scorer:
         self._seen = 0
 
     async def score(self, group: Group) -> ScoredGroup:
-        """Raises `PluginError` if a reward breaks the contract or no reward applies to the task."""
-        valid = list(group.valid)
+        """Raises `PluginError` if a reward breaks the contract, `ConfigError` if no reward applies to the task."""
+        valid = group.valid
         chosen = [r for r in self.rewards if r.applies_to(group.task)]
         if not chosen:
-            raise PluginError(f"no reward applies to task {group.task.id!r} of source {group.task.data_source!r}")
+            raise ConfigError(
+                f"rewards: none applies to task {group.task.id!r} of data source {group.task.data_source!r}; "
+                f"configured: {', '.join(map(str, self.rewards)) or 'none'} (see rewards.NAME.sources)"
+            )
         columns = await asyncio.gather(*(self._run(reward, valid) for reward in chosen)) if valid else []
         merged = {
             rollout.id: _merge(rollout, chosen, [column[i] for column in columns]) for i, rollout in enumerate(valid)
@@ -84,8 +90,8 @@ class Scorer:
         """Raise `PluginError` if rewards failed on more than 5 % of the rollouts since the last `metrics()`."""
         if self._seen and self._failed / self._seen > MAX_FAILED:
             raise PluginError(
-                f"rewards could not judge {self._failed} of {self._seen} rollouts of this step (over {MAX_FAILED:.0%}); "
-                f"the log names the reward and its error"
+                f"rewards could not judge {self._failed} of {self._seen} rollouts of this step (over "
+                f"{MAX_FAILED:.0%}); the log names the reward and its error"
             )
 
     def metrics(self) -> dict[str, float]:
@@ -93,57 +99,77 @@ class Scorer:
         return {"reward/unjudged_rollouts": float(failed)}
 
     async def _run(self, reward: WeightedReward, rollouts: Sequence[Rollout]) -> list[Score | Fault]:
+        deadline = asyncio.timeout(reward.timeout_s)
         try:
-            raw = await asyncio.wait_for(reward.reward(rollouts), reward.timeout_s)
+            async with deadline:
+                raw = await reward.reward(rollouts)
         except PluginError:
             raise
         except Exception as error:  # a plugin may raise anything; its rollouts are masked and counted
-            what = f"timed out after {reward.timeout_s:g} s" if isinstance(error, TimeoutError) else repr(error)
+            what = f"timed out after {reward.timeout_s:g} s" if deadline.expired() else repr(error)
             logger.warning("reward %s of plugin %s failed: %s", reward.name, reward.plugin, what)
             return [Fault(where=f"reward:{reward.name}", message=what)] * len(rollouts)
-        task = rollouts[0].task.id
-        if not isinstance(raw, Sequence) or len(raw) != len(rollouts):
-            found = len(raw) if hasattr(raw, "__len__") else repr(raw)
-            raise PluginError(
-                f"reward {reward.name!r} of plugin {reward.plugin!r} returned {found} scores for {len(rollouts)} "
-                f"rollouts of task {task!r}"
-            )
-        return [_checked(value, reward, task) for value in raw]
+        if not isinstance(raw, Sequence) or isinstance(raw, str):
+            raise _broken(reward, rollouts[0].task, f"returned {type(raw).__name__}; allowed: a list of scores")
+        if len(raw) != len(rollouts):
+            raise _broken(reward, rollouts[0].task, f"returned {len(raw)} scores for {len(rollouts)} rollouts")
+        return [_checked(value, reward, rollout) for value, rollout in zip(raw, rollouts, strict=True)]
 
 
-def _checked(value: object, reward: WeightedReward, task: str) -> Score | Fault:
+def _broken(reward: WeightedReward, task: Task, problem: str) -> PluginError:
+    return PluginError(f"reward {reward.name!r} of plugin {reward.plugin!r}, task {task.id!r}: {problem}")
+
+
+def _checked(value: object, reward: WeightedReward, rollout: Rollout) -> Score | Fault:
+    """The score with all its numbers as finite floats. Raises `PluginError` for anything else."""
     if value is None:
         return Fault(where=f"reward:{reward.name}", message="not judged")
-    score = value if isinstance(value, Score) else Score(value=_number(value, reward, task))
-    numbers = {"value": score.value, **score.parts, **{f"token {k}": v for k, v in score.tokens.items()}}
-    for name, number in numbers.items():
-        if not math.isfinite(_number(number, reward, task)):
-            raise PluginError(
-                f"reward {reward.name!r} of plugin {reward.plugin!r} returned {number} ({name}) for task {task!r}; "
-                "allowed: a finite number, or None for not judged"
+    score = value if isinstance(value, Score) else Score(value=value)  # type: ignore[arg-type]
+    outside = [p for p in score.tokens if not isinstance(p, int) or not 0 <= p < rollout.n_response_tokens]
+    if outside:
+        problem = f"tokens names position {outside[0]!r} of a response of {rollout.n_response_tokens} tokens"
+        raise _broken(reward, rollout.task, problem)
+
+    def number(of: str, raw: object) -> float:
+        found = _finite(raw)
+        if found is None:
+            raise _broken(
+                reward,
+                rollout.task,
+                f"returned {raw!r} ({of}); allowed: a finite number, a Score of finite numbers, or None for not judged",
             )
-    return score
+        return found
+
+    return Score(
+        value=number("value", score.value),
+        parts={name: number(f"part {name!r}", part) for name, part in score.parts.items()},
+        tokens={position: number(f"token {position}", extra) for position, extra in score.tokens.items()},
+    )
 
 
-def _number(value: object, reward: WeightedReward, task: str) -> float:
+def _finite(value: object) -> float | None:
+    """As a float, if it is a finite number. Takes the scalars of numpy and torch, but no text."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
-        raise PluginError(
-            f"reward {reward.name!r} of plugin {reward.plugin!r} returned {value!r} for task {task!r}; allowed: a "
-            "finite number, a Score, or None for not judged"
-        )
-    return float(value)
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays of several elements; enormous integers
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _merge(rollout: Rollout, rewards: Sequence[WeightedReward], scores: Sequence[Score | Fault]) -> ScoredRollout:
     fault = next((s for s in scores if isinstance(s, Fault)), None)
     if fault is not None:
         return ScoredRollout(rollout=replace(rollout, fault=fault), reward=None)
-    total, parts, tokens = 0.0, {}, {}
+    total = 0.0
+    parts: dict[str, float] = {}
+    tokens: dict[int, float] = {}
     for reward, score in zip(rewards, scores, strict=True):
         assert isinstance(score, Score)
-        total += reward.weight * float(score.value)
-        parts[reward.name] = float(score.value)
-        parts.update({f"{reward.name}/{name}": float(part) for name, part in score.parts.items()})
+        total += reward.weight * score.value
+        parts[reward.name] = score.value
+        parts.update({f"{reward.name}/{name}": part for name, part in score.parts.items()})
         for position, value in score.tokens.items():
-            tokens[position] = tokens.get(position, 0.0) + reward.weight * float(value)
+            tokens[position] = tokens.get(position, 0.0) + reward.weight * value
     return ScoredRollout(rollout=rollout, reward=total, parts=parts, token_rewards=tokens)

@@ -1,0 +1,79 @@
+"""The conformance kit and its doubles: what a plugin's author runs to know that the plugin keeps the contract.
+
+`check_plugin("name")` runs everything; each `check_<kind>` takes one object. Names are imported on first use, so that
+only the checks of advantages and losses (and `tiny_batch`) load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ramet.testing.advantage import check_advantage
+    from ramet.testing.batches import tiny_batch, tiny_loss_batch
+    from ramet.testing.benchmark import check_benchmark
+    from ramet.testing.branch_policy import check_branch_policy
+    from ramet.testing.doubles import (
+        EchoTool,
+        Reply,
+        ScriptedContext,
+        ScriptedEngine,
+        echo_tool,
+        scripted_generate,
+        tiny_encoder,
+    )
+    from ramet.testing.plugin import check_plugin
+    from ramet.testing.policy_loss import check_policy_loss
+    from ramet.testing.reward import check_reward
+    from ramet.testing.rollout_step import check_rollout_step
+    from ramet.testing.rollouts import written_rollout
+    from ramet.testing.tool import check_tool
+
+_HOMES = {
+    "EchoTool": "doubles",
+    "Reply": "doubles",
+    "ScriptedContext": "doubles",
+    "ScriptedEngine": "doubles",
+    "check_advantage": "advantage",
+    "check_benchmark": "benchmark",
+    "check_branch_policy": "branch_policy",
+    "check_plugin": "plugin",
+    "check_policy_loss": "policy_loss",
+    "check_reward": "reward",
+    "check_rollout_step": "rollout_step",
+    "check_tool": "tool",
+    "echo_tool": "doubles",
+    "scripted_generate": "doubles",
+    "tiny_batch": "batches",
+    "tiny_loss_batch": "batches",
+    "tiny_encoder": "doubles",
+    "written_rollout": "rollouts",
+}
+
+__all__ = [
+    "EchoTool",
+    "Reply",
+    "ScriptedContext",
+    "ScriptedEngine",
+    "check_advantage",
+    "check_benchmark",
+    "check_branch_policy",
+    "check_plugin",
+    "check_policy_loss",
+    "check_reward",
+    "check_rollout_step",
+    "check_tool",
+    "echo_tool",
+    "scripted_generate",
+    "tiny_batch",
+    "tiny_encoder",
+    "tiny_loss_batch",
+    "written_rollout",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,40 @@
+# Two commands: `make quickstart` and `make test`. Both need Python 3.11, git and make, and use .venv in this folder.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+SEED ?= 1
+PACKAGES := $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
+
+.PHONY: quickstart test lint clean help
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+quickstart: $(VENV)/.quickstart  ## set up what it needs, and teach a small model to use a tool (SEED=1)
+	$(BIN)/python scripts/quickstart --seed $(SEED)
+
+test: $(VENV)/.dev $(VENV)/.chromium  ## set up everything, and run all tests
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev  ## format, lint and types
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy core/src plugins/*/src
+
+clean:  ## remove the virtual environment (runs/ stays)
+	rm -rf $(VENV)
+
+$(VENV)/.venv:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.quickstart: $(VENV)/.venv requirements-quickstart.txt $(PACKAGES)
+	$(BIN)/pip install --disable-pip-version-check -q -r requirements-quickstart.txt
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.venv requirements-dev.txt $(PACKAGES)
+	$(BIN)/pip install --disable-pip-version-check -q -r requirements-dev.txt
+	touch $@ $(VENV)/.quickstart
+
+# The report's tests look at it in a headless browser. Where it cannot be installed they are skipped, and say so.
+$(VENV)/.chromium: $(VENV)/.venv
+	@command -v chromium >/dev/null || scripts/install_chromium.sh || true
+	touch $@

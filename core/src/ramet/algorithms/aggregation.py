@@ -1,0 +1,46 @@
+"""From per-token losses to one number, by counts over the whole optimiser step.
+
+Every mode is a weighted sum of per-token losses whose weights need only global counts. So micro-batches and ranks can
+be added up in any cut, and the gradient does not depend on how sequences were packed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramet.config.schema import LossAggregation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """Denominators of one optimiser step, over all of its rows, micro-batches and ranks."""
+
+    tokens: int  # trained
+    sequences: int
+    max_tokens: int  # the constant of `seq-mean-token-sum-norm`: the limit on a response, not the longest one seen
+
+
+def token_weights(mode: LossAggregation, mask: Tensor, sequence_ids: Tensor, counts: TokenCounts) -> Tensor:
+    """`[T]` float32 weights, 0 outside the mask; the loss is `(weights * per_token).sum()` over all micro-batches.
+
+    Sequences must be whole within the micro-batch. `seq-mean-token-sum-norm` divides the sum over the whole batch by
+    `max_tokens`, as the released code does, and not by the number of sequences.
+    """
+    weights = mask.float()
+    if mode is LossAggregation.TOKEN_MEAN:
+        return weights / max(counts.tokens, 1)
+    if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM_NORM:
+        return weights / counts.max_tokens
+    weights = weights / max(counts.sequences, 1)
+    if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM or not len(mask):
+        return weights
+    lengths = torch.zeros(int(sequence_ids.max()) + 1, device=mask.device).index_add(0, sequence_ids, mask.float())
+    return weights / lengths.clamp(min=1)[sequence_ids]
+
+
+def aggregate(per_token: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum; whatever stands in `per_token` where the weight is 0 counts nothing, NaN included."""
+    return torch.where(weights > 0, per_token * weights, 0.0).sum()

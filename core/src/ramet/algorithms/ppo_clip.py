@@ -1,0 +1,41 @@
+"""The clipped surrogate of PPO with an asymmetric range and dual clip.
+
+L = max(-A r, -A clip(r, 1 - low, 1 + high))     PPO (arXiv 1707.06347, eq. 7); high over low: DAPO (2503.14476)
+A < 0:  L = min(L, -A c)                          dual clip (arXiv 1912.09729, eq. 5)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ramet.algorithms.config import PpoClipConfig
+from ramet.types import LossInputs, LossOutput, Need
+
+
+class PpoClip:
+    """Policy loss `ppo_clip`."""
+
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(self, config: PpoClipConfig) -> None:
+        self.config = config
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        config, advantages = self.config, batch.advantages
+        difference = batch.logprobs - batch.old_logprobs
+        ratio = difference.exp()
+        free = -advantages * ratio
+        clipped = -advantages * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+        loss = torch.maximum(free, clipped)
+        dual = torch.zeros_like(batch.mask)
+        if config.dual_clip is not None:
+            ceiling = -advantages * config.dual_clip
+            dual = (loss > ceiling) & (advantages < 0)
+            loss = torch.where(dual, ceiling, loss)
+        metrics = {
+            "clip_fraction": (clipped > free).float(),
+            "clip_fraction_low": dual.float(),
+            "approx_kl": -difference.detach(),
+            "ratio": ratio.detach(),
+        }
+        return LossOutput(per_token=loss, metrics=metrics)

@@ -1,0 +1,82 @@
+"""`ramet COMMAND …`: runs one command, turns errors into one line each and an exit code.
+
+Exit codes: 0 done, 1 the user's mistake or a broken plugin, 2 a failure of ours, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+
+import ramet
+from ramet.cli.commands import COMMANDS
+from ramet.errors import ConfigError, ConfigErrors, PluginError, RametError
+
+OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    _set_up_logging(debug)
+    try:
+        return _run([argument for argument in given if argument != "--debug"])
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except RametError as error:
+        if debug:
+            traceback.print_exc()
+        _print_problems(error)
+        return USER if isinstance(error, ConfigError | PluginError) else INTERNAL
+    except Exception as error:
+        traceback.print_exc()  # a defect, not the user's mistake: whoever repairs it needs this
+        print(f"error: internal: {type(error).__name__}: {error}", file=sys.stderr)
+        return INTERNAL
+
+
+def _run(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print(_overview())
+        return OK
+    if name == "--version":
+        print(f"ramet {ramet.__version__}")
+        return OK
+    if name not in COMMANDS:
+        import difflib
+
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"no command {name!r}.{hint} Commands: {', '.join(COMMANDS)}")
+    return COMMANDS[name].run(arguments[1:])
+
+
+def _overview() -> str:
+    commands = "\n".join(f"  {name:10}{command.summary}" for name, command in COMMANDS.items())
+    return f"""usage: ramet COMMAND [key=value …] [--help] [--debug]
+
+Agentic reinforcement learning of language models, with branching rollouts.
+
+commands:
+{commands}
+
+options:
+  --help    this text; after a command: its options, sections and installed plugins
+  --version
+  --debug   more log, and a traceback for every error
+
+`ramet train --help` lists every key with its type and default."""
+
+
+def _print_problems(error: RametError) -> None:
+    for problem in error.problems if isinstance(error, ConfigErrors) else [str(error)]:
+        print("error: " + problem.replace("\n", "\n       "), file=sys.stderr)
+
+
+def _set_up_logging(debug: bool) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("ramet").setLevel(logging.DEBUG if debug else logging.INFO)

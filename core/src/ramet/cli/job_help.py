@@ -1,0 +1,108 @@
+"""`ramet JOB --help`: every section that the job builds, and every installed plugin's options, with types and defaults.
+
+The text is made from the dataclasses: annotations, defaults and the comment behind each field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
+
+from ramet.config.catalog import Catalog, make_catalog
+from ramet.config.compose import group_options
+from ramet.config.schema import Config
+from ramet.config.sections import COMPONENTS, JOBS, PRESETS
+from ramet.config.settings import type_in_words
+from ramet.plugins import load_plugins
+
+_FIELD = re.compile(r"^\s+(\w+): .*?  # (.+)$", re.MULTILINE)
+
+
+def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
+    """The whole help text."""
+    catalog = make_catalog(load_plugins())
+    presets = group_options(PRESETS, config_dir=config_dir)
+    lines = [
+        f"usage: ramet {job} [key=value …] [--cfg job] [--config-dir DIR] [--debug]",
+        "",
+        f"{summary[0].upper()}{summary[1:]}.",
+        "",
+        "  --cfg job         print the resolved configuration and do nothing",
+        "  --config-dir DIR  more presets and experiments; hydra_configs/ of the working directory is found by itself",
+        "",
+        "Presets:",
+        *(f"  {group}={'|'.join(names) or '(none found)'}" for group, names in presets.items()),
+        "",
+        "Keys (type = default):",
+        *(line for section in JOBS[job] for line in _section(section, catalog)),
+    ]
+    return "\n".join(lines)
+
+
+def _section(section: str, catalog: Catalog) -> Iterator[str]:
+    group = next((group for group in COMPONENTS if group.name == section), None)
+    yield ""
+    if group is None:
+        hint = typing.get_type_hints(Config)[section]
+        yield section
+        if dataclasses.is_dataclass(hint):
+            yield from _keys(typing.cast("type[Any]", hint), section)
+        else:
+            own = next(field for field in dataclasses.fields(Config) if field.name == section)
+            yield _line(section, 2, hint, own, None)
+        return
+    components = catalog.components[section]
+    names = ",".join(components)
+    yield f"{section}=[{names}]" if group.many else f"{section}={'|'.join(components)}"
+    for name, component in components.items():
+        yield f"  {name}  — {component.plugin}" + (f"; UNUSABLE: {component.unusable}" if component.unusable else "")
+        if component.options is not None and not component.unusable:
+            path = f"{section}.{name}" if group.many else section
+            yield from _keys(component.options, f"{path}.params", indent=4)
+    wrapper = typing.get_type_hints(Config)[section]
+    own = typing.get_args(wrapper)[1] if group.many else wrapper
+    yield from _keys(own, f"{section}.NAME" if group.many else section, skip=("name", "params"))
+
+
+def _keys(cls: type[Any], prefix: str, *, indent: int = 2, skip: tuple[str, ...] = ()) -> Iterator[str]:
+    hints, comments = typing.get_type_hints(cls), _comments(cls)
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        if field.name in skip:
+            continue
+        if dataclasses.is_dataclass(hint):
+            yield from _keys(typing.cast("type[Any]", hint), f"{prefix}.{field.name}", indent=indent)
+            continue
+        yield _line(f"{prefix}.{field.name}", indent, hint, field, comments.get(field.name))
+
+
+def _line(key: str, indent: int, hint: Any, field: dataclasses.Field[Any], comment: str | None) -> str:
+    text = f"{' ' * indent + key:40}  {type_in_words(hint)} = {_default(field)}"
+    return f"{text}  # {comment}" if comment else text
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    elif field.default is not dataclasses.MISSING and field.default != MISSING:
+        value = field.default
+    else:
+        return "required"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _comments(cls: type[Any]) -> dict[str, str]:
+    try:
+        return dict(_FIELD.findall(inspect.getsource(cls)))
+    except (OSError, TypeError):  # a class without source, such as one made in a shell
+        return {}

@@ -1,0 +1,77 @@
+"""`cluster=local`: one policy worker and one rollout worker with its engine, in this process.
+
+The methods are the seam that another place implements: coarse, and their arguments and results can be pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ramet.cluster.parts import build_branch_policy, build_step, build_tools
+from ramet.config.schema import Config
+from ramet.engines.protocol import Engine, EngineInfo
+from ramet.engines.torch import TorchEngine
+from ramet.errors import ConfigError
+from ramet.models.encoder import Encoder
+from ramet.models.loading import load_model, load_tokenizer
+from ramet.rollout.worker import RolloutPlan, RolloutWorker
+from ramet.types import Group, Task, Tool
+
+
+def build_encoder(config: Config) -> Encoder:
+    return Encoder(load_tokenizer(config.model))
+
+
+def max_sequence_tokens(config: Config) -> int:
+    """Prompt and response of one rollout."""
+    return config.data.max_prompt_tokens + config.rollout.max_response_tokens
+
+
+def build_engine(config: Config, encoder: Encoder) -> Engine:
+    """The engine that `engine.name` says, with a private copy of the model. Raises `ConfigError`."""
+    if config.engine.name != "torch":
+        raise ConfigError(f"engine: no engine named {config.engine.name!r}. Installed: torch.")
+    return TorchEngine(
+        config.engine.params,
+        model=load_model(config.model),
+        encoder=encoder,
+        max_tokens=config.engine.params.max_tokens or max_sequence_tokens(config),
+        deterministic=config.run.deterministic,
+    )
+
+
+class LocalRollouts:
+    """The rollout side alone: what evaluation needs, and half of what training needs."""
+
+    def __init__(self, config: Config, encoder: Encoder, *, tools: Mapping[str, Tool] | None = None) -> None:
+        """`tools` replaces the configured ones by others of the same names."""
+        self.encoder = encoder
+        self.engine = build_engine(config, encoder)
+        tools = build_tools(config) if tools is None else tools
+        self.worker = RolloutWorker(
+            engine=self.engine,
+            encoder=encoder,
+            step=build_step(config),
+            branch_policy=build_branch_policy(config),
+            tools={name: (tool, config.tools[name]) for name, tool in tools.items()},
+            config=config.rollout,
+            system_prompt=config.rollout_step.system_prompt,
+            seed=config.run.seed,
+            deterministic=config.run.deterministic,
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.engine.info
+
+    async def run(
+        self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: Callable[[Group], None] | None = None
+    ) -> list[Group]:
+        return await self.worker.run(tasks, step=step, plan=plan, on_group=on_group)
+
+    def metrics(self) -> dict[str, float]:
+        return {**self.worker.metrics(), **self.engine.metrics()}
+
+    async def close(self) -> None:
+        await self.worker.close()
+        await self.engine.close()

@@ -1,0 +1,91 @@
+"""From configuration to objects: the components that a run names, built through the registries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ramet.config.schema import Config
+from ramet.engines.protocol import Capability, EngineInfo
+from ramet.errors import RametError
+from ramet.plugins import Plugins, load_plugins
+from ramet.rollout.scoring import Scorer, WeightedReward
+from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, Need, PolicyLoss, RolloutStep, Tool
+
+
+def build_step(config: Config) -> RolloutStep:
+    built: RolloutStep = load_plugins().get("rollout_steps", config.rollout_step.name).build(config.rollout_step.params)
+    return built
+
+
+def build_branch_policy(config: Config) -> BranchPolicy:
+    entry = load_plugins().get("branch_policies", config.branch_policy.name)
+    built: BranchPolicy = entry.build(config.branch_policy.params)
+    return built
+
+
+def build_advantage(config: Config) -> AdvantageEstimator:
+    built: AdvantageEstimator = load_plugins().get("advantages", config.advantage.name).build(config.advantage.params)
+    return built
+
+
+def build_loss(config: Config) -> PolicyLoss:
+    built: PolicyLoss = load_plugins().get("policy_losses", config.policy_loss.name).build(config.policy_loss.params)
+    return built
+
+
+def build_tools(config: Config) -> dict[str, Tool]:
+    plugins = load_plugins()
+    return {name: plugins.get("tools", name).build(tool.params) for name, tool in config.tools.items()}
+
+
+def build_scorer(config: Config) -> Scorer:
+    plugins = load_plugins()
+    return Scorer([_weighted(plugins, name, config) for name in config.rewards])
+
+
+def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
+    entry, settings = plugins.get("rewards", name), config.rewards[name]
+    return WeightedReward(
+        name=name,
+        plugin=entry.plugin,
+        reward=entry.build(settings.params),
+        weight=settings.weight,
+        sources=None if settings.sources is None else frozenset(settings.sources),
+        timeout_s=settings.timeout_s,
+    )
+
+
+def build_benchmarks(config: Config) -> dict[str, Benchmark]:
+    plugins = load_plugins()
+    return {name: plugins.get("benchmarks", name).build(one.params) for name, one in config.benchmarks.items()}
+
+
+def check_parts(config: Config, *, training: bool) -> list[str]:
+    """Build everything that is light once, so that a broken plugin or option shows before anything starts."""
+    builders = [build_step, build_tools]
+    if training:
+        builders += [build_branch_policy, build_advantage, build_loss, build_scorer]
+    problems = []
+    for build in builders:
+        try:
+            build(config)
+        except RametError as error:
+            problems.append(str(error))
+    return problems
+
+
+def check_needs(needs: Mapping[str, frozenset[Need]], info: EngineInfo, *, deterministic: bool) -> list[str]:
+    """What algorithms ask for, against what this run has. An algorithm is never silently inert (DESIGN.md §4).
+
+    `needs` maps the component's name in messages to its needs. The reference is loaded on demand, entropies of the
+    trainer are computed on demand; a critic does not exist yet.
+    """
+    problems = []
+    for who, wanted in needs.items():
+        if Need.VALUES in wanted:
+            problems.append(f"{who} needs values, and this release has no critic; choose another one")
+        if Need.ENTROPY in wanted and Capability.ENTROPY not in info.capabilities:
+            problems.append(f"{who} needs entropies, and engine {info.name!r} reports none")
+    if deterministic and Capability.DETERMINISTIC not in info.capabilities:
+        problems.append(f"run.deterministic=true needs an engine that can be deterministic; {info.name!r} is not")
+    return problems

@@ -1,0 +1,116 @@
+"""What can be chosen: the components that plugins and the core offer, as typed nodes for the configuration.
+
+A plugin's dataclass becomes a node `{name, params}` of its group, or `{NAME: {params}}` where several can be chosen.
+A dataclass that OmegaConf cannot type makes only its own component unusable.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ramet.config.enums import accept_enum_values
+from ramet.config.schema import BenchmarkConfig, ComponentConfig, RewardConfig, RolloutStepConfig, ToolConfig
+from ramet.config.sections import COMPONENTS
+from ramet.engines.config import TorchEngineConfig
+from ramet.errors import ConfigError
+from ramet.plugins import Plugins
+
+ENGINES: dict[str, type[Any]] = {"torch": TorchEngineConfig}
+WRAPPERS: dict[str, type[Any]] = {
+    "rollout_step": RolloutStepConfig,
+    "tools": ToolConfig,
+    "rewards": RewardConfig,
+    "benchmarks": BenchmarkConfig,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One name that a group offers."""
+
+    group: str
+    name: str
+    options: type[Any] | None  # the plugin's dataclass
+    plugin: str
+    unusable: str | None = None  # why its options cannot be typed
+
+    def node(self) -> DictConfig:
+        """The typed configuration node, with the plugin's defaults."""
+        node: DictConfig = OmegaConf.structured(WRAPPERS.get(self.group, ComponentConfig))
+        if "name" in node.keys():  # `in node` is False while the value is missing
+            node.name = self.name
+        node.params = self.params_node()
+        return node
+
+    def params_node(self) -> DictConfig | None:
+        return None if self.options is None else OmegaConf.structured(self.options)
+
+
+@dataclass(slots=True)
+class Catalog:
+    """Everything that can be chosen in this process."""
+
+    components: dict[str, dict[str, Component]]  # group -> name -> component
+    broken: list[str] = field(default_factory=list)  # plugins that failed to load
+
+    def get(self, group: str, name: str) -> Component:
+        """Raises `ConfigError` for a name that nobody offers or whose options are unusable."""
+        found = self.components[group].get(name)
+        if found is None:
+            raise ConfigError(self.unknown(group, name, self.components[group]))
+        if found.unusable:
+            raise ConfigError(f"{group}: {name!r} of plugin {found.plugin!r} cannot be used: {found.unusable}")
+        return found
+
+    def unknown(self, group: str, name: str, allowed: Iterable[str]) -> str:
+        """The message for a name that `group` does not have."""
+        allowed = sorted(allowed)
+        failed = f". Plugins that failed to load: {', '.join(self.broken)} (see `ramet plugins`)" if self.broken else ""
+        return f"{group}: no {name!r}.{suggest(name, allowed)} Installed: {', '.join(allowed) or 'none'}{failed}"
+
+
+def make_catalog(plugins: Plugins) -> Catalog:
+    """The catalog of these plugins and of the core's engines."""
+    accept_enum_values()
+    components: dict[str, dict[str, Component]] = {group.name: {} for group in COMPONENTS}
+    for name, options in ENGINES.items():
+        components["engine"][name] = Component(group="engine", name=name, options=options, plugin="core")
+    for group in COMPONENTS:
+        if group.kind is None:
+            continue
+        for entry in getattr(plugins.registries, group.kind):
+            components[group.name][entry.name] = Component(
+                group=group.name,
+                name=entry.name,
+                options=entry.config,
+                plugin=f"{entry.plugin} ({entry.distribution})",
+                unusable=_unusable(entry.config),
+            )
+    return Catalog(components=components, broken=plugins.broken)
+
+
+def _unusable(options: type[Any] | None) -> str | None:
+    if options is None:
+        return None
+    try:
+        OmegaConf.structured(options)
+    except (OmegaConfBaseException, ValueError, TypeError, NameError) as error:
+        return f"its options {options.__name__} cannot be typed: {first_line(error)}"
+    return None
+
+
+def suggest(word: str, allowed: Iterable[str], under: str = "") -> str:
+    """` Did you mean 'x'?`, or nothing. `under` is the section that the names stand in."""
+    close = difflib.get_close_matches(word, list(allowed), n=1)
+    return f" Did you mean {(f'{under}.' if under else '') + close[0]!r}?" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message; OmegaConf and Hydra put their own context on the others."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

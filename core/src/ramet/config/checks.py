@@ -1,0 +1,178 @@
+"""Ranges and contradictions of the core's sections, all found in one go. Plugins check their own options themselves.
+
+Floors below the jobs check what is theirs, and the jobs report all of it together: the model's folder
+(`models.loading.check_model`), data files (`data.tasks.load_tasks`), trackers (`tracking.metrics.check_trackers`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.config.sections import JOBS
+from ramet.engines.config import TorchEngineConfig
+
+CLUSTERS = ("local",)
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+RUN_NAME_RULE = "allowed: letters, digits, '.', '_' and '-', a letter or digit first, at most 128 characters"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a number may be. `above` excludes its bound; None as a value always passes."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+
+    def holds(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+        )
+
+    def __str__(self) -> str:
+        words = {"at least": self.least, "over": self.above, "at most": self.most}
+        return " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
+
+
+ONE, ZERO, POSITIVE, SHARE = Range(least=1), Range(least=0), Range(above=0), Range(least=0, most=1)
+RANGES: dict[str, dict[str, Range]] = {
+    "run": {"threads": ONE},
+    "data": {"max_prompt_tokens": ONE, "limit": ONE, "valid_limit": ONE},
+    "rollout": {
+        "group_size": ONE, "max_turns": ONE, "max_tool_calls": ZERO, "max_response_tokens": ONE, "temperature": ZERO,
+        "top_p": Range(above=0, most=1), "top_k": ZERO, "first_tokens": ONE, "max_concurrent": ONE,
+        "deadline_s": POSITIVE, "step_deadline_s": POSITIVE, "watchdog_s": POSITIVE, "max_infra_rate": SHARE,
+    },
+    "train": {
+        "steps": ONE, "tasks_per_step": ONE, "minibatches": ONE, "epochs": ONE, "tis_cap": POSITIVE, "kl_coef": ZERO,
+        "eval_every": ZERO, "save_every": ONE, "keep_checkpoints": ONE, "max_bad_steps": ONE,
+    },
+    "policy": {
+        "lr": ZERO, "beta1": SHARE, "beta2": SHARE, "weight_decay": ZERO, "grad_clip": POSITIVE, "warmup_steps": ZERO,
+        "min_lr_ratio": SHARE, "max_microbatch_tokens": ONE,
+    },
+    "sft": {
+        "epochs": POSITIVE, "max_steps": ONE, "batch_size": ONE, "accumulate": ONE, "lr": ZERO, "beta2": SHARE,
+        "warmup_ratio": SHARE, "weight_decay": ZERO, "max_tokens": ONE, "save_every": ONE, "log_every": ONE,
+    },
+    "evaluate": {"k": ONE, "temperature": ZERO, "top_p": Range(above=0, most=1), "top_k": ZERO},
+    "tools": {"timeout_s": POSITIVE, "retries": ZERO, "concurrency": ONE, "max_result_tokens": ONE},
+    "rewards": {"timeout_s": POSITIVE},
+    "benchmarks": {"limit": ONE},
+}  # fmt: skip
+
+
+def check(resolved: Resolved, job: str) -> list[str]:
+    """Everything that is wrong with the sections that `job` builds: key, value, what is allowed."""
+    config = resolved.config
+    problems = list(_ranges(config, job))
+    problems += _names(config)
+    if job in ("train", "eval"):
+        problems += _lengths(config)
+        problems += _deterministic(config)
+    if job == "train":
+        problems += _training(config)
+    if job == "sft" and not config.sft.data:
+        problems.append("sft.data: missing; name at least one file, as in sft.data=[traces.jsonl]")
+    if job == "eval" and not config.benchmarks and not config.data.valid:
+        problems.append("benchmarks: nothing to measure; choose some, as in benchmarks=[NAME], or name data.valid")
+    if job == "eval" and config.data.valid and not config.rewards:
+        problems.append("rewards: none chosen; data.valid is scored by them, as in rewards=[NAME]")
+    return problems
+
+
+def _ranges(config: Config, job: str) -> Iterator[str]:
+    for section in JOBS[job]:
+        for name, allowed in RANGES.get(section, {}).items():
+            for key, value in _values(config, section, name):
+                if value is not None and not allowed.holds(value):  # NaN holds nowhere
+                    yield f"{key}={value}: must be {allowed}"
+
+
+def _values(config: Config, section: str, name: str) -> Iterator[tuple[str, float | None]]:
+    node = getattr(config, section)
+    if isinstance(node, dict):
+        for chosen, settings in node.items():
+            yield f"{section}.{chosen}.{name}", getattr(settings, name)
+    else:
+        yield f"{section}.{name}", getattr(node, name)
+
+
+def _names(config: Config) -> Iterator[str]:
+    if config.cluster.name not in CLUSTERS:
+        yield f"cluster.name={config.cluster.name}: allowed: {', '.join(CLUSTERS)}"
+    name = config.run.name
+    if name is not None and not RUN_NAME.fullmatch(name):
+        yield f"run.name={name}: {RUN_NAME_RULE}"
+
+
+def _training(config: Config) -> Iterator[str]:
+    rollout, train = config.rollout, config.train
+    if not config.data.train:
+        yield "data.train: missing; name at least one file, as in data.train=[tasks.parquet]"
+    if rollout.group_size < 2:
+        yield f"rollout.group_size={rollout.group_size}: must be at least 2, since one rollout has no advantage"
+    if rollout.max_concurrent < rollout.group_size:
+        yield (
+            f"rollout.max_concurrent={rollout.max_concurrent}: must be at least rollout.group_size="
+            f"{rollout.group_size}, since a group runs in one worker"
+        )
+    if rollout.temperature == 0:
+        yield "rollout.temperature=0.0: must be over 0 in training, since all rollouts of a group would be the same"
+    if rollout.top_p != 1 or rollout.top_k != 0:
+        yield (
+            f"rollout.top_p={rollout.top_p}, rollout.top_k={rollout.top_k}: training needs 1.0 and 0, since the "
+            "probabilities of cut-off sampling are not the policy's"
+        )
+    rollouts = train.tasks_per_step * rollout.group_size
+    if train.minibatches > rollouts:
+        yield f"train.minibatches={train.minibatches}: at most the {rollouts} rollouts of a step"
+    if (train.eval_every > 0 or train.eval_first) and not config.data.valid:
+        which = f"eval_every={train.eval_every}" if train.eval_every > 0 else "eval_first=true"
+        yield f"train.{which}: needs data.valid, which is empty"
+    if not config.rewards:
+        yield "rewards: none chosen; training needs at least one, as in rewards=[NAME]"
+
+
+def _deterministic(config: Config) -> Iterator[str]:
+    if not config.run.deterministic:
+        return
+    if config.engine.name != "torch":
+        yield f"run.deterministic=true: needs engine=torch, got engine={config.engine.name}"
+    if config.cluster.name != "local":
+        yield f"run.deterministic=true: needs cluster.name=local, got {config.cluster.name}"
+    if config.run.threads not in (None, 1):
+        yield f"run.deterministic=true: needs run.threads=1, got {config.run.threads}"
+    if config.model.device.startswith("cuda"):
+        yield f"run.deterministic=true: holds on CPU only, got model.device={config.model.device}"
+
+
+def _lengths(config: Config) -> Iterator[str]:
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    numbers = f"data.max_prompt_tokens={prompt} + rollout.max_response_tokens={response} = {prompt + response}"
+    params = config.engine.params
+    if (
+        isinstance(params, TorchEngineConfig)
+        and params.max_tokens is not None
+        and params.max_tokens < prompt + response
+    ):
+        yield f"{numbers}: more than engine.params.max_tokens={params.max_tokens}"
+    longest = _max_positions(Path(config.model.path))
+    if longest is not None and longest < prompt + response:
+        yield f"{numbers}: more than the {longest} positions of the model {config.model.path}"
+
+
+def _max_positions(folder: Path) -> int | None:
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return None  # the check of the model's folder says what is wrong with it
+    return found if isinstance(found, int) else None

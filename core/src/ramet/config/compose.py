@@ -1,0 +1,215 @@
+"""Composing a job's configuration: the one module that knows Hydra.
+
+Hydra turns choices (`branch_policy=arpo`, `algorithm=arpo`, `experiment=…`) into one typed tree; values
+(`train.steps=3`) are then applied one by one, so that one run of the command reports every mistake. `compose` is what
+the command line calls; `resolve` takes a tree that was composed elsewhere (under `hydra.main`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins as HydraPlugins
+from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from ramet.config.catalog import Catalog, first_line, make_catalog, suggest
+from ramet.config.convert import to_config
+from ramet.config.render import render
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.config.sections import COMPONENTS, GROUPS, JOBS, PRESETS, unused_key
+from ramet.config.settings import Setting, apply_settings, leaf_keys
+from ramet.errors import ConfigError, ConfigErrors, raise_all
+from ramet.plugins import load_plugins
+
+CONF_GROUP = "ramet.conf"  # entry points of packages with presets
+LOCAL = "hydra_configs"  # recipes of the working directory
+_config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
+
+__all__ = ["Resolved", "compose", "group_options", "register", "resolve"]
+
+
+@dataclass(slots=True)
+class _Request:
+    """What the user typed, sorted. A repeated key counts once, the last one wins."""
+
+    choices: dict[str, Override] = field(default_factory=dict)  # group -> override
+    typed: dict[str, str] = field(default_factory=dict)  # group -> override as it was typed
+    settings: dict[str, Setting] = field(default_factory=dict)  # key -> value
+    problems: list[str] = field(default_factory=list)
+
+
+def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = None) -> Resolved:
+    """Compose, check and convert the configuration of `job`. Raises `ConfigErrors` with every problem found."""
+    catalog = register()
+    request = _read(overrides, job)
+    with _hydra(config_dir):
+        wrong = _wrong_choices(request, catalog)
+        request.problems += [problem for problems in wrong.values() for problem in problems]
+        usable = [text for group, text in request.typed.items() if group not in wrong]
+        try:
+            tree = hydra_compose("config", overrides=usable)
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
+            raise ConfigErrors([*request.problems, _explain(error, catalog, usable)]) from error
+    settings = [s for key, s in request.settings.items() if key.partition(".")[0] not in wrong]
+    request.problems += apply_settings(tree, settings)
+    try:
+        resolved = resolve(tree, overrides, job=job, catalog=catalog)
+    except ConfigErrors as error:
+        raise ConfigErrors([*request.problems, *error.problems]) from error
+    raise_all(request.problems)
+    return resolved
+
+
+def resolve(tree: DictConfig, overrides: Sequence[str], *, job: str, catalog: Catalog) -> Resolved:
+    """Convert a composed tree. Raises `ConfigErrors`."""
+    config = to_config(tree, JOBS[job], catalog)
+    keys = (text.partition("=")[0].lstrip("+") for text in overrides)
+    text = render(tree, JOBS[job])
+    return Resolved(job=job, config=config, text=text, overrides=list(overrides), set_by_user=frozenset(keys))
+
+
+def register() -> Catalog:
+    """Store the schema and one typed node for everything installed in Hydra's ConfigStore; register the search path."""
+    catalog = make_catalog(load_plugins())
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group in COMPONENTS:
+        store.repo.pop(group.name, None)
+        for name, component in catalog.components[group.name].items():
+            if component.unusable is None:
+                package = f"{group.name}.{name}" if group.many else group.name
+                store.store(group=group.name, name=name, node=component.node(), package=package)
+    HydraPlugins.instance().register(RametSearchPath)
+    return catalog
+
+
+def group_options(groups: Sequence[str], *, config_dir: Path | None = None) -> dict[str, list[str]]:
+    """Group -> everything that `group=…` accepts, presets included."""
+    register()
+    with _hydra(config_dir):
+        return {group: _options(group) for group in groups}
+
+
+class RametSearchPath(SearchPathPlugin):
+    """Adds the presets of plugins, `hydra_configs/` of the working directory, and `--config-dir`, in this order."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        blocked = os.environ.get("RAMET_BLOCK_PLUGINS", "").replace(" ", "").split(",")
+        for point in sorted(entry_points(group=CONF_GROUP), key=lambda point: point.name):
+            if point.name not in blocked:
+                search_path.append(provider=point.name, path=f"pkg://{point.value}")
+        local = Path.cwd() / LOCAL
+        if local.is_dir():
+            search_path.append(provider="working directory", path=f"file://{local}")
+        extra = _config_dir.get()
+        if extra is not None:
+            search_path.append(provider="--config-dir", path=f"file://{extra.resolve()}")
+
+
+@contextmanager
+def _hydra(config_dir: Path | None) -> Iterator[None]:
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir: no directory {str(config_dir)!r} (working directory: {Path.cwd()})")
+    token = _config_dir.set(config_dir)
+    try:
+        with initialize_config_module("ramet.conf", version_base="1.3", job_name="ramet"):
+            yield
+    finally:
+        _config_dir.reset(token)
+
+
+def _read(overrides: Sequence[str], job: str) -> _Request:
+    request, parser = _Request(), OverridesParser.create()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            request.problems.append(f"cannot read {text!r}: {first_line(error)}; write key=value")
+            continue
+        problem = _refused(override, text) or unused_key(override.key_or_group, job)
+        if problem:
+            request.problems.append(problem)
+        elif override.key_or_group in GROUPS:
+            request.choices[override.key_or_group] = override
+            request.typed[override.key_or_group] = text.lstrip("+")
+        else:
+            key = override.key_or_group
+            request.settings[key] = Setting(key=key, value=override.value())
+    return request
+
+
+def _refused(override: Override, text: str) -> str | None:
+    key = override.key_or_group
+    if key.partition(".")[0].partition("/")[0] == "hydra":
+        return f"{key}: Hydra's own keys cannot be set here (directories with presets: --config-dir)"
+    if override.is_delete():
+        return f"{text}: deleting is not possible; choose something else, as in tools=[]"
+    if override.package is not None:
+        return f"{text}: '@package' is not possible here"
+    if override.is_sweep_override():
+        return f"{text}: several values for one key; a list is written {key}=[a,b]"
+    return None
+
+
+def _wrong_choices(request: _Request, catalog: Catalog) -> dict[str, list[str]]:
+    """Group -> what is wrong with its choice."""
+    wrong: dict[str, list[str]] = {}
+    many = {group.name for group in COMPONENTS if group.many}
+    for group, override in request.choices.items():
+        value, options = override.value(), _options(group)
+        names = value if isinstance(value, list) else [value]
+        bad = [str(name) for name in names if str(name) not in options]
+        if isinstance(value, list) and group not in many:
+            wrong[group] = [f"{group}: takes one name, got {value}"]
+        elif value is None or isinstance(value, dict):
+            wrong[group] = [f"{group}: {override.get_value_string()} is no choice; allowed: {', '.join(options)}"]
+        elif bad:
+            wrong[group] = [_unknown(catalog, group, name, options) for name in bad]
+    return wrong
+
+
+def _unknown(catalog: Catalog, group: str, name: str, options: list[str]) -> str:
+    component = catalog.components.get(group, {}).get(name)
+    if component is not None and component.unusable:
+        return f"{group}: {name!r} of plugin {component.plugin} cannot be used: {component.unusable}"
+    if group in catalog.components:
+        return catalog.unknown(group, name, options)
+    found = ", ".join(options) or f"none (recipes stand in {LOCAL}/ of the working directory, or in --config-dir)"
+    return f"{group}: no {name!r}.{suggest(name, options)} Available: {found}"
+
+
+def _options(group: str) -> list[str]:
+    return sorted(GlobalHydra.instance().config_loader().get_group_options(group))
+
+
+def _explain(error: Exception, catalog: Catalog, chosen: list[str]) -> str:
+    """Hydra's message about a preset, in one line, with a suggestion."""
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        asking = ", ".join(text for text in chosen if text.partition("=")[0] in PRESETS)  # Hydra does not say which
+        return _unknown(catalog, group, name, list(error.options or [])) + (
+            f" (asked for by {asking})" if asking else ""
+        )
+    text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    key = re.search(r"full_key: (\S+)", text)
+    schema = ConfigStore.instance().load("schema.yaml").node
+    return text + (suggest(key[1], leaf_keys(schema)) if key else "")

@@ -1,0 +1,153 @@
+"""From the composed configuration to dataclasses: typed options, values resolved, every problem at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ramet.config.catalog import Catalog, Component, first_line
+from ramet.config.schema import Config
+from ramet.config.sections import COMPONENTS
+from ramet.errors import ConfigError, PluginError, raise_all
+
+
+def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> Config:
+    """The dataclasses of these sections; the others hold the schema's defaults.
+
+    Types the options in `config` itself, so that a record written from it shows them all. Raises `ConfigErrors`.
+    """
+    problems = _unknown_keys(config, sections)
+    chosen = dict(_chosen(config, sections, catalog, problems))
+    for path, component in chosen.items():
+        problems += _type_params(config, path, component)
+    raise_all([*problems, *_incomplete(config, sections)])
+    values = {section: _section(config, section, chosen, problems) for section in sections}
+    raise_all(problems)
+    return Config(**values)
+
+
+def _unknown_keys(config: DictConfig, sections: Sequence[str]) -> list[str]:
+    """Keys that were pushed past the schema; Hydra itself allows that with `+`."""
+    known = {field.name for field in dataclasses.fields(Config)}
+    found = [str(key) for key in config if key not in known]
+    found += [key for section in sections for key in _foreign(config[section], section)]
+    return [f"{key}: no such key" for key in found]
+
+
+def _foreign(node: Any, path: str) -> Iterator[str]:
+    if not isinstance(node, DictConfig):
+        return
+    owner = OmegaConf.get_type(node)
+    fields = {f.name for f in dataclasses.fields(owner)} if owner and dataclasses.is_dataclass(owner) else None
+    for name in map(str, node):
+        if fields is not None and name not in fields:
+            yield f"{path}.{name}"
+        elif not OmegaConf.is_missing(node, name) and not OmegaConf.is_interpolation(node, name):
+            yield from _foreign(node[name], f"{path}.{name}")
+
+
+def _chosen(
+    config: DictConfig, sections: Sequence[str], catalog: Catalog, problems: list[str]
+) -> Iterator[tuple[str, Component]]:
+    for group in COMPONENTS:
+        if group.name not in sections:
+            continue
+        node = config[group.name]
+        if not group.many and OmegaConf.is_missing(node, "name"):
+            continue  # listed with the missing keys
+        names = [str(name) for name in node] if group.many else [node.name]
+        for name in names:
+            try:
+                yield (f"{group.name}.{name}" if group.many else group.name), catalog.get(group.name, name)
+            except ConfigError as error:
+                problems.append(str(error))
+
+
+def _type_params(config: DictConfig, path: str, component: Component) -> list[str]:
+    node = OmegaConf.select(config, f"{path}.params")
+    if component.options is None:
+        left = f"{path}.params: {component.name!r} takes no options, got {', '.join(node or ())}"
+        return [f"{left}; a preset that sets options of one choice must do so in an option of its own"] if node else []
+    found = None if node is None else OmegaConf.get_type(node)
+    if found is component.options:
+        return []
+    if found not in (None, dict):
+        return [f"{path}.params: holds options of another component; choose with {path}={component.name}"]
+    try:
+        typed = OmegaConf.merge(component.params_node(), node or {})
+    except OmegaConfBaseException as error:
+        allowed = ", ".join(field.name for field in dataclasses.fields(component.options))
+        return [f"{path}.params: {first_line(error)}; allowed: {allowed}"]
+    OmegaConf.update(config, f"{path}.params", typed, merge=False)
+    return []
+
+
+def _raw(config: DictConfig, sections: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every text with its key, interpolations as they were written."""
+    for section in sections:
+        yield from _texts(OmegaConf.to_container(OmegaConf.masked_copy(config, section), resolve=False), "")
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(item, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{path}[{index}]")
+    elif isinstance(value, str):
+        yield path, value
+
+
+def _incomplete(config: DictConfig, sections: Sequence[str]) -> Iterator[str]:
+    """Values that are missing, and interpolations that lead nowhere, such as to a variable that is not set."""
+    for key, text in _raw(config, sections):
+        if text == MISSING:
+            yield f"{key}: missing; set it, as in {key}=…"
+        elif "${" in text:
+            try:
+                OmegaConf.select(config, key, throw_on_missing=True)
+            except OmegaConfBaseException as error:
+                variable = re.search(r"Environment variable '([^']+)'", str(error))
+                reason = f"environment variable {variable[1]} is not set" if variable else first_line(error)
+                yield f"{key}: {reason} (in {text})"
+
+
+def _section(config: DictConfig, section: str, chosen: dict[str, Component], problems: list[str]) -> Any:
+    node = config[section]
+    if section in chosen:
+        return _wrapped(node, section, chosen[section], problems)
+    own = {path.partition(".")[2]: c for path, c in chosen.items() if path.startswith(f"{section}.")}
+    if own:
+        return {name: _wrapped(node[name], f"{section}.{name}", c, problems) for name, c in own.items()}
+    return OmegaConf.to_object(node) if OmegaConf.is_config(node) else node
+
+
+def _wrapped(node: DictConfig, path: str, component: Component, problems: list[str]) -> Any:
+    """The core's dataclass of a component, with the plugin's own in `params`."""
+    shell = node.copy()
+    shell.params = None
+    wrapper: Any = OmegaConf.to_object(shell)
+    if component.options is not None:
+        wrapper.params = _params(node.params, path, component, problems)
+    return wrapper
+
+
+def _params(node: DictConfig, path: str, component: Component, problems: list[str]) -> Any:
+    names = OmegaConf.to_container(node, resolve=False) or {}
+    try:
+        return OmegaConf.to_object(node)
+    except (ValueError, ConfigError) as error:  # a range check in the plugin's __post_init__
+        text = str(error)
+        dot = "." if text.split(" ", 1)[0] in names else ": "
+        problems.append(f"{path}.params{dot}{text}")
+    except Exception as error:
+        raise PluginError(
+            f"plugin {component.plugin}: {component.group} {component.name!r} could not check its options: {error!r}"
+        ) from error
+    return None

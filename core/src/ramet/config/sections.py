@@ -1,0 +1,66 @@
+"""Which sections and groups exist, and which of them a job builds.
+
+A key that the user set in a section that the job does not build would be silently inert, so it is an error. Presets
+and experiments may set any section: one experiment serves `ramet sft`, `ramet train` and `ramet eval`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+JOBS: dict[str, tuple[str, ...]] = {
+    "train": (
+        "run", "data", "model", "engine", "rollout", "rollout_step", "branch_policy", "tools", "rewards",
+        "advantage", "policy_loss", "train", "policy", "cluster", "trackers",
+    ),
+    "sft": ("run", "model", "rollout_step", "tools", "sft", "trackers"),
+    "eval": (
+        "run", "data", "model", "engine", "rollout", "rollout_step", "tools", "evaluate", "benchmarks",
+        "cluster", "trackers",
+    ),
+}  # fmt: skip
+
+# Keys inside a built section that the job replaces by another key.
+REPLACED: dict[str, dict[str, str]] = {
+    "eval": {
+        "rollout.group_size": "evaluate.k",
+        "rollout.temperature": "evaluate.temperature",
+        "rollout.top_p": "evaluate.top_p",
+        "rollout.top_k": "evaluate.top_k",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One configuration group that plugins fill. `kind` is its field in `Registries`, None for the core's own."""
+
+    name: str
+    kind: str | None
+    many: bool = False  # a map of names instead of one choice
+
+
+COMPONENTS: tuple[Group, ...] = (
+    Group(name="engine", kind=None),
+    Group(name="rollout_step", kind="rollout_steps"),
+    Group(name="branch_policy", kind="branch_policies"),
+    Group(name="advantage", kind="advantages"),
+    Group(name="policy_loss", kind="policy_losses"),
+    Group(name="tools", kind="tools", many=True),
+    Group(name="rewards", kind="rewards", many=True),
+    Group(name="benchmarks", kind="benchmarks", many=True),
+)
+PRESETS = ("algorithm", "experiment")
+GROUPS = (*(group.name for group in COMPONENTS), *PRESETS)
+
+
+def unused_key(key: str, job: str) -> str | None:
+    """What is wrong with setting `key` for this job, None if the job reads it. Presets are always allowed."""
+    section = key.partition(".")[0]
+    users = ", ".join(name for name, sections in JOBS.items() if section in sections)
+    if not users:
+        return None  # a preset group, or no section at all, which is another mistake
+    if section not in JOBS[job]:
+        return f"{key}: `ramet {job}` does not build the section {section!r} (built by: {users}); leave the key out"
+    instead = REPLACED.get(job, {}).get(key)
+    return f"{key}: `ramet {job}` does not read it; set {instead}" if instead else None

@@ -1,0 +1,134 @@
+"""Values that the user set (`key=value`), applied one by one so that every mistake is reported, not the first.
+
+Hydra accepts `+unknown.key=1` even over a typed schema; here a key must exist, with or without `+`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Union
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ramet.config.catalog import first_line, suggest
+from ramet.config.sections import COMPONENTS, PRESETS
+
+MANY = frozenset(group.name for group in COMPONENTS if group.many)
+SINGLE = frozenset(group.name for group in COMPONENTS if not group.many)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    key: str  # dotted
+    value: Any  # str, int, float, bool, None, list, dict
+
+
+def apply_settings(config: DictConfig, settings: Sequence[Setting]) -> list[str]:
+    """Set every value in `config`, in order. Returns what is wrong with those that cannot be set."""
+    problems = (_apply(config, setting) for setting in settings)
+    return [problem for problem in problems if problem]
+
+
+def _apply(config: DictConfig, setting: Setting) -> str | None:
+    parent, _, name = setting.key.rpartition(".")
+    if parent in SINGLE and name == "name":
+        return f"{setting.key}: choose with {parent}={setting.value}, which also brings its options"
+    problem = unknown_key(config, setting.key)
+    if problem:
+        return problem
+    if isinstance(OmegaConf.select(config, setting.key), DictConfig) and not isinstance(setting.value, dict):
+        example = next(iter(OmegaConf.select(config, setting.key)), "KEY")
+        return f"{setting.key}: is a section, got {setting.value!r}; set its keys, as in {setting.key}.{example}=…"
+    try:
+        OmegaConf.update(config, setting.key, setting.value, merge=True)
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        expected = expected_type(config, setting.key)
+        if isinstance(setting.value, dict) or expected is None:
+            return f"{setting.key}: {first_line(error)}"
+        return f"{setting.key}: expected {expected}, got {setting.value!r}{_list_hint(expected, setting)}"
+    return None
+
+
+def _list_hint(expected: str, setting: Setting) -> str:
+    if expected.startswith("list") and isinstance(setting.value, str):
+        return f"; write {setting.key}=[{setting.value}]"
+    return ""
+
+
+def unknown_key(config: DictConfig, key: str) -> str | None:
+    """What is wrong with a key that the configuration does not have, None if it has it."""
+    node: Any = config
+    done: list[str] = []
+    for part in key.split("."):
+        if not isinstance(node, DictConfig):
+            return _no_deeper(config, key, done)
+        if part not in node.keys():  # `in node` is False for a value that is missing
+            return _no_such(config, key, done, part, node)
+        done.append(part)
+        node = None if OmegaConf.is_missing(node, part) else OmegaConf.select(config, ".".join(done))
+    return None
+
+
+def _no_deeper(config: DictConfig, key: str, done: list[str]) -> str:
+    here = ".".join(done)
+    if done[-1] == "params":
+        owner = ".".join(done[:-1])
+        name = done[1] if done[0] in MANY else OmegaConf.select(config, f"{owner}.name")
+        return f"{key}: {name!r} takes no options"
+    return f"{key}: no such key; {here} is a value"
+
+
+def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: DictConfig) -> str:
+    here = ".".join(done)
+    if here in MANY:
+        return f"{key}: {part!r} is not chosen; add {here}=[{part}]{suggest(part, [str(name) for name in node])}"
+    names = [str(name) for name in node if here or name not in PRESETS]
+    close = _elsewhere(config, part) or suggest(part, names, here)
+    where = here or "the configuration"
+    return f"{key}: no such key.{close} {where} has: {', '.join(names)}"
+
+
+def _elsewhere(config: DictConfig, part: str) -> str:
+    """The same last word in another section is the likeliest meaning: `lr` is `policy.lr`."""
+    places = [key for key in leaf_keys(config) if key.rpartition(".")[2] == part]
+    return f" Did you mean {' or '.join(map(repr, places[:2]))}?" if places else ""
+
+
+def leaf_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """All dotted keys that hold a value."""
+    for name in map(str, config):
+        node = None if OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name) else config[name]
+        if isinstance(node, DictConfig):
+            yield from leaf_keys(node, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def expected_type(config: DictConfig, key: str) -> str | None:
+    """The declared type of a key in words, None where it has none."""
+    parent, _, name = key.rpartition(".")
+    owner = OmegaConf.get_type(OmegaConf.select(config, parent) if parent else config)
+    if owner is None or not dataclasses.is_dataclass(owner):
+        return None
+    hint = typing.get_type_hints(owner).get(name)
+    return None if hint in (None, Any) else type_in_words(hint)
+
+
+def type_in_words(hint: Any) -> str:
+    """`float`, `int or null`, `list[str]`, `one of a, b`."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        members = typing.get_args(hint)
+        words = [type_in_words(member) for member in members if member is not types.NoneType]
+        return " or ".join([*words, "null"] if types.NoneType in members else words)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return "one of " + ", ".join(str(choice.value) for choice in hint)
+    if typing.get_origin(hint) in (list, tuple, dict):
+        inner = ", ".join("…" if a is Ellipsis else type_in_words(a) for a in typing.get_args(hint))
+        return f"{typing.get_origin(hint).__name__}[{inner}]"
+    return getattr(hint, "__name__", str(hint))

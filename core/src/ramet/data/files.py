@@ -1,0 +1,100 @@
+"""Rows of data files, parquet or JSON lines, each with its number, so that every problem names its place."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ramet.errors import ConfigError
+
+PARQUET = ".parquet"
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row as it stands in the file. `problem` says why it could not be read; then there are no values."""
+
+    number: int  # from 1: the line of a JSON-lines file
+    values: dict[str, Any]
+    problem: str | None = None
+
+
+def find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The files that paths and glob patterns stand for, sorted within a pattern, and what is wrong with them."""
+    files: list[Path] = []
+    problems: list[str] = []
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        matches = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
+        if not matches:
+            problems.append(f"{pattern}: no such file (working directory: {Path.cwd()})")
+        for match in matches:
+            problem = _unreadable(match)
+            problems += [problem] if problem else []
+            files += [] if problem or match in files else [match]
+    return files, problems
+
+
+def _unreadable(path: Path) -> str | None:
+    if path.is_dir():
+        return f"{path}: is a directory; name files or a pattern such as {path}/*.jsonl"
+    if path.suffix not in (PARQUET, *JSON_LINES):
+        return f"{path}: unknown kind of file {path.suffix!r}; allowed: {', '.join((PARQUET, *JSON_LINES))}"
+    if path.stat().st_size == 0:
+        return f"{path}: the file is empty"
+    return None
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """All rows in order. Raises `ConfigError` for a file that cannot be read at all."""
+    return _parquet_rows(path) if path.suffix == PARQUET else _json_rows(path)
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    import pyarrow  # here, because JSON lines need no pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for values in batch.to_pylist():  # plain lists and dicts, no arrays
+                    number += 1
+                    yield Row(number=number, values=values)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{path}, after row {number}: not a readable parquet file: {error}") from error
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _json_row(number, line)
+
+
+def _json_row(number: int, line: bytes) -> Row:
+    try:
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        values = json.loads(text, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        return Row(number=number, values={}, problem=f"not UTF-8 at byte {error.start} of the line")
+    except (ValueError, RecursionError) as error:
+        return Row(number=number, values={}, problem=f"not JSON: {error}, in {cut(text)}")
+    if not isinstance(values, dict):
+        return Row(number=number, values={}, problem=f"not a JSON object: {cut(values)}")
+    return Row(number=number, values=values)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def cut(value: Any, limit: int = 80) -> str:
+    """A value for a message, at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,153 @@
+"""Data files become tasks. Every bad row is found, with file, row, column and value, and reported together.
+
+A row holds `prompt` (a text, or a list of chat messages), `answer` (a text, a number, or a list of them), and
+optionally `data_source` (the file's stem if absent) and `tools`. `data.columns` renames them; a dot reaches into nested
+columns (`reward_model.ground_truth`). All other columns become the task's metadata.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ramet.config.schema import ColumnsConfig, OnBadRow
+from ramet.data.files import Row, cut, find_files, read_rows
+from ramet.data.rows import ABSENT, BadRow, make_task, value_at
+from ramet.errors import ConfigError, raise_all
+from ramet.types import Task
+
+logger = logging.getLogger(__name__)
+SHOWN = 20  # problems in one report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSet:
+    """Tasks of some files, in order."""
+
+    tasks: list[Task]
+    fingerprint: str  # sha256 over all tasks; a resumed run must find the same
+    skipped: int  # bad rows that were left out
+    files: list[str]
+
+
+@dataclass(slots=True)
+class _Collected:
+    tasks: list[Task] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)  # of each task
+    bad: list[str] = field(default_factory=list)  # rows
+    rows: int = 0
+
+
+def load_tasks(
+    paths: Sequence[str],
+    columns: ColumnsConfig | None = None,
+    *,
+    limit: int | None = None,
+    on_bad_row: OnBadRow = OnBadRow.ERROR,
+) -> TaskSet:
+    """Read the tasks of these files and patterns, the first `limit` of them. Raises `ConfigErrors`."""
+    columns = columns or ColumnsConfig()
+    files, problems = find_files(paths)
+    raise_all(problems)
+    found = _Collected()
+    for path, prefix in zip(files, _prefixes(files), strict=True):
+        left = None if limit is None else limit - len(found.tasks)
+        if left is None or left > 0:
+            problems += _collect(path, prefix, columns, left, found)
+    problems += _duplicates(found)
+    if on_bad_row == OnBadRow.ERROR:
+        problems += found.bad
+    elif found.bad:
+        logger.warning("skipped %d of %d rows, the first: %s", len(found.bad), found.rows, found.bad[0])
+    raise_all(_shortened(problems))
+    if not found.tasks:
+        raise ConfigError(
+            f"no tasks in {', '.join(map(str, paths)) or 'no files'}: {found.rows} rows, {len(found.bad)} bad"
+        )
+    return TaskSet(
+        tasks=found.tasks,
+        fingerprint=fingerprint(found.tasks),
+        skipped=len(found.bad),
+        files=[str(path) for path in files],
+    )
+
+
+def fingerprint(tasks: Iterable[Task]) -> str:
+    """sha256 over everything in the tasks, in order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(json.dumps(dataclasses.asdict(task), sort_keys=True, default=dict).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _prefixes(files: Sequence[Path]) -> list[str]:
+    """What the ids of a file's tasks begin with: its stem, or its path where two files have the same stem."""
+    stems = Counter(path.stem for path in files)
+    return [path.stem if stems[path.stem] == 1 else str(path.with_suffix("")) for path in files]
+
+
+def _collect(path: Path, prefix: str, columns: ColumnsConfig, limit: int | None, found: _Collected) -> list[str]:
+    """Add the file's tasks and bad rows. Returns what is wrong with the file as a whole."""
+    rows: list[Row] = []
+    good = 0
+    bad: list[str] = []
+    try:
+        for row in read_rows(path):
+            if good == limit:
+                break
+            rows.append(row)
+            try:
+                task = make_task(row, prefix, path.stem, columns)
+            except BadRow as problem:
+                bad.append(f"{path}, row {row.number}{problem}")
+            else:
+                good += 1
+                found.tasks.append(task)
+                found.places.append(f"{path}, row {row.number}")
+    except ConfigError as error:
+        return [str(error)]
+    found.rows += len(rows)
+    missing = _missing_columns(path, rows, columns)
+    found.bad += [] if missing else bad  # a column that no row has would be reported once a row
+    return missing
+
+
+def _missing_columns(path: Path, rows: Sequence[Row], columns: ColumnsConfig) -> list[str]:
+    readable = [row.values for row in rows if row.problem is None]
+    if not readable:
+        return []
+    present = list(dict.fromkeys(name for values in readable for name in values))
+    return [
+        f"{path}: no column {name!r}; found {', '.join(present)}; name it with data.columns.{key}"
+        for key, name in _expected(columns).items()
+        if all(value_at(values, name) is ABSENT for values in readable)
+    ]
+
+
+def _expected(columns: ColumnsConfig) -> dict[str, str]:
+    """Columns that must be there: prompt, answer, and optional ones that the user named."""
+    defaults = ColumnsConfig()
+    named = {key: getattr(columns, key) for key in ("id", "data_source", "tools")}
+    chosen = {key: name for key, name in named.items() if name is not None and name != getattr(defaults, key)}
+    return {"prompt": columns.prompt, "answer": columns.answer, **chosen}
+
+
+def _duplicates(found: _Collected) -> list[str]:
+    first: dict[str, str] = {}
+    problems = []
+    for task, place in zip(found.tasks, found.places, strict=True):
+        if task.id in first:
+            problems.append(f"{place}: id {cut(task.id)} is taken by {first[task.id]}; ids must be unique")
+        first.setdefault(task.id, place)
+    return problems
+
+
+def _shortened(problems: list[str]) -> list[str]:
+    more = len(problems) - SHOWN
+    return [*problems[:SHOWN], f"and {more} more problems with the data"] if more > 0 else problems

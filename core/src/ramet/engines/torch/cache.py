@@ -1,0 +1,67 @@
+"""The static KV cache: one row of keys and values per slot, written in place.
+
+Rows are never cleared between sequences: a position behind a sequence's length may hold anything finite, because the
+mask gives it exactly no weight. The last position is scratch, where padding writes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROUND = 16  # lengths (and lanes of deterministic engines) are multiples of it: shapes repeat, rows stay aligned
+
+
+def round_up(n: int) -> int:
+    return -(-n // ROUND) * ROUND
+
+
+class KVCache:
+    """Keys and values of all layers: `[layers, slots, kv_heads, length, head_dim]`."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        max_tokens: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.length = round_up(max_tokens + 1)
+        self.scratch = self.length - 1
+        shape = (layers, slots, kv_heads, self.length, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self._heads = torch.arange(kv_heads, device=device)
+        self._flat = [(k.view(-1, head_dim), v.view(-1, head_dim)) for k, v in zip(self.keys, self.values, strict=True)]
+
+    def addresses(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Where the rows of `[R]` slots at `[R, T]` positions are written: `[R * T * kv_heads]`."""
+        rows = slots[:, None, None] * len(self._heads) + self._heads
+        return (rows * self.length + positions[:, :, None]).reshape(-1)
+
+    def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keys and values `[R, T, kv_heads, head_dim]` of one layer."""
+        into_keys, into_values = self._flat[layer]
+        into_keys.index_copy_(0, addresses, keys.reshape(-1, keys.shape[-1]))
+        into_values.index_copy_(0, addresses, values.reshape(-1, values.shape[-1]))
+
+    def read(self, layer: int, slots: slice | Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values `[R, kv_heads, length, head_dim]`: views for a slice of slots, copies for chosen ones."""
+        keys, values = self.keys[layer, :, :, :length], self.values[layer, :, :, :length]
+        if isinstance(slots, slice):
+            return keys[slots], values[slots]
+        return keys.index_select(0, slots), values.index_select(0, slots)
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Copy positions `start` to `end` from one slot to another."""
+        for tensor in (self.keys, self.values):
+            tensor[:, target, :, start:end] = tensor[:, source, :, start:end]
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot that holds numbers that are not finite: the mask does not protect from those."""
+        self.keys[:, slot] = 0
+        self.values[:, slot] = 0

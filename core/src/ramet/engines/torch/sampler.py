@@ -1,0 +1,80 @@
+"""Sampling by the inverse of the cumulative distribution, at a uniform number that a counter decides.
+
+The uniform number is a hash of the request's seed and the token's position (splitmix64: Steele, Lea and Flood, 2014),
+so a token depends on seed, position and distribution alone, never on what else is in the batch. Log-probabilities and
+entropies are always those of the whole distribution at the temperature; `top_p` and `top_k` only narrow the choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WORD = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15  # increment of splitmix64
+
+
+def uniforms(seed: int, start: int, count: int) -> Tensor:
+    """Numbers in [0, 1) for positions `start` to `start + count`, in float64."""
+    with np.errstate(over="ignore"):
+        state = _mix(np.array([seed & WORD], dtype=np.uint64))  # neighbouring seeds must not share a sequence
+        counter = np.arange(start + 1, start + count + 1, dtype=np.uint64)
+        words = _mix(state + counter * np.uint64(GOLDEN))
+    return torch.from_numpy((words >> np.uint64(12)).astype(np.float64) * 2.0**-52)
+
+
+def _mix(words: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """How each of the R rows is sampled. `narrow` lists the rows with `top_p` or `top_k`; None: there are none."""
+
+    temperature: Tensor  # [R] float32, 0 is greedy
+    uniform: Tensor  # [R] float64
+    any_greedy: bool
+    narrow: Tensor | None = None  # int64
+    top_p: Tensor | None = None  # [R] float32
+    top_k: Tensor | None = None  # [R] int64, 0 is off
+
+
+def sample(logits: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, log-probabilities and entropies, each `[R]`. A row that is not finite gets the token -1."""
+    temperature = torch.where(draw.temperature > 0, draw.temperature, 1.0)
+    logps = torch.log_softmax(logits / temperature[:, None], dim=-1)
+    probs = logps.exp()
+    entropies = -(probs * logps).sum(dim=-1)
+    tokens = _invert(probs, draw.uniform)
+    if draw.narrow is not None and draw.top_p is not None and draw.top_k is not None:
+        rows = draw.narrow
+        tokens[rows] = _narrowed(probs[rows], draw.uniform[rows], draw.top_p[rows], draw.top_k[rows])
+    if draw.any_greedy:
+        tokens = torch.where(draw.temperature > 0, tokens, logits.argmax(dim=-1))
+    logprobs = logps.gather(1, tokens[:, None])[:, 0]
+    finite = torch.isfinite(logprobs) & torch.isfinite(entropies)
+    return torch.where(finite, tokens, -1), logprobs, entropies
+
+
+def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
+    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
+    wanted = uniform[:, None] * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
+    return found.clamp_max(probs.shape[-1] - 1)
+
+
+def _narrowed(probs: Tensor, uniform: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """The smallest set of most likely tokens whose mass reaches `top_p`, of those at most `top_k`."""
+    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
+    rank = torch.arange(probs.shape[-1], device=probs.device)
+    limit = torch.where(top_k > 0, top_k, probs.shape[-1])
+    keep = (before < top_p[:, None]) & (rank < limit[:, None])
+    keep[:, 0] = True
+    place = _invert(ordered * keep, uniform)
+    return ids.gather(1, place[:, None])[:, 0]

@@ -1,0 +1,140 @@
+"""Whose tokens stand in which cache slot: keys, shared prefixes, and which slot may be taken.
+
+A slot is free (nobody's), idle (kept for its key's next request) or busy. Its tokens stay known until it is taken
+anew, so any slot can give its prefix to another request.
+
+Deterministic tables share more carefully, because keys and values have the same bits only if they were computed by the
+same sequence of shapes. A request then starts from its own key's slot, from its parent's, or from a slot whose first
+`origin` tokens are exactly the request's prompt and were computed as such; and idle slots are never taken from their
+key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+Tokens: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]  # [T]
+Counts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]  # [slots]
+MIN_SHARED = 16  # tokens: waiting for a prefix that is being computed must save at least so many
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request goes: its slot, and the first `cached` tokens copied from `donor` (the slot itself: kept)."""
+
+    slot: int
+    donor: int
+    cached: int
+    recomputed: int  # of a fork: tokens that its parent has, or once had, and that are computed again
+
+
+class SlotTable:
+    """Host-side bookkeeping; holds no tensors."""
+
+    def __init__(self, slots: int, length: int, *, deterministic: bool) -> None:
+        self.deterministic = deterministic
+        self.tokens = np.zeros((slots, length), dtype=np.int32)
+        self.known = np.zeros(slots, dtype=np.int64)  # tokens written in `tokens`
+        self.valid = np.zeros(slots, dtype=np.int64)  # tokens whose keys and values are computed
+        self.origin = np.zeros(slots, dtype=np.int64)  # tokens computed as one prompt from nothing
+        self.busy = np.zeros(slots, dtype=bool)
+        self.keys: list[str] = [""] * slots
+        self._by_key: dict[str, int] = {}
+        self._keyed = np.zeros(slots, dtype=bool)
+        self._used = np.zeros(slots, dtype=np.int64)
+        self._clock = 0
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def holds(self, key: str) -> bool:
+        return key in self._by_key
+
+    def find(self, prompt: Tokens, key: str, fork_of: str) -> Place | None:
+        """The best place for a prompt, or None if it should wait: for a slot, or for a prefix under way."""
+        usable = len(prompt) - 1  # the last token is always computed: its logits are wanted
+        own = self._by_key.get(key) if key else None
+        if own is not None and self.busy[own]:
+            own = None  # another request of this key is under way: this one gets a slot of its own
+        parent = self._by_key.get(fork_of) if fork_of else None
+        if own is None and not self._takeable().any():
+            return None
+        shared = self._shared(prompt)
+        coming = np.minimum(shared, usable)
+        ready = np.minimum(coming, self.valid)
+        if self.deterministic:
+            source = own if own is not None else parent
+            ready, coming = self._same_bits(ready, coming, usable, source)
+        slot = own if own is not None else self._take(ready)
+        donor = slot if ready[slot] == ready.max() else int(ready.argmax())
+        cached = int(ready[donor])
+        if own is None and int(coming[self.busy].max(initial=0)) - cached >= MIN_SHARED:
+            return None
+        known = len(prompt) if parent is None else int(min(shared[parent], self.valid[parent]))
+        return Place(slot, donor, cached, max(known - cached, 0))
+
+    def occupy(self, place: Place, prompt: Tokens, key: str) -> None:
+        """Give a slot to a request. The caller copies the cache."""
+        slot = place.slot
+        if self.keys[slot] != key:
+            self._forget(slot)
+        if key and key not in self._by_key:
+            self.keys[slot], self._keyed[slot], self._by_key[key] = key, True, slot
+        origin = int(self.origin[place.donor])
+        self.origin[slot] = origin if place.cached >= origin > 0 else (len(prompt) - 1 if place.cached == 0 else 0)
+        self.tokens[slot, : len(prompt)] = prompt
+        self.known[slot], self.valid[slot] = len(prompt), place.cached
+        self.busy[slot] = True
+
+    def vacate(self, slot: int) -> None:
+        """A request ended. A slot with a key stays idle for it, another one is free."""
+        self.busy[slot] = False
+        self.known[slot] = self.valid[slot]
+        if self.valid[slot] < self.origin[slot]:  # aborted within its prompt
+            self.origin[slot] = 0
+        self._clock += 1
+        self._used[slot] = self._clock
+
+    def release(self, key: str) -> None:
+        """A key's sequence is over; its tokens may still serve as a prefix until the slot is taken."""
+        slot = self._by_key.get(key)
+        if slot is not None:
+            self._forget(slot)
+
+    def discard(self, slot: int) -> None:
+        """Forget what a slot holds."""
+        self._forget(slot)
+        self.known[slot] = self.valid[slot] = self.origin[slot] = 0
+
+    def _shared(self, prompt: Tokens) -> Counts:
+        """Leading tokens that each slot has in common with the prompt."""
+        differs = self.tokens[:, : len(prompt)] != prompt
+        first = np.where(differs.any(axis=1), differs.argmax(axis=1), len(prompt))
+        return np.minimum(first, self.known)
+
+    def _same_bits(self, ready: Counts, coming: Counts, usable: int, source: int | None) -> tuple[Counts, Counts]:
+        if source is not None:
+            only = np.arange(len(self)) == source
+            return np.where(only, ready, 0), np.where(only, coming, 0)
+        same = (self.origin == usable) & (coming == usable)
+        return np.where(same & (ready == usable), usable, 0), np.where(same, usable, 0)
+
+    def _takeable(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Free slots, and idle ones where taking them away is allowed."""
+        return ~self.busy & ~self._keyed if self.deterministic else ~self.busy
+
+    def _take(self, ready: Counts) -> int:
+        """A free slot, with as much of the prompt as can be; else the one that was idle for longest."""
+        free = np.flatnonzero(~self.busy & ~self._keyed)
+        if len(free):
+            return int(free[ready[free].argmax()])
+        idle = np.flatnonzero(self._takeable())
+        return int(idle[self._used[idle].argmin()])
+
+    def _forget(self, slot: int) -> None:
+        if self.keys[slot]:
+            del self._by_key[self.keys[slot]]
+            self.keys[slot], self._keyed[slot] = "", False

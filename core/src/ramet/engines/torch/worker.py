@@ -1,0 +1,217 @@
+"""The thread that owns the model: commands in through a queue, events out to asyncio loops.
+
+While it computes, tools go on. Nothing else touches batcher, cache or weights. Commands that arrive behind a weight
+update wait for it, and the update waits for the requests before it; aborts and releases never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from torch import Tensor, nn
+
+from ramet.engines.protocol import Completion, FirstReport, Request
+from ramet.engines.torch.batcher import Batcher
+from ramet.engines.torch.sequence import Done, Event, Failed, First, Sequence
+from ramet.engines.torch.weights import copy_weights
+from ramet.errors import InfraError
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+STALL_S = 30.0  # requests that wait for a slot for so long while nothing is computed are reported
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """Where the events of one request go. Futures and callbacks are touched on their own loop only."""
+
+    request: Request
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Completion]
+    on_first: Callable[[FirstReport], None] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    weights: Seq[tuple[str, Tensor]]
+    version: int
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    pass
+
+
+Command: TypeAlias = Ticket | Update | Abort | Release | Close
+
+
+class Worker:
+    """Runs the batcher in a thread of its own from `start` to `close`."""
+
+    def __init__(self, batcher: Batcher, model: nn.Module) -> None:
+        self._batcher = batcher
+        self._model = model
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._tickets: dict[Sequence, Ticket] = {}
+        self._updates: list[Update] = []
+        self._broken: tuple[str, Exception | None] | None = None  # why nothing can be served any more, and its cause
+        self._stuck = False  # requests wait, and only a command can help them
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="ramet-torch-engine", daemon=True)
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                for command in self._next_commands():
+                    self._handle(command)
+                if self._broken is None:
+                    self._compute()
+            except Exception as error:  # whatever broke, the requests under way must hear of it
+                logger.exception("the torch engine failed; it serves no more requests")
+                self._give_up(f"the torch engine failed: {type(error).__name__}: {error}", error)
+        self._give_up("the torch engine was closed", None)
+
+    def _compute(self) -> None:
+        self._apply_updates()
+        if not self._batcher.idle:
+            events = self._batcher.step()
+            self._stuck = not (events or self._batcher.running)
+            self._deliver(events)
+
+    def _next_commands(self) -> list[Command]:
+        """What has arrived; waits for a command if there is nothing to compute."""
+        commands: list[Command] = []
+        if self._broken is not None or self._batcher.idle or self._stuck:
+            commands.append(self._wait())
+        while not self._commands.empty():  # this thread is the only reader
+            commands.append(self._commands.get())
+        return commands
+
+    def _wait(self) -> Command:
+        if self._stuck:
+            try:
+                return self._commands.get(timeout=STALL_S)
+            except queue.Empty:
+                logger.warning("requests wait for a cache slot: all are held by keys that were not released")
+        return self._commands.get()
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Close():
+                self._closed = True
+            case Ticket() | Update() if self._broken is not None:
+                self._refuse(command)
+            case Abort() | Release() if self._broken is not None:
+                pass
+            case Abort(request_id):
+                self._deliver(self._batcher.abort(request_id))
+            case Release(keys):
+                self._batcher.release(keys)
+            case Ticket():
+                sequence = self._batcher.submit(command.request, self._batcher.epoch + len(self._updates))
+                self._tickets[sequence] = command
+            case Update():
+                self._updates.append(command)
+
+    def _apply_updates(self) -> None:
+        while self._updates and self._batcher.drained:
+            update = self._updates.pop(0)
+            try:
+                copy_weights(self._model, update.weights)
+            except ValueError as error:
+                self._batcher.next_epoch(self._batcher.version)
+                _call(update.loop, [partial(_reject, update.future, error)])
+            else:
+                self._batcher.next_epoch(update.version)
+                _call(update.loop, [partial(_resolve, update.future, None)])
+
+    def _deliver(self, events: Seq[Event]) -> None:
+        """Hand events over, all of one loop in one call."""
+        calls: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        for event in events:
+            ticket = self._tickets[event.sequence]
+            if not isinstance(event, First):
+                del self._tickets[event.sequence]
+            calls.setdefault(ticket.loop, []).append(partial(_report, ticket, event))
+        for loop, actions in calls.items():
+            _call(loop, actions)
+
+    def _give_up(self, message: str, cause: Exception | None) -> None:
+        """Fail whatever waits, now and later."""
+        self._broken = message, cause
+        for ticket in self._tickets.values():
+            self._refuse(ticket)
+        for update in self._updates:
+            self._refuse(update)
+        self._tickets.clear()
+        self._updates.clear()
+
+    def _refuse(self, command: Ticket | Update) -> None:
+        assert self._broken is not None
+        message, cause = self._broken
+        error = InfraError(message)
+        error.__cause__ = cause
+        reject: Callable[[asyncio.Future[Any], Exception], None] = _reject
+        _call(command.loop, [partial(reject, command.future, error)])
+
+
+def _call(loop: asyncio.AbstractEventLoop, actions: Seq[Callable[[], None]]) -> None:
+    try:
+        loop.call_soon_threadsafe(_run_all, actions)
+    except RuntimeError:  # the loop was closed: nobody waits any more
+        logger.debug("dropped %d events of a closed loop", len(actions))
+
+
+def _run_all(actions: Seq[Callable[[], None]]) -> None:
+    for action in actions:
+        action()
+
+
+def _report(ticket: Ticket, event: Event) -> None:
+    match event:
+        case First(_, report) if ticket.on_first is not None:
+            try:
+                ticket.on_first(report)
+            except Exception as error:  # the caller's own: its `generate` raises it
+                _reject(ticket.future, error)
+        case Done(_, completion):
+            _resolve(ticket.future, completion)
+        case Failed(_, error):
+            _reject(ticket.future, error)
+
+
+def _resolve(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _reject(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,83 @@
+"""Measuring: benchmark tasks through the same rollout code that trains, scored while other tasks still play."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from ramet.cluster.local import LocalRollouts
+from ramet.errors import PluginError
+from ramet.evaluate.results import PartialResults
+from ramet.evaluate.tasks import task_result
+from ramet.rollout.worker import RolloutPlan
+from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
+
+logger = logging.getLogger(__name__)
+Report = Callable[[str, int, int], None]  # benchmark, tasks done, tasks in all
+
+
+async def measure(
+    rollouts: LocalRollouts,
+    benchmarks: Mapping[str, Benchmark],
+    tasks: Mapping[str, Sequence[Task]],
+    *,
+    plan: RolloutPlan,
+    partial: PartialResults,
+    report: Report | None = None,
+) -> None:
+    """Play and score what `partial` does not hold yet. Each task is on disk as soon as it is scored."""
+    for name, benchmark in benchmarks.items():
+        done = partial.done(name)
+        left = [task for task in tasks[name] if task.id not in done]
+        finished = _Finished(name, benchmark, partial, total=len(tasks[name]), done=len(done), report=report)
+        try:
+            await rollouts.run(left, step=0, plan=plan, on_group=finished)
+            await finished.all_scored()
+        finally:
+            finished.cancel()
+
+
+class _Finished:
+    """Scores groups as they come in."""
+
+    def __init__(
+        self, name: str, benchmark: Benchmark, partial: PartialResults, *, total: int, done: int, report: Report | None
+    ) -> None:
+        self.name = name
+        self.benchmark = benchmark
+        self.partial = partial
+        self.total = total
+        self.done = done
+        self.report = report
+        self._scoring: list[asyncio.Task[None]] = []
+
+    def __call__(self, group: Group) -> None:
+        self._scoring.append(asyncio.get_running_loop().create_task(self._score(group)))
+
+    async def all_scored(self) -> None:
+        await asyncio.gather(*self._scoring)
+
+    def cancel(self) -> None:
+        for one in self._scoring:
+            one.cancel()
+
+    async def _score(self, group: Group) -> None:
+        scores = [await self._one(rollout) for rollout in group.rollouts]
+        prompt = "".join(s.text for s in group.rollouts[0].segments if s.kind is SegmentKind.PROMPT)
+        self.partial.add(task_result(self.name, group, prompt=prompt, scores=scores))
+        self.done += 1
+        if self.report is not None:
+            self.report(self.name, self.done, self.total)
+
+    async def _one(self, rollout: Rollout) -> Mapping[str, float | None]:
+        """Scores of one rollout; none where it is masked or the benchmark could not judge it."""
+        if not rollout.valid:
+            return {}
+        try:
+            return await self.benchmark.score(rollout)
+        except PluginError:
+            raise
+        except Exception as error:  # a plugin may raise anything; not judged is counted, never a failure of the model
+            logger.warning("benchmark %s could not score task %s: %r", self.name, rollout.task.id, error)
+            return {}

@@ -1,0 +1,141 @@
+"""One finished task of an evaluation, as it stands in the results file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from ramet.errors import PluginError
+from ramet.types import CallStatus, Fault, Group, Rollout, ToolRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """One tool call."""
+
+    name: str
+    arguments: str  # JSON text; what the model wrote may hold NaN, so it stays text
+    status: str
+    run_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutResult:
+    """One rollout. `masked` says what failed; None: it counts."""
+
+    id: str
+    scores: Mapping[str, float | None]  # by metric; None: not judged
+    answer: str | None
+    response: str  # everything behind the prompt, tool results included
+    stop: str
+    masked: str | None
+    tool_calls: tuple[CallResult, ...]
+    sampled_tokens: int
+    response_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """One task with its rendered prompt and its rollouts."""
+
+    benchmark: str
+    task: str
+    data_source: str
+    prompt: str
+    gold: tuple[str, ...]
+    rollouts: tuple[RolloutResult, ...]
+
+    def line(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False)
+
+    @classmethod
+    def from_line(cls, line: str) -> TaskResult:
+        body = json.loads(line)
+        rollouts = tuple(
+            RolloutResult(**{**r, "tool_calls": tuple(CallResult(**call) for call in r["tool_calls"])})
+            for r in body["rollouts"]
+        )
+        return cls(**{**body, "gold": tuple(body["gold"]), "rollouts": rollouts})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolStatistics:
+    """How tools were used. Shares and means are over rollouts that are not masked; None: there was none."""
+
+    share_using: float | None  # rollouts with at least one call
+    calls_per_rollout: float | None
+    calls: Mapping[str, int]  # by tool, over all rollouts
+    errors: Mapping[str, int]  # the model's own doing
+    infra: Mapping[str, int]  # ours
+
+
+def task_result(
+    benchmark: str, group: Group, *, prompt: str, scores: Sequence[Mapping[str, float | None]]
+) -> TaskResult:
+    """The result of a group. `scores` holds one mapping per rollout, in order; those of masked rollouts are ignored.
+
+    Raises `PluginError` if the benchmark returned a number that is none.
+    """
+    pairs = zip(group.rollouts, scores, strict=True)
+    return TaskResult(
+        benchmark=benchmark,
+        task=group.task.id,
+        data_source=group.task.data_source,
+        prompt=prompt,
+        gold=group.task.answer,
+        rollouts=tuple(_rollout_result(benchmark, rollout, found) for rollout, found in pairs),
+    )
+
+
+def scores_of(tasks: Iterable[TaskResult], metric: str) -> dict[str, list[float | None]]:
+    """Task id -> scores of its rollouts in this metric; None where masked or not judged."""
+    return {t.task: [r.scores.get(metric) for r in t.rollouts] for t in tasks}
+
+
+def tool_statistics(tasks: Iterable[TaskResult]) -> ToolStatistics:
+    rollouts = [rollout for task in tasks for rollout in task.rollouts]
+    valid = [r for r in rollouts if r.masked is None]
+    calls = [call for r in rollouts for call in r.tool_calls]
+    return ToolStatistics(
+        share_using=sum(bool(r.tool_calls) for r in valid) / len(valid) if valid else None,
+        calls_per_rollout=sum(len(r.tool_calls) for r in valid) / len(valid) if valid else None,
+        calls=_count(calls),
+        errors=_count(call for call in calls if call.status == CallStatus.ERROR),
+        infra=_count(call for call in calls if call.status == CallStatus.INFRA),
+    )
+
+
+def _count(calls: Iterable[CallResult]) -> dict[str, int]:
+    return dict(Counter(call.name for call in calls))
+
+
+def _rollout_result(benchmark: str, rollout: Rollout, scores: Mapping[str, float | None]) -> RolloutResult:
+    for metric, score in scores.items():
+        if score is not None and not math.isfinite(score):
+            raise PluginError(
+                f"benchmark {benchmark!r} scored {metric} = {score} for rollout {rollout.id} of task "
+                f"{rollout.task.id!r}; allowed: a finite number, or None for not judged"
+            )
+    return RolloutResult(
+        id=rollout.id,
+        scores=dict(scores) if rollout.valid else {},
+        answer=rollout.answer,
+        response=rollout.response,
+        stop=str(rollout.stop),
+        masked=_why_masked(rollout.fault),
+        tool_calls=tuple(_call_result(call) for call in rollout.tool_calls),
+        sampled_tokens=rollout.n_sampled_tokens,
+        response_tokens=rollout.n_response_tokens,
+    )
+
+
+def _call_result(call: ToolRecord) -> CallResult:
+    arguments = json.dumps(dict(call.arguments), default=repr)
+    return CallResult(name=call.name, arguments=arguments, status=str(call.status), run_s=call.run_s)
+
+
+def _why_masked(fault: Fault | None) -> str | None:
+    return None if fault is None else f"{fault.where}: {fault.message}"

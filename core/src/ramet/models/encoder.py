@@ -1,0 +1,111 @@
+"""Text to token ids and back: the one encoder that SFT and rollouts share.
+
+Markup is text of the protocol: tags in it become the special tokens that they name. Untrusted text comes from outside
+(tool results): whatever it contains, no added or special token may come out of it, or a web page could close a result
+or speak as the user. Therefore untrusted text goes through a second tokenizer that does not know those tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from ramet.errors import ConfigError
+from ramet.types import Insert, Markup, Message, Untrusted
+
+
+class Encoder:
+    """Encodes prompts, markup and untrusted text. Never adds a token that the text does not ask for, such as BOS.
+
+    `eos_ids` holds the tokenizer's end of sequence first, then the token with which the chat template ends an
+    assistant's message, if that is another one. `vocab_size` counts the tokenizer's tokens; a model's head may have
+    more rows.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None) -> None:
+        if tokenizer.eos_token_id is None:
+            raise ConfigError("model.tokenizer: the tokenizer has no end-of-sequence token")
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.vocab_size: int = len(tokenizer)
+        self.eos_id: int = tokenizer.eos_token_id
+        self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.eos_ids: tuple[int, ...] = (self.eos_id, *_end_of_turn(self))
+        self._reserved = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
+        self._plain = _without_added_tokens(tokenizer)
+
+    def prompt(self, messages: Sequence[Message]) -> array[int]:
+        """The chat template with the generation prompt: everything before the assistant's first token."""
+        return self.markup(self._render(messages, generation_prompt=True))
+
+    def markup(self, text: str) -> array[int]:
+        """Token ids with special tokens parsed."""
+        return array("i", self.tokenizer.encode(text, add_special_tokens=False))
+
+    def untrusted(self, text: str) -> array[int]:
+        """Token ids without any added or special token.
+
+        A character that the vocabulary can only express by a special token (unknown, in vocabularies without bytes)
+        is left out.
+        """
+        ids = self._plain(text)
+        if self._reserved.isdisjoint(ids):
+            return array("i", ids)
+        if len(text) <= 1:
+            return array("i", [i for i in ids if i not in self._reserved])
+        middle = len(text) // 2  # some vocabularies spell special tokens themselves: cut until none is left whole
+        return self.untrusted(text[:middle]) + self.untrusted(text[middle:])
+
+    def insert(self, part: Insert) -> array[int]:
+        """Token ids of what a rollout step inserts."""
+        match part:
+            case Markup():
+                return self.markup(part.text)
+            case Untrusted():
+                return self.untrusted(part.text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids, special tokens kept, nothing cleaned up. Ids that no token has count as nothing."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+    def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+        rows = [{"role": m.role, "content": m.content} for m in messages]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                rows, chat_template=self.chat_template, tokenize=False, add_generation_prompt=generation_prompt
+            )
+        except (TemplateError, ValueError) as error:
+            raise ConfigError(
+                f"model.chat_template: cannot render a conversation of roles {[m.role for m in messages]}: {error}"
+            ) from error
+        assert isinstance(text, str)
+        return text
+
+
+def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    if not tokenizer.is_fast:
+        return lambda text: list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    plain = Tokenizer.from_str(json.dumps(state))
+    return lambda text: list(plain.encode(text, add_special_tokens=False).ids)
+
+
+def _end_of_turn(encoder: Encoder) -> tuple[int, ...]:
+    """The special token behind an assistant's message, if it is not the end of sequence already."""
+    mark = "ramet"
+    talk = [Message(role="user", content="x"), Message(role="assistant", content=mark)]
+    try:
+        behind = encoder._render(talk, generation_prompt=False).rpartition(mark)[2]
+    except ConfigError:  # a template that cannot show an assistant's message has no such token
+        return ()
+    first = encoder.markup(behind)[:1]
+    special = set(encoder.tokenizer.all_special_ids) - {encoder.eos_id}
+    return tuple(i for i in first if i in special)

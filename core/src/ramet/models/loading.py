@@ -1,0 +1,170 @@
+"""Loading models and tokenizers from Hugging Face folders on disk. Nothing here ever asks the network.
+
+`check_model` finds what can be found without loading weights, so that a run reports it before it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.import_utils import is_flash_attn_2_available
+
+from ramet.config.schema import Attention, Dtype, ModelConfig
+from ramet.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+def check_model(config: ModelConfig) -> list[str]:
+    """Problems of the model's folder, tokenizer and chat template. Loads no weights."""
+    folder = Path(config.path)
+    if config.path == "???" or not folder.is_dir():
+        return [f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"]
+    problems = _check_config(folder) + _check_weights(folder) + _check_device(config)
+    try:
+        tokenizer = load_tokenizer(config)
+    except ConfigError as error:
+        return [*problems, str(error)]
+    if not problems:
+        problems += _check_vocabulary(config, tokenizer)
+    return problems
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer, with a pad token and a chat template. Raises `ConfigError`."""
+    folder = config.tokenizer or config.path
+    key = "model.tokenizer" if config.tokenizer else "model.path"
+    if not Path(folder).is_dir():
+        raise ConfigError(f"{key}: {folder!r} is not a folder; the tokenizer's files must be on this machine")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ConfigError(f"{key}: {folder!r} holds no tokenizer that can be loaded: {error}") from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"{key}: the tokenizer in {folder!r} has no end-of-sequence token (eos_token)")
+    if config.chat_template is not None:
+        tokenizer.chat_template = _read_template(config.chat_template)
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"{key}: the tokenizer in {folder!r} has no chat template; name a template file in model.chat_template"
+        )
+    if tokenizer.pad_token_id is None:
+        logger.info("the tokenizer in %s has no pad token: its end-of-sequence token is used", folder)
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(config: ModelConfig) -> PreTrainedModel:
+    """The causal language model in evaluation mode, on its device. Raises `ConfigError`."""
+    device = resolve_device(config)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            config.path,
+            dtype=DTYPES[config.dtype],
+            attn_implementation=_attention(config, device),
+            local_files_only=True,
+            trust_remote_code=config.trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"model.path: could not load a causal language model from {config.path!r}: {error}"
+        ) from error
+    loaded: PreTrainedModel = model.to(device).eval()
+    return loaded
+
+
+def resolve_device(config: ModelConfig) -> torch.device:
+    """The device that `model.device` means on this machine. Raises `ConfigError` for one that is not there."""
+    problems = _check_device(config)
+    if problems:
+        raise ConfigError(problems[0])
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def _attention(config: ModelConfig, device: torch.device) -> str:
+    """Flash attention has kernels for half precision on CUDA only."""
+    usable = is_flash_attn_2_available() and device.type == "cuda" and config.dtype is Dtype.BFLOAT16
+    if config.attention is Attention.AUTO:
+        return str(Attention.FLASH if usable else Attention.SDPA)
+    if config.attention is Attention.FLASH and not usable:
+        raise ConfigError(
+            "model.attention: flash_attention_2 needs the package flash-attn, a CUDA device and model.dtype=bfloat16; "
+            "allowed here: auto, sdpa, eager"
+        )
+    return str(config.attention)
+
+
+def _check_device(config: ModelConfig) -> list[str]:
+    kind = config.device.partition(":")[0]
+    if kind not in ("auto", "cpu", "cuda"):
+        return [f"model.device: {config.device!r} is not allowed; allowed: auto, cpu, cuda"]
+    if kind == "cuda" and not torch.cuda.is_available():
+        return [f"model.device: {config.device!r}, but torch finds no CUDA device; allowed here: auto, cpu"]
+    return []
+
+
+def _check_config(folder: Path) -> list[str]:
+    file = folder / "config.json"
+    if not file.is_file():
+        return [f"model.path: {folder} has no config.json"]
+    return [] if isinstance(_read_json(file), dict) else [f"model.path: {file} is not a JSON object"]
+
+
+def _check_weights(folder: Path) -> list[str]:
+    if any((folder / name).is_file() for name in WEIGHTS):
+        return []
+    for name in WEIGHTS:
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _check_index(index)
+    return [f"model.path: {folder} has no weights; looked for {', '.join(WEIGHTS)} and their .index.json"]
+
+
+def _check_index(index: Path) -> list[str]:
+    content = _read_json(index)
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not names:
+        return [f"model.path: {index} has no weight_map"]
+    missing = sorted({str(name) for name in names.values() if not (index.parent / str(name)).is_file()})
+    return [f"model.path: {index.name} names files that are missing: {', '.join(missing)}"] if missing else []
+
+
+def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    try:
+        model = AutoConfig.from_pretrained(
+            config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        return [f"model.path: transformers cannot read {config.path}/config.json: {error}"]
+    size = getattr(model, "vocab_size", None)
+    if size is not None and len(tokenizer) > size:
+        return [
+            f"model.tokenizer: {len(tokenizer)} tokens, but the model in {config.path!r} has only {size} embeddings"
+        ]
+    return []
+
+
+def _read_template(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.chat_template: cannot read the template file {file!r}: {error}") from error
+
+
+def _read_json(file: Path) -> object:
+    try:
+        content: object = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content

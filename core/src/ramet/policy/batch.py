@@ -1,0 +1,203 @@
+"""Rows: what the trainer sees of a rollout, position by position.
+
+A row is built from a rollout's segments; nothing is tokenised again. Only sampled tokens are trained (`mask`). Masked
+rollouts and groups with fewer than two valid members are left out here, once, so that neither the group statistics
+nor the loss can see them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ramet.errors import PluginError
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.types import AdvantageInputs, Segment, SegmentKind
+
+logger = logging.getLogger(__name__)
+Ids: TypeAlias = NDArray[np.int32]
+Floats: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row:
+    """One trainable rollout. Arrays run over the response axis: everything behind the prompt."""
+
+    rollout_id: str
+    task_id: str
+    prompt_ids: Ids
+    response_ids: Ids  # [T]
+    mask: NDArray[np.bool_]  # [T] True on sampled tokens
+    engine_logprobs: Floats  # [T] mu; 0 on inserted tokens
+    entropies: Floats | None  # [T] the engine's, nats; 0 on inserted tokens; None: the engine gives none
+    turn_ids: Ids  # [T]
+    policy_versions: Ids  # [T] -1 on inserted tokens
+    group: int
+    parent: int  # row index of the parent; -1 for roots and where the parent is no row
+    fork_position: int  # where its own tokens begin; 0 for roots
+    reward: float
+    parts: Mapping[str, float]
+    token_rewards: Mapping[int, float]
+
+    @property
+    def n_tokens(self) -> int:
+        """Prompt and response together."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+    @property
+    def n_trained(self) -> int:
+        return int(self.mask.sum())
+
+
+def rows_of(groups: Sequence[ScoredGroup]) -> list[Row]:
+    """The trainable rollouts in order of groups and branch paths; `row_metrics` says how many were left out.
+
+    Raises `PluginError` for sampled tokens without log-probabilities and for token rewards outside the response.
+    """
+    rows: list[Row] = []
+    for number, group in enumerate(groups):
+        members = group.valid
+        if len(members) < 2:
+            continue
+        index = {scored.rollout.id: len(rows) + i for i, scored in enumerate(members)}
+        rows.extend(_row(scored, number, index) for scored in members)
+    total = sum(len(group.rollouts) for group in groups)
+    if len(rows) < total:
+        logger.info("training on %d of %d rollouts: the others are masked or alone in their group", len(rows), total)
+    return rows
+
+
+def row_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """What `rows_of` keeps and leaves out, as counts."""
+    total = sum(len(group.rollouts) for group in groups)
+    valid = [len(group.valid) for group in groups]
+    return {
+        "train/rows": float(sum(n for n in valid if n >= 2)),
+        "train/masked_rollouts": float(total - sum(valid)),
+        "train/groups_too_small": float(sum(n < 2 for n in valid)),
+    }
+
+
+def _row(scored: ScoredRollout, group: int, index: Mapping[str, int]) -> Row:
+    rollout = scored.rollout
+    assert scored.reward is not None
+    prompt = [s for s in rollout.segments if s.kind is SegmentKind.PROMPT]
+    response = [s for s in rollout.segments if s.kind is not SegmentKind.PROMPT]
+    where = f"rollout {rollout.id!r} of task {rollout.task.id!r}"
+    outside = [p for p in scored.token_rewards if not 0 <= p < rollout.n_response_tokens]
+    if outside:
+        raise PluginError(
+            f"{where}: token reward at position {outside[0]}, but its response has {rollout.n_response_tokens} tokens"
+        )
+    has_entropies = all(s.entropies is not None and len(s.entropies) == len(s) for s in response if s.is_sampled)
+    return Row(
+        rollout_id=rollout.id,
+        task_id=rollout.task.id,
+        prompt_ids=_joined([np.asarray(s.token_ids) for s in prompt], np.int32),
+        response_ids=_joined([np.asarray(s.token_ids) for s in response], np.int32),
+        mask=_joined([np.full(len(s), s.is_sampled) for s in response], np.bool_),
+        engine_logprobs=_joined([_logprobs(s, where) for s in response], np.float32),
+        entropies=_joined([_entropies(s) for s in response], np.float32) if has_entropies else None,
+        turn_ids=_joined([np.full(len(s), s.turn) for s in response], np.int32),
+        policy_versions=_joined([np.full(len(s), _version(s)) for s in response], np.int32),
+        group=group,
+        parent=-1 if rollout.parent is None else index.get(rollout.parent, -1),
+        fork_position=sum(len(s) for s in rollout.segments[: rollout.n_shared] if s.kind is not SegmentKind.PROMPT),
+        reward=scored.reward,
+        parts=scored.parts,
+        token_rewards=scored.token_rewards,
+    )
+
+
+def _joined(pieces: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.zeros(0, dtype)
+
+
+def _logprobs(segment: Segment, where: str) -> NDArray[Any]:
+    if not segment.is_sampled:
+        return np.zeros(len(segment), np.float32)
+    if segment.logprobs is None or len(segment.logprobs) != len(segment):
+        found = "none" if segment.logprobs is None else str(len(segment.logprobs))
+        raise PluginError(
+            f"{where}, turn {segment.turn}: the engine gave {found} log-probabilities for {len(segment)} sampled "
+            "tokens; training needs one each"
+        )
+    return np.asarray(segment.logprobs)
+
+
+def _entropies(segment: Segment) -> NDArray[Any]:
+    return np.zeros(len(segment), np.float32) if segment.entropies is None else np.asarray(segment.entropies)
+
+
+def _version(segment: Segment) -> int:
+    return -1 if segment.policy_version is None else segment.policy_version
+
+
+def advantage_inputs(
+    rows: Sequence[Row],
+    *,
+    old_logprobs: Sequence[Floats],
+    ref_logprobs: Sequence[Floats] | None = None,
+    entropies: Sequence[Floats] | None = None,
+    values: Sequence[Floats] | None = None,
+    greedy_rewards: Sequence[float] | None = None,
+) -> AdvantageInputs:
+    """The padded `[N, T]` batch of an estimator; T is the longest response. Sequences hold one entry per row.
+
+    `entropies` None takes the engine's, if every row has them.
+    """
+    if entropies is None and all(row.entropies is not None for row in rows):
+        entropies = [row.entropies for row in rows if row.entropies is not None]
+    return AdvantageInputs(
+        rewards=torch.tensor([row.reward for row in rows], dtype=torch.float32),
+        reward_parts=_parts(rows),
+        mask=padded([row.mask for row in rows], torch.bool, 0),
+        group_ids=torch.tensor([row.group for row in rows], dtype=torch.int64),
+        turn_ids=padded([row.turn_ids for row in rows], torch.int64, -1),
+        parent=torch.tensor([row.parent for row in rows], dtype=torch.int64),
+        fork_position=torch.tensor([row.fork_position for row in rows], dtype=torch.int64),
+        engine_logprobs=padded([row.engine_logprobs for row in rows], torch.float32, 0),
+        old_logprobs=padded(old_logprobs, torch.float32, 0),
+        policy_versions=padded([row.policy_versions for row in rows], torch.int64, -1),
+        token_rewards=_token_rewards(rows),
+        entropies=None if entropies is None else padded(entropies, torch.float32, 0),
+        ref_logprobs=None if ref_logprobs is None else padded(ref_logprobs, torch.float32, 0),
+        values=None if values is None else padded(values, torch.float32, 0),
+        greedy_rewards=None if greedy_rewards is None else torch.tensor(greedy_rewards, dtype=torch.float32),
+    )
+
+
+def padded(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, fill: float) -> Tensor:
+    """One array per row as `[N, T]`, filled on the right."""
+    out = torch.full((len(arrays), max((len(a) for a in arrays), default=0)), fill, dtype=dtype)
+    for i, array in enumerate(arrays):
+        out[i, : len(array)] = torch.from_numpy(array)
+    return out
+
+
+def unpadded(rows: Sequence[Row], values: Tensor) -> list[Floats]:
+    """The inverse of `padded` for a `[N, T]` result of an estimator: one float32 array per row."""
+    numbers = values.detach().to("cpu", torch.float32).numpy()
+    return [numbers[i, : len(row.response_ids)] for i, row in enumerate(rows)]
+
+
+def _parts(rows: Sequence[Row]) -> dict[str, Tensor]:
+    names = sorted({name for row in rows for name in row.parts})
+    return {name: torch.tensor([row.parts.get(name, float("nan")) for row in rows]) for name in names}
+
+
+def _token_rewards(rows: Sequence[Row]) -> Tensor | None:
+    if not any(row.token_rewards for row in rows):
+        return None
+    out = torch.zeros(len(rows), max(len(row.response_ids) for row in rows))
+    for i, row in enumerate(rows):
+        for position, value in row.token_rewards.items():
+            out[i, position] += value
+    return out

@@ -1,0 +1,168 @@
+"""Checkpoints that survive a kill at any moment: a folder is either whole and provably so, or it is not there.
+
+Writing: `.tmp_step_…/` in the same file system, every file fsynced, `MANIFEST.json` with sizes and hashes last, then
+the rename to `step_000012/`; only then are old ones pruned. Reading: newest first, hashes compared; what is broken is
+skipped with a warning that names file and reason. No pointer file can go stale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.policy.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+MANIFEST = "MANIFEST.json"
+NAME = re.compile(r"step_(\d{6,})")
+SPARE = 1.2  # free space wanted, as a multiple of the last checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A verified folder and the number of steps that were done when it was written."""
+
+    step: int
+    folder: Path
+
+
+class Checkpoints:
+    """The checkpoints of one run in one folder. Only one process may write there (the run directory's lock)."""
+
+    def __init__(self, root: Path, *, keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self.root = root
+        self.keep = keep
+
+    def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
+        """Let `write` fill a temporary folder, make it `step_…`, and prune to the newest `keep`.
+
+        Raises `CheckpointError` if it cannot be written; the checkpoints before it are then as they were.
+        """
+        final = self.root / f"step_{step:06d}"
+        temporary = self.root / f".tmp_step_{step:06d}_{os.getpid()}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            _make_way(final)
+            _check_space(self.root)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            write(temporary)
+            _seal(temporary)
+            temporary.rename(final)
+            _fsync(self.root)
+        except BaseException as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise CheckpointError(f"{final}: not written: {error}; older checkpoints are untouched") from error
+            raise
+        saved = Checkpoint(step=step, folder=final)
+        _prune(self.root, saved, self.keep)
+        return saved
+
+    def newest(self) -> Checkpoint | None:
+        """The newest folder that verifies; None if there is none. Deletes what a killed writer left behind."""
+        for stale in self.root.glob(".tmp_step_*"):
+            logger.warning("%s: left by an interrupted save, deleted", stale)
+            shutil.rmtree(stale, ignore_errors=True)
+        return next((found for found in _newest_first(self.root) if _verified(found)), None)
+
+
+def verify(folder: Path) -> list[str]:
+    """What is wrong with a checkpoint, one line per file; empty if it is whole."""
+    file = folder / MANIFEST
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))["files"]
+        expected = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{file}: not a manifest: {error!r}"]
+    problems = []
+    for name, (size, digest) in expected.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{path}: missing")
+        elif path.stat().st_size != size:
+            problems.append(f"{path}: {path.stat().st_size} bytes, the manifest says {size}")
+        elif _sha256(path) != digest:
+            problems.append(f"{path}: its content does not match the manifest's hash")
+    return problems
+
+
+def _verified(checkpoint: Checkpoint) -> bool:
+    problems = verify(checkpoint.folder)
+    if problems:
+        logger.warning("checkpoint %s skipped: %s", checkpoint.folder.name, "; ".join(problems))
+    return not problems
+
+
+def _newest_first(root: Path) -> list[Checkpoint]:
+    folders = [(NAME.fullmatch(path.name), path) for path in root.glob("step_*") if path.is_dir()]
+    found = [Checkpoint(step=int(match[1]), folder=path) for match, path in folders if match]
+    return sorted(found, key=lambda checkpoint: -checkpoint.step)
+
+
+def _make_way(final: Path) -> None:
+    """A broken folder of this name makes way; a whole one is never replaced."""
+    if not final.exists():
+        return
+    if not verify(final):
+        raise CheckpointError(f"{final}: there is a whole checkpoint of this step already; it is not replaced")
+    shutil.rmtree(final)
+
+
+def _check_space(root: Path) -> None:
+    last = _newest_first(root)[:1]
+    needed = int(SPARE * sum(_size(checkpoint.folder) for checkpoint in last))
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise CheckpointError(
+            f"{root}: {free} bytes free, a checkpoint needs about {needed} ({SPARE} x the last one); free some space "
+            "or lower train.keep_checkpoints"
+        )
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _seal(folder: Path) -> None:
+    """Make all files durable, then write the manifest, then make the folder durable."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for file in files:
+        _fsync(file)
+    entries = {
+        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files
+    }
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
+    _fsync(manifest)
+    for path in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
+        _fsync(path)
+
+
+def _prune(root: Path, saved: Checkpoint, keep: int) -> None:
+    """Keep the newest `keep` up to the one just saved, which is whole. Newer ones, which were skipped, stay."""
+    older = [checkpoint for checkpoint in _newest_first(root) if checkpoint.step <= saved.step]
+    for checkpoint in older[keep:]:
+        shutil.rmtree(checkpoint.folder, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

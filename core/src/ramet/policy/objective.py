@@ -1,0 +1,116 @@
+"""The loss of one micro-batch: policy loss, KL to the reference and entropy bonus, aggregated by global counts.
+
+    L = sum_t w_t (rho_t * policy_loss_t + kl_coef * kl_t - entropy_coef * H_t)
+
+w_t comes from `train.loss_aggregation` and the counts of the whole optimiser step; rho_t is the off-policy weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
+from ramet.algorithms.kl import kl_estimate
+from ramet.algorithms.logprobs import Entropy
+from ramet.algorithms.offpolicy import truncated_weights
+from ramet.config.schema import OldLogprobs
+from ramet.errors import PluginError
+from ramet.policy.forward import TokenScores
+from ramet.policy.spec import PolicySpec
+from ramet.policy.tally import Tally
+from ramet.types import LossInputs, LossOutput, Need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputs:
+    """What a loss needs beside the forward pass, on the response axis `[T]` of one micro-batch."""
+
+    advantages: Tensor
+    old_logprobs: Tensor | None  # None: the policy itself, before its only optimiser step
+    engine_logprobs: Tensor
+    sequence_ids: Tensor
+    group_ids: Tensor
+    turn_ids: Tensor
+    policy_versions: Tensor
+    ref_logprobs: Tensor | None
+    returns: Tensor | None
+
+
+class Objective:
+    """Computes the loss of a micro-batch and adds what it saw to a tally."""
+
+    def __init__(self, spec: PolicySpec) -> None:
+        self._spec = spec
+
+    @property
+    def entropy(self) -> Entropy:
+        """Entropies are always reported, and differentiated only if the loss uses them."""
+        needed = Need.ENTROPY in self._spec.policy_loss.needs or self._spec.train.entropy_coef != 0
+        return Entropy.GRADIENT if needed else Entropy.DETACHED
+
+    def __call__(
+        self, scores: TokenScores, inputs: TokenInputs, counts: TokenCounts, tally: Tally, *, first_step: bool
+    ) -> Tensor:
+        """This micro-batch's share of the optimiser step's loss, with gradient."""
+        train = self._spec.train
+        old = scores.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
+        output = self._policy_loss(scores, inputs, old)
+        off_policy = truncated_weights(old, inputs.engine_logprobs, train.tis_cap)
+        per_token = output.per_token * off_policy.weight
+        if inputs.ref_logprobs is not None:
+            kl = kl_estimate(scores.logprobs, inputs.ref_logprobs, train.kl_estimator)
+            tally.tokens("train/kl_reference", kl, scores.mask)
+            per_token = per_token + train.kl_coef * kl if train.kl_coef else per_token
+        if scores.entropies is not None:
+            tally.tokens("train/entropy", scores.entropies, scores.mask)
+            if train.entropy_coef:
+                per_token = per_token - train.entropy_coef * scores.entropies
+        for name, values in output.metrics.items():
+            tally.tokens(f"train/{name}", values, scores.mask)
+        tally.tokens("train/tis_weight", off_policy.weight, scores.mask)
+        tally.tokens("train/tis_truncated", off_policy.truncated, scores.mask)
+        tally.tails("train/ratio", (scores.logprobs.detach() - old).exp(), scores.mask)
+        self._report_gap(scores, inputs, old, tally, first_step)
+        weights = token_weights(train.loss_aggregation, scores.mask, inputs.sequence_ids, counts)
+        return aggregate(per_token, weights)
+
+    def _policy_loss(self, scores: TokenScores, inputs: TokenInputs, old: Tensor) -> LossOutput:
+        """What the loss says of this micro-batch. It gets what it needs and nothing else that costs a pass."""
+        loss = self._spec.policy_loss
+        batch = LossInputs(
+            logprobs=scores.logprobs,
+            old_logprobs=old,
+            engine_logprobs=inputs.engine_logprobs,
+            advantages=inputs.advantages,
+            mask=scores.mask,
+            sequence_ids=inputs.sequence_ids,
+            group_ids=inputs.group_ids,
+            turn_ids=inputs.turn_ids,
+            policy_versions=inputs.policy_versions,
+            entropies=scores.entropies if Need.ENTROPY in loss.needs else None,
+            ref_logprobs=inputs.ref_logprobs if Need.REFERENCE in loss.needs else None,
+            returns=inputs.returns,
+        )
+        output = loss(batch)
+        wrong = [name for name, values in output.metrics.items() if values.shape != scores.mask.shape]
+        if wrong or output.per_token.shape != scores.mask.shape:
+            raise PluginError(
+                f"policy loss {type(loss).__name__} returned another shape than {tuple(scores.mask.shape)} for "
+                f"{', '.join(wrong) or 'per_token'}; allowed: one value per token"
+            )
+        return output
+
+    def _report_gap(
+        self, scores: TokenScores, inputs: TokenInputs, old: Tensor, tally: Tally, first_step: bool
+    ) -> None:
+        """|log pi_old - log mu|. Where pi_old is mu, the policy stands in for it before its first optimiser step."""
+        trainer = old
+        if self._spec.train.old_logprobs is OldLogprobs.ENGINE:
+            if not first_step:
+                return
+            trainer = scores.logprobs.detach()
+        gap = (trainer - inputs.engine_logprobs).abs()
+        tally.tokens("train/engine_gap_mean", gap, scores.mask)
+        tally.largest("train/engine_gap_max", gap, scores.mask)

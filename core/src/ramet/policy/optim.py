@@ -1,0 +1,38 @@
+"""AdamW, its learning rate as a pure function of the step, and gradient clipping.
+
+A schedule without state resumes exactly by knowing the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch.nn import Parameter
+
+from ramet.config.schema import PolicyConfig, Schedule
+
+
+def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:
+    """The rate of training step `step`, counted from 1. Linear warm-up, then the schedule down to `min_lr_ratio`."""
+    if step < config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    if config.schedule is Schedule.CONSTANT:
+        return config.lr
+    span = max(total_steps - config.warmup_steps, 1)
+    progress = min(max((step - config.warmup_steps - 1) / span, 0.0), 1.0)
+    left = 1 - progress if config.schedule is Schedule.LINEAR else 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
+
+
+def make_optimizer(parameters: Iterable[Parameter], config: PolicyConfig) -> torch.optim.AdamW:
+    """AdamW (arXiv 1711.05101) over all parameters. Its state has the parameters' type, float32."""
+    return torch.optim.AdamW(
+        list(parameters), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+    )
+
+
+def clip_gradients(parameters: Iterable[Parameter], max_norm: float) -> float:
+    """Scale the gradients to at most `max_norm` and return the norm before; it may not be finite."""
+    return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))

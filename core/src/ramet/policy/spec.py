@@ -1,0 +1,25 @@
+"""What a policy worker is built from: picklable, so that a Ray actor can be given it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
+from ramet.types import Need, PolicyLoss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    model: ModelConfig
+    policy: PolicyConfig
+    train: TrainConfig
+    policy_loss: PolicyLoss
+    temperature: float  # of training rollouts; all log-probabilities and entropies are those at this temperature
+    max_response_tokens: int  # the constant of `seq-mean-token-sum-norm`
+    total_steps: int  # training steps of the whole run, for the schedule
+    seed: int
+    needs: frozenset[Need] = field(default_factory=frozenset)  # of the advantage estimator
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.train.kl_coef > 0 or Need.REFERENCE in self.needs | self.policy_loss.needs

@@ -1,0 +1,118 @@
+// The table of tasks: one row per group, filtered and sorted.
+
+const PAGE = 200;
+const COLUMNS = [
+  ["step", "step", (g) => g.step],
+  ["index", "group", (g) => g.index],
+  ["task", "task", (g) => g.task],
+  ["question", "question", (g) => g.question],
+  ["rollouts", "rollouts", (g) => g.rollouts.length],
+  ["forks", "forks", (g) => g.rollouts.filter((r) => r.at).length],
+  ["masked", "masked", (g) => g.rollouts.filter((r) => r.masked).length],
+  ["mean", "reward", (g) => mean(rewards(g))],
+  ["min", "min", (g) => (rewards(g).length ? Math.min(...rewards(g)) : null)],
+  ["max", "max", (g) => (rewards(g).length ? Math.max(...rewards(g)) : null)],
+  ["calls", "calls", (g) => callsOf(g).length],
+  ["tokens", "tokens", (g) => g.rollouts.flatMap((r) => r.segments).reduce((sum, s) => sum + s.n, 0)],
+];
+const STATUS = {
+  "all groups": () => true,
+  "with forks": (row) => row.forks > 0,
+  "with masked rollouts": (row) => row.masked > 0,
+  "with tool errors": (row) => callsOf(row.group).some((call) => call.status !== "ok"),
+  "without tool calls": (row) => row.calls === 0,
+  "rewards differ": (row) => row.max !== null && row.max > row.min,
+  "rewards all equal": (row) => row.max !== null && row.max === row.min,
+};
+
+const rewards = (group) => known(group.rollouts.map((r) => r.reward));
+const callsOf = (group) => group.rollouts.flatMap((r) => [...r.segments.flatMap((s) => s.calls || []), ...r.calls]);
+const linkOf = (group, rollout) => `#s${group.step}/g${group.index}` + (rollout ? "/r" + rollout : "");
+
+function rowsOf(steps) {
+  return steps.flat().map((group) => {
+    const row = { group };
+    for (const [key, , value] of COLUMNS) row[key] = value(group);
+    return row;
+  });
+}
+
+function textOf(row) {
+  if (row.text === undefined) {
+    const g = row.group;
+    const parts = g.rollouts.flatMap((r) => [r.answer || "", ...r.segments.map((s) => s.text)]);
+    row.text = [g.task, g.source, g.question, ...g.gold, ...parts].join("\n").toLowerCase();
+  }
+  return row.text;
+}
+
+function tasksPage(state) {
+  const body = el("tbody");
+  const count = el("p", { class: "hint", "aria-live": "polite" });
+  const more = el("button", { class: "plain", click: () => { state.shown += PAGE; draw(); } }, "show more");
+  const heads = COLUMNS.map(([key, title]) => el("th", {}, el("button", { "data-key": key, click: () => { sortBy(state, key); draw(); } }, title)));
+  const draw = () => {
+    const rows = visibleRows(state);
+    const shown = rows.slice(0, state.shown);
+    body.replaceChildren(...shown.map(taskRow));
+    count.textContent = `${rows.length} of ${state.rows.length} groups` + (rows.length > shown.length ? `, the first ${shown.length} shown` : "");
+    more.hidden = shown.length === rows.length;
+    for (const head of heads) {
+      const mine = head.firstChild.dataset.key === state.sort;
+      head.setAttribute("aria-sort", !mine ? "none" : state.down ? "descending" : "ascending");
+    }
+    document.documentElement.dataset.rows = rows.length;
+  };
+  draw();
+  return el("div", { class: "tasks" }, filters(state, draw), count,
+    el("div", { class: "scroll" }, el("table", { class: "grid" }, el("thead", {}, el("tr", {}, heads)), body)), more);
+}
+
+function taskRow(row) {
+  const cells = COLUMNS.map(([key]) => {
+    if (key === "task") return el("td", { class: "name" }, el("a", { href: linkOf(row.group) }, excerpt(row.task, 40)));
+    if (key === "question") return el("td", { class: "question" }, excerpt(row.question, 90));
+    const alarm = key === "masked" && row.masked > 0;
+    return el("td", { class: alarm ? "number alarm" : "number" }, number(row[key], 2));
+  });
+  return el("tr", { "data-row": "", click: () => { location.hash = linkOf(row.group); } }, cells);
+}
+
+function sortBy(state, key) {
+  state.down = state.sort === key ? !state.down : false;
+  state.sort = key;
+}
+
+function visibleRows(state) {
+  const wanted = state.text.toLowerCase();
+  const kept = state.rows.filter((row) =>
+    (state.step === "" || row.step === Number(state.step)) &&
+    STATUS[state.status](row) &&
+    (state.low === "" || (row.mean !== null && row.mean >= Number(state.low))) &&
+    (state.high === "" || (row.mean !== null && row.mean <= Number(state.high))) &&
+    (wanted === "" || textOf(row).includes(wanted)));
+  const order = (a, b) => {
+    const [x, y] = [a[state.sort], b[state.sort]];
+    if (x === null || y === null) return (x === null) - (y === null);
+    const compared = typeof x === "string" ? x.localeCompare(y) : x - y;
+    return state.down ? -compared : compared;
+  };
+  return kept.sort(order);
+}
+
+function filters(state, draw) {
+  const bind = (key, node) => {
+    node.value = state[key];
+    node.addEventListener("input", () => { state[key] = node.value; state.shown = PAGE; draw(); });
+    return node;
+  };
+  const choice = (values) => el("select", {}, values.map(([value, title]) => el("option", { value }, title)));
+  const steps = [...new Set(state.rows.map((row) => row.step))];
+  const field = (title, node) => el("label", {}, title, node);
+  return el("form", { class: "filters", submit: (event) => event.preventDefault() },
+    field("step", bind("step", choice([["", "all"], ...steps.map((s) => [String(s), String(s)])]))),
+    field("show", bind("status", choice(Object.keys(STATUS).map((name) => [name, name])))),
+    field("reward from", bind("low", el("input", { type: "number", step: "any", size: 5 }))),
+    field("to", bind("high", el("input", { type: "number", step: "any", size: 5 }))),
+    field("text", bind("text", el("input", { type: "search", placeholder: "task, question, rollouts" }))));
+}

@@ -1,0 +1,159 @@
+"""What the report says about a run apart from its rollouts: curves, facts, the before/after table, evaluations."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
+
+from ramet.errors import ConfigError
+from ramet.evaluate.results import read_results
+from ramet.tracking.console import COLUMNS
+from ramet.tracking.jsonl import NAME, Curve, curves_of, read_metrics
+
+logger = logging.getLogger(__name__)
+MAX_POINTS = 600  # per curve; longer ones are thinned by means of neighbours
+SFT_AREA = "sft/"  # metrics of SFT, on their own axis of optimiser steps
+SFT_FOLDER = "sft"  # where a run of several phases keeps those of its SFT
+MAIN = ("reward/", "valid/", "train/kl_reference", "sft/loss")  # metrics that are shown at once, beside the console's
+
+Json = dict[str, Any]
+
+
+def overview(run: Path) -> Json:
+    """Everything on the first page. Raises `ConfigError` if the folder is missing or holds no metrics."""
+    if not run.is_dir():
+        raise ConfigError(f"report: {run} is not a folder; give a run directory such as runs/NAME")
+    curves = curves_of(read_metrics(run / NAME))
+    sft = {name: curve for name, curve in curves.items() if name.startswith(SFT_AREA)}
+    sft |= curves_of(read_metrics(run / SFT_FOLDER / NAME))
+    if not curves and not sft:
+        raise ConfigError(
+            f"report: no metrics in {run}: {NAME} and {SFT_FOLDER}/{NAME} are missing or empty; has the run started?"
+        )
+    training = {name: curve for name, curve in curves.items() if name not in sft}
+    sections = [_section("Training", "step", training), _section("SFT", "optimiser step", sft)]
+    manifest = read_json(run / "manifest.json")
+    return {
+        "name": run.resolve().name,
+        "sections": [section for section in sections if section["curves"]],
+        "summary": _summary(read_json(run / "summary.json")),
+        "results": _results(run / "results.json"),
+        "facts": _facts(manifest),
+        "manifest": json.dumps(manifest, indent=2) if manifest else None,
+        "config": _text(run / "config.yaml"),
+        "overrides": _text(run / "overrides.txt"),
+    }
+
+
+def tokenizer_folders(run: Path) -> list[Path]:
+    """Where the run's tokenizer may lie: in the run itself, or in the folders that its configuration names."""
+    config = _config(run / "config.yaml")
+    named = [OmegaConf.select(config, key) for key in ("model.tokenizer", "model.path")]
+    return [run / "tokenizer", run / "model", *(Path(value) for value in named if isinstance(value, str))]
+
+
+def read_json(path: Path) -> Json | None:
+    """A JSON object from a file; None where there is none. A broken file is reported and left out."""
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        logger.warning("report: %s could not be read: %s", path, error)
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _section(title: str, x: str, curves: Mapping[str, Curve]) -> Json:
+    wanted = [column.key for column in COLUMNS if column.per is None]
+    names = sorted(curves, key=lambda name: (wanted.index(name) if name in wanted else len(wanted), name))
+    drawn = []
+    for name in names:
+        xs, ys = _thinned(*curves[name])
+        drawn.append({"name": name, "main": name in wanted or name.startswith(MAIN), "x": xs, "y": ys})
+    return {"title": title, "x": x, "curves": drawn, "thinned": any(len(c[0]) > MAX_POINTS for c in curves.values())}
+
+
+def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float | None], list[float | None]]:
+    n = len(xs)
+    if n <= MAX_POINTS:
+        return [_finite(x) for x in xs], [_finite(y) for y in ys]
+    cuts = [round(i * n / MAX_POINTS) for i in range(MAX_POINTS + 1)]
+    parts = list(pairwise(cuts))
+    return [_mean(xs[a:b]) for a, b in parts], [_mean(ys[a:b]) for a, b in parts]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return _finite(sum(finite) / len(finite)) if finite else None
+
+
+def _finite(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _summary(body: Json | None) -> Json | None:
+    """Pairs `X_before`, `X_after` become rows of a table; the other numbers stand below it."""
+    if not body:
+        return None
+    names = [key.removesuffix("_before") for key in body if key.endswith("_before")]
+    pairs = [[name, body[f"{name}_before"], body[f"{name}_after"]] for name in names if f"{name}_after" in body]
+    used = {f"{name}_{when}" for name, _, _ in pairs for when in ("before", "after")}
+    return {"pairs": pairs, "rest": _flat({key: value for key, value in body.items() if key not in used})}
+
+
+def _results(path: Path) -> list[list[Any]]:
+    """One row per benchmark and metric: name, metric, k, avg@k, half width, pass@k, judged."""
+    if not path.exists():
+        return []
+    try:
+        measured = read_results(path)["results"]
+    except ConfigError as error:
+        logger.warning("report: %s", error)
+        return []
+    rows = []
+    for benchmark in measured:
+        for metric in benchmark["metrics"]:
+            avg, last = metric["avg"], metric["passes"][-1]
+            values = [avg["mean"], avg["half_width"], last["estimate"]["mean"]]
+            judged = f"{metric['n_judged']} of {metric['n_rollouts']}"
+            rows.append([benchmark["name"], metric["metric"], metric["k"], *values, judged])
+    return rows
+
+
+def _facts(manifest: Json | None) -> list[list[str]]:
+    """The manifest without its lists, which stand below as JSON."""
+    return _flat({key: value for key, value in (manifest or {}).items() if not isinstance(value, list)})
+
+
+def _flat(body: Mapping[str, Any], prefix: str = "") -> list[list[str]]:
+    rows: list[list[str]] = []
+    for key, value in body.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append([f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)])
+    return rows
+
+
+def _config(path: Path) -> DictConfig:
+    try:
+        found = OmegaConf.load(path)
+    except FileNotFoundError:
+        return OmegaConf.create()
+    except (OSError, YAMLError) as error:
+        logger.warning("report: %s could not be read: %s", path, error)
+        return OmegaConf.create()
+    return found if isinstance(found, DictConfig) else OmegaConf.create()
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None

@@ -1,0 +1,65 @@
+"""The report of a run as one HTML file that opens from disk and asks the network for nothing.
+
+Rollouts are text that a model and the web wrote, so none of it may act: data stands in the page as escaped ASCII JSON,
+the script writes it with `textContent` only, and a content security policy allows exactly this script and this style.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import os
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from ramet.report.data import overview, tokenizer_folders
+from ramet.report.steps import Steps, collect_steps, safe_json
+from ramet.report.tokens import find_splitter
+
+MAX_BYTES = 40_000_000  # of recorded rollouts in one file
+SCRIPTS = ("text.js", "curves.js", "overview.js", "tasks.js", "lanes.js", "tree.js", "main.js")
+STYLES = ("page.css", "rollouts.css")
+
+
+def write_report(run: Path, out: Path | None = None) -> Path:
+    """Write the report of a run directory to `out`, by default its `report.html`, and return the path.
+
+    Raises `ConfigError` if the folder is missing or holds no metrics.
+    """
+    facts = overview(run)
+    steps = collect_steps(run, find_splitter(tokenizer_folders(run)), max_bytes=MAX_BYTES)
+    out = out or run / "report.html"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.name}.tmp")
+    temporary.write_text(page({**facts, "notes": steps.notes}, steps), encoding="ascii", errors="xmlcharrefreplace")
+    os.replace(temporary, out)
+    return out
+
+
+def page(facts: dict[str, object], steps: Steps) -> str:
+    """The whole file. Asset files are ASCII, so only the title can hold anything else."""
+    script = "(() => {\n" + '"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS) + "})();\n"
+    style = "\n".join(_asset(name) for name in STYLES)
+    data = [_data("overview", safe_json(facts)), *(_data("step", text) for text in steps.scripts)]
+    return Template(_asset("page.html")).substitute(
+        title=html.escape(f"{facts['name']} - Ramet"),
+        script_hash=_hash(script),
+        style_hash=_hash(style),
+        style=style,
+        script=script,
+        data="\n".join(data),
+    )
+
+
+def _data(kind: str, text: str) -> str:
+    return f'<script type="application/json" data-kind="{kind}">{text}</script>'
+
+
+def _asset(name: str) -> str:
+    return (files("ramet.report") / "assets" / name).read_text(encoding="ascii")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -1,0 +1,163 @@
+"""One group as the page's data: every segment once, at the rollout that owns it, and forks hung where they begin."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ramet.report.tokens import Splitter
+from ramet.rollout.scoring import ScoredRollout
+from ramet.types import Rollout, Segment, SegmentKind, ToolRecord
+
+if TYPE_CHECKING:
+    from ramet.rollout.record import GroupRecord
+
+Node = dict[str, Any]  # JSON; the keys are those that the page's script reads
+
+
+def group_data(record: GroupRecord, index: int, split: Splitter) -> Node:
+    """The group as JSON data. `index` is its place in the step, as in a link `#s3/g2`."""
+    scored = record.group.rollouts
+    by_id = {one.rollout.id: one.rollout for one in scored}
+    return {
+        "step": record.step,
+        "index": index,
+        "task": record.group.task.id,
+        "source": record.group.task.data_source,
+        "question": record.group.task.question,
+        "gold": list(record.group.task.answer),
+        "prompt": _prompt(scored),
+        "rollouts": [_rollout(one, by_id, record.advantages.get(one.rollout.id), split) for one in scored],
+    }
+
+
+def _prompt(scored: Sequence[ScoredRollout]) -> Node | None:
+    if not scored:
+        return None
+    segments = scored[0].rollout.segments[: _n_prompt(scored[0].rollout)]
+    return {"text": "".join(s.text for s in segments), "n": sum(len(s) for s in segments)}
+
+
+def _rollout(
+    scored: ScoredRollout, by_id: dict[str, Rollout], advantages: array[float] | None, split: Splitter
+) -> Node:
+    rollout = scored.rollout
+    start = _own_start(rollout, by_id)
+    segments = list(_segments(rollout, start, advantages, split))
+    first_turn = (rollout.fork_turn or 0) if rollout.parent in by_id else 0
+    calls = [call for call in rollout.tool_calls if call.turn >= first_turn]
+    return {
+        "id": rollout.id,
+        "parent": rollout.parent,
+        "at": _anchor(rollout, by_id),
+        "turn": rollout.fork_turn,
+        "stop": str(rollout.stop),
+        "answer": rollout.answer,
+        "reward": _number(scored.reward),
+        "parts": {name: _number(value) for name, value in scored.parts.items()},
+        "token_rewards": {str(at): _number(value) for at, value in scored.token_rewards.items()},
+        "masked": None if rollout.fault is None else [rollout.fault.where, rollout.fault.message],
+        "sampled": rollout.n_sampled_tokens,
+        "own": _mean_advantage(rollout, advantages, start, len(rollout.segments)),
+        "shared": _mean_advantage(rollout, advantages, 0, start),
+        "stats": {name: _number(value) for name, value in rollout.stats.items()},
+        "segments": segments,
+        "calls": _attach(segments, calls),
+    }
+
+
+def _anchor(rollout: Rollout, by_id: dict[str, Rollout]) -> list[Any] | None:
+    """`[owner, i]`: this fork begins before the i-th own segment of `owner`; None for a root.
+
+    The owner is the parent or, for a fork that begins no later than its parent did, an ancestor of the parent.
+    """
+    owner = by_id.get(rollout.parent) if rollout.parent is not None else None
+    if owner is None:
+        return None
+    while owner.parent in by_id and rollout.n_shared <= owner.n_shared:
+        owner = by_id[owner.parent]
+    return [owner.id, max(0, rollout.n_shared - _own_start(owner, by_id))]
+
+
+def _own_start(rollout: Rollout, by_id: dict[str, Rollout]) -> int:
+    """Index of the first segment that no other rollout shows."""
+    shared = rollout.n_shared if rollout.parent in by_id else 0
+    return max(shared, _n_prompt(rollout))
+
+
+def _n_prompt(rollout: Rollout) -> int:
+    return next((i for i, s in enumerate(rollout.segments) if s.kind is not SegmentKind.PROMPT), len(rollout.segments))
+
+
+def _segments(rollout: Rollout, start: int, advantages: array[float] | None, split: Splitter) -> Iterable[Node]:
+    for segment, offset in list(_response(rollout))[start - _n_prompt(rollout) :]:
+        node: Node = {"kind": str(segment.kind), "turn": segment.turn, "text": segment.text, "n": len(segment)}
+        if segment.is_sampled:
+            node["version"] = segment.policy_version
+            node["tokens"] = split(segment)
+            node["entropies"] = _numbers(segment.entropies)
+            node["logprobs"] = _numbers(segment.logprobs)
+            node["advantages"] = _constant_or_list(advantages, offset, len(segment))
+        yield node
+
+
+def _response(rollout: Rollout) -> Iterable[tuple[Segment, int]]:
+    """The segments behind the prompt, each with its first position on the response axis."""
+    position = 0
+    for segment in rollout.segments[_n_prompt(rollout) :]:
+        yield segment, position
+        position += len(segment)
+
+
+def _mean_advantage(rollout: Rollout, advantages: array[float] | None, first: int, last: int) -> float | None:
+    """Over the sampled tokens of these segments; None if there are none or the rollout got no advantages."""
+    if advantages is None:
+        return None
+    skipped = _n_prompt(rollout)
+    values: list[float] = []
+    for index, (segment, offset) in enumerate(_response(rollout), start=skipped):
+        if first <= index < last and segment.is_sampled:
+            values.extend(advantages[offset : offset + len(segment)])
+    return _number(sum(values) / len(values)) if values else None
+
+
+def _attach(segments: Sequence[Node], calls: Sequence[ToolRecord]) -> list[Node]:
+    """Put each call at the result of its turn. Returns the calls without a result, as when infrastructure failed."""
+    left: list[Node] = []
+    for call in calls:
+        here = next((s for s in segments if s["kind"] == SegmentKind.RESULT and s["turn"] == call.turn), None)
+        (left if here is None else here.setdefault("calls", [])).append(_call(call))
+    return left
+
+
+def _call(call: ToolRecord) -> Node:
+    return {
+        "name": call.name,
+        "turn": call.turn,
+        "arguments": json.dumps(dict(call.arguments), ensure_ascii=False, default=repr),
+        "status": str(call.status),
+        "text": call.text,
+        "wait_s": _number(call.wait_s),
+        "run_s": _number(call.run_s),
+        "attempts": call.attempts,
+        "marks": [name for name, is_set in (("cached", call.cached), ("truncated", call.truncated)) if is_set],
+    }
+
+
+def _constant_or_list(values: array[float] | None, offset: int, n: int) -> Any:
+    if values is None or n == 0:
+        return None
+    part = [_number(value) for value in values[offset : offset + n]]
+    return part[0] if len(set(part)) == 1 else part
+
+
+def _numbers(values: Iterable[float] | None) -> list[float | None] | None:
+    return None if values is None else [_number(value, 3) for value in values]
+
+
+def _number(value: float | None, digits: int = 4) -> float | None:
+    """Rounded, since the page shows no more; None for what JSON cannot say."""
+    return None if value is None or not math.isfinite(value) else round(value, digits)

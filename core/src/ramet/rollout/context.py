@@ -1,0 +1,201 @@
+"""What a rollout step may do in one turn: generate once, and call tools. The core keeps the token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
+from ramet.errors import ConfigError, InfraError, PluginError, ToolError
+from ramet.rollout.keys import request_seed
+from ramet.rollout.plan import ResolvedPlan
+from ramet.rollout.tool_runtime import ToolOutcome, ToolRuntime
+from ramet.rollout.tree import LiveRollout
+from ramet.rollout.watchdog import Watchdog
+from ramet.types import (
+    CallStatus,
+    Fault,
+    Generation,
+    Origin,
+    Segment,
+    SegmentKind,
+    ToolCall,
+    ToolRecord,
+    ToolResult,
+    ToolSchema,
+)
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
+
+FirstTokensHook = Callable[[LiveRollout, int, tuple[float, ...]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """What all turns of one group share."""
+
+    engine: Engine
+    encoder: Encoder
+    tools: ToolRuntime
+    schemas: tuple[ToolSchema, ...]  # of the tools that the task may use
+    watchdog: Watchdog
+    plan: ResolvedPlan
+    seed: int
+    first_tokens: int
+    max_tool_calls: int
+
+
+class TurnContext:
+    """`StepContext` for one turn of one rollout. `fault` keeps what failed, even if the step swallows the error."""
+
+    def __init__(self, live: LiveRollout, place: Workplace, room: int, on_first: FirstTokensHook, step: str) -> None:
+        self.live = live
+        self.place = place
+        self.room = room  # tokens that may still be sampled
+        self.fault: Fault | None = None
+        self._on_first = on_first
+        self._step = step  # for messages
+        self._asked = False
+        self._reported = False
+
+    @property
+    def tools(self) -> Sequence[ToolSchema]:
+        return self.place.schemas
+
+    @property
+    def max_tool_calls(self) -> int:
+        return self.place.max_tool_calls
+
+    async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
+        if self._asked:
+            raise PluginError(f"rollout step {self._step} called generate twice in one turn; allowed: once")
+        self._asked = True
+        request = self._request(tuple(stop))
+        started = time.perf_counter()
+        completion = await self._complete(request)
+        self.live.add_stat("generate_s", time.perf_counter() - started)
+        self._report(completion.entropies)
+        return self._append(completion)
+
+    def _request(self, stop: tuple[str, ...]) -> Request:
+        live, plan = self.live, self.place.plan
+        sampling = Sampling(
+            temperature=plan.temperature,
+            top_p=plan.top_p,
+            top_k=plan.top_k,
+            max_tokens=self.room,
+            stop=stop,
+            stop_token_ids=self.place.encoder.eos_ids,
+        )
+        forks_now = live.parent is not None and live.turn == live.fork_turn
+        return Request(
+            id=f"{live.key}/{live.turn}",
+            token_ids=array("i", live.token_ids),
+            sampling=sampling,
+            seed=request_seed(self.place.seed, live.key, live.turn),
+            cache_key=str(live.key),
+            fork_of=str(live.parent.key) if forks_now and live.parent is not None else "",
+            first_tokens=self.place.first_tokens,
+        )
+
+    async def _complete(self, request: Request) -> Completion:
+        def on_first(report: FirstReport) -> None:
+            self._report(report.entropies)
+
+        try:
+            with self.place.watchdog.wait(f"generation of rollout {self.live.key}, turn {self.live.turn}"):
+                completion = await self.place.engine.generate(request, on_first)
+        except asyncio.CancelledError:
+            self.place.engine.abort(request.id)
+            raise
+        except (PluginError, ConfigError):
+            raise
+        except Exception as error:  # whatever an engine raises, one request failed and the others go on
+            raise self._failed("engine", f"{type(error).__name__}: {error}") from error
+        if completion.finish is FinishReason.ABORT:
+            raise self._failed("engine", "the request was aborted")
+        return completion
+
+    def _report(self, entropies: Sequence[float]) -> None:
+        """Once a turn, at the engine's first report or, if there was none, at the end; not for what ended before."""
+        if self._reported or self.live.finished:
+            return
+        self._reported = True
+        self._on_first(self.live, self.live.turn, tuple(entropies[: self.place.first_tokens]))
+
+    def _append(self, completion: Completion) -> Generation:
+        encoder, ids = self.place.encoder, completion.token_ids
+        ended = completion.finish is FinishReason.END and len(ids) > 0 and ids[-1] in encoder.eos_ids
+        said = ids[:-1] if ended else ids
+        text = encoder.decode(said)
+        segment = Segment(
+            origin=Origin.SAMPLED,
+            kind=SegmentKind.TURN,
+            turn=self.live.turn,
+            text=text,
+            token_ids=ids,
+            logprobs=completion.logprobs,
+            entropies=completion.entropies if len(completion.entropies) == len(ids) else None,
+            policy_version=completion.policy_version,
+        )
+        self.live.append(segment)
+        self.live.add_stat("sampled_tokens", len(ids))
+        self.live.add_stat("prompt_tokens", completion.prompt_tokens)
+        self.live.add_stat("cached_tokens", completion.cached_tokens)
+        self.live.add_stat("drifted_segments", float(encoder.markup(text) != said))
+        return Generation(
+            text=text,
+            stop=completion.stop if completion.finish is FinishReason.STOP else None,
+            finished=completion.finish is FinishReason.END,
+            truncated=completion.finish is FinishReason.LENGTH,
+        )
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        live = self.live
+        if len(live.tool_calls) >= self.max_tool_calls:
+            raise PluginError(
+                f"rollout step {self._step} made more tool calls than the {self.max_tool_calls} allowed; it must "
+                "stop the rollout with StopReason.CALL_LIMIT"
+            )
+        call = replace(call, rollout=str(live.key), turn=live.turn)
+        outcome = await self._run(call)
+        live.tool_calls.append(_record(call, outcome))
+        live.add_stat("tool_s", outcome.run_s)
+        live.add_stat("tool_wait_s", outcome.wait_s)
+        if outcome.status is CallStatus.INFRA:
+            raise self._failed(f"tool:{call.name}", outcome.text)
+        if outcome.raised:
+            raise ToolError(outcome.text)
+        error = outcome.status is CallStatus.ERROR
+        return ToolResult(text=outcome.text, error=error, cached=outcome.cached, metadata=outcome.metadata or {})
+
+    async def _run(self, call: ToolCall) -> ToolOutcome:
+        known = [schema.name for schema in self.place.schemas]
+        if call.name in known:
+            return await self.place.tools.run(call)
+        text = f"There is no tool {call.name}. Tools: {', '.join(known) or 'none'}."
+        return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
+
+    def _failed(self, where: str, message: str) -> InfraError:
+        self.fault = Fault(where=where, message=message)
+        return InfraError(f"{where}: {message}")
+
+
+def _record(call: ToolCall, outcome: ToolOutcome) -> ToolRecord:
+    return ToolRecord(
+        turn=call.turn,
+        name=call.name,
+        arguments=dict(call.arguments),
+        status=outcome.status,
+        text=outcome.text,
+        wait_s=outcome.wait_s,
+        run_s=outcome.run_s,
+        attempts=outcome.attempts,
+        cached=outcome.cached,
+        truncated=outcome.truncated,
+    )

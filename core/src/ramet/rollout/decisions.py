@@ -1,0 +1,51 @@
+"""Asking a branch policy, and holding it to the contract: it may start only what exists and what the budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from ramet.errors import ConfigError, PluginError
+from ramet.types import BranchAction, BranchEvent, BranchPolicy, Fork, GroupView, StartRoots
+
+
+def ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[BranchAction]:
+    """What the policy wants started. Raises `PluginError` naming it if it fails or asks for what cannot be."""
+    name = f"{type(policy).__module__}.{type(policy).__qualname__}"
+    try:
+        actions = list(policy.decide(event, view, rng))
+    except (ConfigError, PluginError):
+        raise
+    except Exception as error:
+        raise PluginError(f"branch policy {name} raised {type(error).__name__} on {event}: {error}") from error
+    problems = _problems(actions, view)
+    if problems:
+        raise PluginError(f"branch policy {name} answered {event} wrongly: {'; '.join(problems)}")
+    return actions
+
+
+def _problems(actions: Sequence[BranchAction], view: GroupView) -> list[str]:
+    """Judged by the view that the policy was given. More than the budget left is a mistake, never clipped."""
+    strange = [action for action in actions if not isinstance(action, StartRoots | Fork)]
+    if strange:
+        return [f"{action!r} is neither StartRoots nor Fork" for action in strange]
+    found = [f"{action}: n must not be negative" for action in actions if action.n < 0]
+    for action in actions:
+        if isinstance(action, Fork):
+            found += _fork_problems(action, view)
+    wanted = sum(action.n for action in actions)
+    if not found and wanted > view.budget_left:
+        found.append(f"it asks for {wanted} rollouts, budget left is {view.budget_left}")
+    return found
+
+
+def _fork_problems(fork: Fork, view: GroupView) -> list[str]:
+    known = {rollout.id: rollout for rollout in view.rollouts}
+    if fork.rollout not in known:
+        return [f"{fork}: the group has no such rollout, only {', '.join(known) or 'none'}"]
+    last = len(known[fork.rollout].turns) - 1
+    if last == 0:
+        return [f"{fork}: rollout {fork.rollout} has no tool result yet; for turn 0 use StartRoots"]
+    if not 1 <= fork.turn <= last:
+        return [f"{fork}: rollout {fork.rollout} can be forked at turns 1 to {last}; for turn 0 use StartRoots"]
+    return []

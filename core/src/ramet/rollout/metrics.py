@@ -1,0 +1,100 @@
+"""What is reported about rollouts. Executed work and logical work are told apart: a shared prefix is executed once.
+
+Logical counts sum over all rollouts of a group, as the training pass sees them; executed ones count each segment and
+each tool call once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ramet.types import Group, Rollout, Segment, SegmentKind, StopReason
+
+
+class RolloutMetrics:
+    """Collects groups; `take` gives the metrics since the last call."""
+
+    def __init__(self, first_tokens: int) -> None:
+        self.first_tokens = first_tokens
+        self._clear()
+
+    def _clear(self) -> None:
+        self.seconds = 0.0
+        self._groups = 0
+        self._sums: Counter[str] = Counter()
+        self._stops: Counter[StopReason] = Counter()
+        self._longest = 0
+        self._n = 0
+        self._first: dict[str, list[float]] = {"first_turn": [], "after_tool": []}
+
+    def add(self, group: Group, n_filled: int) -> None:
+        self._groups += 1
+        self._sums["filled"] += n_filled
+        for rollout in group.rollouts:
+            self._add_rollout(rollout)
+        for segment in _unique(group.rollouts):
+            self._add_segment(segment)
+
+    def _add_rollout(self, rollout: Rollout) -> None:
+        self._n += 1
+        self._stops[rollout.stop] += 1
+        length = rollout.n_response_tokens
+        self._longest = max(self._longest, length)
+        own_calls = sum(call.turn >= (rollout.fork_turn or 0) for call in rollout.tool_calls)
+        self._sums.update(
+            masked=not rollout.valid,
+            forks=rollout.parent is not None,
+            turns=1 + max((s.turn for s in rollout.segments), default=0),
+            response_tokens=length,
+            logical_sampled=rollout.n_sampled_tokens,
+            logical_calls=len(rollout.tool_calls),
+            executed_calls=own_calls,
+            drifted=int(rollout.stats.get("drifted_segments", 0)),
+            rollout_ms=int(1000 * rollout.stats.get("seconds", 0.0)),
+        )
+
+    def _add_segment(self, segment: Segment) -> None:
+        if segment.kind is not SegmentKind.TURN:
+            return
+        self._sums["executed_sampled"] += len(segment)
+        if segment.entropies:
+            first = segment.entropies[: self.first_tokens]
+            self._first["after_tool" if segment.turn else "first_turn"].append(sum(first) / len(first))
+
+    def take(self) -> dict[str, float]:
+        """Shares are of rollouts, means per rollout. Empty when nothing was played."""
+        metrics = self._summary() if self._n else {}
+        self._clear()
+        return metrics
+
+    def _summary(self) -> dict[str, float]:
+        sums, n = self._sums, self._n
+        metrics = {
+            "rollout/seconds": self.seconds,
+            "rollout/rollout_seconds_mean": sums["rollout_ms"] / 1000 / n,
+            "rollout/rollouts": float(n),
+            "rollout/masked_share": sums["masked"] / n,
+            "rollout/turns_mean": sums["turns"] / n,
+            "rollout/response_tokens_mean": sums["response_tokens"] / n,
+            "rollout/response_tokens_max": float(self._longest),
+            "rollout/sampled_tokens_mean": sums["logical_sampled"] / n,
+            "rollout/tool_calls_mean": sums["logical_calls"] / n,
+            "rollout/logical_tool_calls": float(sums["logical_calls"]),
+            "rollout/executed_tool_calls": float(sums["executed_calls"]),
+            "rollout/logical_sampled_tokens": float(sums["logical_sampled"]),
+            "rollout/executed_sampled_tokens": float(sums["executed_sampled"]),
+            "rollout/forks_per_group": sums["forks"] / self._groups,
+            "rollout/filled_per_group": sums["filled"] / self._groups,
+            "rollout/retokenization_drift": float(sums["drifted"]),
+        }
+        metrics |= {f"rollout/stop/{reason}": self._stops[reason] / n for reason in StopReason}
+        for where, values in self._first.items():
+            if values:
+                metrics[f"rollout/entropy_{where}"] = sum(values) / len(values)
+        return metrics
+
+
+def _unique(rollouts: Iterable[Rollout]) -> Iterable[Segment]:
+    """Each segment object once, however many rollouts share it."""
+    return {id(segment): segment for rollout in rollouts for segment in rollout.segments}.values()

@@ -1,0 +1,59 @@
+"""What one call of the rollout worker is to do. Training, validation and evaluation differ only in this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ramet.config.schema import RolloutConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan:
+    """How many rollouts per task, and how they are sampled. None: as the configuration says.
+
+    `branch` False starts all rollouts from the prompt. `salt` keeps the seeds of training, validation and evaluation
+    apart: `train`, `valid` or `eval`.
+    """
+
+    group_size: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    branch: bool = True
+    salt: str = "train"
+
+    def resolved(self, config: RolloutConfig) -> ResolvedPlan:
+        return ResolvedPlan(
+            group_size=config.group_size if self.group_size is None else self.group_size,
+            temperature=config.temperature if self.temperature is None else self.temperature,
+            top_p=config.top_p if self.top_p is None else self.top_p,
+            top_k=config.top_k if self.top_k is None else self.top_k,
+            branch=self.branch,
+            salt=self.salt,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedPlan:
+    """A plan with nothing left open."""
+
+    group_size: int
+    temperature: float
+    top_p: float
+    top_k: int
+    branch: bool
+    salt: str
+
+    def problems(self, max_concurrent: int) -> list[str]:
+        """Everything that is wrong with it, in the words of the configuration."""
+        found = []
+        if self.group_size < 1:
+            found.append(f"rollout.group_size: must be at least 1, got {self.group_size}")
+        if self.group_size > max_concurrent:
+            found.append(
+                f"rollout.group_size: {self.group_size} rollouts of one task do not fit rollout.max_concurrent, "
+                f"{max_concurrent}"
+            )
+        if "/" in self.salt or not self.salt:
+            found.append(f"rollout plan: salt must be a word without slashes, got {self.salt!r}")
+        return found

@@ -1,0 +1,245 @@
+"""The record of a step on disk: one JSON line per group, the segment tree with everything that training used.
+
+A segment that rollouts share is written once per group and referred to by its index; a fork's tool calls are its own
+ones, the earlier ones are its parent's. Token ids, log-probabilities, entropies and advantages are base64 of
+little-endian int32 and float32. Reading gives back equal objects, with shared segments shared again.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import logging
+import os
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ramet.errors import ConfigError
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.types import (
+    CallStatus,
+    Fault,
+    Message,
+    Origin,
+    Rollout,
+    Segment,
+    SegmentKind,
+    StopReason,
+    Task,
+    ToolRecord,
+)
+
+logger = logging.getLogger(__name__)
+SCHEMA = 1
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """One group of one step. `advantages`: rollout id -> one float32 per response token; empty in evaluation."""
+
+    step: int
+    group: ScoredGroup
+    advantages: Mapping[str, array[float]] = field(default_factory=dict)
+
+
+def write_records(path: Path, records: Iterable[GroupRecord]) -> None:
+    """Write `.jsonl.gz`. The same records give the same bytes; the file appears whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as raw:
+            with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed:
+                for record in records:
+                    packed.write(_line(record))
+            raw.flush()
+            os.fsync(raw.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def read_records(path: Path) -> Iterator[GroupRecord]:
+    """Groups in the order in which they were written. A torn end is reported and left out.
+
+    Raises `ConfigError` for a missing file, a broken line that is not the last, and another schema version.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"no rollout file {str(path)!r}")
+    broken: str | None = None
+    for number, line in enumerate(_lines(path), start=1):
+        if broken is not None:
+            raise ConfigError(broken)
+        try:
+            data = json.loads(line)
+        except ValueError as error:
+            broken = f"{path}, line {number}: not JSON: {error}"
+            continue
+        yield _record(data, f"{path}, line {number}")
+    if broken is not None:
+        logger.warning("%s (the last line; it is left out)", broken)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(path, "rb") as packed:
+            yield from packed
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        logger.warning("%s is torn (%s): what stands behind the last whole line is left out", path, error)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _line(record: GroupRecord) -> bytes:
+    segments: dict[int, tuple[int, Segment]] = {}
+    for scored in record.group.rollouts:
+        for segment in scored.rollout.segments:
+            segments.setdefault(id(segment), (len(segments), segment))
+    index = {key: number for key, (number, _) in segments.items()}
+    data = {
+        "schema": SCHEMA,
+        "step": record.step,
+        "task": asdict(record.group.task),
+        "segments": [_segment_data(segment) for _, segment in segments.values()],
+        "rollouts": [_rollout_data(s, index, record.advantages) for s in record.group.rollouts],
+    }
+    return json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _segment_data(segment: Segment) -> dict[str, Any]:
+    return {
+        "origin": segment.origin,
+        "kind": segment.kind,
+        "turn": segment.turn,
+        "mask": int(segment.is_sampled),
+        "text": segment.text,
+        "ids": _pack(segment.token_ids),
+        "logprobs": _pack(segment.logprobs),
+        "entropies": _pack(segment.entropies),
+        "version": segment.policy_version,
+    }
+
+
+def _rollout_data(
+    scored: ScoredRollout, index: Mapping[int, int], advantages: Mapping[str, array[float]]
+) -> dict[str, Any]:
+    rollout = scored.rollout
+    return {
+        "id": rollout.id,
+        "parent": rollout.parent,
+        "fork_turn": rollout.fork_turn,
+        "n_shared": rollout.n_shared,
+        "segments": [index[id(segment)] for segment in rollout.segments],
+        "stop": rollout.stop,
+        "answer": rollout.answer,
+        "fault": None if rollout.fault is None else asdict(rollout.fault),
+        "tool_calls": [_call_data(call) for call in rollout.tool_calls if call.turn >= (rollout.fork_turn or 0)],
+        "stats": dict(rollout.stats),
+        "reward": scored.reward,
+        "parts": dict(scored.parts),
+        "token_rewards": {str(k): v for k, v in scored.token_rewards.items()},
+        "advantages": _pack(advantages.get(rollout.id)),
+    }
+
+
+def _call_data(call: ToolRecord) -> dict[str, Any]:
+    return {name: getattr(call, name) for name in ToolRecord.__dataclass_fields__}
+
+
+def _record(data: dict[str, Any], where: str) -> GroupRecord:
+    if data.get("schema") != SCHEMA:
+        raise ConfigError(f"{where}: rollout schema {data.get('schema')!r}; this ramet reads {SCHEMA}")
+    raw = data["task"]
+    task = Task(
+        id=raw["id"],
+        prompt=tuple(Message(**message) for message in raw["prompt"]),
+        answer=tuple(raw["answer"]),
+        data_source=raw["data_source"],
+        tools=None if raw["tools"] is None else tuple(raw["tools"]),
+        metadata=raw["metadata"],
+    )
+    segments = [_segment(one) for one in data["segments"]]
+    rollouts: dict[str, ScoredRollout] = {}
+    for one in data["rollouts"]:
+        rollouts[one["id"]] = _scored(one, task, segments, rollouts)
+    packed = {one["id"]: _floats(one["advantages"]) for one in data["rollouts"]}
+    return GroupRecord(
+        step=data["step"],
+        group=ScoredGroup(task=task, rollouts=tuple(rollouts.values())),
+        advantages={id: values for id, values in packed.items() if values is not None},
+    )
+
+
+def _segment(data: Mapping[str, Any]) -> Segment:
+    return Segment(
+        origin=Origin(data["origin"]),
+        kind=SegmentKind(data["kind"]),
+        turn=data["turn"],
+        text=data["text"],
+        token_ids=_ints(data["ids"]),
+        logprobs=_floats(data["logprobs"]),
+        entropies=_floats(data["entropies"]),
+        policy_version=data["version"],
+    )
+
+
+def _scored(
+    data: Mapping[str, Any], task: Task, segments: list[Segment], known: Mapping[str, ScoredRollout]
+) -> ScoredRollout:
+    own = tuple(ToolRecord(**{**call, "status": CallStatus(call["status"])}) for call in data["tool_calls"])
+    parent, fork_turn = data["parent"], data["fork_turn"]
+    inherited = () if parent is None else known[parent].rollout.tool_calls
+    rollout = Rollout(
+        id=data["id"],
+        task=task,
+        segments=tuple(segments[i] for i in data["segments"]),
+        stop=StopReason(data["stop"]),
+        answer=data["answer"],
+        parent=parent,
+        fork_turn=fork_turn,
+        n_shared=data["n_shared"],
+        tool_calls=tuple(call for call in inherited if call.turn < fork_turn) + own,
+        fault=None if data["fault"] is None else Fault(**data["fault"]),
+        stats=data["stats"],
+    )
+    tokens = {int(k): v for k, v in data["token_rewards"].items()}
+    return ScoredRollout(rollout=rollout, reward=data["reward"], parts=data["parts"], token_rewards=tokens)
+
+
+def _pack(values: array[Any] | None) -> str | None:
+    if values is None:
+        return None
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode("ascii")
+
+
+def _ints(packed: str) -> array[int]:
+    return _unpack(packed, array("i"))
+
+
+def _floats(packed: str | None) -> array[float] | None:
+    return None if packed is None else _unpack(packed, array("f"))
+
+
+def _unpack(packed: str, into: array[T]) -> array[T]:
+    into.frombytes(base64.b64decode(packed))
+    if sys.byteorder == "big":
+        into.byteswap()
+    return into

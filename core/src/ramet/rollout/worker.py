@@ -1,0 +1,185 @@
+"""The rollout worker: tasks in, groups out. Training, validation and evaluation all come through here.
+
+It lives beside its engine in one event loop. Groups are admitted while their whole budget fits
+`rollout.max_concurrent`; the bound also holds for the prefixes that the engine keeps for them, since a rollout leaves
+only when its prefix may go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
+from ramet.engines.protocol import Capability, Engine
+from ramet.errors import ConfigError, raise_all
+from ramet.rollout.admission import Admission
+from ramet.rollout.branching import NoBranching
+from ramet.rollout.context import Workplace
+from ramet.rollout.metrics import RolloutMetrics
+from ramet.rollout.plan import ResolvedPlan, RolloutPlan
+from ramet.rollout.prompts import messages_of, prompt_segment
+from ramet.rollout.scheduler import GroupJob, GroupScheduler
+from ramet.rollout.tool_runtime import ToolRuntime
+from ramet.rollout.watchdog import Watchdog
+from ramet.types import BranchPolicy, Group, RolloutStep, Task, Tool, ToolSchema
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
+
+__all__ = ["RolloutPlan", "RolloutWorker"]
+OnGroup = Callable[[Group], None]
+
+
+class RolloutWorker:
+    """Owns its tools' runtime, not its engine. All calls come from the engine's event loop."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        encoder: Encoder,
+        step: RolloutStep,
+        branch_policy: BranchPolicy,
+        tools: Mapping[str, tuple[Tool, ToolConfig]],
+        config: RolloutConfig,
+        system_prompt: SystemPrompt,
+        seed: int,
+        deterministic: bool,
+    ) -> None:
+        """Raises `ConfigError` for settings that cannot work together."""
+        problems = RolloutPlan().resolved(config).problems(config.max_concurrent)
+        if deterministic and Capability.DETERMINISTIC not in engine.info.capabilities:
+            problems.append(f"run.deterministic: the engine {engine.info.name!r} cannot repeat its numbers; use torch")
+        raise_all(problems)
+        self.engine = engine
+        self.encoder = encoder
+        self.step = step
+        self.branch_policy = branch_policy
+        self.config = config
+        self.system_prompt = system_prompt
+        self.seed = seed
+        self.deterministic = deterministic
+        self._watchdog = Watchdog(config.watchdog_s)
+        self._tools = ToolRuntime(tools, encoder, self._watchdog)
+        self._admission = Admission(config.max_concurrent)
+        self._metrics = RolloutMetrics(config.first_tokens)
+
+    async def run(
+        self,
+        tasks: Sequence[Task],
+        *,
+        step: int,
+        plan: RolloutPlan | None = None,
+        on_group: OnGroup | None = None,
+    ) -> list[Group]:
+        """Play all tasks; groups in the order of `tasks`. `on_group` is called for each as soon as it is complete.
+
+        Every group has exactly `group_size` rollouts, masked ones included. Raises `PluginError` and `ConfigError`;
+        everything else masks the rollouts that it struck.
+        """
+        chosen = (plan or RolloutPlan()).resolved(self.config)
+        raise_all([*chosen.problems(self.config.max_concurrent), *self._unknown_tools(tasks)])
+        started = time.perf_counter()
+        ends_at = asyncio.get_running_loop().time() + self.config.step_deadline_s
+        jobs = self._jobs(tasks, step)
+        failure: BaseException | None = None
+        with self._watchdog.watching():
+            try:
+                async with asyncio.TaskGroup() as group:
+                    runs = [group.create_task(self._play(job, chosen, ends_at, group, on_group)) for job in jobs]
+            except BaseExceptionGroup as errors:
+                failure = errors.exceptions[0]
+        if failure is not None:
+            raise failure
+        self._metrics.seconds += time.perf_counter() - started
+        return [run.result() for run in runs]
+
+    async def _play(
+        self, job: GroupJob, plan: ResolvedPlan, ends_at: float, tasks: asyncio.TaskGroup, on_group: OnGroup | None
+    ) -> Group:
+        with self._watchdog.wait(f"admission of task {job.name}, step {job.step}"):
+            await self._admission.enter(plan.group_size)
+        left = plan.group_size
+
+        def retire(keys: Sequence[str]) -> None:
+            nonlocal left
+            left -= len(keys)
+            self.engine.release(keys)
+            self._admission.leave(len(keys))
+
+        scheduler = GroupScheduler(
+            job=job,
+            rollout_step=self.step,
+            policy=self.branch_policy if plan.branch else NoBranching(),
+            place=self._workplace(job.task, plan),
+            config=self.config,
+            step_ends_at=ends_at,
+            deterministic=self.deterministic,
+            tasks=tasks,
+            retire=retire,
+        )
+        try:
+            group = await scheduler.run()
+        finally:
+            self._admission.leave(left)  # rollouts that were never started
+        self._metrics.add(group, scheduler.n_filled)
+        if on_group is not None:
+            on_group(group)
+        return group
+
+    def _workplace(self, task: Task, plan: ResolvedPlan) -> Workplace:
+        return Workplace(
+            engine=self.engine,
+            encoder=self.encoder,
+            tools=self._tools,
+            schemas=self._schemas(task),
+            watchdog=self._watchdog,
+            plan=plan,
+            seed=self.seed,
+            first_tokens=self.config.first_tokens,
+            max_tool_calls=self.config.max_tool_calls,
+        )
+
+    def _schemas(self, task: Task) -> tuple[ToolSchema, ...]:
+        known = self._tools.schemas
+        return tuple(known.values()) if task.tools is None else tuple(known[name] for name in task.tools)
+
+    def _unknown_tools(self, tasks: Sequence[Task]) -> list[str]:
+        known = self._tools.schemas
+        missing = Counter(name for task in tasks for name in task.tools or () if name not in known)
+        return [
+            f"tools: {n} task(s) may use {name!r}, which is not configured; configured: {', '.join(known) or 'none'}"
+            for name, n in missing.items()
+        ]
+
+    def _jobs(self, tasks: Sequence[Task], step: int) -> list[GroupJob]:
+        """A task that stands in the batch again gets seeds of its own: its name carries the count."""
+        seen: Counter[str] = Counter()
+        jobs, problems = [], []
+        room = self.engine.info.max_tokens
+        for task in tasks:
+            schemas = self._schemas(task)
+            messages = messages_of(task, self.step.system_prompt(schemas), self.system_prompt)
+            prompt = prompt_segment(messages, self.encoder)
+            name = task.id if not seen[task.id] else f"{task.id}#{seen[task.id]}"
+            seen[task.id] += 1
+            jobs.append(GroupJob(task=task, name=name, step=step, prompt=prompt))
+            if len(prompt) >= room:
+                problems.append(
+                    f"data: the prompt of task {task.id!r} has {len(prompt)} tokens, the engine holds {room} with the "
+                    "response; lower data.max_prompt_tokens or raise the engine's max_tokens"
+                )
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return jobs
+
+    def metrics(self) -> dict[str, float]:
+        """Of the rollouts and tools since the last call."""
+        return {**self._metrics.take(), **self._tools.metrics()}
+
+    async def close(self) -> None:
+        await self._tools.close()

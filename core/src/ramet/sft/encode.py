@@ -1,0 +1,96 @@
+"""Traces become token ids and masks exactly as rollouts make them (DESIGN.md §5).
+
+The prompt is encoded as a rollout's prompt. The reply is cut by the rollout step into what the policy writes and what
+is inserted, and each part is encoded on its own, as in a rollout, where a result is never tokenised together with what
+stands before it. A conversation of n exchanges gives n examples, because that is what a chat template makes of it:
+many templates render an earlier reply differently from the one that is being written.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ramet.config.schema import SystemPrompt
+from ramet.models.encoder import Encoder
+from ramet.rollout.prompts import messages_of
+from ramet.sft.rows import Conversation, Piece, Returned
+from ramet.types import Markup, Message, Sampled, Task, TracePart, TraceReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One sequence: everything up to a reply, and that reply."""
+
+    token_ids: array[int]  # int32
+    trained: array[int]  # int8, 1 on what the policy writes and on the end of sequence
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class TraceEncoder:
+    """Encodes conversations for one rollout step and one set of tools."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        reader: TraceReader,
+        *,
+        tools: Sequence[str],
+        step_prompt: str,
+        system_prompt: SystemPrompt,
+    ) -> None:
+        self._encoder = encoder
+        self._reader = reader
+        self._tools = tuple(tools)
+        self._step_prompt = step_prompt
+        self._rule = system_prompt
+        wrapper = (part.text.strip() for part in reader.result("") if isinstance(part, Markup))
+        self._wrapper = [mark for mark in wrapper if mark]
+
+    def examples(self, conversation: Conversation) -> Iterator[Example]:
+        """One example per exchange, each with all exchanges before it in its prompt."""
+        history = [Message(role="system", content=conversation.system)] if conversation.system is not None else []
+        for exchange in conversation.exchanges:
+            history.append(Message(role="user", content=exchange.user))
+            task = Task(id=conversation.where, prompt=tuple(history))
+            parts = self._parts(exchange.reply)
+            yield self._example(messages_of(task, self._step_prompt, self._rule), parts)
+            history.append(Message(role="assistant", content="".join(part.text for part in parts)))
+
+    def unread_results(self, conversation: Conversation) -> bool:
+        """True if what counts as the policy's text holds a result wrapper, as of a tool that is not configured."""
+        parts = (part for exchange in conversation.exchanges for part in self._parts(exchange.reply))
+        return any(isinstance(part, Sampled) and self._wraps(part.text) for part in parts)
+
+    def _wraps(self, text: str) -> bool:
+        position = 0
+        for mark in self._wrapper:
+            position = text.find(mark, position)
+            if position < 0:
+                return False
+            position += len(mark)
+        return bool(self._wrapper)
+
+    def _parts(self, reply: Sequence[Piece]) -> list[TracePart]:
+        parts: list[TracePart] = []
+        for piece in reply:
+            if isinstance(piece, Returned):
+                parts += self._reader.result(piece.text)
+            else:
+                parts += self._reader.read(piece.text, self._tools)
+        return parts
+
+    def _example(self, prompt: Sequence[Message], parts: Sequence[TracePart]) -> Example:
+        ids = array("i", self._encoder.prompt(prompt))
+        trained = array("b", bytes(len(ids)))
+        for part in parts:
+            sampled = isinstance(part, Sampled)
+            more = self._encoder.markup(part.text) if isinstance(part, Sampled) else self._encoder.insert(part)
+            ids.extend(more)
+            trained.extend([int(sampled)] * len(more))
+        ids.append(self._encoder.eos_id)
+        trained.append(1)
+        return Example(token_ids=ids, trained=trained)

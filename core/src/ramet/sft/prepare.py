@@ -1,0 +1,148 @@
+"""Everything before the training: checks, all reported together, then the encoded examples."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from transformers import PreTrainedTokenizerBase
+
+from ramet.cluster.parts import build_step, build_tools
+from ramet.config.checks import check
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.errors import ConfigError, RametError, raise_all
+from ramet.models.encoder import Encoder
+from ramet.models.loading import check_model, load_tokenizer
+from ramet.sft.data import SftData, read_data
+from ramet.sft.encode import Example, TraceEncoder
+from ramet.sft.rows import Conversation
+from ramet.tracking.metrics import check_trackers
+from ramet.types import RolloutStep, Tool, TraceReader
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What the training needs, and what the summary says of the data."""
+
+    examples: list[Example]
+    rows: int  # trained on
+    too_long: int  # rows left out
+    unread: int  # rows kept in which a tool result seems to be trained on
+    fingerprint: str  # of the data files
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def trained_tokens(self) -> int:
+        """In one pass over the examples."""
+        return sum(sum(example.trained) for example in self.examples)
+
+
+@runtime_checkable
+class _Readable(RolloutStep, TraceReader, Protocol):
+    """A rollout step whose written traces SFT can read."""
+
+
+def prepare(resolved: Resolved) -> Prepared:
+    """Check everything that `ramet sft` is told, then encode. Raises `ConfigErrors` with every problem found."""
+    config = resolved.config
+    data = read_data(config.sft.data)
+    problems = [*check(resolved, "sft"), *check_model(config.model), *data.problems]
+    problems += [*check_trackers(config.trackers), *check_out(config)]
+    step, tools = _parts(config, problems)
+    raise_all(problems)
+    assert step is not None
+    tokenizer = load_tokenizer(config.model)
+    encoder = TraceEncoder(
+        Encoder(tokenizer),
+        step,
+        tools=list(tools),
+        step_prompt=step.system_prompt([tool.schema for tool in tools.values()]),
+        system_prompt=config.rollout_step.system_prompt,
+    )
+    return _encoded(encoder, data, config.sft.max_tokens, tokenizer)
+
+
+def check_out(config: Config) -> list[str]:
+    """Problems with `sft.out`: it may replace an earlier model, nothing else, and never the model that is trained."""
+    if config.sft.out is None:
+        return []
+    out = Path(config.sft.out)
+    if out.resolve() == Path(config.model.path).resolve():
+        return [f"sft.out: {str(out)!r} is model.path itself; give another folder"]
+    if out.exists() and not (out / "config.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+        return [f"sft.out: {str(out)!r} exists and is no model folder; give a new folder, or an earlier model's"]
+    parent = next(folder for folder in out.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        return [f"sft.out: {str(out)!r} cannot be made, because {str(parent)!r} is no folder that can be written to"]
+    return []
+
+
+def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, dict[str, Tool]]:
+    """The rollout step and the tools; what keeps them from being built is added to `problems`."""
+    step, tools = None, {}
+    try:
+        built = build_step(config)
+        step = built if isinstance(built, _Readable) else None
+        if step is None:
+            problems.append(
+                f"rollout_step: {config.rollout_step.name!r} cannot read traces (it has no `read` and `result`), so "
+                "what the policy writes cannot be told from what is inserted; choose a step that can, such as 'tags'"
+            )
+    except RametError as error:
+        problems.append(str(error))
+    try:
+        tools = build_tools(config)
+    except RametError as error:
+        problems.append(str(error))
+    return step, tools
+
+
+def _encoded(encoder: TraceEncoder, data: SftData, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Prepared:
+    """A row stays out as a whole if one of its examples is too long."""
+    examples: list[Example] = []
+    kept: list[Conversation] = []
+    longest = 0
+    for conversation in data.conversations:
+        try:
+            found = list(encoder.examples(conversation))
+        except ConfigError as error:  # the chat template may refuse a role, such as system
+            raise ConfigError(f"{conversation.where}: {error}") from error
+        longest = max(longest, *map(len, found))
+        if max(map(len, found)) <= max_tokens:
+            kept.append(conversation)
+            examples += found
+    rows = len(data.conversations)
+    if not kept:
+        raise ConfigError(f"sft.data: all {rows} rows are longer than sft.max_tokens={max_tokens}; longest: {longest}")
+    if len(kept) < rows:
+        out = rows - len(kept)
+        logger.warning(
+            "left out %d of %d rows longer than sft.max_tokens=%d; longest: %d", out, rows, max_tokens, longest
+        )
+    return Prepared(
+        examples=examples,
+        rows=len(kept),
+        too_long=rows - len(kept),
+        unread=_unread(encoder, kept),
+        fingerprint=data.fingerprint,
+        tokenizer=tokenizer,
+    )
+
+
+def _unread(encoder: TraceEncoder, conversations: Sequence[Conversation]) -> int:
+    unread = [conversation.where for conversation in conversations if encoder.unread_results(conversation)]
+    if unread:
+        logger.warning(
+            "%d rows hold tool results that are trained on as if the policy had written them; the first is %s. Name "
+            "their tools in `tools`, or correct the rows",
+            len(unread),
+            unread[0],
+        )
+    return len(unread)

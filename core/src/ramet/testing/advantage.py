@@ -1,0 +1,132 @@
+"""Check of advantage estimators (hook 3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ramet.testing.batches import tiny_batch
+from ramet.testing.expect import expect, expect_needs
+from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput
+
+POISON = 7.0
+
+
+def check_advantage(estimator: AdvantageEstimator) -> None:
+    """Raise `AssertionError` unless the estimator keeps the contract.
+
+    Shape, type, no gradient, finite, zero outside the mask, also where all rewards are equal; the same numbers
+    whatever the order of the rows, the names of the groups, the padding and the values outside the mask; inputs that
+    `needs` does not name are absent; nothing in the batch is changed.
+    """
+    needs = expect_needs(estimator)
+    for seed in (0, 1):
+        batch = tiny_batch(seed, needs)
+        output = _call(estimator, batch)
+        _check_output(output, batch)
+        _check_invariance(estimator, batch, output.advantages)
+    flat = replace(tiny_batch(0, needs), rewards=torch.ones(len(batch.rewards)))
+    _check_output(_call(estimator, flat), flat)
+
+
+def _call(estimator: AdvantageEstimator, batch: AdvantageInputs) -> AdvantageOutput:
+    before = {name: value.clone() for name, value in _tensors(batch).items()}
+    try:
+        output = estimator(batch)
+    except Exception as error:
+        absent = [f.name for f in fields(batch) if getattr(batch, f.name) is None]
+        raise AssertionError(
+            f"raised {type(error).__name__}: {error}; absent from the batch, because needs does not name them or no "
+            f"reward gives them: {', '.join(absent)}"
+        ) from error
+    for name, value in _tensors(batch).items():
+        same = torch.equal(value.nan_to_num(), before[name].nan_to_num())
+        expect(same, f"changed the input {name} in place: work on a copy")
+    return output
+
+
+def _check_output(output: AdvantageOutput, batch: AdvantageInputs) -> None:
+    expect(isinstance(output, AdvantageOutput), f"returned {type(output).__name__}: return an AdvantageOutput")
+    tensors = {"advantages": output.advantages} | ({} if output.returns is None else {"returns": output.returns})
+    for name, tensor in tensors.items():
+        expect(isinstance(tensor, Tensor), f"{name} is {type(tensor).__name__}: return a tensor [N, T]")
+        expect(
+            tensor.shape == batch.mask.shape,
+            f"{name} has shape {list(tensor.shape)}: return [N, T], here {list(batch.mask.shape)}",
+        )
+        expect(tensor.dtype == torch.float32, f"{name} is {tensor.dtype}: return float32")
+        expect(not tensor.requires_grad, f"{name} carries a gradient: detach it")
+        expect(bool(tensor[batch.mask].isfinite().all()), f"{name} is not finite: guard divisions (std may be 0)")
+    outside = output.advantages[~batch.mask]
+    expect(bool((outside == 0).all()), "advantages are not zero outside the mask: multiply by the mask at the end")
+    for name, value in output.metrics.items():
+        is_number = isinstance(value, (int, float)) and math.isfinite(value)
+        expect(is_number, f"metric {name!r} is {value!r}: give finite Python numbers (tensor.item())")
+
+
+def _check_invariance(estimator: AdvantageEstimator, batch: AdvantageInputs, advantages: Tensor) -> None:
+    order = torch.randperm(len(batch.rewards), generator=torch.Generator().manual_seed(0))
+    permuted = _call(estimator, _permuted(batch, order)).advantages
+    expect(
+        torch.allclose(permuted, advantages[order], atol=1e-5),
+        "the rows' order changes the advantages: use group_ids and parent, never a row's position",
+    )
+    renamed = replace(batch, group_ids=(batch.group_ids + 1) * 17)
+    expect(
+        torch.allclose(_call(estimator, renamed).advantages, advantages, atol=1e-5),
+        "the numbers in group_ids change the advantages: they are names (see torch.unique)",
+    )
+    expect(
+        torch.allclose(_call(estimator, _poisoned(batch)).advantages, advantages, atol=1e-5),
+        "values outside the mask change the advantages: mask every [N, T] input before it is summed or averaged",
+    )
+    padded = _call(estimator, _padded(batch)).advantages[:, : advantages.shape[1]]
+    expect(
+        torch.allclose(padded, advantages, atol=1e-5),
+        "more padding changes the advantages: count masked tokens instead of T",
+    )
+
+
+def _tensors(batch: AdvantageInputs) -> dict[str, Tensor]:
+    named: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "reward_parts"}
+    named |= {f"reward_parts[{name!r}]": part for name, part in batch.reward_parts.items()}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _permuted(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
+    moved: dict[str, Any] = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if field.name == "reward_parts":
+            moved[field.name] = {name: part[order] for name, part in value.items()}
+        elif value is not None:
+            moved[field.name] = value[order]
+    place = torch.argsort(order)
+    moved["parent"] = torch.where(moved["parent"] >= 0, place[moved["parent"].clamp(min=0)], -1)
+    return replace(batch, **moved)
+
+
+def _token_fields(batch: AdvantageInputs) -> dict[str, Tensor]:
+    shape = batch.mask.shape
+    return {name: value for name, value in _tensors(batch).items() if value.shape == shape and name != "mask"}
+
+
+def _poisoned(batch: AdvantageInputs) -> AdvantageInputs:
+    floats = {name: value for name, value in _token_fields(batch).items() if value.is_floating_point()}
+    poisoned: dict[str, Any] = {name: torch.where(batch.mask, value, POISON) for name, value in floats.items()}
+    return replace(batch, **poisoned)
+
+
+def _padded(batch: AdvantageInputs) -> AdvantageInputs:
+    def widen(value: Tensor, fill: float) -> Tensor:
+        return torch.nn.functional.pad(value, (0, 3), value=fill)
+
+    integers = ("turn_ids", "policy_versions")
+    wide: dict[str, Any] = {
+        name: widen(value, -1 if name in integers else 0) for name, value in _token_fields(batch).items()
+    }
+    return replace(batch, mask=widen(batch.mask, False), **wide)

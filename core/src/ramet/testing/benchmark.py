@@ -1,0 +1,133 @@
+"""Check of benchmarks (hook 7)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import pickle
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ramet.errors import ConfigError
+from ramet.testing.expect import expect, expect_async
+from ramet.testing.rollouts import answered_rollout, empty_rollout
+from ramet.types import Benchmark, BenchmarkInfo, Rollout, Task
+
+LIMIT = 8
+
+
+def check_benchmark(benchmark: Benchmark, *, n_scored: int = 16) -> None:
+    """Raise `AssertionError` unless the benchmark keeps the contract.
+
+    Complete info; every split loads twice with the same, unique ids; a limit gives the first tasks; an unknown split is
+    a `ConfigError`; in the first `n_scored` tasks of each split every gold answer scores 1 in the main metric and an
+    empty reply less. Data that is absent is reported as "cannot load: …".
+    """
+    _check_info(getattr(benchmark, "info", None))
+    expect_async(benchmark.score, "score")
+    _check_unknown_split(benchmark)
+    for split in benchmark.info.splits:
+        tasks = _check_split(benchmark, split)
+        asyncio.run(_check_scores(benchmark, tasks[:n_scored]))
+
+
+def _check_info(info: object) -> None:
+    expect(isinstance(info, BenchmarkInfo), f"info is {type(info).__name__}: give a BenchmarkInfo")
+    for name in ("description", "splits", "metrics", "source", "licence"):
+        expect(bool(getattr(info, name)), f"info.{name} is empty: a reader of results needs it")
+    assert isinstance(info, BenchmarkInfo)
+    expect(
+        not isinstance(info.splits, str) and not isinstance(info.metrics, str), "info: splits and metrics are tuples"
+    )
+
+
+def _check_unknown_split(benchmark: Benchmark) -> None:
+    try:
+        list(benchmark.load("no_such_split", 1))
+    except ConfigError:
+        return
+    except Exception as error:
+        raise AssertionError(
+            f"an unknown split raised {type(error).__name__}: {error}; raise a ConfigError that names the splits"
+        ) from error
+    raise AssertionError("an unknown split is loaded without a word: raise a ConfigError that names the splits")
+
+
+def _check_split(benchmark: Benchmark, split: str) -> list[Task]:
+    tasks, again = _load(benchmark, split, None), _load(benchmark, split, None)
+    expect(len(tasks) > 0, f"split {split!r} holds no task")
+    for task in tasks:
+        _check_task(task, split)
+    twice = [id for id, n in Counter(task.id for task in tasks).items() if n > 1]
+    expect(not twice, f"split {split!r}: ids are not unique, {twice[:3]} stand for several tasks")
+    changed = [(a.id, b.id) for a, b in zip(tasks, again, strict=False) if a != b]
+    expect(
+        tasks == again,
+        f"split {split!r}: two loads differ (first: {changed[:1] or [len(tasks), len(again)]}): derive ids and order "
+        "from the data, not from chance, time or memory",
+    )
+    first = _load(benchmark, split, LIMIT)
+    expect(
+        first == tasks[:LIMIT], f"split {split!r}: limit={LIMIT} gave {len(first)} tasks that are not the first {LIMIT}"
+    )
+    return tasks
+
+
+def _load(benchmark: Benchmark, split: str, limit: int | None) -> list[Task]:
+    try:
+        return list(benchmark.load(split, limit))
+    except ConfigError as error:
+        raise AssertionError(f"cannot load: split {split!r}: {error}") from error
+    except Exception as error:
+        raise AssertionError(
+            f"cannot load: split {split!r} raised {type(error).__name__}: {error}; raise a ConfigError that says which "
+            "data is missing and how to get it"
+        ) from error
+
+
+def _check_task(task: Task, split: str) -> None:
+    expect(isinstance(task, Task), f"split {split!r}: load gave {type(task).__name__}, not Task")
+    expect(bool(task.id) and isinstance(task.id, str), f"split {split!r}: id {task.id!r} is no name")
+    expect(task.question.strip() != "", f"task {task.id!r} asks nothing: its prompt has no user message")
+    expect(not isinstance(task.answer, str), f"task {task.id!r}: answer is a string, give a tuple of gold answers")
+    expect(any(answer.strip() for answer in task.answer), f"task {task.id!r} has no gold answer")
+    try:
+        json.dumps(dict(task.metadata))
+        pickle.dumps(task)
+    except Exception as error:
+        raise AssertionError(f"task {task.id!r}: metadata must be JSON and the task picklable: {error}") from error
+
+
+async def _check_scores(benchmark: Benchmark, tasks: Sequence[Task]) -> None:
+    main = benchmark.info.metrics[0]
+    for task in tasks:
+        for gold in task.answer:
+            score = (await _score(benchmark, answered_rollout(task, gold)))[main]
+            expect(
+                score == 1.0 or (score is None and benchmark.info.judged),
+                f"task {task.id!r}: its gold answer {gold!r} scores {score} in {main!r}, not 1: a perfect reply must "
+                "score the maximum",
+            )
+        empty = (await _score(benchmark, empty_rollout(task)))[main]
+        expect(empty is None or empty < 1.0, f"task {task.id!r}: an empty reply scores the maximum in {main!r}")
+
+
+async def _score(benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float | None]:
+    where = f"task {rollout.task.id!r}, reply {rollout.response!r}"
+    try:
+        scores = await benchmark.score(rollout)
+    except Exception as error:
+        raise AssertionError(f"{where}: score crashed with {type(error).__name__}: {error}") from error
+    expect(isinstance(scores, Mapping), f"{where}: score returned {type(scores).__name__}, not a mapping of metrics")
+    expect(
+        set(scores) == set(benchmark.info.metrics),
+        f"{where}: score gave {sorted(scores)}, info.metrics names {sorted(benchmark.info.metrics)}",
+    )
+    for name, value in scores.items():
+        if value is None:
+            expect(benchmark.info.judged, f"{where}: {name!r} is None (not judged), but info.judged is False")
+        else:
+            is_share = isinstance(value, (int, float)) and math.isfinite(value) and 0 <= value <= 1
+            expect(is_share, f"{where}: {name!r} is {value!r}: a metric is a number in [0, 1]")
+    return scores

@@ -1,0 +1,158 @@
+"""Check of branch policies (hook 2): simulated groups are played, then every decision is asked for again.
+
+What a policy is shown, and what it may answer, is the rollout worker's own: its ledger and its judgement.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from ramet.errors import ConfigError, PluginError
+from ramet.rollout.decisions import ask
+from ramet.rollout.gate import Note, Phase
+from ramet.rollout.keys import path_of
+from ramet.rollout.views import Ledger
+from ramet.testing.expect import expect
+from ramet.types import (
+    AfterTool,
+    BranchAction,
+    BranchEvent,
+    BranchPolicy,
+    Finished,
+    FirstTokens,
+    GroupView,
+    Idle,
+    RolloutView,
+    Start,
+    StartRoots,
+    Task,
+    user_prompt,
+)
+
+BUDGETS = (0, 1, 3, 100)
+SEEDS = (0, 1)
+MAX_TURN = 2
+FIRST_TOKENS = 5
+VOCAB_SIZE = 1000
+
+
+def check_branch_policy(policy: BranchPolicy) -> None:
+    """Raise `AssertionError` unless the policy keeps the contract.
+
+    Starts a root at `Start`; never asks for more than is left of budgets 0, 1, 3 and 100; forks only rollouts and
+    turns that exist, behind a tool result; answers the same for the same event, view and random state, in any order.
+    A `ConfigError` at `Start` refuses a budget that the policy's options do not fit.
+    """
+    decide = getattr(policy, "decide", None)
+    expect(callable(decide), "has no method decide(event, group, rng)")
+    expect(not inspect.iscoroutinefunction(decide), "decide is async: declare it with `def`")
+    refused = []
+    for budget in BUDGETS:
+        try:
+            for seed in SEEDS:
+                _check_pure(policy, list(_Play(policy, budget, seed).run()))
+        except ConfigError as error:
+            refused.append(f"{budget} ({error})")
+    expect(len(refused) < len(BUDGETS), f"refuses every budget: {'; '.join(refused)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    event: BranchEvent
+    view: GroupView
+    rng_state: Any
+    actions: list[BranchAction]
+
+
+def _ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[BranchAction]:
+    when = f"at {type(event).__name__}, with {view.budget_left} of a budget of {view.budget} left"
+    try:
+        actions = ask(policy, event, view, rng)
+    except ConfigError:
+        expect(isinstance(event, Start), f"{when}: raises ConfigError in the middle of a group: do it at Start")
+        raise
+    except PluginError as error:
+        raise AssertionError(
+            f"{when}: {error}; return a list of StartRoots and Fork within group.budget_left, [] for nothing"
+        ) from error
+    if isinstance(event, Start) and view.budget > 0:
+        roots = sum(action.n for action in actions if isinstance(action, StartRoots))
+        expect(roots > 0, f"{when}: starts no root, so the group stays empty: answer Start with StartRoots(n=…)")
+    return actions
+
+
+def _check_pure(policy: BranchPolicy, decisions: list[_Decision]) -> None:
+    """Ask again for every decision, last first. What is kept between calls, or drawn elsewhere, comes to light."""
+    for decision in reversed(decisions):
+        rng = Random()
+        rng.setstate(decision.rng_state)
+        again = _ask(policy, decision.event, decision.view, rng)
+        expect(
+            again == decision.actions,
+            f"the same event ({decision.event}), view and random state gave {decision.actions} and then {again}: keep "
+            "nothing between calls and draw only from the rng that decide is given",
+        )
+
+
+class _Play:
+    """One group under way: rollouts of one to three turns with a tool result between turns, in random interleaving."""
+
+    def __init__(self, policy: BranchPolicy, budget: int, seed: int) -> None:
+        self._policy = policy
+        self._rng = Random(f"policy {budget} {seed}")
+        self._world = Random(f"world {budget} {seed}")
+        task = Task(id="conformance/0", prompt=user_prompt("What is 2 + 3?"), answer=("5",))
+        self._ledger = Ledger(task, budget, VOCAB_SIZE)
+        self._n_roots = 0
+        self._n_forks: dict[str, int] = {}
+
+    def run(self) -> Iterator[_Decision]:
+        yield self._decide(Start())
+        while True:
+            while self._ledger.n_live:
+                event = self._advance(self._world.choice([r for r in self._ledger.view().rollouts if not r.finished]))
+                if event is not None:
+                    yield self._decide(event)
+            if self._ledger.budget_left == 0:
+                return
+            idle = self._decide(Idle())
+            yield idle
+            if not sum(action.n for action in idle.actions):
+                return
+
+    def _decide(self, event: BranchEvent) -> _Decision:
+        state, view = self._rng.getstate(), self._ledger.view()
+        actions = _ask(self._policy, event, view, self._rng)
+        for action in actions:
+            for _ in range(action.n):
+                self._start(action)
+        return _Decision(event=event, view=view, rng_state=state, actions=actions)
+
+    def _start(self, action: BranchAction) -> None:
+        if isinstance(action, StartRoots):
+            self._ledger.add_root((self._n_roots,))
+            self._n_roots += 1
+            return
+        heir = self._n_forks.get(action.rollout, 0)
+        self._n_forks[action.rollout] = heir + 1
+        self._ledger.add_fork((*path_of(action.rollout), heir), action.turn)
+
+    def _advance(self, rollout: RolloutView) -> BranchEvent | None:
+        """Let the next thing happen to this rollout: its turn's first tokens, then a tool result or its end."""
+        path, turn = path_of(rollout.id), rollout.turns[-1]
+        if not turn.entropies:
+            entropies = tuple(self._world.uniform(0.0, 3.0) for _ in range(self._world.randint(1, FIRST_TOKENS)))
+            self._ledger.apply(Note(path, Phase.FIRST, turn.index, entropies=entropies))
+            decided = rollout.fork_turn == turn.index  # not reported for the turn that a fork begins with
+            return None if decided else FirstTokens(rollout=rollout.id, turn=turn.index, entropies=entropies)
+        n_tokens = turn.n_tokens + 10
+        if turn.index < MAX_TURN and self._world.random() < 0.7:
+            self._ledger.apply(Note(path, Phase.BEGIN, turn.index + 1, n_tokens=n_tokens))
+            return AfterTool(rollout=rollout.id, turn=turn.index + 1)
+        valid = self._world.random() < 0.9
+        self._ledger.apply(Note(path, Phase.END, turn.index, n_tokens=n_tokens, valid=valid))
+        return Finished(rollout=rollout.id)

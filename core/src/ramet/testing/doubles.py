@@ -1,0 +1,267 @@
+"""Doubles for tests: an engine that replies from a script, a step context, and a tool that misbehaves on demand.
+
+They keep the contract of what they stand for: token ids from the real encoder, stop strings, limits, reports, aborts.
+torch and transformers are imported only inside `tiny_encoder`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
+from ramet.errors import InfraError, ToolError
+from ramet.rollout.keys import RolloutKey
+from ramet.types import Generation, Tool, ToolCall, ToolResult, ToolSchema
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ramet.models.encoder import Encoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the scripted engine says in one turn.
+
+    The text ends at the first stop string in it; without one an end of sequence follows. `entropies` are repeated over
+    the sampled tokens. `first_s` passes before the first report, `rest_s` after it.
+    """
+
+    text: str
+    entropies: tuple[float, ...] = (1.0,)
+    first_s: float = 0.0
+    rest_s: float = 0.0
+    fails: str | None = None  # raise `InfraError` with this message instead
+
+
+Script: TypeAlias = Callable[[str, str, int], Reply | str]  # (task, path, turn) -> reply
+
+
+class ScriptedEngine:
+    """An `Engine` whose replies are given by (task, branch path, turn).
+
+    `requests` keeps what was asked for, `released` the cache keys that were let go, `aborted` the aborted requests.
+    """
+
+    def __init__(
+        self,
+        script: Script | Mapping[tuple[str, str, int], Reply | str],
+        encoder: Encoder,
+        *,
+        max_tokens: int = 1_000_000,
+        entropies: bool = True,
+    ) -> None:
+        self.script: Script = script if callable(script) else lambda *key: script[key]
+        self.encoder = encoder
+        able = frozenset(Capability) if entropies else frozenset(Capability) - {Capability.ENTROPY}
+        self.info = EngineInfo(name="scripted", capabilities=able, vocab_size=encoder.vocab_size, max_tokens=max_tokens)
+        self.requests: list[Request] = []
+        self.released: list[str] = []
+        self.aborted: list[str] = []
+        self.running = 0
+        self.most_running = 0
+        self._version = 0
+        self._sampled = 0
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
+        self.requests.append(request)
+        key, turn = read_request_id(request.id)
+        said = self.script(key.task, key.path, turn)
+        reply = Reply(text=said) if isinstance(said, str) else said
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            return await self._reply(request, reply, on_first)
+        finally:
+            self.running -= 1
+
+    async def _reply(
+        self, request: Request, reply: Reply, on_first: Callable[[FirstReport], None] | None
+    ) -> Completion:
+        if reply.first_s or reply.rest_s:
+            await asyncio.sleep(reply.first_s)
+        if reply.fails is not None:
+            raise InfraError(reply.fails)
+        completion = self._completion(request, reply)
+        if on_first is not None:
+            on_first(FirstReport(request=request.id, entropies=tuple(completion.entropies[: request.first_tokens])))
+        if reply.rest_s:
+            await asyncio.sleep(reply.rest_s)
+        self._sampled += len(completion.token_ids)
+        return completion
+
+    def _completion(self, request: Request, reply: Reply) -> Completion:
+        sampling = request.sampling
+        text, stop = cut_at_stop(reply.text, sampling.stop)
+        ids = self.encoder.markup(text)
+        finish = FinishReason.STOP if stop else FinishReason.END
+        if stop is None:
+            ids.append(self.encoder.eos_id)
+        if len(ids) > sampling.max_tokens:
+            ids, finish, stop = ids[: sampling.max_tokens], FinishReason.LENGTH, None
+        spread = [reply.entropies[i % len(reply.entropies)] for i in range(len(ids))]
+        able = Capability.ENTROPY in self.info.capabilities
+        return Completion(
+            token_ids=ids,
+            logprobs=array("f", [-1.0] * len(ids)),
+            entropies=array("f", spread if able else []),
+            finish=finish,
+            stop=stop,
+            policy_version=self._version,
+            prompt_tokens=len(request.token_ids),
+            cached_tokens=0,
+        )
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def release(self, cache_keys: Sequence[str]) -> None:
+        self.released.extend(cache_keys)
+
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self._version = version
+
+    def metrics(self) -> Mapping[str, float]:
+        sampled, self._sampled = self._sampled, 0
+        return {"engine/sampled_tokens": float(sampled)}
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def read_request_id(id: str) -> tuple[RolloutKey, int]:
+    """Which rollout and turn a request of the rollout worker belongs to."""
+    key, _, turn = id.rpartition("/")
+    return RolloutKey.parse(key), int(turn)
+
+
+def cut_at_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
+    """The text up to and with the stop string that ends first, and that string."""
+    ends = [(text.index(one) + len(one), one) for one in stop if one in text]
+    if not ends:
+        return text, None
+    end, found = min(ends)
+    return text[:end], found
+
+
+class ScriptedContext:
+    """A `StepContext` whose generations are given in order. `calls` records the tool calls, `stops` the stop strings.
+
+    `tools` are real tools, run without a runtime; a step is tried with them as a rollout would use them.
+    """
+
+    def __init__(self, replies: Sequence[str], tools: Sequence[Tool] = (), *, max_tool_calls: int = 8) -> None:
+        self.calls: list[ToolCall] = []
+        self.stops: list[tuple[str, ...]] = []
+        self._replies = list(replies)
+        self._tools = {tool.schema.name: tool for tool in tools}
+        self._max_tool_calls = max_tool_calls
+
+    @property
+    def tools(self) -> Sequence[ToolSchema]:
+        return [tool.schema for tool in self._tools.values()]
+
+    @property
+    def max_tool_calls(self) -> int:
+        return self._max_tool_calls
+
+    async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
+        self.stops.append(tuple(stop))
+        text, found = cut_at_stop(self._replies.pop(0), stop)
+        return Generation(text=text, stop=found, finished=found is None, truncated=False)
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        self.calls.append(call)
+        if call.name not in self._tools:
+            raise ToolError(f"There is no tool {call.name}.")
+        return await self._tools[call.name](call)
+
+
+def scripted_generate(
+    replies: Sequence[str], tools: Sequence[Tool] = (), *, max_tool_calls: int = 8
+) -> ScriptedContext:
+    """A step context that replies in order."""
+    return ScriptedContext(replies, tools, max_tool_calls=max_tool_calls)
+
+
+@dataclass(slots=True)
+class EchoTool:
+    """Returns its input after `delay_s`, or misbehaves: raises `error`, hangs, or returns `size` characters.
+
+    `delay_s` may be a function of the call. `stubborn` ignores that many cancellations while it hangs.
+    """
+
+    schema: ToolSchema
+    delay_s: float | Callable[[ToolCall], float] = 0.0
+    error: Exception | None = None
+    fails: int | None = None  # only the first so many calls raise `error`; None: all
+    hangs: bool = False
+    stubborn: int = 0
+    size: int | None = None
+    returns: Any = None  # instead of a result
+    calls: list[ToolCall] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        self.calls.append(call)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            return await self._answer(call)
+        finally:
+            self.running -= 1
+
+    async def _answer(self, call: ToolCall) -> ToolResult:
+        delay = self.delay_s(call) if callable(self.delay_s) else self.delay_s
+        if delay:
+            await asyncio.sleep(delay)
+        if self.hangs:
+            await self._hang()
+        if self.error is not None and (self.fails is None or len(self.calls) <= self.fails):
+            raise self.error
+        if self.returns is not None:
+            return self.returns  # type: ignore[no-any-return]
+        text = str(next(iter(call.arguments.values()), ""))
+        return ToolResult(text=text if self.size is None else (text or "x") * math.ceil(self.size / max(1, len(text))))
+
+    async def _hang(self) -> None:
+        ignored = 0
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                if ignored >= self.stubborn:
+                    raise
+                ignored += 1
+
+
+def echo_tool(
+    name: str = "python", *, deterministic: bool = False, concurrent: bool = True, **behaviour: Any
+) -> EchoTool:
+    """An `EchoTool` that takes one text. `behaviour`: the fields of `EchoTool`."""
+    schema = ToolSchema(
+        name=name,
+        description="Returns its input.",
+        parameters={"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+        deterministic=deterministic,
+        concurrent=concurrent,
+    )
+    return EchoTool(schema, **behaviour)
+
+
+def tiny_encoder() -> Encoder:
+    """An encoder with one token per byte and one special token per tag."""
+    from ramet.models.encoder import Encoder
+    from ramet.models.tiny import make_tokenizer
+
+    return Encoder(make_tokenizer())

@@ -1,0 +1,139 @@
+"""Check of policy losses (hook 4). The core aggregates with global counts, so a token's loss must stand on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ramet.testing.batches import tiny_loss_batch
+from ramet.testing.expect import expect, expect_needs
+from ramet.types import LossInputs, LossOutput, PolicyLoss
+
+POISON = 3.0
+
+
+def check_policy_loss(loss: PolicyLoss) -> None:
+    """Raise `AssertionError` unless the loss keeps the contract.
+
+    Shape, finite, detached metrics, a gradient to `logprobs`; the same loss and gradient of every token however the
+    sequences are cut into micro-batches; no gradient to masked tokens and none of their values matters; inputs that
+    `needs` does not name are absent; nothing in the batch is changed.
+    """
+    needs = expect_needs(loss)
+    for seed in (0, 1):
+        batch = tiny_loss_batch(seed, needs)
+        whole = _run(loss, batch)
+        _check_mask(loss, batch, whole)
+        _check_micro_batches(loss, batch, whole)
+    expect(bool(whole.gradient[batch.mask].any()), "logprobs get no gradient: compute the loss from batch.logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Of one call: the loss per token and its gradient with respect to `logprobs`, both [T]."""
+
+    per_token: Tensor
+    gradient: Tensor
+
+
+def _run(loss: PolicyLoss, batch: LossInputs) -> _Run:
+    batch = _fresh(batch)
+    before = {name: value.detach().clone() for name, value in _tensors(batch).items()}
+    try:
+        output = loss(batch)
+    except Exception as error:
+        absent = [f.name for f in fields(batch) if getattr(batch, f.name) is None]
+        raise AssertionError(
+            f"raised {type(error).__name__}: {error}; absent from the batch, because needs does not name them: "
+            f"{', '.join(absent) or 'nothing'}"
+        ) from error
+    for name, value in _tensors(batch).items():
+        expect(torch.equal(value.detach(), before[name]), f"changed the input {name} in place: work on a copy")
+    _check_output(output, batch)
+    # What the core sums: masked tokens only, whatever stands elsewhere.
+    total = torch.where(batch.mask, output.per_token, 0.0).sum()
+    (gradient,) = torch.autograd.grad(total, [batch.logprobs], allow_unused=True)
+    gradient = torch.zeros_like(batch.logprobs) if gradient is None else gradient
+    expect(bool(gradient[batch.mask].isfinite().all()), "the gradient is not finite: clamp before exp and log")
+    return _Run(output.per_token.detach(), gradient)
+
+
+def _check_output(output: LossOutput, batch: LossInputs) -> None:
+    expect(isinstance(output, LossOutput), f"returned {type(output).__name__}: return a LossOutput")
+    per_token = output.per_token
+    expect(
+        isinstance(per_token, Tensor) and per_token.shape == batch.logprobs.shape,
+        f"per_token has shape {list(getattr(per_token, 'shape', []))}: return one value per token, here "
+        f"{list(batch.logprobs.shape)}; the core aggregates",
+    )
+    expect(bool(per_token[batch.mask].isfinite().all()), "the loss is not finite: clamp before exp and log")
+    expect(per_token.requires_grad, "per_token carries no gradient: compute it from batch.logprobs, without no_grad")
+    for name, metric in output.metrics.items():
+        expect(isinstance(metric, Tensor), f"metric {name!r} is {type(metric).__name__}: give a tensor [T]")
+        expect(not metric.requires_grad, f"metric {name!r} is attached to the graph: detach it")
+        expect(
+            metric.shape == batch.logprobs.shape,
+            f"metric {name!r} has shape {list(metric.shape)}: give [T]; the core averages it over the mask",
+        )
+        expect(bool(metric[batch.mask].isfinite().all()), f"metric {name!r} is not finite")
+
+
+def _check_mask(loss: PolicyLoss, batch: LossInputs, whole: _Run) -> None:
+    expect(
+        bool((whole.gradient[~batch.mask] == 0).all()),
+        "masked tokens get a gradient: leave them out of sums and means over a sequence",
+    )
+    poisoned: dict[str, Tensor] = {}
+    for name, value in _tensors(batch).items():
+        if value.is_floating_point():
+            poisoned[name] = torch.where(batch.mask, value.detach(), POISON)
+    other = _run(loss, replace(batch, **poisoned))
+    expect(
+        _same(other, whole, batch.mask),
+        "values of masked tokens change the loss of others: apply the mask before sums and means over a sequence",
+    )
+
+
+def _check_micro_batches(loss: PolicyLoss, batch: LossInputs, whole: _Run) -> None:
+    n = int(batch.sequence_ids.max()) + 1
+    alone = [[i] for i in range(n)]
+    for part in [*alone, list(range(n // 2)), list(range(n - 1, n // 2 - 1, -1))]:
+        index = torch.cat([(batch.sequence_ids == i).nonzero().squeeze(1) for i in part])
+        own = _run(loss, _selected(batch, index))
+        expected = _Run(whole.per_token[index], whole.gradient[index])
+        expect(
+            _same(own, expected, batch.mask[index]),
+            "a token's loss or gradient depends on the other sequences of its micro-batch: no means, counts or "
+            "statistics over the batch; the core normalises by global counts",
+        )
+
+
+def _same(one: _Run, other: _Run, mask: Tensor) -> bool:
+    return torch.allclose(one.per_token[mask], other.per_token[mask], atol=1e-5) and torch.allclose(
+        one.gradient[mask], other.gradient[mask], atol=1e-5
+    )
+
+
+def _tensors(batch: LossInputs) -> dict[str, Tensor]:
+    named: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _fresh(batch: LossInputs) -> LossInputs:
+    """Own leaves, so that runs do not share gradients."""
+    leaves = {name: getattr(batch, name) for name in ("logprobs", "entropies", "values")}
+    return replace(
+        batch, **{name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items() if leaf is not None}
+    )
+
+
+def _selected(batch: LossInputs, index: Tensor) -> LossInputs:
+    """The micro-batch of these positions, its sequences numbered from 0 in their new order."""
+    chosen = {name: value.detach()[index] for name, value in _tensors(batch).items()}
+    ids = chosen["sequence_ids"]
+    starts = torch.ones(len(ids), dtype=torch.int64)
+    starts[1:] = (ids[1:] != ids[:-1]).long()
+    return replace(batch, **{**chosen, "sequence_ids": torch.cumsum(starts, 0) - 1})

@@ -1,0 +1,107 @@
+"""Check of rewards (hook 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ramet.testing.expect import expect, expect_async_call
+from ramet.testing.rollouts import answered_rollout, empty_rollout, written_rollout
+from ramet.types import Reward, Rollout, Score, Task, user_prompt
+
+TASKS = (
+    Task(id="conformance/0", prompt=user_prompt("What is 2 + 3?"), answer=("5",), data_source="conformance"),
+    Task(
+        id="conformance/1",
+        prompt=user_prompt("Who wrote Faust?"),
+        answer=("Johann Wolfgang von Goethe", "Goethe"),
+        data_source="conformance",
+    ),
+)
+
+
+def check_reward(reward: Reward, *, tasks: Sequence[Task] = TASKS) -> None:
+    """Raise `AssertionError` unless the reward keeps the contract.
+
+    One finite number, `Score` or None per rollout, in the group's order whatever that is; the same scores for the same
+    group; empty, unfinished and tool-using replies are scored too; the group is left as it is.
+    """
+    expect_async_call(reward)
+    for task in tasks:
+        asyncio.run(_check_task(reward, example_group(task)))
+
+
+def example_group(task: Task) -> list[Rollout]:
+    """Replies of every sort: right, wrong, with a tool, without tags, cut off, empty."""
+    gold = task.answer[0]
+    used = ["<think>I compute.</think><python>print(1)</python>", f"<answer>{gold}</answer>"]
+    return [
+        answered_rollout(task, gold),
+        written_rollout(task, ["<answer>surely not this</answer>"], answer="surely not this", id="1"),
+        written_rollout(task, used, results=["<result>1</result>"], answer=gold, id="2"),
+        written_rollout(task, [f"It is {gold}."], id="3"),
+        written_rollout(task, ["<think>I was cut o"], id="4"),
+        written_rollout(task, [""], id="5"),
+    ]
+
+
+async def _check_task(reward: Reward, group: list[Rollout]) -> None:
+    scores = await _scores(reward, group)
+    again = await _scores(reward, group)
+    expect(again == scores, f"the same group was scored {scores} and then {again}: keep nothing between calls")
+    backwards = await _scores(reward, group[::-1])
+    expect(
+        backwards[::-1] == scores,
+        f"the scores do not follow the order of the group: {scores}, but {backwards[::-1]} where the group came "
+        "backwards: return them in the order of the rollouts",
+    )
+    for rollout in (group[0], empty_rollout(group[0].task)):
+        await _scores(reward, [rollout])
+
+
+async def _scores(reward: Reward, group: list[Rollout]) -> list[float | Score | None]:
+    given = copy.deepcopy(group)
+    try:
+        scores = await reward(given)
+    except Exception as error:
+        replies = [rollout.response for rollout in group]
+        raise AssertionError(
+            f"crashed with {type(error).__name__}: {error}, on a group with the replies {replies}: a reply may be "
+            "empty, unfinished or without tags"
+        ) from error
+    expect(given == group, "changed the group: rollouts are shared and must stay as they are")
+    is_list = isinstance(scores, Sequence) and not isinstance(scores, str)
+    expect(is_list, f"returned {type(scores).__name__}: return a list with one score per rollout")
+    expect(
+        len(scores) == len(group),
+        f"returned {len(scores)} scores for {len(group)} rollouts: return one per rollout, None where it cannot judge",
+    )
+    for score, rollout in zip(scores, group, strict=True):
+        _check_score(score, rollout)
+    return list(scores)
+
+
+def _check_score(score: Any, rollout: Rollout) -> None:
+    if score is None:
+        return
+    value = score.value if isinstance(score, Score) else score
+    _check_number(value, f"the reply {rollout.response!r}")
+    if isinstance(score, Score):
+        for part, number in score.parts.items():
+            _check_number(number, f"part {part!r}")
+        for position, number in score.tokens.items():
+            _check_number(number, f"token {position}")
+            expect(
+                0 <= position < rollout.n_response_tokens,
+                f"tokens names position {position} of a response of {rollout.n_response_tokens} tokens",
+            )
+
+
+def _check_number(value: Any, of: str) -> None:
+    expect(
+        isinstance(value, (int, float)), f"scored {of} with {value!r}: give a float, a Score, or None for not judged"
+    )
+    expect(math.isfinite(value), f"scored {of} with {value}: give a finite number, or None for not judged")

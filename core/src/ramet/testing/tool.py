@@ -1,0 +1,155 @@
+"""Check of tools (hook 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ramet.errors import InfraError, ToolError
+from ramet.testing.expect import expect, expect_async, expect_async_call
+from ramet.types import Tool, ToolCall, ToolResult, ToolSchema
+
+TIMEOUT_S = 60.0
+_EXAMPLES: dict[str, tuple[Any, Any]] = {
+    "string": ("1", "2"),
+    "integer": (1, 2),
+    "number": (1.5, 2.5),
+    "boolean": (True, False),
+    "array": ([], []),
+    "object": ({}, {}),
+}
+_WRONG: dict[str, Any] = {
+    "string": {"not": "a string"},
+    "integer": "no integer",
+    "number": "no number",
+    "boolean": {"not": "a boolean"},
+    "array": 7,
+    "object": 7,
+}
+
+
+def check_tool(tool: Tool, *, name: str | None = None, examples: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Raise `AssertionError` unless the tool keeps the contract.
+
+    A schema that a model can be told; an async call; wrong arguments raise `ToolError`; nothing else than `ToolError`
+    and `InfraError` escapes; calls at the same time give what they give one after the other.
+
+    `name` is the name that it is registered under. `examples` are arguments of valid calls (two that give different
+    results are best); without them, plausible ones are made from the schema.
+    """
+    _check_schema(getattr(tool, "schema", None), name)
+    expect_async_call(tool)
+    for method in ("open", "close", "aclose"):
+        if hasattr(tool, method):
+            expect_async(getattr(tool, method), method)
+    valid = [dict(example) for example in examples] or [_example(tool.schema, 0), _example(tool.schema, 1)]
+    asyncio.run(_check_calls(tool, valid))
+
+
+def _check_schema(schema: Any, name: str | None) -> None:
+    expect(isinstance(schema, ToolSchema), f"schema is {type(schema).__name__}: give a ToolSchema")
+    expect(
+        schema.name.isidentifier(), f"schema.name is {schema.name!r}: use letters, digits and underscores (it is a tag)"
+    )
+    expect(
+        name is None or schema.name == name, f"schema.name is {schema.name!r} but it is registered as {name!r}: use one"
+    )
+    expect(
+        isinstance(schema.description, str) and schema.description.strip() != "",
+        "schema.description is empty: say what the tool does",
+    )
+    parameters = schema.parameters
+    is_object = isinstance(parameters, Mapping) and parameters.get("type") == "object"
+    expect(is_object, f"schema.parameters is {parameters!r}: give a JSON schema of type object")
+    properties, required = parameters.get("properties", {}), parameters.get("required", [])
+    for parameter, spec in properties.items():
+        told = isinstance(spec, Mapping) and ("type" in spec or "enum" in spec or "anyOf" in spec or "oneOf" in spec)
+        expect(told, f"parameter {parameter!r} of the schema says no type: add one")
+    unknown = sorted(set(required) - set(properties))
+    expect(not unknown, f"the schema requires {', '.join(unknown)}, which properties do not describe")
+    try:
+        json.dumps(parameters)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"schema.parameters is not JSON: {error}") from error
+
+
+async def _check_calls(tool: Tool, valid: Sequence[dict[str, Any]]) -> None:
+    try:
+        for what, arguments in _wrong_arguments(tool.schema, valid[0]):
+            kind, text = await _outcome(tool, arguments, "wrong")
+            expect(
+                kind == "ToolError",
+                f"a call {what} gave {kind} ({text!r}): check the arguments and raise ToolError with a text that "
+                "tells the model what is wrong",
+            )
+        surplus = {**valid[0], "no_such_argument": 1}
+        await _outcome(tool, surplus, "surplus")
+        await _check_concurrency(tool, valid)
+    finally:
+        if hasattr(tool, "aclose"):
+            await tool.aclose()
+
+
+async def _check_concurrency(tool: Tool, valid: Sequence[dict[str, Any]]) -> None:
+    calls = [valid[0], valid[-1]] * 2
+    alone = [await _outcome(tool, arguments, f"alone{i}") for i, arguments in enumerate(calls)]
+    repeatable = alone[:2] == alone[2:]
+    expect(
+        repeatable or not tool.schema.deterministic,
+        f"schema.deterministic is True, but the arguments {valid[0]} gave {alone[0]} and then {alone[2]}",
+    )
+    if not tool.schema.concurrent:
+        return
+    together = await asyncio.gather(*(_outcome(tool, arguments, f"together{i}") for i, arguments in enumerate(calls)))
+    expect(
+        not repeatable or list(together) == alone,
+        f"calls at the same time interfere: one after the other they gave {alone}, together {together}; keep nothing "
+        "of a call on the tool itself, or set schema.concurrent=False",
+    )
+
+
+async def _outcome(tool: Tool, arguments: dict[str, Any], rollout: str) -> tuple[str, str]:
+    """What one call in a rollout of its own gave: (`ToolResult`, `ToolError` or `InfraError`; text)."""
+    given = copy.deepcopy(arguments)
+    try:
+        if hasattr(tool, "open"):
+            await tool.open(rollout)
+        async with asyncio.timeout(TIMEOUT_S):
+            result = await tool(ToolCall(name=tool.schema.name, arguments=given, rollout=rollout))
+        if hasattr(tool, "close"):
+            await tool.close(rollout)
+    except (ToolError, InfraError) as error:
+        return type(error).__name__, str(error)
+    except Exception as error:
+        raise AssertionError(
+            f"crashed with {type(error).__name__}: {error}, called with {arguments}: raise ToolError for the model's "
+            "mistakes and InfraError for ours"
+        ) from error
+    expect(given == arguments, f"changed the arguments {arguments} to {given}: work on a copy")
+    is_text = isinstance(result, ToolResult) and isinstance(result.text, str)
+    expect(is_text, f"returned {result!r}, called with {arguments}: return a ToolResult with a text")
+    return "ToolResult", result.text
+
+
+def _example(schema: ToolSchema, index: int) -> dict[str, Any]:
+    properties = schema.parameters.get("properties", {})
+    return {name: _value(properties[name], index) for name in schema.parameters.get("required", [])}
+
+
+def _value(spec: Mapping[str, Any], index: int) -> Any:
+    if "enum" in spec:
+        return spec["enum"][index % len(spec["enum"])]
+    return _EXAMPLES.get(str(spec.get("type")), ("1", "2"))[index]
+
+
+def _wrong_arguments(schema: ToolSchema, valid: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name in schema.parameters.get("required", []):
+        yield f"without {name!r}", {key: value for key, value in valid.items() if key != name}
+        yield f"with null as {name!r}", {**valid, name: None}
+    for name, spec in schema.parameters.get("properties", {}).items():
+        wrong = _WRONG.get(str(spec.get("type")))
+        if wrong is not None:
+            yield f"with {wrong!r} as {name!r} ({spec['type']})", {**valid, name: wrong}

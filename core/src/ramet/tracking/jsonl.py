@@ -1,0 +1,125 @@
+"""The metrics file: append-only `metrics.jsonl`, one JSON object per line (`step`, `time`, then the metrics).
+
+It is the truth that every other tracker repeats. A line torn by a kill is dropped and reported, never guessed; steps
+order the file, the clock does not. Numbers that JSON lacks stand as the strings "nan", "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+NAME = "metrics.jsonl"
+Curve = tuple[list[float], list[float]]  # steps, values
+_RESERVED = ("step", "time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line: what was logged for a step. A step may have several (training, then validation)."""
+
+    step: int
+    time: float  # seconds since 1970
+    metrics: Mapping[str, float]
+
+    def line(self) -> bytes:
+        body: dict[str, float | str] = {"step": self.step, "time": round(self.time, 3)}
+        body.update({name: _written(value) for name, value in self.metrics.items() if name not in _RESERVED})
+        return json.dumps(body, allow_nan=False).encode("ascii") + b"\n"
+
+
+class JsonlTracker:
+    """Appends to the metrics file. A torn last line of an earlier process is cut off when the file is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._cut_torn_line()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line, whole or not at all: a failed write (full disk) is cut off again."""
+        line = Entry(step=step, time=time.time(), metrics=metrics).line()
+        with self.path.open("ab", buffering=0) as file:
+            start = file.tell()
+            try:
+                written = file.write(line)
+                if written != len(line):
+                    raise OSError(f"{self.path}: wrote {written} of {len(line)} bytes")
+            except OSError:
+                file.truncate(start)
+                raise
+
+    def rewind(self, step: int) -> None:
+        """Drop the entries of all steps after `step`: a resumed run writes them again."""
+        entries = read_metrics(self.path)
+        kept = [entry for entry in entries if entry.step <= step]
+        if len(kept) == len(entries):
+            return
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        with temporary.open("wb") as file:
+            file.writelines(entry.line() for entry in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+
+    def close(self) -> None:
+        """Nothing is held open between lines."""
+
+    def _cut_torn_line(self) -> None:
+        data = self.path.read_bytes() if self.path.exists() else b""
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            logger.warning("%s: dropped a torn last line of %d bytes", self.path, len(data) - whole)
+            with self.path.open("r+b") as file:
+                file.truncate(whole)
+
+
+def read_metrics(path: Path) -> list[Entry]:
+    """All entries in file order; a missing file has none. Lines that cannot be read are skipped and reported."""
+    if not path.exists():
+        return []
+    entries: list[Entry] = []
+    bad: list[int] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if line.strip():
+            entry = _parsed(line)
+            entries.append(entry) if entry else bad.append(number)
+    if bad:
+        logger.warning("%s: skipped %d unreadable line(s), the first is line %d", path, len(bad), bad[0])
+    return entries
+
+
+def curves_of(entries: Iterable[Entry], names: Sequence[str] | None = None) -> dict[str, Curve]:
+    """Metric name -> (steps, values), sorted by step; of a metric logged twice in a step the last value counts."""
+    found: dict[str, dict[int, float]] = {}
+    for entry in entries:
+        for name, value in entry.metrics.items():
+            if names is None or name in names:
+                found.setdefault(name, {})[entry.step] = value
+    order = names if names is not None else sorted(found)
+    return {
+        name: ([float(step) for step in sorted(found[name])], [found[name][step] for step in sorted(found[name])])
+        for name in order
+        if name in found
+    }
+
+
+def _written(value: float) -> float | int | str:
+    number = value if isinstance(value, int) else float(value)  # numpy and torch scalars become plain numbers
+    return number if math.isfinite(number) else str(number)
+
+
+def _parsed(line: bytes) -> Entry | None:
+    try:
+        body = json.loads(line)
+        metrics = {name: float(value) for name, value in body.items() if name not in _RESERVED}
+        return Entry(step=int(body["step"]), time=float(body["time"]), metrics=metrics)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

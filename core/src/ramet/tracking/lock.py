@@ -1,0 +1,124 @@
+"""One process per run directory. The kernel holds the lock (`flock`), so it ends with its owner, also after kill -9.
+
+The file's text (host, pid, start) names the owner in messages, and tells a lock that a forked child of a dead owner
+still holds from one whose owner lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ramet.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    host: str
+    pid: int
+    started: str  # ISO time, UTC
+    namespace: str  # of process ids: containers may share the host's name but not its processes
+
+    @classmethod
+    def me(cls) -> Owner:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(host=socket.gethostname(), pid=os.getpid(), started=started, namespace=_namespace())
+
+    @property
+    def dead(self) -> bool:
+        """True if the process is known to be gone; one that cannot be seen from here counts as alive."""
+        if self.host != socket.gethostname() or self.namespace != _namespace():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # it lives and belongs to somebody else
+            return False
+        return False
+
+
+class RunLock:
+    """The lock of one run directory, held until `release`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, also from a dead owner. Raises `ConfigError` that names the owner of one in use."""
+        while True:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                if self._take(file):
+                    return
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+
+    def release(self) -> None:
+        if self._file is not None:
+            os.ftruncate(self._file, 0)
+            os.close(self._file)
+            self._file = None
+
+    def _take(self, file: int) -> bool:
+        """True if the lock is ours now, False to try again with a new file."""
+        owner = _read(file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if owner is None or not owner.dead:
+                raise ConfigError(self._in_use(owner)) from error
+            self._unlink(file)  # a child that the dead owner forked holds the old file
+            return False
+        if not self._is_current(file):
+            return False
+        if owner is not None and owner.host != socket.gethostname():  # its kernel may not share locks with ours
+            raise ConfigError(f"{self._in_use(owner)}; if that process is dead, delete {self.path}")
+        if owner is not None:
+            logger.warning(
+                "taking over %s: its owner (pid %d, started %s) is dead", self.path, owner.pid, owner.started
+            )
+        os.ftruncate(file, 0)
+        os.pwrite(file, json.dumps(asdict(Owner.me())).encode(), 0)
+        self._file = file
+        return True
+
+    def _is_current(self, file: int) -> bool:
+        """False if somebody replaced the file between our opening and locking it."""
+        try:
+            return os.fstat(file).st_ino == os.stat(self.path).st_ino
+        except FileNotFoundError:
+            return False
+
+    def _unlink(self, file: int) -> None:
+        if self._is_current(file):
+            self.path.unlink(missing_ok=True)
+
+    def _in_use(self, owner: Owner | None) -> str:
+        who = "another process" if owner is None else f"pid {owner.pid} on {owner.host}, started {owner.started}"
+        return f"run directory {str(self.path.parent)!r} is in use by {who}; choose another run.name, or wait for it"
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:  # no Linux, or no /proc
+        return ""
+
+
+def _read(file: int) -> Owner | None:
+    try:
+        return Owner(**json.loads(os.pread(file, 4096, 0)))
+    except (ValueError, TypeError):  # empty, or torn by a kill
+        return None

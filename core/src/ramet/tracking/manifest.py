@@ -1,0 +1,182 @@
+"""`manifest.json`: how a run came about, enough to repeat it and to refuse a resume that would be another run.
+
+Values of the environment are never stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ramet.config.resolved import Resolved
+from ramet.errors import ConfigError
+from ramet.plugins import load_plugins
+
+FORMAT = 1
+PACKAGES = ("ramet", "torch", "transformers", "tokenizers", "accelerate", "numpy", "pyarrow", "pluggy", "hydra-core")
+STATE = (
+    "A, exact state: after a kill at any time the resumed run sees the same prompts in the same order, the same seeds, "
+    "step, learning rate, optimiser and random states."
+)
+NUMBERS = "B, exact numbers: the steps after a resume are bit-identical on the same machine and versions."
+NOISE = "C, statistical: numbers after a resume agree within noise; run.deterministic=true makes them exact on CPU."
+WHOLE = 16 * 2**20  # bytes: larger files are fingerprinted by size, beginning and end
+EDGE = 2**20
+
+
+@dataclass(slots=True, kw_only=True)
+class DataRecord:
+    """One data set of a run."""
+
+    files: list[str]
+    fingerprint: str
+    tasks: int
+
+
+@dataclass(slots=True, kw_only=True)
+class PluginRecord:
+    name: str
+    distribution: str
+    version: str
+    contract: str
+    offers: dict[str, list[str]]
+    broken: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One process that worked on the run."""
+
+    started: str
+    host: str
+    pid: int
+    argv: list[str]
+    ended: str | None = None
+    status: str = "running"  # running, done, failed, interrupted; a killed one stays "running"
+
+
+@dataclass(slots=True, kw_only=True)
+class Manifest:
+    job: str
+    seed: int
+    deterministic: bool
+    resume_level: str
+    git: dict[str, Any] | None  # sha and whether the tree was dirty; None outside a repository
+    versions: dict[str, str]
+    plugins: list[PluginRecord]
+    data: dict[str, DataRecord] = field(default_factory=dict)  # "train", "valid" -> data set
+    model: str | None = None  # fingerprint of the model's folder
+    attempts: list[Attempt] = field(default_factory=list)
+    format: int = FORMAT
+
+
+def make_manifest(
+    resolved: Resolved, *, data: Mapping[str, DataRecord] | None = None, model: str | None = None
+) -> Manifest:
+    """The manifest of a run that starts or resumes now, with one attempt: this process."""
+    run = resolved.config.run
+    return Manifest(
+        job=resolved.job,
+        seed=run.seed,
+        deterministic=run.deterministic,
+        resume_level=f"{STATE} {NUMBERS if run.deterministic else NOISE}",
+        git=git_state(Path.cwd()),
+        versions=_versions(),
+        plugins=_plugins(),
+        data=dict(data or {}),
+        model=model,
+        attempts=[Attempt(started=now(), host=socket.gethostname(), pid=os.getpid(), argv=list(sys.argv))],
+    )
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    write_text(path, json.dumps(asdict(manifest), indent=2) + "\n")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Raises `ConfigError` for a file that is no manifest of this format."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values.get("format") != FORMAT:
+            raise ConfigError(f"{path}: format {values.get('format')!r}; this ramet reads format {FORMAT}")
+        manifest = Manifest(**{one.name: values[one.name] for one in fields(Manifest)})
+        manifest.plugins = [PluginRecord(**plugin) for plugin in values["plugins"]]
+        manifest.data = {name: DataRecord(**record) for name, record in values["data"].items()}
+        manifest.attempts = [Attempt(**attempt) for attempt in values["attempts"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: not a manifest: {error!r}") from error
+    return manifest
+
+
+def model_fingerprint(*folders: Path) -> str:
+    """sha256 over the files of model and tokenizer folders; of large files their size, beginning and end."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(path for path in folder.iterdir() if path.is_file()):
+            size = path.stat().st_size
+            digest.update(f"{path.name}\0{size}\0".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(WHOLE if size <= WHOLE else EDGE))
+                if size > WHOLE:
+                    file.seek(-EDGE, os.SEEK_END)
+                    digest.update(file.read())
+    return digest.hexdigest()
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether anything is changed, None where there is no repository or no git."""
+    sha = _git(folder, "rev-parse", "HEAD")
+    if sha is None:
+        return None
+    return {"sha": sha.strip(), "dirty": bool(_git(folder, "status", "--porcelain"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _plugins() -> list[PluginRecord]:
+    return [
+        PluginRecord(name=i.name, distribution=i.distribution, version=i.version, contract=i.contract,
+                     offers=i.offers, broken=i.broken)
+        for i in load_plugins().infos
+    ]  # fmt: skip
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file at once: after a kill it holds the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

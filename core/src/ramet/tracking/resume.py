@@ -1,0 +1,99 @@
+"""Whether a run may go on with the configuration, data, model and plugins of now, or would become another run.
+
+Changes that cannot alter the numbers pass. Others are refused with both values unless `run.allow_config_change`. Other
+training data is refused always: position in the epoch and fingerprint would mean nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ramet.tracking.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+SAFE = frozenset({
+    "run.name", "run.root", "run.threads", "run.allow_config_change", "train.steps", "train.eval_every",
+    "train.save_every", "train.keep_checkpoints", "data.valid_limit", "rollout.watchdog_s",
+    "sft.save_every", "sft.log_every", "sft.out",
+})  # fmt: skip
+SAFE_SECTIONS = ("trackers", "data.valid", "evaluate")
+ABSENT = "(absent)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """What decides whether two processes work on the same run."""
+
+    config: str  # YAML as in config.yaml
+    manifest: Manifest
+
+
+def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[str]:
+    """Why `new` may not go on where `old` stopped. Allowed differences are logged."""
+    if old.manifest.job != new.manifest.job:
+        return [f"the run directory holds a `ramet {old.manifest.job}` run, not `ramet {new.manifest.job}`"]
+    fatal = list(_data_changes(old.manifest, new.manifest))
+    risky: list[str] = []
+    for key, before, after in config_differences(old.config, new.config):
+        text = f"{key} was {before}, is {after}"
+        if _safe(key):
+            logger.info("resume with a change: %s", text)
+        else:
+            risky.append(text)
+    risky += _other_changes(old.manifest, new.manifest)
+    if allow:
+        for text in risky:
+            logger.warning("resume with a change that alters the numbers: %s", text)
+        return fatal
+    return [*fatal, *(f"{text}; resuming would mix two runs: undo it, choose another run.name, or set "
+                      "run.allow_config_change=true" for text in risky)]  # fmt: skip
+
+
+def config_differences(old: str, new: str) -> Iterator[tuple[str, Any, Any]]:
+    """(dotted key, value before, value now) of everything that differs between two YAML texts."""
+    before, after = _flat(old), _flat(new)
+    for key in sorted({*before, *after}):
+        if before.get(key, ABSENT) != after.get(key, ABSENT):
+            yield key, before.get(key, ABSENT), after.get(key, ABSENT)
+
+
+def _flat(text: str) -> dict[str, Any]:
+    return dict(_leaves(OmegaConf.to_container(OmegaConf.create(text), resolve=False), ""))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _safe(key: str) -> bool:
+    return key in SAFE or any(key == section or key.startswith(f"{section}.") for section in SAFE_SECTIONS)
+
+
+def _data_changes(old: Manifest, new: Manifest) -> Iterator[str]:
+    before, after = old.data.get("train"), new.data.get("train")
+    if before is None or after is None or before.fingerprint == after.fingerprint:
+        return
+    yield (
+        f"the training data changed: the run began with {before.tasks} tasks of {', '.join(before.files)} "
+        f"(sha256 {before.fingerprint[:12]}), now there are {after.tasks} of {', '.join(after.files)} "
+        f"(sha256 {after.fingerprint[:12]}); restore the data, or choose another run.name"
+    )
+
+
+def _other_changes(old: Manifest, new: Manifest) -> Iterator[str]:
+    if old.model and new.model and old.model != new.model:
+        yield f"files of the model or tokenizer: sha256 was {old.model[:12]}, is {new.model[:12]}"
+    before = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in old.plugins}
+    after = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in new.plugins}
+    for name in sorted(before):
+        if name in after and before[name] != after[name]:
+            yield f"plugin {name} was {before[name]}, is {after[name]}"

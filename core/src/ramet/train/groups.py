@@ -1,0 +1,51 @@
+"""One step's groups: played, scored while others still play, and checked to be whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ramet.cluster.local import LocalRollouts
+from ramet.errors import InfraError, RametError
+from ramet.rollout.scoring import ScoredGroup, Scorer
+from ramet.rollout.worker import RolloutPlan
+from ramet.types import Group, Task
+
+
+async def play(
+    rollouts: LocalRollouts, scorer: Scorer, tasks: Sequence[Task], *, step: int, plan: RolloutPlan
+) -> list[ScoredGroup]:
+    """Groups in order of `tasks`. A group is scored as soon as it is complete, while others are under way."""
+    scoring: dict[str, asyncio.Task[ScoredGroup]] = {}
+
+    def on_group(group: Group) -> None:
+        scoring[group.task.id] = asyncio.get_running_loop().create_task(scorer.score(group))
+
+    try:
+        groups = await rollouts.run(tasks, step=step, plan=plan, on_group=on_group)
+        check_whole(groups, tasks, plan.group_size)
+        return [await scoring[group.task.id] for group in groups]
+    finally:
+        for pending in scoring.values():
+            pending.cancel()
+
+
+def check_whole(groups: Sequence[Group], tasks: Sequence[Task], size: int) -> None:
+    """Fewer rollouts than asked for is an error, never an empty step (masked ones count)."""
+    found, asked = sum(len(group.rollouts) for group in groups), len(tasks) * size
+    if len(groups) != len(tasks) or found != asked:
+        raise RametError(f"asked for {asked} rollouts of {len(tasks)} tasks, got {found} of {len(groups)}")
+
+
+def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:
+    """Raise `InfraError` if more than `limit` of the rollouts are masked; the message names the commonest fault."""
+    rollouts = [r.rollout for group in groups for r in group.rollouts]
+    faults = [r.fault for r in rollouts if r.fault is not None]
+    if len(faults) <= limit * len(rollouts):
+        return
+    where = max({f.where for f in faults}, key=lambda w: sum(f.where == w for f in faults))
+    message = next(f.message for f in faults if f.where == where)
+    raise InfraError(
+        f"{len(faults)} of {len(rollouts)} rollouts were masked by infrastructure faults (limit "
+        f"rollout.max_infra_rate={limit:g}); most often {where}: {message}"
+    )

@@ -1,0 +1,140 @@
+"""`ramet train`: check everything, say what will be done, train, leave a model folder. Resumes what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import torch
+
+from ramet.cluster.local import LocalRollouts, build_encoder
+from ramet.cluster.parts import build_advantage, build_loss, check_needs
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.errors import raise_all
+from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.spec import PolicySpec
+from ramet.policy.worker import PolicyWorker
+from ramet.tracking.manifest import make_manifest
+from ramet.tracking.metrics import Tracker, make_trackers
+from ramet.tracking.run_dir import RunDir
+from ramet.train.loop import Loop
+from ramet.train.prepare import Prepared, prepare
+from ramet.train.state import TrainState
+
+logger = logging.getLogger(__name__)
+
+
+def run(resolved: Resolved) -> int:
+    """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong."""
+    config = resolved.config
+    set_up_torch(config)
+    prepared = prepare(resolved)
+    with RunDir.open(config.run.root, config.run.name) as run_dir:
+        manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
+        raise_all(run_dir.check_resume(resolved, manifest))
+        policy = PolicyWorker(policy_spec(config, prepared.total_steps))
+        rollouts = LocalRollouts(config, build_encoder(config))
+        try:
+            raise_all(_needs(config, rollouts))
+            run_dir.record(resolved, manifest)
+            _announce(config, prepared, run_dir.path)
+            asyncio.run(_train(config, prepared, run_dir, policy, rollouts))
+        except KeyboardInterrupt:
+            logger.warning("interrupted; go on with: ramet train … run.name=%s", run_dir.path.name)
+            raise
+        policy.export(run_dir.path / "model")
+        logger.info("model in %s; report: ramet report %s", run_dir.path / "model", run_dir.path)
+    return 0
+
+
+def policy_spec(config: Config, total_steps: int) -> PolicySpec:
+    return PolicySpec(
+        model=config.model,
+        policy=config.policy,
+        train=config.train,
+        policy_loss=build_loss(config),
+        temperature=config.rollout.temperature,
+        max_response_tokens=config.rollout.max_response_tokens,
+        total_steps=total_steps,
+        seed=config.run.seed,
+        needs=build_advantage(config).needs,
+    )
+
+
+def set_up_torch(config: Config) -> None:
+    """Threads, and in deterministic mode the algorithms that give the same bits every time."""
+    threads = 1 if config.run.deterministic else config.run.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(config.run.deterministic)
+    torch.manual_seed(config.run.seed)
+
+
+def _needs(config: Config, rollouts: LocalRollouts) -> list[str]:
+    needs = {
+        f"advantage={config.advantage.name}": build_advantage(config).needs,
+        f"policy_loss={config.policy_loss.name}": build_loss(config).needs,
+    }
+    return check_needs(needs, rollouts.info, deterministic=config.run.deterministic)
+
+
+def _announce(config: Config, prepared: Prepared, folder: Path) -> None:
+    """What will be done, before it is done."""
+    train, rollout = config.train, config.rollout
+    logger.info(
+        "%s: %d steps of %d tasks x %d rollouts from %d tasks%s; %s, %s, engine %s, branch policy %s",
+        folder,
+        prepared.total_steps,
+        train.tasks_per_step,
+        rollout.group_size,
+        len(prepared.tasks),
+        f" ({prepared.too_long} too long)" if prepared.too_long else "",
+        config.advantage.name,
+        config.policy_loss.name,
+        config.engine.name,
+        config.branch_policy.name,
+    )
+
+
+async def _train(
+    config: Config, prepared: Prepared, run_dir: RunDir, policy: PolicyWorker, rollouts: LocalRollouts
+) -> None:
+    checkpoints = Checkpoints(run_dir.checkpoints, keep=config.train.keep_checkpoints)
+    tracker = make_trackers(config.trackers, run_dir.path, prepared.total_steps)
+    try:
+        state = await _restore(checkpoints, policy, rollouts, tracker)
+        loop = Loop(
+            config,
+            folder=run_dir.path,
+            rollouts=rollouts,
+            policy=policy,
+            tasks=prepared.tasks,
+            valid=prepared.valid,
+            sampler=prepared.sampler,
+            checkpoints=checkpoints,
+            tracker=tracker,
+            total_steps=prepared.total_steps,
+            state=state,
+        )
+        await loop.run()
+    finally:
+        await rollouts.close()
+        tracker.close()
+
+
+async def _restore(
+    checkpoints: Checkpoints, policy: PolicyWorker, rollouts: LocalRollouts, tracker: Tracker
+) -> TrainState:
+    """The state to go on from: the newest verified checkpoint's, or the beginning."""
+    newest = checkpoints.newest()
+    if newest is None:
+        tracker.rewind(-1)
+        return TrainState()
+    policy.load(newest.folder)
+    state = TrainState.load(newest.folder)
+    await rollouts.engine.update_weights(policy.weights(), state.step)
+    tracker.rewind(state.step)
+    logger.info("resumed behind step %d from %s", state.step, newest.folder)
+    return state

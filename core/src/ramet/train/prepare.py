@@ -1,0 +1,127 @@
+"""Everything before a run: all checks, reported together, and then the data. Nothing is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ramet.cluster.local import build_encoder
+from ramet.cluster.parts import build_step, build_tools, check_parts
+from ramet.config.checks import check
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.data.filter import leave_out_long
+from ramet.data.sampler import Sampler
+from ramet.data.tasks import TaskSet, load_tasks
+from ramet.errors import ConfigErrors, RametError, raise_all
+from ramet.models.encoder import Encoder
+from ramet.models.loading import check_model
+from ramet.rollout.prompts import messages_of
+from ramet.tracking.manifest import DataRecord, model_fingerprint
+from ramet.tracking.metrics import check_trackers
+from ramet.types import Task
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a run needs of its data, and what its manifest says of data and model."""
+
+    tasks: list[Task]
+    valid: list[Task]
+    sampler: Sampler
+    total_steps: int
+    too_long: int  # training tasks left out
+    data: dict[str, DataRecord]
+    model: str  # fingerprint
+
+
+def prepare(resolved: Resolved) -> Prepared:
+    """Raises `ConfigErrors` with every problem found."""
+    config = resolved.config
+    problems = [
+        *check(resolved, "train"),
+        *check_model(config.model),
+        *check_trackers(config.trackers),
+        *check_parts(config, training=True),
+    ]
+    train = _collect(lambda: _load(config, config.data.train, config.data.limit), problems)
+    valid = None
+    if config.data.valid:
+        valid = _collect(lambda: _load(config, config.data.valid, config.data.valid_limit), problems)
+    for tasks in (train, valid):
+        problems += [] if tasks is None else check_tasks(config, tasks.tasks)
+    raise_all(dict.fromkeys(problems))
+    assert train is not None
+    return _prepared(config, train, valid)
+
+
+def check_tasks(config: Config, tasks: list[Task]) -> list[str]:
+    """Every task needs a reward and may restrict tools to configured ones only."""
+    problems = []
+    routed = {source for reward in config.rewards.values() for source in reward.sources or []}
+    catch_all = any(reward.sources is None for reward in config.rewards.values())
+    missing = sorted({task.data_source for task in tasks} - routed)
+    if missing and not catch_all:
+        problems.append(
+            f"rewards: none applies to data source {', '.join(map(repr, missing))}; configured: "
+            f"{', '.join(config.rewards) or 'none'}; set rewards.NAME.sources, or null for all"
+        )
+    unknown = sorted({tool for task in tasks for tool in task.tools or ()} - set(config.tools))
+    if unknown:
+        problems.append(
+            f"tools: the data names {', '.join(map(repr, unknown))}; configured: {', '.join(config.tools) or 'none'}"
+        )
+    return problems
+
+
+def _load(config: Config, files: list[str], limit: int | None) -> TaskSet:
+    return load_tasks(files, config.data.columns, limit=limit, on_bad_row=config.data.on_bad_row)
+
+
+def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
+    try:
+        return load()
+    except ConfigErrors as error:
+        problems += error.problems
+    except RametError as error:
+        problems.append(str(error))
+    return None
+
+
+def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared:
+    count = prompt_counter(config, build_encoder(config))
+    kept = leave_out_long(train.tasks, count, config.data.max_prompt_tokens)
+    kept_valid = leave_out_long(valid.tasks, count, config.data.max_prompt_tokens) if valid else None
+    sampler = Sampler(len(kept.tasks), config.train.tasks_per_step, config.run.seed, config.data.shuffle)
+    data = {"train": _record(train)} | ({"valid": _record(valid)} if valid else {})
+    folders = {Path(config.model.path), Path(config.model.tokenizer or config.model.path)}
+    return Prepared(
+        tasks=kept.tasks,
+        valid=kept_valid.tasks if kept_valid else [],
+        sampler=sampler,
+        total_steps=config.train.steps or max(1, len(kept.tasks) // config.train.tasks_per_step),
+        too_long=kept.left_out,
+        data=data,
+        model=model_fingerprint(*sorted(folders)),
+    )
+
+
+def _record(tasks: TaskSet) -> DataRecord:
+    return DataRecord(files=tasks.files, fingerprint=tasks.fingerprint, tasks=len(tasks.tasks))
+
+
+def prompt_counter(config: Config, encoder: Encoder) -> Callable[[Task], int]:
+    """Tokens of a task's prompt as a rollout would begin with it."""
+    step = build_step(config)
+    schemas = {name: tool.schema for name, tool in build_tools(config).items()}
+
+    def count(task: Task) -> int:
+        allowed = [schema for name, schema in schemas.items() if task.tools is None or name in task.tools]
+        rule = config.rollout_step.system_prompt
+        return len(encoder.prompt(messages_of(task, step.system_prompt(allowed), rule)))
+
+    return count

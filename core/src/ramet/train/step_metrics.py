@@ -1,0 +1,31 @@
+"""What a step reports about its rewards and groups, beside what rollouts and updates report themselves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from ramet.rollout.scoring import ScoredGroup
+
+
+def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Means over valid rollouts; shares over all of them, and over groups."""
+    scored = [r for group in groups for r in group.rollouts]
+    valid = [r for r in scored if r.reward is not None]
+    rewards = [r.reward for r in valid if r.reward is not None]
+    metrics = {
+        "reward/mean": statistics.fmean(rewards) if rewards else float("nan"),
+        "reward/std": statistics.pstdev(rewards) if rewards else float("nan"),
+        "rollout/masked_share": 1 - len(valid) / max(1, len(scored)),
+        "group/no_signal_share": _no_signal(groups),
+    }
+    names = sorted({name for r in valid for name in r.parts})
+    for name in names:
+        metrics[f"reward/{name}"] = statistics.fmean(r.parts[name] for r in valid if name in r.parts)
+    return metrics
+
+
+def _no_signal(groups: Sequence[ScoredGroup]) -> float:
+    """Share of groups whose valid rewards are all equal, or fewer than two."""
+    silent = sum(len({r.reward for r in group.valid}) < 2 for group in groups)
+    return silent / max(1, len(groups))

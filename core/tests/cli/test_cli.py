@@ -1,0 +1,188 @@
+"""The command line as a user meets it: in a process of its own where imports and exit codes matter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import ramet
+from ramet.cli import main
+from ramet.cli.commands import COMMANDS
+from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
+
+HEAVY = ("torch", "ray", "vllm", "transformers", "numpy")
+
+
+def loaded_after(code: str) -> list[str]:
+    script = f"import sys\n{code}\nprint('LOADED', [m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return eval(done.stdout.rpartition("LOADED ")[2])
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import ramet"]
+    + [f"from ramet.cli import main; main({args!r})" for args in (["--help"], ["plugins"], ["train", "--help"])],
+)
+def test_help_and_listing_load_nothing_heavy(code: str):
+    assert loaded_after(code) == []
+
+
+def test_help_alone_loads_no_hydra_either():
+    code = "import sys; from ramet.cli import main; main(['--help']); print({'omegaconf', 'hydra'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("set()\n")
+
+
+def test_the_installed_command_ends_with_the_exit_code_of_main(tmp_path: Path):
+    script = Path(sys.executable).with_name("ramet")
+    done = subprocess.run([script, "trian"], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: no command 'trian'. Did you mean 'train'? Commands: train, sft, eval, report, plugins\n"
+    )
+
+
+def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == main(["--help"]) == 0
+    assert all(f"  {name}" in capsys.readouterr().out for name in [next(iter(COMMANDS))])
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ramet {ramet.__version__}\n"
+
+
+@pytest.mark.parametrize("job", ["train", "sft", "eval"])
+def test_the_help_of_a_job_lists_its_sections_with_types_and_defaults(job: str, capsys: pytest.CaptureFixture[str]):
+    assert main([job, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "run.seed" in out and "int = 1" in out
+    assert "model.path" in out and "str = required" in out
+    assert ("rollout_step.params.think" in out) and "# a Hugging Face folder" in out
+    assert ("train.minibatches" in out) == (job == "train")
+    assert ("sft.lr" in out) == (job == "sft")
+
+
+def test_the_help_lists_every_option_of_every_installed_plugin(capsys: pytest.CaptureFixture[str]):
+    import dataclasses
+
+    from ramet.plugins import load_plugins
+
+    main(["train", "--help"])
+    out = capsys.readouterr().out
+    for entry in [*load_plugins().registries.branch_policies, *load_plugins().registries.tools]:
+        assert f"  {entry.name}  — {entry.plugin} ({entry.distribution})" in out
+        assert all(f".params.{f.name} " in out for f in (dataclasses.fields(entry.config) if entry.config else ()))
+
+
+def test_cfg_prints_what_would_run_and_runs_nothing(capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "model.path=m", "--cfg", "job", "train.steps=3"]) == 0
+    out = capsys.readouterr().out
+    assert "path: m" in out and "steps: 3" in out
+
+
+def test_every_mistake_is_one_line_and_the_exit_code_is_1(capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "model.path=m", "foo=1", "policy.lr=x"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[:2] for line in lines] == [["error", " foo"], ["error", " policy.lr"]]
+
+
+def test_debug_adds_a_traceback(capsys: pytest.CaptureFixture[str]):
+    assert main(["--debug", "train", "foo=1"]) == main(["train", "foo=1", "--debug"]) == 1
+    assert capsys.readouterr().err.count("Traceback") >= 2
+
+
+def test_an_unknown_option_is_the_users_mistake(capsys: pytest.CaptureFixture[str]):
+    assert main(["plugins", "--jsn"]) == 1
+    assert "error: unrecognized arguments: --jsn; see `ramet plugins --help`" in capsys.readouterr().err
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], int]], None]:
+    """Put a function in the place of the training job."""
+
+    def put(run: Callable[[Any], int]) -> None:
+        monkeypatch.setitem(sys.modules, "ramet.train.job", SimpleNamespace(run=run))  # type: ignore[arg-type]
+
+    return put
+
+
+def raising(error: BaseException) -> Callable[[Any], int]:
+    def run(resolved: Any) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "last"),
+    [
+        (ConfigError("bad"), 1, "error: bad"),
+        (ConfigErrors(["a", "b"]), 1, "error: b"),
+        (PluginError("broken"), 1, "error: broken"),
+        (InfraError("disk full"), 2, "error: disk full"),
+        (ZeroDivisionError("oh"), 2, "error: internal: ZeroDivisionError: oh"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_the_exit_code_says_whose_fault_it_was(job, capsys, error: BaseException, code: int, last: str):
+    job(raising(error))
+    assert main(["train", "model.path=m"]) == code
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1] == last
+    assert ("Traceback" in err) == isinstance(error, ZeroDivisionError)
+
+
+def test_a_job_gets_the_resolved_configuration_and_its_code_is_the_exit_code(job):
+    seen = []
+    job(lambda resolved: seen.append(resolved) or 3)
+    assert main(["train", "model.path=m"]) == 3
+    assert (seen[0].job, seen[0].config.model.path) == ("train", "m")
+
+
+def test_plugins_as_json_names_everything_installed(capsys: pytest.CaptureFixture[str]):
+    assert main(["plugins", "--json"]) == 0
+    core = json.loads(capsys.readouterr().out)[0]
+    assert (core["name"], core["distribution"], core["contract"], core["broken"]) == ("core", "ramet", "1", None)
+    assert core["offers"]["branch_policy"] == ["none", "random"]
+
+
+def test_a_broken_plugin_is_listed_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "brk_module.py").write_text("import nonexistent_lib\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("RAMET_PLUGINS", "brk_module")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ramet"), "plugins"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    row = next(line for line in done.stdout.splitlines() if line.startswith("brk_module"))
+    assert "BROKEN ModuleNotFoundError: No module named 'nonexistent_lib'" in row
+
+
+def test_a_report_needs_a_run_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == main(["report", "nope"]) == 1
+    assert "neither a directory nor a name under runs/" in capsys.readouterr().err
+
+
+def test_a_report_finds_a_run_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    calls = []
+    html = SimpleNamespace(write_report=lambda run, out: calls.append((run, out)) or run / "report.html")
+    monkeypatch.setitem(sys.modules, "ramet.report.html", html)  # type: ignore[arg-type]
+    assert main(["report", "mine"]) == 0
+    assert calls == [(Path("runs/mine"), None)]
+    assert capsys.readouterr().out == "runs/mine/report.html\n"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{Path(sys.executable).with_name('ramet')} plugins --json | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("0\n", "")

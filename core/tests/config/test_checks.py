@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ramet.config.checks import RANGES, check
+from ramet.config.compose import compose
+from ramet.config.schema import Config
+
+GOOD = ["model.path=m", "data.train=[a.jsonl]", "rewards=[math]"]
+
+
+def found(*overrides: str, job: str = "train") -> list[str]:
+    return check(compose([*GOOD, *overrides] if job == "train" else overrides, job=job), job)
+
+
+def test_a_sound_configuration_has_no_problems():
+    assert found() == []
+    assert found("model.path=m", "sft.data=[x.jsonl]", job="sft") == []
+    assert found("model.path=m", "benchmarks=[arithmetic]", job="eval") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["rollout.temperature=-1"], "rollout.temperature=-1.0: must be at least 0"),
+        (["rollout.temperature=0"], "rollout.temperature=0.0: must be over 0 in training"),
+        (["rollout.top_p=0.9"], "rollout.top_p=0.9, rollout.top_k=0: training needs 1.0 and 0"),
+        (["rollout.top_k=5"], "rollout.top_p=1.0, rollout.top_k=5: training needs 1.0 and 0"),
+        (["rollout.group_size=1"], "rollout.group_size=1: must be at least 2"),
+        (["rollout.max_concurrent=7"], "rollout.max_concurrent=7: must be at least rollout.group_size=8"),
+        (["train.tasks_per_step=1", "train.minibatches=9"], "train.minibatches=9: at most the 8 rollouts"),
+        (["train.eval_every=2"], "train.eval_every=2: needs data.valid, which is empty"),
+        (["train.eval_first=true"], "train.eval_first=true: needs data.valid, which is empty"),
+        (["train.keep_checkpoints=0"], "train.keep_checkpoints=0: must be at least 1"),
+        (["rollout.max_infra_rate=1.5"], "rollout.max_infra_rate=1.5: must be at least 0 and at most 1"),
+        (["rollout.deadline_s=nan"], "rollout.deadline_s=nan: must be over 0"),
+        (["tools=[echo]", "tools.echo.concurrency=0"], "tools.echo.concurrency=0: must be at least 1"),
+        (["cluster.name=mars"], "cluster.name=mars: allowed: local"),
+        (["run.name=../x"], "run.name=../x: allowed: letters"),
+        (["run.deterministic=true", "run.threads=4"], "run.deterministic=true: needs run.threads=1, got 4"),
+        (["run.deterministic=true", "model.device=cuda"], "run.deterministic=true: holds on CPU only"),
+        (["engine.params.max_tokens=100"], "= 6144: more than engine.params.max_tokens=100"),
+        (["rewards=[]"], "rewards: none chosen"),
+        (["data.train=[]"], "data.train: missing"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_what_is_allowed(overrides: list[str], expected: str):
+    problems = found(*overrides)
+    assert len(problems) == 1
+    assert expected in problems[0]
+
+
+def test_all_problems_are_found_at_once():
+    assert len(found("rollout.temperature=-1", "rollout.top_k=3", "train.epochs=0", "policy.lr=-1")) == 4
+
+
+def test_sections_of_other_jobs_are_not_checked():
+    assert found("model.path=m", "sft.data=[x]", "rollout_step.system_prompt=never", job="sft") == []
+
+
+def test_evaluation_needs_something_to_measure_and_rewards_for_data_files():
+    assert "nothing to measure" in found("model.path=m", job="eval")[0]
+    assert "data.valid is scored by them" in found("model.path=m", "data.valid=[x]", job="eval")[0]
+
+
+def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    problems = found(f"model.path={tmp_path}")
+    assert "2048 + rollout.max_response_tokens=4096 = 6144: more than the 512 positions" in problems[0]
+
+
+def test_every_range_belongs_to_a_key_of_the_schema():
+    from ramet.config.schema import BenchmarkConfig, RewardConfig, ToolConfig
+
+    items = {"tools": ToolConfig(), "rewards": RewardConfig(), "benchmarks": BenchmarkConfig()}
+    for section, ranges in RANGES.items():
+        owner = items.get(section) or getattr(Config(), section)
+        assert all(hasattr(owner, name) for name in ranges), section

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import dataclasses
+import logging
+import typing
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from ramet.algorithms.config import PpoClipConfig
+from ramet.config.compose import compose, group_options
+from ramet.config.schema import Config, LossAggregation, OldLogprobs, ToolConfig
+from ramet.config.sections import JOBS
+from ramet.engines.config import TorchEngineConfig
+from ramet.errors import ConfigError
+from ramet.rollout.config import RandomBranchConfig
+
+MODEL = "model.path=some/model"
+
+
+def test_defaults_compose_to_dataclasses_with_typed_options():
+    config = compose([MODEL], job="train").config
+    assert config.model.path == "some/model"
+    assert config.engine.params == TorchEngineConfig()
+    assert config.policy_loss.params == PpoClipConfig()
+    assert (config.branch_policy.name, config.branch_policy.params) == ("none", None)
+    assert config.tools == {}
+
+
+def test_a_chosen_tool_takes_settings_of_the_core_and_options_of_its_plugin():
+    overrides = [MODEL, "tools=[python,echo]", "tools.python.params.memory_mb=3", "tools.python.timeout_s=3"]
+    tools = compose(overrides, job="train").config.tools
+    assert tools["echo"] == ToolConfig(params=None)
+    assert (tools["python"].timeout_s, tools["python"].params.memory_mb) == (3.0, 3)
+    assert type(tools["python"].params).__name__ == "PythonOptions"
+
+
+def test_one_tool_needs_no_brackets_and_the_last_choice_wins():
+    tools = compose([MODEL, "tools=[echo]", "tools=python"], job="train").config.tools
+    assert list(tools) == ["python"]
+
+
+def test_enums_of_core_and_plugins_are_written_by_value():
+    overrides = [MODEL, "train.loss_aggregation=seq-mean-token-sum", "train.old_logprobs=ENGINE", "tools=[python]",
+                 "tools.python.params.level=very-high"]  # fmt: skip
+    resolved = compose(overrides, job="train")
+    assert resolved.config.train.loss_aggregation is LossAggregation.SEQ_MEAN_TOKEN_SUM
+    assert resolved.config.train.old_logprobs is OldLogprobs.ENGINE
+    assert resolved.config.tools["python"].params.level == "very-high"
+    assert "loss_aggregation: seq-mean-token-sum" in resolved.text
+    assert "level: very-high" in resolved.text
+
+
+def test_the_record_keeps_overrides_and_what_the_user_set():
+    resolved = compose([MODEL, "+branch_policy=random", "++train.steps=3"], job="train")
+    assert resolved.overrides == [MODEL, "+branch_policy=random", "++train.steps=3"]
+    assert resolved.set_by_user == {"model.path", "branch_policy", "train.steps"}
+    assert isinstance(resolved.config.branch_policy.params, RandomBranchConfig)
+
+
+def test_the_text_holds_exactly_the_sections_of_the_job():
+    from omegaconf import OmegaConf
+
+    for job, needed in (("train", []), ("sft", []), ("eval", ["benchmarks=[arithmetic]"])):
+        text = compose([MODEL, *needed], job=job).text
+        assert set(OmegaConf.create(text)) == set(JOBS[job])
+
+
+def test_the_preset_grpo_composes_and_its_parts_can_be_replaced():
+    config = compose([MODEL, "algorithm=grpo", "branch_policy=random"], job="train").config
+    assert (config.advantage.name, config.policy_loss.name, config.branch_policy.name) == ("grpo", "ppo_clip", "random")
+
+
+def test_an_experiment_of_the_working_directory_sets_choices_and_values_for_several_jobs(house: Path):
+    write(house / "hydra_configs/experiment/demo.yaml", EXPERIMENT)
+    train = compose([MODEL, "experiment=demo"], job="train").config
+    assert (train.branch_policy.name, train.tools["python"].params.memory_mb) == ("random", 7)
+    assert train.train.loss_aggregation is LossAggregation.SEQ_MEAN_TOKEN_MEAN
+    assert compose([MODEL, "experiment=demo"], job="sft").config.sft.lr == 1e-3
+    assert compose([MODEL, "experiment=demo", "train.steps=9"], job="train").config.train.steps == 9
+
+
+def test_a_directory_named_on_the_command_line_is_searched_too(tmp_path: Path):
+    write(tmp_path / "more presets/experiment/mine.yaml", "# @package _global_\ntrain:\n  steps: 4\n")
+    found = compose([MODEL, "experiment=mine"], job="train", config_dir=tmp_path / "more presets")
+    assert found.config.train.steps == 4
+    with pytest.raises(ConfigError, match="no directory"):
+        compose([MODEL], job="train", config_dir=tmp_path / "nowhere")
+
+
+def test_presets_of_plugins_are_found_by_their_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path / "site/h5_extra/__init__.py", "")
+    write(tmp_path / "site/h5_extra/conf/__init__.py", "")
+    write(tmp_path / "site/h5_extra/conf/algorithm/extra.yaml", "# @package _global_\ntrain:\n  steps: 11\n")
+    points = [
+        EntryPoint("extra", "h5_extra.conf", "ramet.conf"),
+        EntryPoint("gone", "no_such_package.conf", "ramet.conf"),
+    ]
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr("ramet.config.compose.entry_points", lambda group: points)
+    assert compose([MODEL, "algorithm=extra"], job="train").config.train.steps == 11
+    monkeypatch.setenv("RAMET_BLOCK_PLUGINS", "extra")
+    assert group_options(["algorithm"]) == {"algorithm": ["grpo"]}
+
+
+def test_named_options_of_a_tool_keep_their_types(house: Path):
+    write(
+        house / "hydra_configs/tools/python_slow.yaml", "defaults:\n  - python\n  - _self_\npython:\n  timeout_s: 99\n"
+    )
+    tools = compose([MODEL, "tools=[python_slow]", "tools.python.retries=5"], job="train").config.tools
+    assert (tools["python"].timeout_s, tools["python"].retries, tools["python"].params.memory_mb) == (99.0, 5, 512)
+
+
+def test_options_given_by_a_preset_without_the_group_are_typed_all_the_same(house: Path):
+    body = "# @package _global_\ntools:\n  python:\n    params: {memory_mb: 9}\n"
+    write(house / "hydra_configs/experiment/direct.yaml", body)
+    resolved = compose([MODEL, "experiment=direct"], job="train")
+    assert resolved.config.tools["python"].params.memory_mb == 9
+    assert "modules: []" in resolved.text
+
+
+def test_values_of_the_environment_reach_the_job_and_never_the_record(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SECRET_KEY", "hunter2")
+    overrides = [MODEL, "tools=[search]", "tools.search.params.key=${oc.env:SECRET_KEY}",
+                 "data.train=['${tools.search.params.key}/x']"]  # fmt: skip
+    resolved = compose(overrides, job="train")
+    assert resolved.config.tools["search"].params.key == "hunter2"
+    assert resolved.config.data.train == ["hunter2/x"]
+    assert "hunter2" not in resolved.text
+    assert "${oc.env:SECRET_KEY}" in resolved.text
+
+
+def test_ordinary_interpolations_are_resolved_in_the_record():
+    resolved = compose([MODEL, "model.tokenizer=${model.path}"], job="train")
+    assert resolved.config.model.tokenizer == "some/model"
+    assert "tokenizer: some/model" in resolved.text
+
+
+def test_composing_leaves_directory_and_logging_alone(house: Path):
+    handlers, level = list(logging.root.handlers), logging.root.level
+    compose([MODEL], job="train")
+    assert list(house.iterdir()) == []
+    assert (list(logging.root.handlers), logging.root.level) == (handlers, level)
+
+
+def test_the_core_has_at_most_120_keys():
+    def leaves(cls: type) -> int:
+        hints = typing.get_type_hints(cls)
+        nested = [hints[f.name] for f in dataclasses.fields(cls)]
+        return sum(leaves(one) if dataclasses.is_dataclass(one) else 1 for one in nested)
+
+    assert 50 < leaves(Config) <= 120
+
+
+def test_every_section_of_a_job_is_a_section_of_the_schema():
+    sections = {field.name for field in dataclasses.fields(Config)}
+    assert all(set(names) <= sections for names in JOBS.values())
+    assert sections == {name for names in JOBS.values() for name in names}
+
+
+EXPERIMENT = """# @package _global_
+defaults:
+  - override /algorithm: grpo
+  - override /branch_policy: random
+  - override /tools: [python]
+train:
+  steps: 7
+  loss_aggregation: seq-mean-token-mean
+tools:
+  python:
+    params:
+      memory_mb: 7
+sft:
+  lr: 1e-3
+"""
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

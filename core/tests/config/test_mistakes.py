@@ -1,0 +1,109 @@
+"""Every mistake in a configuration gives a message with key, value and what is allowed; all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ramet.config.compose import compose
+
+MODEL = "model.path=m"
+Problems = Callable[..., list[str]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["train.step=3"], ["train.step: no such key", "Did you mean 'train.steps'?"]),
+        (["+train.stepps=3"], ["train.stepps: no such key", "'train.steps'"]),
+        (["+unknown.key=1"], ["unknown.key: no such key", "the configuration has: run, data"]),
+        (["train.lr=1"], ["train.lr: no such key", "Did you mean 'policy.lr' or 'sft.lr'?"]),
+        (["policy.lr=fast"], ["policy.lr: expected float, got 'fast'"]),
+        (["train.steps=1.5"], ["train.steps: expected int or null, got 1.5"]),
+        (["data.shuffle=perhaps"], ["data.shuffle: expected bool, got 'perhaps'"]),
+        (["data.train=a.jsonl"], ["expected list[str], got 'a.jsonl'; write data.train=[a.jsonl]"]),
+        (["train.old_logprobs=foo"], ["expected one of trainer, engine, got 'foo'"]),
+        (["rollout=3"], ["rollout: is a section, got 3", "rollout.group_size"]),
+        (["rollout.group_size.x=3"], ["rollout.group_size is a value"]),
+        (["branch_policy=arpoo"], ["branch_policy: no 'arpoo'", "none, random", "failed to load: brk"]),
+        (["tools=[pyhton]"], ["tools: no 'pyhton'. Did you mean 'python'?", "Installed: echo, python, search"]),
+        (["branch_policy=[none,random]"], ["branch_policy: takes one name"]),
+        (["branch_policy=null"], ["branch_policy: null is no choice; allowed: none, random"]),
+        (["branch_policy.name=random"], ["choose with branch_policy=random"]),
+        (["branch_policy.params.x=1"], ["'none' takes no options"]),
+        (["tools=[echo]", "tools.echo.params.x=1"], ["'echo' takes no options"]),
+        (["tools.python.timeout_s=1"], ["tools.python.timeout_s: 'python' is not chosen; add tools=[python]"]),
+        (["tools=[python]", "tools.python.params.memory=1"], ["Did you mean 'tools.python.params.memory_mb'?"]),
+        (["tools=[python]", "tools.python.params.memory_mb=much"], ["memory_mb: expected int, got 'much'"]),
+        (["tools=[python]", "tools.python.params.memory_mb=0"], ["tools.python.params.memory_mb must be at least 1"]),
+        (["tools=[python]", "tools.python.params={level: odd}"], ["tools.python.params: "]),
+        (["tools=[search]"], ["tools.search.params.key: missing"]),
+        (["experiment=nope"], ["experiment: no 'nope'", "hydra_configs/"]),
+        (["algorithm=grpoo"], ["algorithm: no 'grpoo'. Did you mean 'grpo'?"]),
+        (["train.steps=1,2"], ["several values for one key; a list is written train.steps=[a,b]"]),
+        (["~train.steps"], ["deleting is not possible"]),
+        (["train.steps"], ["cannot read 'train.steps'", "write key=value"]),
+        (["hydra.run.dir=/x"], ["Hydra's own keys cannot be set"]),
+        (["run.root=${oc.env:RAMET_NO_SUCH}"], ["run.root: environment variable RAMET_NO_SUCH is not set"]),
+        (["run.root=${no.such}"], ["run.root: ", "no.such"]),
+        (["sft.lr=1"], ["sft.lr: `ramet train` does not build the section 'sft' (built by: sft)"]),
+        (["evaluate.k=2"], ["evaluate.k: `ramet train` does not build the section 'evaluate' (built by: eval)"]),
+        (["benchmarks=[arithmetic]"], ["benchmarks: `ramet train` does not build"]),
+    ],
+)
+def test_one_mistake_gives_one_problem_that_names_it(problems: Problems, overrides: list[str], expected: list[str]):
+    found = problems(MODEL, *overrides)
+    assert len(found) == 1
+    assert all(part in found[0] for part in expected), found[0]
+
+
+def test_all_mistakes_are_reported_together(problems: Problems):
+    found = problems(
+        "train.step=1", "foo=2", "sft.lr=1", "policy.lr=x", "branch_policy=arpoo", "oops", "tools=[search]"
+    )
+    starts = ["sft.lr", "cannot read 'oops'", "branch_policy:", "train.step", "foo", "policy.lr", "model.path: missing",
+              "tools.search.params.key: missing"]  # fmt: skip
+    assert len(found) == len(starts)
+    assert all(any(problem.startswith(start) for problem in found) for start in starts)
+
+
+def test_a_key_that_another_key_replaces_in_evaluation_is_refused(problems: Problems):
+    assert problems(MODEL, "rollout.temperature=1", job="eval") == [
+        "rollout.temperature: `ramet eval` does not read it; set evaluate.temperature"
+    ]
+
+
+def test_options_that_cannot_be_typed_are_fatal_only_for_who_selects_them(problems: Problems):
+    assert compose([MODEL, "benchmarks=[arithmetic]"], job="eval").config.benchmarks.keys() == {"arithmetic"}
+    found = problems(MODEL, "benchmarks=[untypable]", job="eval")
+    assert "'untypable' of plugin odd (dist) cannot be used" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("train:\n  stepps: 3\n", ["experiment/bad", "stepps", "'train.steps'"]),
+        ("train:\n  steps: soon\n", ["experiment/bad", "soon", "train.steps"]),
+        (
+            "defaults:\n  - override /branch_policy: arpo\n",
+            ["branch_policy: no 'arpo'", "brk", "(asked for by experiment=bad)"],
+        ),
+        ("nonsense: 1\n", ["experiment/bad", "nonsense"]),
+        ("train:\n\tsteps: 3\n", ["bad.yaml", "line 3"]),
+        ("tools:\n  pyhton:\n    timeout_s: 3\n", ["tools: no 'pyhton'. Did you mean 'python'?"]),
+        (
+            "tools:\n  python:\n    params: {memory: 3}\n",
+            ["tools.python.params", "memory", "allowed: memory_mb, level"],
+        ),
+        ("branch_policy:\n  name: random\n  params: {roots: x}\n", ["branch_policy.params", "roots"]),
+        ("policy_loss:\n  name: nope\n", ["policy_loss: no 'nope'"]),
+    ],
+)
+def test_a_mistake_in_a_preset_is_named(problems: Problems, house: Path, body: str, expected: list[str]):
+    path = house / "hydra_configs/experiment/bad.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("# @package _global_\n" + body, encoding="utf-8")
+    found = "\n".join(problems(MODEL, "experiment=bad"))
+    assert all(part in found for part in expected), found

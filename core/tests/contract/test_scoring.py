@@ -1,0 +1,192 @@
+"""Scoring: routing, weights, parts; what cannot be judged is masked and counted, what breaks the contract stops."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ramet import ConfigError, Fault, Group, InfraError, PluginError, Rollout, Score, Task, per_rollout, user_prompt
+from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward
+from ramet.testing import written_rollout
+
+TASK = Task(id="sums/7", prompt=user_prompt("2 + 3?"), answer=("5",), data_source="sums")
+
+
+def group(*replies: str, faults: Sequence[int] = ()) -> Group:
+    rollouts = [written_rollout(TASK, [reply], id=str(i)) for i, reply in enumerate(replies)]
+    for i in faults:
+        rollouts[i] = replace(rollouts[i], fault=Fault(where="tool:python", message="down"))
+    return Group(task=TASK, rollouts=tuple(rollouts))
+
+
+def weighted(score: Any, name: str = "length", **options: Any) -> WeightedReward:
+    return WeightedReward(name=name, plugin="mine", reward=score, **options)
+
+
+def length(rollout: Rollout) -> float:
+    return float(len(rollout.reply))
+
+
+def returning(*scores: Any) -> Callable[[Sequence[Rollout]], Any]:
+    async def reward(_: Sequence[Rollout]) -> Any:
+        return list(scores)
+
+    return reward
+
+
+def score(one: Group, *rewards: WeightedReward) -> ScoredGroup:
+    return asyncio.run(Scorer(rewards).score(one))
+
+
+def rewards_of(scored: ScoredGroup) -> list[float | None]:
+    return [rollout.reward for rollout in scored.rollouts]
+
+
+def test_scores_follow_the_order_of_the_group() -> None:
+    assert rewards_of(score(group("aaa", "a", "aa"), weighted(per_rollout(length)))) == [3.0, 1.0, 2.0]
+
+
+def test_the_reward_is_the_weighted_sum_and_every_part_is_kept_unweighted() -> None:
+    shaped = per_rollout(lambda r: Score(value=2.0, parts={"f1": 0.25}, tokens={0: 1.0}))
+    scored = score(
+        group("aaa"), weighted(per_rollout(length), weight=0.5), weighted(shaped, "shape", weight=10.0)
+    ).rollouts[0]
+    assert scored.reward == 0.5 * 3 + 10 * 2
+    assert scored.parts == {"length": 3.0, "shape": 2.0, "shape/f1": 0.25}
+    assert scored.token_rewards == {0: 10.0}
+
+
+def test_the_data_source_chooses_the_rewards() -> None:
+    here = weighted(per_rollout(length), sources=frozenset({"sums"}))
+    elsewhere = weighted(per_rollout(lambda r: 100.0), "other", sources=frozenset({"essays"}))
+    scored = score(group("aaa"), here, elsewhere).rollouts[0]
+    assert (scored.reward, dict(scored.parts)) == (3.0, {"length": 3.0})
+
+
+def test_a_task_without_a_reward_is_the_users_mistake_and_names_its_source() -> None:
+    with pytest.raises(ConfigError, match=r"'sums/7' of data source 'sums'; configured: other for essays"):
+        score(group("a"), weighted(per_rollout(length), "other", sources=frozenset({"essays"})))
+
+
+def test_a_masked_rollout_is_not_shown_to_rewards_and_stays_masked() -> None:
+    scored = score(group("aaa", "a", "aa", faults=[1]), weighted(per_rollout(length)))
+    assert rewards_of(scored) == [3.0, None, 2.0]
+    assert [r.rollout.id for r in scored.valid] == ["0", "2"]
+    assert scored.rollouts[1].rollout.fault == Fault(where="tool:python", message="down")
+
+
+def test_a_group_that_is_masked_as_a_whole_asks_no_reward() -> None:
+    scored = score(group("a", "b", faults=[0, 1]), weighted(returning("never asked")))
+    assert rewards_of(scored) == [None, None]
+    assert scored.valid == ()
+
+
+def test_none_means_not_judged_and_masks_the_rollout() -> None:
+    scored = score(group("a", "b"), weighted(returning(None, 1.0)), weighted(per_rollout(length), "second"))
+    assert rewards_of(scored) == [None, 2.0]
+    fault = scored.rollouts[0].rollout.fault
+    assert fault == Fault(where="reward:length", message="not judged")
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), InfraError("judge down"), TimeoutError("socket"), KeyError("x")])
+def test_a_reward_that_raises_masks_its_rollouts_and_never_scores_them_0(error: Exception) -> None:
+    async def fails(_: Sequence[Rollout]) -> list[float]:
+        raise error
+
+    scored = score(group("a", "b"), weighted(fails))
+    assert rewards_of(scored) == [None, None]
+    fault = scored.rollouts[0].rollout.fault
+    assert fault is not None and fault.where == "reward:length" and repr(error) in fault.message
+
+
+def test_a_reward_that_hangs_is_masked_after_its_time() -> None:
+    async def hangs(_: Sequence[Rollout]) -> list[float]:
+        await asyncio.sleep(60)
+        return [0.0]
+
+    fault = score(group("a"), weighted(hangs, timeout_s=0.01)).rollouts[0].rollout.fault
+    assert fault is not None and fault.message == "timed out after 0.01 s"
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ([1.0], "returned 1 scores for 2 rollouts"),
+        ([1.0, 2.0, 3.0], "returned 3 scores for 2 rollouts"),
+        ([1.0, float("nan")], "returned nan"),
+        ([float("inf"), 1.0], "returned inf"),
+        ([1.0, "1"], "returned '1'"),
+        ([1.0, [1.0]], re.escape("returned [1.0]")),
+        ([1.0, torch.ones(2)], "returned tensor"),
+        ([1.0, 10**400], "returned 1000"),
+        ([1.0, Score(value=float("nan"))], "returned nan"),
+        ([1.0, Score(value=1.0, parts={"f1": float("nan")})], "returned nan .part 'f1'"),
+        ([1.0, Score(value=1.0, tokens={0: float("nan")})], "returned nan .token 0"),
+        ([1.0, Score(value=1.0, tokens={1: 1.0})], "position 1 of a response of 1 tokens"),
+        ([1.0, Score(value=1.0, tokens={-1: 1.0})], "position -1"),
+    ],
+)
+def test_what_breaks_the_contract_stops_at_once_and_names_plugin_and_task(returned: list[Any], problem: str) -> None:
+    with pytest.raises(PluginError, match=rf"reward 'length' of plugin 'mine', task 'sums/7': .*{problem}"):
+        score(group("a", "b"), weighted(returning(*returned)))
+
+
+@pytest.mark.parametrize("returned", [1.0, None, "ab", torch.ones(2), {0: 1.0, 1: 1.0}])
+def test_something_else_than_a_list_stops_at_once(returned: Any) -> None:
+    async def odd(_: Sequence[Rollout]) -> Any:
+        return returned
+
+    with pytest.raises(PluginError, match="allowed: a list of scores"):
+        score(group("a", "b"), weighted(odd))
+
+
+def test_scalars_of_torch_and_booleans_are_numbers() -> None:
+    assert rewards_of(score(group("a", "b"), weighted(returning(torch.tensor(0.5), True)))) == [0.5, 1.0]
+
+
+def failing_on(*ids: str) -> Any:
+    return per_rollout(lambda rollout: None if rollout.id in ids else 1.0)
+
+
+def test_over_five_percent_of_a_step_stop_the_run_and_metrics_begin_a_new_step() -> None:
+    async def play() -> Scorer:
+        scorer = Scorer([weighted(failing_on("0"))])
+        await scorer.score(group(*["a"] * 20))
+        scorer.check_failures()  # 1 of 20 is not over 5 %
+        await scorer.score(group(*["a"] * 10))
+        return scorer
+
+    scorer = asyncio.run(play())
+    with pytest.raises(PluginError, match="could not judge 2 of 30 rollouts"):
+        scorer.check_failures()
+    assert scorer.metrics() == {"reward/unjudged_rollouts": 2.0}
+    scorer.check_failures()
+    assert scorer.metrics() == {"reward/unjudged_rollouts": 0.0}
+
+
+def test_infrastructure_faults_of_rollouts_are_not_the_rewards_failures() -> None:
+    async def play() -> Scorer:
+        scorer = Scorer([weighted(per_rollout(length))])
+        await scorer.score(group("a", "b", faults=[0]))
+        return scorer
+
+    scorer = asyncio.run(play())
+    scorer.check_failures()
+    assert scorer.metrics() == {"reward/unjudged_rollouts": 0.0}
+
+
+def test_a_reward_that_reorders_what_it_is_given_disturbs_no_other() -> None:
+    async def reverses(rollouts: Sequence[Rollout]) -> list[float]:
+        backwards = list(rollouts)
+        backwards.reverse()
+        assert not hasattr(rollouts, "reverse")
+        return [0.0] * len(backwards)
+
+    scored = score(group("aaa", "a"), weighted(reverses, "reverses"), weighted(per_rollout(length)))
+    assert rewards_of(scored) == [3.0, 1.0]

@@ -1,0 +1,38 @@
+"""The torch engine passes every engine check, for every architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ramet.testing.engine_checks import CHECKS, check_logprobs_match, check_prefix_reuse, check_weight_update
+from ramet.testing.engine_deterministic import check_deterministic
+from ramet.testing.engine_subject import Subject
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_engine_passes(
+    check: Callable[[Subject], None], architecture: str, make_subject: Callable[..., Subject]
+) -> None:
+    check(make_subject(architecture))
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+def test_the_deterministic_engine_gives_the_same_bits(architecture: str, make_subject: Callable[..., Subject]) -> None:
+    check_deterministic(make_subject(architecture))
+
+
+@pytest.mark.parametrize("check", [check_logprobs_match, check_prefix_reuse, check_deterministic])
+def test_prompts_may_be_computed_in_parts(
+    check: Callable[[Subject], None], make_subject: Callable[..., Subject]
+) -> None:
+    check(make_subject(prefill_tokens=7))
+
+
+@pytest.mark.parametrize("check", [check_logprobs_match, check_weight_update])
+def test_an_output_head_of_its_own_is_used(
+    check: Callable[[Subject], None], make_subject: Callable[..., Subject]
+) -> None:
+    check(make_subject(tie=False))

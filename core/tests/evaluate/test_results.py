@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ramet.errors import ConfigError, PluginError
+from ramet.evaluate.results import Header, PartialResults, read_results
+from ramet.evaluate.tasks import TaskResult, task_result, tool_statistics
+from ramet.types import (
+    BenchmarkInfo,
+    CallStatus,
+    Fault,
+    Group,
+    Origin,
+    Rollout,
+    Segment,
+    SegmentKind,
+    StopReason,
+    Task,
+    ToolRecord,
+    user_prompt,
+)
+
+INFO = BenchmarkInfo(
+    description="sums", splits=("test",), metrics=("accuracy", "f1"), source="generated", licence="MIT"
+)
+HEADER = Header(
+    model="models/tiny",
+    k=2,
+    settings={"temperature": 0.6, "tools": ["python"]},
+    benchmarks={"arithmetic": INFO},
+    versions={"ramet": "0.1.0"},
+    plugins=[{"name": "core", "version": "0.1.0"}],
+)
+
+
+def rollout(task: Task, id: str, *, calls: tuple[ToolRecord, ...] = (), fault: Fault | None = None) -> Rollout:
+    prompt = Segment(origin=Origin.INSERTED, kind=SegmentKind.PROMPT, turn=0, text="p", token_ids=array("i", [1]))
+    turn = Segment(origin=Origin.SAMPLED, kind=SegmentKind.TURN, turn=0, text="391\ud800", token_ids=array("i", [2, 3]))
+    return Rollout(
+        id=id, task=task, segments=(prompt, turn), stop=StopReason.ANSWER, answer="391", tool_calls=calls, fault=fault
+    )
+
+
+def call(status: CallStatus, arguments: object = 1.0) -> ToolRecord:
+    return ToolRecord(
+        turn=0, name="python", arguments={"x": arguments}, status=status, text="", wait_s=0.0, run_s=0.5, attempts=1
+    )
+
+
+def result(task_id: str, scores: list[dict[str, float | None]], *, masked: tuple[int, ...] = ()) -> TaskResult:
+    task = Task(id=task_id, prompt=user_prompt("17 * 23?"), answer=("391",), data_source="sums")
+    fault = Fault(where="tool:python", message="down")
+    group = Group(
+        task=task,
+        rollouts=tuple(rollout(task, str(i), fault=fault if i in masked else None) for i in range(len(scores))),
+    )
+    return task_result("arithmetic", group, prompt="<|user|>17 * 23?", scores=scores)
+
+
+def score(accuracy: float | None, f1: float | None = 0.5) -> dict[str, float | None]:
+    return {"accuracy": accuracy, "f1": f1}
+
+
+def test_the_file_holds_prompts_rollouts_versions_plugins_and_the_summary(tmp_path: Path) -> None:
+    partial = PartialResults(tmp_path / "results.json", HEADER)
+    partial.add(result("a", [score(1.0), score(0.0)]))
+    partial.add(result("b", [score(1.0), score(None)]))
+    partial.finish()
+    body = read_results(tmp_path / "results.json")
+    assert (body["model"], body["k"], body["plugins"][0]["name"]) == ("models/tiny", 2, "core")
+    assert body["benchmarks"]["arithmetic"]["licence"] == "MIT"
+    (found,) = body["results"]
+    assert found["judged"] == "3 of 4 judged"
+    assert found["metrics"][0]["avg"]["mean"] == 0.75
+    first = found["tasks"][0]
+    assert (first["prompt"], first["gold"]) == ("<|user|>17 * 23?", ["391"])
+    kept = first["rollouts"][0]
+    assert (kept["answer"], kept["stop"], kept["sampled_tokens"], kept["response"]) == ("391", "answer", 2, "391\ud800")
+    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_a_masked_rollout_says_why_and_has_no_score(tmp_path: Path) -> None:
+    partial = PartialResults(tmp_path / "results.json", HEADER)
+    partial.add(result("a", [score(0.0), score(1.0)], masked=(0,)))
+    (benchmark,) = partial.finish().benchmarks
+    assert benchmark.judged == "1 of 2 judged"
+    assert benchmark.metrics[0].avg.mean == 1.0
+    assert benchmark.metrics[0].passes[-1].short_tasks == ("a",)
+    assert benchmark.tasks[0].rollouts[0].masked == "tool:python: down"
+    assert benchmark.tasks[0].rollouts[0].scores == {}
+
+
+def test_a_killed_evaluation_goes_on_behind_the_last_whole_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "results.json"
+    first = PartialResults(out, HEADER)
+    for name in ("a", "b"):
+        first.add(result(name, [score(1.0), score(1.0)]))
+    torn = first.path.read_bytes()[:-20]
+    first.path.write_bytes(torn)
+    second = PartialResults(out, HEADER)
+    assert "torn" in caplog.text
+    assert second.done("arithmetic") == {"a"}
+    second.add(result("b", [score(0.0), score(0.0)]))
+    (benchmark,) = second.finish().benchmarks
+    assert [task.task for task in benchmark.tasks] == ["a", "b"]
+    assert benchmark.metrics[0].avg.mean == 0.5
+
+
+def test_the_file_depends_neither_on_a_resume_nor_on_the_order_in_which_tasks_finish(tmp_path: Path) -> None:
+    whole = PartialResults(tmp_path / "whole.json", HEADER)
+    cut = PartialResults(tmp_path / "cut.json", HEADER)
+    for name in ("a", "b", "c"):
+        cut = PartialResults(tmp_path / "cut.json", HEADER)
+        for partial in (whole, cut):
+            partial.add(result(name, [score(1.0), score(None)]))
+    whole.finish()
+    cut.finish()
+    other = PartialResults(tmp_path / "other.json", HEADER)
+    for name in ("c", "a", "b"):
+        other.add(result(name, [score(1.0), score(None)]))
+    other.finish()
+    files = [(tmp_path / name).read_bytes() for name in ("whole.json", "cut.json", "other.json")]
+    assert files[0] == files[1] == files[2]
+
+
+def test_an_unfinished_evaluation_of_another_model_is_refused(tmp_path: Path) -> None:
+    PartialResults(tmp_path / "results.json", HEADER).add(result("a", [score(1.0), score(1.0)]))
+    with pytest.raises(ConfigError, match=r"results.json.partial.jsonl .* differs in: model, settings"):
+        PartialResults(tmp_path / "results.json", replace(HEADER, model="other", settings={}))
+
+
+def test_a_score_that_is_no_number_names_the_benchmark_and_the_task() -> None:
+    with pytest.raises(PluginError, match=r"'arithmetic' scored f1 = nan for rollout 1 of task 'a'"):
+        result("a", [score(1.0), score(1.0, float("nan"))])
+
+
+def test_tool_statistics_by_hand() -> None:
+    task = Task(id="a", prompt=user_prompt("q"))
+    used = rollout(task, "0", calls=(call(CallStatus.OK), call(CallStatus.ERROR)))
+    unused = rollout(task, "1")
+    failed = rollout(task, "2", calls=(call(CallStatus.INFRA),), fault=Fault(where="tool:python", message="time-out"))
+    group = Group(task=task, rollouts=(used, unused, failed))
+    found = tool_statistics([task_result("b", group, prompt="", scores=[score(1.0), score(0.0), {}])])
+    assert (found.share_using, found.calls_per_rollout) == (0.5, 1.0)
+    assert (found.calls, found.errors, found.infra) == ({"python": 3}, {"python": 1}, {"python": 1})
+
+
+def test_arguments_that_json_lacks_survive_as_text(tmp_path: Path) -> None:
+    task = Task(id="a", prompt=user_prompt("q"))
+    group = Group(task=task, rollouts=(rollout(task, "0", calls=(call(CallStatus.OK, float("nan")),)),))
+    kept = task_result("arithmetic", group, prompt="", scores=[score(1.0)])
+    partial = PartialResults(tmp_path / "results.json", HEADER)
+    partial.add(kept)
+    assert TaskResult.from_line(kept.line()) == kept
+    partial.finish()
+    body = read_results(tmp_path / "results.json")
+    assert body["results"][0]["tasks"][0]["rollouts"][0]["tool_calls"][0]["arguments"] == '{"x": NaN}'
+    assert body["results"][0]["tools"]["calls"] == {"python": 1}
+
+
+def test_a_broken_results_file_is_the_users_problem(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    for text in ("{", "[]", json.dumps({"schema": 99})):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="results file"):
+            read_results(path)
+    with pytest.raises(ConfigError, match="results file"):
+        read_results(tmp_path / "missing.json")

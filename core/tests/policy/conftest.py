@@ -1,0 +1,152 @@
+"""A tiny model on disk, worker specs, rows and scored groups."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ramet.algorithms.config import PpoClipConfig
+from ramet.algorithms.ppo_clip import PpoClip
+from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
+from ramet.models.tiny import make_tiny_model
+from ramet.policy.batch import Row
+from ramet.policy.spec import PolicySpec
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.types import Fault, Origin, Rollout, Segment, SegmentKind, StopReason, Task, user_prompt
+
+VOCABULARY = 256
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), hidden=32, layers=2, heads=2, intermediate=64)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def make_spec(tiny: Path) -> Callable[..., PolicySpec]:
+    """A spec; keywords of `TrainConfig` and `PolicyConfig` go there, the rest to the spec."""
+
+    def build(**options: Any) -> PolicySpec:
+        sections = {}
+        for section in (TrainConfig, PolicyConfig):
+            names = {field.name for field in dataclasses.fields(section)}
+            sections[section] = {name: options.pop(name) for name in names & options.keys()}
+        defaults = {
+            "model": ModelConfig(path=str(tiny)),
+            "train": TrainConfig(**sections[TrainConfig]),
+            "policy": PolicyConfig(**{"lr": 1e-3, **sections[PolicyConfig]}),
+            "policy_loss": PpoClip(PpoClipConfig()),
+            "temperature": 1.0,
+            "max_response_tokens": 32,
+            "total_steps": 10,
+            "seed": 1,
+        }
+        return PolicySpec(**{**defaults, **options})
+
+    return build
+
+
+@pytest.fixture
+def make_rows() -> Callable[..., list[Row]]:
+    """Random rows of ragged lengths; some tokens are inserted."""
+
+    def build(n: int = 6, *, seed: int = 0, longest: int = 20) -> list[Row]:
+        rng = np.random.default_rng(seed)
+        rows = []
+        for i in range(n):
+            length = int(rng.integers(2, longest))
+            mask = rng.random(length) < 0.8
+            mask[0] = True
+            rows.append(
+                Row(
+                    rollout_id=str(i),
+                    task_id=str(i // 2),
+                    prompt_ids=rng.integers(0, VOCABULARY, int(rng.integers(1, 9))).astype(np.int32),
+                    response_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+                    mask=mask,
+                    engine_logprobs=np.where(mask, -5.6 + 0.1 * rng.standard_normal(length), 0).astype(np.float32),
+                    entropies=None,
+                    turn_ids=np.zeros(length, np.int32),
+                    policy_versions=np.where(mask, 0, -1).astype(np.int32),
+                    group=i // 2,
+                    parent=-1,
+                    fork_position=0,
+                    reward=float(i % 2),
+                    parts={},
+                    token_rewards={},
+                )
+            )
+        return rows
+
+    return build
+
+
+@pytest.fixture
+def make_advantages() -> Callable[[list[Row]], torch.Tensor]:
+    """`[N, T]`: +1 and -1 by turns on sampled tokens."""
+
+    def build(rows: list[Row]) -> torch.Tensor:
+        out = torch.zeros(len(rows), max(len(row.response_ids) for row in rows))
+        for i, row in enumerate(rows):
+            out[i, : len(row.mask)] = torch.from_numpy(row.mask).float() * (1 - 2 * (i % 2))
+        return out
+
+    return build
+
+
+@pytest.fixture
+def sampled() -> Callable[..., Segment]:
+    def build(ids: list[int], *, turn: int = 0, logprob: float = -1.0, entropy: float | None = 0.5) -> Segment:
+        return Segment(
+            origin=Origin.SAMPLED,
+            kind=SegmentKind.TURN,
+            turn=turn,
+            text="s",
+            token_ids=array("i", ids),
+            logprobs=array("f", [logprob] * len(ids)),
+            entropies=None if entropy is None else array("f", [entropy] * len(ids)),
+            policy_version=3,
+        )
+
+    return build
+
+
+@pytest.fixture
+def inserted() -> Callable[..., Segment]:
+    def build(ids: list[int], *, turn: int = 0, kind: SegmentKind = SegmentKind.RESULT) -> Segment:
+        return Segment(origin=Origin.INSERTED, kind=kind, turn=turn, text="i", token_ids=array("i", ids))
+
+    return build
+
+
+@pytest.fixture
+def make_group(sampled: Callable[..., Segment], inserted: Callable[..., Segment]) -> Callable[..., ScoredGroup]:
+    """A group of roots with these rewards; None is an infrastructure failure."""
+
+    def build(rewards: list[float | None], task_id: str = "t") -> ScoredGroup:
+        task = Task(id=task_id, prompt=user_prompt("?"))
+        members = []
+        for i, reward in enumerate(rewards):
+            rollout = Rollout(
+                id=str(i),
+                task=task,
+                segments=(inserted([1, 2], kind=SegmentKind.PROMPT), sampled([3 + i] * (i + 1))),
+                stop=StopReason.FAULT if reward is None else StopReason.ANSWER,
+                fault=Fault(where="tool:python", message="down") if reward is None else None,
+            )
+            members.append(ScoredRollout(rollout=rollout, reward=reward))
+        return ScoredGroup(task=task, rollouts=tuple(members))
+
+    return build

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ramet.algorithms.config import GrpoConfig
+from ramet.algorithms.grpo import Grpo
+from ramet.errors import PluginError
+from ramet.policy.batch import Row, advantage_inputs, row_metrics, rows_of, unpadded
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.types import Fault, Rollout, Segment, SegmentKind, StopReason, Task, user_prompt
+
+MakeGroup = Callable[..., ScoredGroup]
+MakeSegment = Callable[..., Segment]
+
+
+def old(rows: list[Row]) -> list[np.ndarray]:
+    return [row.engine_logprobs for row in rows]
+
+
+@pytest.fixture
+def forked(sampled: MakeSegment, inserted: MakeSegment) -> ScoredGroup:
+    """Root 0 with one tool call, a fork of it behind the tool result, and root 1."""
+    task = Task(id="t", prompt=user_prompt("?"))
+    prompt, call, result = inserted([1, 2], kind=SegmentKind.PROMPT), sampled([3, 4, 5]), inserted([6, 7])
+    end = inserted([9], turn=1, kind=SegmentKind.FORCED)
+    common = {"task": task, "stop": StopReason.ANSWER}
+    root = Rollout(id="0", segments=(prompt, call, result, sampled([8], turn=1, logprob=-2.0), end), **common)
+    fork = Rollout(
+        id="0.0",
+        segments=(prompt, call, result, sampled([10, 11], turn=1)),
+        parent="0",
+        fork_turn=1,
+        n_shared=3,
+        **common,
+    )
+    other = Rollout(id="1", segments=(prompt, sampled([12])), **common)
+    scored = [ScoredRollout(rollout=r, reward=float(i)) for i, r in enumerate((root, fork, other))]
+    return ScoredGroup(task=task, rollouts=tuple(scored))
+
+
+def test_a_row_is_built_from_its_segments(forked: ScoredGroup) -> None:
+    row = rows_of([forked])[0]
+    assert row.prompt_ids.tolist() == [1, 2]
+    assert row.response_ids.tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert row.mask.tolist() == [True, True, True, False, False, True, False]
+    assert row.engine_logprobs.tolist() == [-1, -1, -1, 0, 0, -2, 0]
+    assert row.entropies is not None
+    assert row.entropies.tolist() == [0.5, 0.5, 0.5, 0, 0, 0.5, 0]
+    assert row.turn_ids.tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert row.policy_versions.tolist() == [3, 3, 3, -1, -1, 3, -1]
+    assert (row.n_tokens, row.n_trained) == (9, 4)
+
+
+def test_a_fork_knows_its_parents_row_and_where_its_own_tokens_begin(forked: ScoredGroup) -> None:
+    rows = rows_of([forked])
+    assert [row.parent for row in rows] == [-1, 0, -1]
+    assert [row.fork_position for row in rows] == [0, 5, 0]
+    assert rows[0].response_ids[:5].tolist() == rows[1].response_ids[:5].tolist()
+
+
+def test_a_fork_of_a_masked_parent_keeps_its_fork_position(forked: ScoredGroup) -> None:
+    root, *others = forked.rollouts
+    fault = Fault(where="engine", message="lost")
+    masked = ScoredRollout(rollout=replace(root.rollout, fault=fault), reward=None)
+    rows = rows_of([replace(forked, rollouts=(masked, *others))])
+    assert [(row.rollout_id, row.parent, row.fork_position) for row in rows] == [("0.0", -1, 5), ("1", -1, 0)]
+
+
+def test_parents_are_rows_of_the_whole_step(forked: ScoredGroup, make_group: MakeGroup) -> None:
+    rows = rows_of([make_group([1.0, 2.0]), forked])
+    assert [row.parent for row in rows] == [-1, -1, -1, 2, -1]
+    assert [row.group for row in rows] == [0, 0, 1, 1, 1]
+
+
+def test_a_masked_rollout_leaves_the_group_mean(make_group: MakeGroup) -> None:
+    rows = rows_of([make_group([1.0, 3.0, 2.0, None])])
+    found = Grpo(GrpoConfig(normalize_std=False))(advantage_inputs(rows, old_logprobs=old(rows))).advantages
+    baseline = [row.reward - float(found[i, 0]) for i, row in enumerate(rows)]
+    assert baseline == [2.0, 2.0, 2.0]
+
+
+def test_a_masked_rollout_changes_no_advantage_of_the_others(make_group: MakeGroup) -> None:
+    with_fault, without = rows_of([make_group([1.0, 3.0, 2.0, None])]), rows_of([make_group([1.0, 3.0, 2.0])])
+    found, expected = (
+        Grpo(GrpoConfig())(advantage_inputs(rows, old_logprobs=old(rows))).advantages for rows in (with_fault, without)
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("rewards", [[1.0], [1.0, None], [None, None], []])
+def test_a_group_with_fewer_than_two_valid_members_is_left_out(
+    make_group: MakeGroup, rewards: list[float | None]
+) -> None:
+    groups = [make_group(rewards), make_group([1.0, 2.0, None])]
+    assert [row.group for row in rows_of(groups)] == [1, 1]
+    assert row_metrics(groups) == {
+        "train/rows": 2.0,
+        "train/masked_rollouts": rewards.count(None) + 1.0,
+        "train/groups_too_small": 1.0,
+    }
+
+
+def test_inputs_are_padded_on_the_right(forked: ScoredGroup) -> None:
+    rows = rows_of([forked])
+    batch = advantage_inputs(rows, old_logprobs=old(rows))
+    assert batch.mask.shape == (3, 7)
+    assert batch.mask[2].tolist() == [True] + [False] * 6
+    assert batch.turn_ids[1].tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert batch.turn_ids[2].tolist() == [0] + [-1] * 6
+    assert batch.policy_versions[2].tolist() == [3] + [-1] * 6
+    assert torch.equal(batch.old_logprobs, batch.engine_logprobs)
+    assert batch.entropies is not None
+    assert batch.entropies[2].tolist() == [0.5] + [0.0] * 6
+    assert batch.rewards.tolist() == [0.0, 1.0, 2.0]
+    assert (batch.parent.tolist(), batch.fork_position.tolist()) == ([-1, 0, -1], [0, 5, 0])
+
+
+def test_reward_parts_and_token_rewards_reach_the_estimator(make_group: MakeGroup) -> None:
+    group = make_group([1.0, 2.0])
+    first = replace(group.rollouts[0], parts={"math": 1.0}, token_rewards={0: 0.25})
+    second = replace(group.rollouts[1], parts={"math": 2.0, "format": 0.5})
+    rows = rows_of([replace(group, rollouts=(first, second))])
+    batch = advantage_inputs(rows, old_logprobs=old(rows))
+    assert batch.reward_parts["math"].tolist() == [1.0, 2.0]
+    assert math.isnan(batch.reward_parts["format"][0]) and batch.reward_parts["format"][1] == 0.5
+    assert batch.token_rewards is not None
+    assert batch.token_rewards.tolist() == [[0.25, 0.0], [0.0, 0.0]]
+
+
+def test_fields_that_nobody_computed_are_none(make_group: MakeGroup) -> None:
+    rows = rows_of([make_group([1.0, 2.0])])
+    batch = advantage_inputs(rows, old_logprobs=old(rows))
+    assert batch.token_rewards is batch.ref_logprobs is batch.values is batch.greedy_rewards is None
+
+
+def test_unpadded_gives_each_row_its_own_positions(forked: ScoredGroup) -> None:
+    rows = rows_of([forked])
+    pieces = unpadded(rows, torch.arange(21.0).view(3, 7))
+    assert [piece.tolist() for piece in pieces] == [[0, 1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13], [14]]
+
+
+def test_an_engine_without_entropies_gives_none(make_group: MakeGroup, sampled: MakeSegment) -> None:
+    group = make_group([1.0, 2.0])
+    first = group.rollouts[0]
+    segments = (first.rollout.segments[0], sampled([3], entropy=None))
+    bare = replace(first, rollout=replace(first.rollout, segments=segments))
+    rows = rows_of([replace(group, rollouts=(bare, group.rollouts[1]))])
+    assert rows[0].entropies is None
+    assert advantage_inputs(rows, old_logprobs=old(rows)).entropies is None
+
+
+def test_sampled_tokens_without_log_probabilities_are_refused(make_group: MakeGroup) -> None:
+    group = make_group([1.0, 2.0])
+    first = group.rollouts[0]
+    bare = replace(first.rollout.segments[1], logprobs=None)
+    broken = replace(first, rollout=replace(first.rollout, segments=(first.rollout.segments[0], bare)))
+    with pytest.raises(PluginError, match=r"rollout '0' of task 't', turn 0: the engine gave none"):
+        rows_of([replace(group, rollouts=(broken, group.rollouts[1]))])
+
+
+def test_a_token_reward_outside_the_response_is_refused(make_group: MakeGroup) -> None:
+    group = make_group([1.0, 2.0])
+    broken = replace(group.rollouts[0], token_rewards={5: 1.0})
+    with pytest.raises(PluginError, match=r"token reward at position 5.*1 tokens"):
+        rows_of([replace(group, rollouts=(broken, group.rollouts[1]))])
+
+
+def test_rows_pickle(forked: ScoredGroup) -> None:
+    row = rows_of([forked])[1]
+    again = pickle.loads(pickle.dumps(row))
+    assert np.array_equal(again.response_ids, row.response_ids)
+    assert (again.parent, again.reward) == (row.parent, row.reward)

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ramet.policy import checkpoint
+from ramet.policy.checkpoint import MANIFEST, Checkpoints, verify
+from ramet.policy.errors import CheckpointError
+
+
+def writer(text: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "deep").mkdir()
+        (folder / "weights.bin").write_text(text * 100)
+        (folder / "deep" / "rank_00000.bin").write_text(text)
+
+    return write
+
+
+def saved(root: Path, steps: int, keep: int = 3) -> Checkpoints:
+    checkpoints = Checkpoints(root, keep=keep)
+    for step in range(1, steps + 1):
+        checkpoints.save(step, writer(str(step)))
+    return checkpoints
+
+
+def folders(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_checkpoint_is_found_again_with_its_step(tmp_path: Path) -> None:
+    found = saved(tmp_path / "checkpoints", 2).newest()
+    assert found is not None
+    assert (found.step, found.folder.name) == (2, "step_000002")
+    assert (found.folder / "deep" / "rank_00000.bin").read_text() == "2"
+    assert set(json.loads((found.folder / MANIFEST).read_text())["files"]) == {"weights.bin", "deep/rank_00000.bin"}
+
+
+def test_no_checkpoints_are_none(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "never", keep=3).newest() is None
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    saved(tmp_path, 5, keep=2)
+    assert folders(tmp_path) == ["step_000004", "step_000005"]
+
+
+def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (999_999, 1_000_000):
+        checkpoints.save(step, writer("x"))
+    found = checkpoints.newest()
+    assert found is not None and found.step == 1_000_000
+
+
+def truncate(folder: Path) -> None:
+    (folder / "weights.bin").write_text("3")
+
+
+def flip_a_byte(folder: Path) -> None:
+    (folder / "weights.bin").write_text("3" * 99 + "4")
+
+
+def lose_a_file(folder: Path) -> None:
+    (folder / "deep" / "rank_00000.bin").unlink()
+
+
+def empty_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text("")
+
+
+def lose_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+
+
+def replace_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text("[1]")
+
+
+@pytest.mark.parametrize(
+    ("damage", "file", "reason"),
+    [
+        (truncate, "weights.bin", "1 bytes, the manifest says 100"),
+        (flip_a_byte, "weights.bin", "does not match"),
+        (lose_a_file, "rank_00000.bin", "missing"),
+        (empty_the_manifest, MANIFEST, "not a manifest"),
+        (lose_the_manifest, MANIFEST, "not a manifest"),
+        (replace_the_manifest, MANIFEST, "not a manifest"),
+    ],
+)
+def test_a_broken_checkpoint_is_skipped_with_file_and_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], file: str, reason: str
+) -> None:
+    checkpoints = saved(tmp_path, 3)
+    damage(tmp_path / "step_000003")
+    with caplog.at_level(logging.WARNING):
+        found = checkpoints.newest()
+    assert found is not None and found.step == 2
+    assert "step_000003" in caplog.text and file in caplog.text and reason in caplog.text
+
+
+def test_the_checkpoint_just_saved_is_not_pruned_for_newer_broken_ones(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 3, keep=3)
+    for step in (2, 3):
+        flip_a_byte(tmp_path / f"step_{step:06d}")
+    found = checkpoints.newest()
+    assert found is not None and found.step == 1
+    Checkpoints(tmp_path, keep=1).save(2, writer("again"))
+    assert folders(tmp_path) == ["step_000002", "step_000003"]
+    found = checkpoints.newest()
+    assert found is not None and found.step == 2
+
+
+def test_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        Checkpoints(tmp_path, keep=0)
+
+
+def test_what_a_killed_writer_left_is_deleted(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 1)
+    (tmp_path / ".tmp_step_000002_4711").mkdir()
+    (tmp_path / ".tmp_step_000002_4711" / "weights.bin").write_text("half")
+    assert checkpoints.newest() is not None
+    assert folders(tmp_path) == ["step_000001"]
+
+
+def test_a_full_disk_leaves_the_old_ones_and_raises_a_typed_error(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 3)
+
+    def fill_the_disk(folder: Path) -> None:
+        (folder / "weights.bin").write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CheckpointError, match=r"step_000004: not written: .*No space left.*older checkpoints"):
+        checkpoints.save(4, fill_the_disk)
+    assert folders(tmp_path) == ["step_000001", "step_000002", "step_000003"]
+    assert not verify(tmp_path / "step_000003")
+
+
+def test_too_little_free_space_is_refused_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = saved(tmp_path, 1)
+    needed = int(1.2 * sum(f.stat().st_size for f in (tmp_path / "step_000001").rglob("*") if f.is_file()))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(CheckpointError, match=f"{needed - 1} bytes free, a checkpoint needs about {needed}"):
+        checkpoints.save(2, writer("2"))
+    assert folders(tmp_path) == ["step_000001"]
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage._replace(free=needed))
+    assert checkpoints.save(2, writer("2")).step == 2
+
+
+def test_a_writer_that_raises_leaves_nothing(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 1)
+    with pytest.raises(ZeroDivisionError):
+        checkpoints.save(2, lambda folder: 1 / 0)
+    assert folders(tmp_path) == ["step_000001"]
+
+
+def test_a_whole_checkpoint_is_not_replaced_and_a_broken_one_is(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 2)
+    with pytest.raises(CheckpointError, match="whole checkpoint of this step already"):
+        checkpoints.save(2, writer("other"))
+    flip_a_byte(tmp_path / "step_000002")
+    checkpoints.save(2, writer("other"))
+    assert not verify(tmp_path / "step_000002")
+
+
+LOOP = """
+import sys
+from pathlib import Path
+from ramet.policy.checkpoint import Checkpoints
+
+def state(step):
+    return bytes([step % 251]) * 200_000
+
+checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
+found = checkpoints.newest()
+step = found.step if found else 0
+if found and (found.folder / "a.bin").read_bytes() + (found.folder / "b.bin").read_bytes() != state(step) * 2:
+    sys.exit(3)
+print(step, flush=True)
+
+def write(folder):
+    (folder / "a.bin").write_bytes(state(step))
+    (folder / "b.bin").write_bytes(state(step))
+
+while True:
+    step += 1
+    checkpoints.save(step, write)
+    print(step, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_time_resumes_from_a_whole_checkpoint(tmp_path: Path) -> None:
+    rng, before = random.Random(1), 0
+    for restart in range(15):
+        process = subprocess.Popen([sys.executable, "-c", LOOP, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        resumed = process.stdout.readline()
+        assert resumed, f"no restart: exit code {process.wait()}"
+        assert int(resumed) >= before
+        before = int(resumed)
+        if restart == 0:
+            assert process.stdout.readline() == "1\n"
+        time.sleep(rng.uniform(0.0, 0.12))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    assert before > 0
+    assert Checkpoints(tmp_path, keep=2).newest() is not None

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ramet.config.schema import PolicyConfig, Schedule
+from ramet.policy.optim import clip_gradients, learning_rate, make_optimizer
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule.CONSTANT, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        (Schedule.LINEAR, [0.5, 1.0, 1.0, 0.775, 0.55, 0.325]),
+        (Schedule.COSINE, [0.5, 1.0, 1.0, 0.1 + 0.45 * (1 + math.cos(math.pi / 4)), 0.55, None]),
+    ],
+)
+def test_schedules_by_hand(schedule: Schedule, expected: list[float | None]) -> None:
+    config = PolicyConfig(lr=1.0, schedule=schedule, warmup_steps=2, min_lr_ratio=0.1)
+    for step, rate in enumerate(expected, start=1):
+        if rate is not None:
+            assert learning_rate(config, step, 6) == pytest.approx(rate)
+
+
+def test_the_rate_never_falls_below_its_minimum() -> None:
+    config = PolicyConfig(lr=2.0, schedule=Schedule.COSINE, min_lr_ratio=0.25)
+    assert learning_rate(config, 1000, 10) == pytest.approx(0.5)
+
+
+def test_gradients_over_the_limit_are_scaled_and_the_norm_before_is_told() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert clip_gradients([parameter], 1.0) == pytest.approx(5.0)
+    assert parameter.grad.norm().item() == pytest.approx(1.0, rel=1e-4)
+    assert clip_gradients([parameter], 10.0) == pytest.approx(1.0, rel=1e-4)
+    assert parameter.grad.norm().item() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_the_optimiser_takes_its_options_from_the_configuration() -> None:
+    config = PolicyConfig(lr=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5)
+    options = make_optimizer([torch.nn.Parameter(torch.zeros(1))], config).param_groups[0]
+    assert (options["lr"], options["betas"], options["weight_decay"]) == (0.1, (0.8, 0.95), 0.5)

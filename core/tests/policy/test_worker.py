@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, OldLogprobs
+from ramet.errors import ConfigError, PluginError
+from ramet.policy.batch import Row
+from ramet.policy.errors import TrainingDiverged
+from ramet.policy.spec import PolicySpec
+from ramet.policy.worker import PolicyWorker
+from ramet.types import LossInputs, LossOutput, Need
+
+MakeSpec = Callable[..., PolicySpec]
+MakeRows = Callable[..., list[Row]]
+MakeAdvantages = Callable[[list[Row]], Tensor]
+
+
+def parameters(worker: PolicyWorker) -> Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in worker.model.parameters()])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_those_of_the_plain_model(
+    make_spec: MakeSpec, make_rows: MakeRows, tiny: Path, temperature: float
+) -> None:
+    rows = make_rows(7)
+    logprobs, entropies = PolicyWorker(make_spec(temperature=temperature)).logprobs_and_entropies(rows)
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    for row, found, entropy in zip(rows, logprobs, entropies, strict=True):
+        ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids])).long()
+        with torch.no_grad():
+            plain = torch.distributions.Categorical(logits=model(ids[None]).logits[0, :-1] / temperature)
+        start = len(row.prompt_ids) - 1
+        expected = plain.log_prob(ids[1:])[start:] * torch.from_numpy(row.mask)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_allclose(entropy, plain.entropy()[start:] * torch.from_numpy(row.mask), atol=1e-5)
+
+
+def test_an_update_makes_good_tokens_likelier_and_bad_ones_less_likely(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(6)
+    worker = PolicyWorker(make_spec())
+    before = worker.logprobs(rows)
+    metrics = worker.update(rows, make_advantages(rows), step=1, old_logprobs=before)
+    after = worker.logprobs(rows)
+    moved = [(b - a).sum() for a, b in zip(before, after, strict=True)]
+    assert all(change > 0 for change in moved[::2]) and all(change < 0 for change in moved[1::2])
+    assert metrics["train/ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["train/tokens"] == sum(row.n_trained for row in rows)
+    assert metrics["train/optimizer_steps"] == 1.0
+
+
+def test_an_update_reports_what_the_design_promises(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(6)
+    worker = PolicyWorker(make_spec(kl_coef=0.1, minibatches=2, epochs=2))
+    old, (_, entropies) = worker.logprobs(rows), worker.logprobs_and_entropies(rows)
+    metrics = worker.update(rows, make_advantages(rows), step=1, old_logprobs=old)
+    gaps = np.concatenate([np.abs(o - r.engine_logprobs)[r.mask] for o, r in zip(old, rows, strict=True)])
+    weights = np.concatenate([np.exp(o - r.engine_logprobs)[r.mask] for o, r in zip(old, rows, strict=True)])
+    assert metrics["train/engine_gap_mean"] == pytest.approx(gaps.mean(), rel=1e-4)
+    assert metrics["train/engine_gap_max"] == pytest.approx(gaps.max(), rel=1e-4)
+    assert metrics["train/tis_weight"] == pytest.approx(np.minimum(weights, 2.0).mean(), rel=1e-4)
+    assert metrics["train/entropy"] == pytest.approx(
+        np.mean(np.concatenate(entropies)[np.concatenate([r.mask for r in rows])]), rel=0.02
+    )
+    assert metrics["train/optimizer_steps"] == 4.0
+    assert metrics["train/ratio_p01"] <= 1.0 <= metrics["train/ratio_p99"] <= metrics["train/ratio_max"]
+    names = "loss grad_norm kl_reference approx_kl clip_fraction clip_fraction_low tis_truncated tokens_per_s lr"
+    assert all(np.isfinite(metrics[f"train/{name}"]) for name in names.split())
+
+
+@pytest.mark.parametrize("mode", list(LossAggregation))
+def test_the_update_does_not_depend_on_how_rows_are_packed(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, mode: LossAggregation
+) -> None:
+    rows = make_rows(8)
+    results = []
+    for budget in (1, 60, 4096):
+        spec = make_spec(loss_aggregation=mode, max_microbatch_tokens=budget, kl_coef=0.1, entropy_coef=0.01)
+        worker = PolicyWorker(spec)
+        metrics = worker.update(rows, make_advantages(rows), step=1)
+        results.append((parameters(worker), metrics["train/loss"], metrics["train/grad_norm"]))
+    for found, loss, norm in results[1:]:
+        torch.testing.assert_close(found, results[0][0], rtol=0, atol=2e-5)
+        assert (loss, norm) == pytest.approx(results[0][1:], rel=1e-5, abs=1e-7)
+
+
+def test_packed_rows_train_as_padded_ones(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(8)
+    padded, packed = PolicyWorker(make_spec()), PolicyWorker(make_spec())
+    packed._cost = None
+    found, expected = (w.update(rows, make_advantages(rows), step=1) for w in (packed, padded))
+    assert found["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-5)
+    torch.testing.assert_close(parameters(packed), parameters(padded), rtol=0, atol=2e-5)
+
+
+def test_inserted_tokens_and_their_advantages_do_not_train(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(4)
+    clean, dirty = make_advantages(rows), make_advantages(rows)
+    for i, row in enumerate(rows):
+        dirty[i, : len(row.mask)][~torch.from_numpy(row.mask)] = 1e6
+        dirty[i, len(row.mask) :] = float("nan")
+    first, second = PolicyWorker(make_spec()), PolicyWorker(make_spec())
+    first.update(rows, clean, step=1)
+    second.update(rows, dirty, step=1)
+    assert torch.equal(parameters(first), parameters(second))
+
+
+def test_without_given_log_probabilities_one_optimiser_step_is_on_policy(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(6)
+    first, second = PolicyWorker(make_spec()), PolicyWorker(make_spec())
+    first.update(rows, make_advantages(rows), step=1)
+    second.update(rows, make_advantages(rows), step=1, old_logprobs=second.logprobs(rows))
+    torch.testing.assert_close(parameters(first), parameters(second), rtol=0, atol=2e-5)
+
+
+def test_several_optimiser_steps_keep_the_old_policy_of_the_step(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(6)
+    spec = make_spec(epochs=3, minibatches=2)
+    first, second = PolicyWorker(spec), PolicyWorker(spec)
+    found = first.update(rows, make_advantages(rows), step=1)
+    second.update(rows, make_advantages(rows), step=1, old_logprobs=second.logprobs(rows))
+    assert torch.equal(parameters(first), parameters(second))
+    assert found["train/ratio_max"] > 1.001
+
+
+def test_the_engines_log_probabilities_can_stand_for_the_old_policy(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(6)
+    worker = PolicyWorker(make_spec(old_logprobs=OldLogprobs.ENGINE))
+    trainer = worker.logprobs(rows)
+    metrics = worker.update(rows, make_advantages(rows), step=1)
+    gaps = np.concatenate([np.abs(t - r.engine_logprobs)[r.mask] for t, r in zip(trainer, rows, strict=True)])
+    assert metrics["train/tis_weight"] == 1.0
+    assert metrics["train/engine_gap_mean"] == pytest.approx(gaps.mean(), rel=1e-4)
+    assert metrics["train/ratio_max"] > 1.01
+
+
+def test_minibatches_are_drawn_by_seed_step_and_epoch(make_spec: MakeSpec, make_rows: MakeRows) -> None:
+    rows = make_rows(10)
+    worker = PolicyWorker(make_spec(minibatches=4, epochs=2))
+    order = worker._minibatches(rows, 5)
+    assert [len(chosen) for chosen in order] == [2, 3, 2, 3] * 2
+    assert sorted(chain(*order[:4])) == sorted(chain(*order[4:])) == list(range(10))
+    assert order == worker._minibatches(rows, 5)
+    assert order[:4] != order[4:] and order != worker._minibatches(rows, 6)
+
+
+def test_more_minibatches_than_rows_leave_out_the_empty_ones(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(3)
+    metrics = PolicyWorker(make_spec(minibatches=8)).update(rows, make_advantages(rows), step=1)
+    assert metrics["train/optimizer_steps"] == 3.0
+
+
+def test_no_rows_are_no_update(make_spec: MakeSpec) -> None:
+    worker = PolicyWorker(make_spec())
+    before = parameters(worker)
+    metrics = worker.update([], torch.zeros(0, 0), step=1)
+    assert metrics["train/optimizer_steps"] == metrics["train/tokens"] == 0.0
+    assert torch.equal(parameters(worker), before)
+
+
+def test_a_reference_is_loaded_only_if_somebody_needs_it(make_spec: MakeSpec, make_rows: MakeRows) -> None:
+    worker = PolicyWorker(make_spec())
+    assert worker.reference is None
+    with pytest.raises(RuntimeError, match="no reference was loaded"):
+        worker.reference_logprobs(make_rows(2))
+    for options in ({"kl_coef": 0.1}, {"needs": frozenset({Need.REFERENCE})}):
+        assert PolicyWorker(make_spec(**options)).reference is not None
+
+
+def test_the_reference_stays_where_the_run_began(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(4)
+    worker = PolicyWorker(make_spec(kl_coef=0.5, kl_estimator=KlEstimator.K3))
+    before = worker.reference_logprobs(rows)
+    first = worker.update(rows, make_advantages(rows), step=1)
+    second = worker.update(rows, make_advantages(rows), step=2)
+    assert first["train/kl_reference"] == pytest.approx(0.0, abs=1e-6)
+    assert second["train/kl_reference"] > 1e-5
+    for found, expected in zip(worker.reference_logprobs(rows), before, strict=True):
+        assert np.array_equal(found, expected)
+
+
+@dataclass
+class Breakable:
+    """A loss that is not finite while it is broken."""
+
+    broken: bool = False
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        return LossOutput(per_token=-batch.logprobs * (float("nan") if self.broken else 1.0))
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_changes_nothing(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(4)
+    loss = Breakable()
+    worker = PolicyWorker(make_spec(policy_loss=loss))
+    worker.update(rows, make_advantages(rows), step=1)
+    loss.broken = True
+    before, state = parameters(worker), copy.deepcopy(worker.optimizer.state_dict()["state"])
+    metrics = worker.update(rows, make_advantages(rows), step=2)
+    assert (metrics["train/skipped_updates"], metrics["train/optimizer_steps"]) == (1.0, 0.0)
+    assert "train/loss" not in metrics
+    assert torch.equal(parameters(worker), before)
+    for found, expected in zip(worker.optimizer.state_dict()["state"].values(), state.values(), strict=True):
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert worker.bad_steps == 1
+    loss.broken = False
+    assert worker.update(rows, make_advantages(rows), step=3)["train/skipped_updates"] == 0.0
+    assert worker.bad_steps == 0
+
+
+def test_training_stops_after_too_many_bad_steps_in_a_row(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(4)
+    loss = Breakable()
+    worker = PolicyWorker(make_spec(policy_loss=loss, max_bad_steps=2))
+    for step, broken in ((1, True), (2, False), (3, True)):
+        loss.broken = broken
+        worker.update(rows, make_advantages(rows), step=step)
+    good = parameters(worker)
+    with pytest.raises(TrainingDiverged, match=r"step 4: .*not finite 2 times in a row \(train.max_bad_steps=2\)"):
+        worker.update(rows, make_advantages(rows), step=4)
+    assert torch.equal(parameters(worker), good)
+
+
+@dataclass
+class Curious:
+    """Records what it is given."""
+
+    needs: frozenset[Need]
+    seen: list[LossInputs] = field(default_factory=list)
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        self.seen.append(batch)
+        return LossOutput(per_token=-batch.logprobs)
+
+
+def test_a_loss_gets_what_it_needs_and_nothing_that_costs_more(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(3)
+    plain, rich = Curious(frozenset()), Curious(frozenset({Need.ENTROPY, Need.REFERENCE}))
+    for loss in (plain, rich):
+        PolicyWorker(make_spec(policy_loss=loss)).update(rows, make_advantages(rows), step=1)
+    assert all(batch.entropies is None and batch.ref_logprobs is None for batch in plain.seen)
+    assert all(batch.entropies is not None and batch.entropies.requires_grad for batch in rich.seen)
+    assert all(batch.ref_logprobs is not None for batch in rich.seen)
+    assert sum(len(batch.mask) for batch in plain.seen) == sum(len(row.response_ids) for row in rows)
+    assert sum(int(batch.sequence_ids.max()) + 1 for batch in plain.seen) == len(rows)
+
+
+@dataclass
+class Summed:
+    """A loss that forgets that it owes one value per token."""
+
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        return LossOutput(per_token=-batch.logprobs.sum())
+
+
+def test_a_loss_of_the_wrong_shape_is_the_plugins_error(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(2)
+    worker = PolicyWorker(make_spec(policy_loss=Summed()))
+    with pytest.raises(PluginError, match=r"policy loss Summed returned another shape than .* for per_token"):
+        worker.update(rows, make_advantages(rows), step=1)
+
+
+def test_weights_are_the_names_and_values_of_the_plain_model(make_spec: MakeSpec, tiny: Path) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(tiny).state_dict()
+    found = dict(PolicyWorker(make_spec()).weights())
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[name], plain[name]) and not found[name].requires_grad for name in plain)
+
+
+def test_activation_checkpointing_changes_no_number(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(5)
+    plain, saving = (PolicyWorker(make_spec(activation_checkpointing=flag)) for flag in (False, True))
+    for worker in (plain, saving):
+        worker.update(rows, make_advantages(rows), step=1)
+    assert saving.model.is_gradient_checkpointing
+    assert torch.equal(parameters(plain), parameters(saving))
+
+
+def test_bfloat16_trains_float32_weights_so_that_small_steps_are_not_lost(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tiny: Path
+) -> None:
+    rows = make_rows(4)
+    worker = PolicyWorker(make_spec(model=ModelConfig(path=str(tiny), dtype=Dtype.BFLOAT16), lr=1e-6))
+    before = parameters(worker)
+    metrics = worker.update(rows, make_advantages(rows), step=1)
+    after = parameters(worker)
+    assert after.dtype is torch.float32 and np.isfinite(metrics["train/loss"])
+    assert (after != before).float().mean() > 0.9
+    assert torch.equal(after.bfloat16(), before.bfloat16()) or (after - before).abs().max() < 1e-5
+
+
+def test_an_exported_folder_has_the_weights_and_the_tokenizer(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
+) -> None:
+    rows = make_rows(4)
+    worker = PolicyWorker(make_spec())
+    worker.update(rows, make_advantages(rows), step=1)
+    worker.export(tmp_path / "hf")
+    again = PolicyWorker(make_spec(model=ModelConfig(path=str(tmp_path / "hf"))))
+    assert torch.equal(parameters(again), parameters(worker))
+
+
+def test_a_bfloat16_export_says_so_in_its_config(make_spec: MakeSpec, tiny: Path, tmp_path: Path) -> None:
+    worker = PolicyWorker(make_spec(model=ModelConfig(path=str(tiny), dtype=Dtype.BFLOAT16)))
+    worker.export(tmp_path / "hf")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype="auto")
+    assert again.dtype is torch.bfloat16
+    assert worker.model.dtype is torch.float32
+
+
+def test_a_spec_and_its_results_pickle(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    spec = pickle.loads(pickle.dumps(make_spec()))
+    rows = pickle.loads(pickle.dumps(make_rows(2)))
+    metrics = PolicyWorker(spec).update(rows, make_advantages(rows), step=1)
+    assert pickle.loads(pickle.dumps(metrics)) == metrics
+
+
+def test_more_than_one_rank_is_refused_instead_of_training_copies(make_spec: MakeSpec) -> None:
+    with pytest.raises(ConfigError, match="the policy runs on 1 rank, got 2"):
+        PolicyWorker(make_spec(), world_size=2)
+
+
+def test_a_model_that_changes_its_logits_behind_the_head_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
+    config = AutoConfig.for_model(
+        "cohere",
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        logit_scale=0.1,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="CohereForCausalLM changes its logits"):
+        PolicyWorker(make_spec(model=ModelConfig(path=str(tmp_path))))

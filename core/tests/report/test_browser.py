@@ -1,0 +1,151 @@
+"""The report in a real browser. `--dump-dom` gives the page after its scripts ran."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramet.report.html import write_report
+from ramet.report.steps import step_files
+from ramet.rollout.record import read_records
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = (
+    "</script><script>window.PWNED=1;document.documentElement.dataset.pwned=1</script>"
+    '<img src=x onerror="document.documentElement.dataset.pwned=1">'
+    "\u202eevil\u202c \ud800 \x1b[31mred\x1b[0m <!-- &lt;b&gt; ]]> \u2028 \u200b {{7*7}}"
+)
+SEEN = HOSTILE.replace("\u202e", "U+202E").replace("\u202c", "U+202C").replace("\ud800", "U+D800")
+SEEN = SEEN.replace("\x1b", "U+001B").replace("\u2028", "U+2028").replace("\u200b", "U+200B")
+
+
+def test_it_opens_from_disk_and_holds_every_recorded_group_rollout_and_segment(
+    run: Path, open_page: Callable[..., Any]
+) -> None:
+    groups = [record.group for _, path in step_files(run) for record in read_records(path)]
+    segments = {id(s) for g in groups for r in g.rollouts for s in r.rollout.segments if s.kind != "prompt"}
+    page = open_page(write_report(run))
+    assert page.facts["ready"] == "1" and page.facts["errors"] == "0"
+    assert int(page.facts["groups"]) == len(groups) == 9
+    assert int(page.facts["rollouts"]) == sum(len(g.rollouts) for g in groups) == 45
+    assert int(page.facts["segments"]) == len(segments)
+    assert "Refused" not in page.console and "Uncaught" not in page.console
+    shown = page.html.all("main")[0]
+    assert [e.text for e in shown.all("h2")] == ["Before and after", "Training", "Run"]
+    assert {e.text for e in shown.all("span", **{"class": "metric"})} >= {"reward/mean", "valid/reward"}
+    assert all(figure.all("path") or figure.all("circle") for figure in shown.all("figure"))
+
+
+def test_a_link_to_a_rollout_shows_the_whole_tree_and_indents_forks_only(
+    run: Path, open_page: Callable[..., Any]
+) -> None:
+    page = open_page(write_report(run), "#s20/g1/r0.0")
+    nodes = {e.attributes["data-rollout"]: e for e in page.html.all("details", data_rollout=None)}
+    assert list(nodes) == ["0", "0.0", "0.0.0", "0.1", "1"]
+    inside = {(a, b) for a in nodes for b in nodes if nodes[a].within(nodes[b])}
+    assert inside == {("0.0", "0"), ("0.0.0", "0.0"), ("0.0.0", "0"), ("0.1", "0")}
+    assert len(page.html.all("div", data_segment=None)) == 10
+    assert [id for id, e in nodes.items() if "current" in e.attributes["class"]] == ["0.0"]
+    assert "fork of 0 at turn 1" in nodes["0.0"].text
+    assert "advantage +0.5 (shared prefix +0.5)" in nodes["0.0"].text
+    assert "masked" in nodes["1"].text and "tool:python: the sandbox did not start" in nodes["1"].text
+    assert len(page.html.all("details", data_call=None)) == 3
+    tokens = [e for e in nodes["0.1"].all("span") if e.attributes.get("class", "").startswith("tok")]
+    assert "".join(e.text for e in tokens) == "<answer>390</answer>"
+    assert page.facts["errors"] == "0"
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_hostile_text_is_shown_and_does_nothing(
+    make_run: Callable[..., Path], open_page: Callable[..., Any], tokenizer: bool
+) -> None:
+    folder = make_run((HOSTILE,) * 3, question=HOSTILE, result=HOSTILE, tokenizer=tokenizer)
+    page = open_page(write_report(folder), "#s1/g0")
+    assert "pwned" not in page.facts and page.facts["errors"] == "0"
+    assert page.html.all("img") == []
+    assert len(page.html.all("script")) == 3  # two of data, one of code
+    assert "Refused" not in page.console and "Uncaught" not in page.console
+    shown = page.html.all("main")[0]
+    assert SEEN in shown.text
+    assert not re.search("[\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200b\x1b]", shown.text)
+    (root,) = shown.all("details", data_rollout="0")
+    assert f"<think>{SEEN}</think>" in root.text
+
+
+def test_without_token_texts_entropies_stand_as_bars(
+    make_run: Callable[..., Path], open_page: Callable[..., Any]
+) -> None:
+    page = open_page(write_report(make_run(("abc", "1", "2"), tokenizer=False)), "#s1/g0/r0.1")
+    (fork,) = page.html.all("details", data_rollout="0.1")
+    assert len(fork.all("rect", **{"class": "bar1"})) == len("<answer>2</answer>")
+
+
+def test_nothing_is_asked_of_the_network(run: Path, open_page: Callable[..., Any], tmp_path: Path) -> None:
+    careless = tmp_path / "careless.html"
+    careless.write_text("<!doctype html><html><body><img src='http://outside.test/x.png'></body></html>")
+    asked = []
+    for file in (careless, write_report(run)):
+        log = tmp_path / f"{file.stem}.json"
+        open_page(file, "", f"--log-net-log={log}", "--net-log-capture-mode=Everything")
+        urls = re.findall(r'"url":"(?:https?|wss?)://([^/":]*)', log.read_text(encoding="utf-8", errors="replace"))
+        asked.append({host for host in urls if not host.endswith((".google.com", ".googleapis.com"))})  # its own calls
+    assert asked == [{"outside.test"}, set()]
+
+
+DRIVER = """
+<script>
+const note = (name, value) => { document.documentElement.dataset[name] = value; };
+const later = (act) => new Promise((done) => setTimeout(() => done(act && act()), 30));
+const change = (node, value) => { node.value = value; node.dispatchEvent(new Event("input")); };
+const type = (selector, value) => change(document.querySelector(selector), value);
+const rows = () => [...document.querySelectorAll("[data-row]")].map((r) => r.cells[2].textContent).join(" ");
+const press = (key) => document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+(async () => {
+  location.hash = "#tasks";
+  await later();
+  type("input[type=search]", "TASK-20-");
+  note("text", rows());
+  document.querySelector("button[data-key=task]").click();
+  document.querySelector("button[data-key=task]").click();
+  note("sorted", rows());
+  type("input[type=number]", "0.9");
+  note("none", rows());
+  type("input[type=number]", "");
+  change(document.querySelectorAll("select")[1], "rewards all equal");
+  note("equal", rows());
+  location.hash = "#s40/g2";
+  await later();
+  const seen = [];
+  for (const key of ["j", "j", "j", "k", "x"]) { press(key); seen.push(location.hash); }
+  note("keys", seen.join(" "));
+  note("paper", getComputedStyle(document.body).backgroundColor);
+  location.hash = "#s40/g99";
+  await later();
+  note("missing", document.querySelector("main").textContent);
+  location.hash = "#s40/g0/r%E0%A4%A";
+  await later();
+  note("odd", document.querySelectorAll("[data-rollout]").length);
+  note("done", 1);
+})();
+</script>
+"""
+
+
+def test_filters_sorting_keys_and_the_dark_theme_work(run: Path, open_page: Callable[..., Any]) -> None:
+    page_text = write_report(run).read_text(encoding="ascii")
+    free = re.sub(r"<meta http-equiv[^>]*>", "", page_text)  # the policy would stop the driver, as it should
+    (run / "driven.html").write_text(free.replace("</body>", f"{DRIVER}</body>"), encoding="ascii")
+    facts = open_page(run / "driven.html", "", "--blink-settings=preferredColorScheme=0").facts
+    assert facts["done"] == "1" and facts["errors"] == "0"
+    assert facts["text"] == "task-20-0 task-20-1 task-20-2"
+    assert facts["sorted"] == "task-20-2 task-20-1 task-20-0"
+    assert facts["none"] == "" and facts["equal"] == ""
+    assert facts["keys"] == "#s40/g2/r0 #s40/g2/r0.0 #s40/g2/r0.0.0 #s40/g2/r0.0 #s40/g2/r0.0"
+    assert facts["paper"] == "rgb(20, 23, 28)"
+    assert facts["missing"].startswith("This group is not in this file.")
+    assert facts["odd"] == "0"

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from ramet.errors import ConfigError
+from ramet.evaluate.results import Header, PartialResults
+from ramet.evaluate.tasks import task_result
+from ramet.report.data import MAX_POINTS, overview, tokenizer_folders
+from ramet.tracking.metrics import JsonlTracker
+from ramet.types import BenchmarkInfo, Group, Rollout, StopReason, Task, user_prompt
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere is not a folder"):
+        overview(tmp_path / "nowhere")
+
+
+def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=r"no metrics in .*metrics\.jsonl"):
+        overview(tmp_path)
+
+
+def test_curves_of_training_and_sft_have_axes_of_their_own(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path / "metrics.jsonl").log(1, {"reward/mean": 0.5, "sft/loss": 2.0})
+    JsonlTracker(tmp_path / "sft" / "metrics.jsonl").log(100, {"sft/lr": 0.1})
+    training, sft = overview(tmp_path)["sections"]
+    assert (training["title"], [c["name"] for c in training["curves"]]) == ("Training", ["reward/mean"])
+    assert (sft["title"], [(c["name"], c["x"]) for c in sft["curves"]]) == (
+        "SFT",
+        [("sft/loss", [1.0]), ("sft/lr", [100.0])],
+    )
+
+
+def test_an_sft_run_alone_has_a_report(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path / "metrics.jsonl").log(1, {"sft/loss": 2.0})
+    assert [section["title"] for section in overview(tmp_path)["sections"]] == ["SFT"]
+
+
+def test_long_curves_are_thinned_to_means_of_neighbours(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    n = 2 * MAX_POINTS
+    tracker.path.write_bytes(
+        b"".join(json.dumps({"step": i, "time": 0, "a": float(i), "b": "nan"}).encode() + b"\n" for i in range(n))
+    )
+    (section,) = overview(tmp_path)["sections"]
+    curve, empty = section["curves"]
+    assert section["thinned"]
+    assert (len(curve["x"]), curve["x"][:2], curve["y"][-1]) == (MAX_POINTS, [0.5, 2.5], n - 1.5)
+    assert set(empty["y"]) == {None}
+
+
+def test_the_summary_pairs_before_with_after(run: Path) -> None:
+    summary = overview(run)["summary"]
+    assert summary["pairs"] == [["greedy", 0.31, 0.94], ["tool_use", 0.2, 0.99]]
+    assert summary["rest"] == [["rl_steps", "40"], ["seconds_by_phase.rl", "101.5"]]
+
+
+def test_an_evaluation_is_shown_with_its_interval_and_how_many_were_judged(run: Path) -> None:
+    info = BenchmarkInfo(description="", splits=("test",), metrics=("accuracy",), source="", licence="")
+    header = Header(model="m", k=2, settings={}, benchmarks={"sums": info}, versions={}, plugins=[])
+    partial = PartialResults(run / "results.json", header)
+    task = Task(id="a", prompt=user_prompt("q"))
+    rollouts = tuple(Rollout(id=str(i), task=task, segments=(), stop=StopReason.ANSWER) for i in range(2))
+    group = Group(task=task, rollouts=rollouts)
+    partial.add(task_result("sums", group, prompt="q", scores=[{"accuracy": 1.0}, {"accuracy": None}]))
+    partial.finish()
+    assert overview(run)["results"] == [["sums", "accuracy", 2, 1.0, None, None, "1 of 2"]]
+
+
+def test_broken_side_files_are_reported_and_left_out(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run / "summary.json").write_text("{")
+    (run / "config.yaml").write_text("model: [")
+    (run / "results.json").write_text("[]")
+    with caplog.at_level(logging.WARNING):
+        assert (overview(run)["summary"], overview(run)["results"]) == (None, [])
+        assert tokenizer_folders(run) == [run / "tokenizer", run / "model"]
+    assert "summary.json" in caplog.text and "config.yaml" in caplog.text
+
+
+def test_the_tokenizer_is_looked_for_where_the_configuration_says(run: Path) -> None:
+    (run / "config.yaml").write_text("model:\n  path: models/base\n  tokenizer: null\n")
+    assert tokenizer_folders(run)[2:] == [Path("models/base")]

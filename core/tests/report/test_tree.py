@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramet.report.steps import step_files
+from ramet.report.tokens import TokenizerSplitter, find_splitter, no_splitter
+from ramet.report.tree import group_data
+from ramet.rollout.record import GroupRecord, read_records
+from ramet.types import Origin, Segment, SegmentKind
+
+
+@pytest.fixture
+def group(run: Path) -> GroupRecord:
+    ((_, path), *_) = step_files(run)
+    return next(read_records(path))
+
+
+def rollouts(record: GroupRecord) -> dict[str, Any]:
+    return {one["id"]: one for one in group_data(record, 0, no_splitter)["rollouts"]}
+
+
+def test_every_segment_stands_once_at_the_rollout_that_owns_it(group: GroupRecord) -> None:
+    found = rollouts(group)
+    distinct = {id(s) for scored in group.group.rollouts for s in scored.rollout.segments}
+    assert 1 + sum(len(one["segments"]) for one in found.values()) == len(distinct)  # the prompt is no rollout's
+    assert [s["kind"] for s in found["0"]["segments"]] == ["turn", "result", "turn"]
+    assert [s["kind"] for s in found["0.0"]["segments"]] == ["turn", "result", "turn"]
+    assert [s["kind"] for s in found["0.0.0"]["segments"]] == ["turn", "forced"]
+
+
+def test_forks_hang_where_they_leave_their_owner(group: GroupRecord) -> None:
+    found = rollouts(group)
+    assert {id: one["at"] for id, one in found.items()} == {
+        "0": None,
+        "0.0": ["0", 2],
+        "0.0.0": ["0.0", 2],
+        "0.1": ["0", 2],
+        "1": None,
+    }
+
+
+def test_a_fork_in_front_of_its_parents_own_part_hangs_at_the_ancestor(group: GroupRecord) -> None:
+    early = [
+        replace(s, rollout=replace(s.rollout, n_shared=3, fork_turn=1)) if s.rollout.id == "0.0.0" else s
+        for s in group.group.rollouts
+    ]
+    found = rollouts(replace(group, group=replace(group.group, rollouts=tuple(early))))
+    assert found["0.0.0"]["at"] == ["0", 2]
+
+
+def test_a_fork_whose_parent_is_missing_is_shown_whole(group: GroupRecord) -> None:
+    alone = tuple(s for s in group.group.rollouts if s.rollout.id == "0.1")
+    found = rollouts(replace(group, group=replace(group.group, rollouts=alone)))["0.1"]
+    assert (found["at"], [s["kind"] for s in found["segments"]]) == (None, ["turn", "result", "turn"])
+    assert [call["status"] for call in found["segments"][1]["calls"]] == ["ok"]
+
+
+def test_a_call_stands_at_the_result_of_its_turn_and_once(group: GroupRecord) -> None:
+    found = rollouts(group)
+    texts = {id: [len(s.get("calls", [])) for s in one["segments"]] for id, one in found.items()}
+    assert texts == {"0": [0, 1, 0], "0.0": [0, 1, 0], "0.0.0": [0, 0], "0.1": [0], "1": [0]}
+    assert [call["status"] for call in found["1"]["calls"]] == ["infra"]
+
+
+def test_a_masked_rollout_says_why_and_has_neither_reward_nor_advantage(group: GroupRecord) -> None:
+    masked = rollouts(group)["1"]
+    assert masked["masked"] == ["tool:python", "the sandbox did not start"]
+    assert (masked["reward"], masked["own"], masked["segments"][0]["advantages"]) == (None, None, None)
+
+
+def test_advantages_are_cut_at_segments_and_told_apart_by_owner(group: GroupRecord) -> None:
+    (scored,) = [s for s in group.group.rollouts if s.rollout.id == "0.1"]
+    _, ask, got, end = scored.rollout.segments
+    values = array("f", [1.0] * len(ask) + [0.0] * len(got) + [-1.0] * (len(end) - 1) + [3.0])
+    found = rollouts(replace(group, advantages={"0.1": values}))["0.1"]
+    assert found["shared"] == 1.0
+    assert found["own"] == pytest.approx((3.0 - (len(end) - 1)) / len(end), abs=1e-4)
+    assert found["segments"][0]["advantages"] == [-1.0] * (len(end) - 1) + [3.0]
+
+
+def test_token_texts_join_to_the_segments_text(run: Path, group: GroupRecord) -> None:
+    split = TokenizerSplitter(run / "tokenizer" / "tokenizer.json")
+    turn = group.group.rollouts[0].rollout.segments[1]
+    found = split(turn)
+    assert found is not None
+    assert (len(found), "".join(found)) == (len(turn), turn.text)
+
+
+@pytest.mark.parametrize("text", ["é漢🙂 x", "ab\u202ec"])
+def test_a_character_of_several_tokens_stands_at_the_last_of_them(run: Path, text: str) -> None:
+    split = TokenizerSplitter(run / "tokenizer" / "tokenizer.json")
+    ids = array("i", split._tokenizer.encode(text).ids)
+    found = split(_sampled(text, ids))
+    assert found is not None
+    assert (len(found), "".join(found)) == (len(text.encode()), text)
+
+
+def test_a_cut_character_keeps_the_text_as_it_was_decoded(run: Path) -> None:
+    split = TokenizerSplitter(run / "tokenizer" / "tokenizer.json")
+    ids = array("i", split._tokenizer.encode("ab漢").ids[:-1])
+    text = split._tokenizer.decode(list(ids), skip_special_tokens=False)
+    found = split(_sampled(text, ids))
+    assert found is not None
+    assert (len(found), "".join(found)) == (4, text)
+
+
+def test_ids_that_do_not_give_the_text_are_not_split(run: Path) -> None:
+    split = TokenizerSplitter(run / "tokenizer" / "tokenizer.json")
+    assert split(_sampled("something else", array("i", [1, 2, 3]))) is None
+    assert split(_sampled("a", array("i", [10**6]))) is None
+
+
+def test_without_a_usable_tokenizer_tokens_are_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert find_splitter([tmp_path]) is no_splitter
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert find_splitter([tmp_path]) is no_splitter
+    assert "tokenizer.json could not be read" in caplog.text
+
+
+def _sampled(text: str, ids: array[int]) -> Segment:
+    return Segment(origin=Origin.SAMPLED, kind=SegmentKind.TURN, turn=0, text=text, token_ids=ids)
+
+
+def test_numbers_that_json_lacks_become_unknown(make_run: Callable[..., Path]) -> None:
+    ((_, path),) = step_files(make_run(("a", "b", "c")))
+    record = next(read_records(path))
+    bad = array("f", [float("nan")] * 400)
+    found = rollouts(replace(record, advantages={"0": bad}))["0"]
+    assert (found["own"], found["segments"][0]["advantages"]) == (None, None)
+
+
+def test_the_prompt_is_given_once(group: GroupRecord) -> None:
+    data = group_data(group, 0, no_splitter)
+    assert data["prompt"]["text"].startswith("<|user|>What is 17 * 23?")
+    assert all(s["kind"] != "prompt" for one in data["rollouts"] for s in _segments(one))
+
+
+def _segments(one: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    return one["segments"]  # type: ignore[no-any-return]

@@ -1,0 +1,88 @@
+"""Shared by the tests of rollouts: the tiny encoder, and a way to play tasks with a scripted engine in one call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
+from ramet.models.encoder import Encoder
+from ramet.rollout.branching import NoBranching
+from ramet.rollout.config import TagsConfig
+from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.tags import Tags
+from ramet.rollout.worker import RolloutWorker
+from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
+from ramet.types import Group, Task, Tool, user_prompt
+
+
+@pytest.fixture(scope="session")
+def encoder() -> Encoder:
+    return tiny_encoder()
+
+
+@dataclass
+class Played:
+    groups: list[Group]
+    engine: ScriptedEngine
+    metrics: dict[str, float]
+
+    @property
+    def rollouts(self) -> list[Any]:
+        return [rollout for group in self.groups for rollout in group.rollouts]
+
+
+def task(id: str = "t", **fields: Any) -> Task:
+    return Task(id=id, prompt=user_prompt("What is 2+2?"), **fields)
+
+
+@pytest.fixture
+def play(encoder: Encoder) -> Callable[..., Played]:
+    """Play `tasks` by `script`; keyword arguments beyond these are fields of `RolloutConfig`."""
+
+    def run(
+        script: Any,
+        *,
+        tasks: Sequence[Task] | None = None,
+        policy: Any = None,
+        step: Any = None,
+        tools: Mapping[str, tuple[Tool, ToolConfig]] | None = None,
+        system_prompt: SystemPrompt = SystemPrompt.NEVER,
+        seed: int = 1,
+        deterministic: bool = False,
+        plan: RolloutPlan | None = None,
+        engine: Any = None,
+        on_group: Any = None,
+        **config: Any,
+    ) -> Played:
+        async def main() -> Played:
+            used = engine or ScriptedEngine(script, encoder)
+            worker = RolloutWorker(
+                engine=used,
+                encoder=encoder,
+                step=step or Tags(TagsConfig()),
+                branch_policy=policy or NoBranching(),
+                tools={"python": (echo_tool(), ToolConfig())} if tools is None else tools,
+                config=RolloutConfig(**config),
+                system_prompt=system_prompt,
+                seed=seed,
+                deterministic=deterministic,
+            )
+            try:
+                groups = await worker.run(tasks or [task()], step=3, plan=plan, on_group=on_group)
+                return Played(groups, used, worker.metrics())
+            finally:
+                await worker.close()
+
+        return asyncio.run(main())
+
+    return run
+
+
+@pytest.fixture
+def make_task() -> Callable[..., Task]:
+    return task

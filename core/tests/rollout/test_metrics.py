@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from ramet.rollout.metrics import RolloutMetrics
+from ramet.rollout.tool_stats import ToolStats, percentile
+from ramet.types import CallStatus, Fault, Group, Origin, Rollout, Segment, SegmentKind, StopReason, Task, ToolRecord
+
+TASK = Task(id="t", prompt=())
+
+
+def turn(index: int, entropies: list[float]) -> Segment:
+    ids = array("i", range(len(entropies)))
+    kind, origin = SegmentKind.TURN, Origin.SAMPLED
+    return Segment(origin=origin, kind=kind, turn=index, text="x", token_ids=ids, entropies=array("f", entropies))
+
+
+def call(turn: int) -> ToolRecord:
+    return ToolRecord(
+        turn=turn, name="python", arguments={}, status=CallStatus.OK, text="", wait_s=0.0, run_s=0.0, attempts=1
+    )
+
+
+def test_shared_work_counts_once_as_executed_and_per_rollout_as_logical() -> None:
+    first, second, other = turn(0, [1.0] * 4), turn(1, [2.0] * 3), turn(1, [4.0] * 5)
+    shared_call = call(0)
+    parent = Rollout(
+        id="0",
+        task=TASK,
+        segments=(first, second),
+        stop=StopReason.ANSWER,
+        tool_calls=(shared_call,),
+        stats={"seconds": 2.0},
+    )
+    fork = Rollout(
+        id="0.0",
+        task=TASK,
+        segments=(first, other),
+        stop=StopReason.FAULT,
+        parent="0",
+        fork_turn=1,
+        n_shared=1,
+        tool_calls=(shared_call, call(1)),
+        fault=Fault(where="engine", message=""),
+        stats={"seconds": 1.0, "drifted_segments": 1.0},
+    )
+    metrics = RolloutMetrics(first_tokens=2)
+    metrics.add(Group(task=TASK, rollouts=(parent, fork)), n_filled=0)
+    found = metrics.take()
+    expected = {
+        "rollouts": 2,
+        "logical_tool_calls": 3,
+        "executed_tool_calls": 2,
+        "logical_sampled_tokens": 16,
+        "executed_sampled_tokens": 12,
+        "response_tokens_max": 9,
+        "response_tokens_mean": 8,
+        "forks_per_group": 1,
+        "masked_share": 0.5,
+        "turns_mean": 2,
+        "stop/answer": 0.5,
+        "stop/fault": 0.5,
+        "stop/length": 0,
+        "entropy_first_turn": 1.0,
+        "entropy_after_tool": 3.0,
+        "retokenization_drift": 1,
+        "rollout_seconds_mean": 1.5,
+    }
+    assert {name: found[f"rollout/{name}"] for name in expected} == pytest.approx(expected)
+
+
+def test_metrics_begin_anew_and_are_empty_without_rollouts() -> None:
+    metrics = RolloutMetrics(first_tokens=2)
+    assert metrics.take() == {}
+    metrics.add(Group(task=TASK, rollouts=(Rollout(id="0", task=TASK, segments=(), stop=StopReason.END),)), n_filled=1)
+    assert metrics.take()["rollout/filled_per_group"] == 1
+    assert metrics.take() == {}
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    values = [float(v) for v in range(1, 101)]
+    assert (percentile(values, 0.5), percentile(values, 0.95)) == (50.0, 95.0)
+    assert percentile([3.0], 0.95) == 3.0
+
+
+def test_tool_counters_begin_anew() -> None:
+    stats = ToolStats(calls=3, run_s=[1.0, 2.0])
+    assert stats.take("tool/x")["tool/x/run_p95_s"] == 2.0
+    assert stats.take("tool/x") == {
+        f"tool/x/{n}": 0.0 for n in ("calls", "executed", "shared", "errors", "infra", "retries", "truncated")
+    }

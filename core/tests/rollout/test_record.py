@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import logging
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramet.config.schema import ToolConfig
+from ramet.errors import ConfigError
+from ramet.rollout.branching import RandomBranching
+from ramet.rollout.config import RandomBranchConfig
+from ramet.rollout.record import GroupRecord, read_records, write_records
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.testing.doubles import Reply, echo_tool
+from ramet.types import Message, Task, ToolCall
+
+Play = Callable[..., Any]
+
+
+@pytest.fixture
+def played(play: Play) -> list[GroupRecord]:
+    """Two groups with forks, a fault, rewards, token rewards and advantages."""
+
+    def script(task: str, path: str, turn: int) -> Reply:
+        text = f"<python>{path}</python>" if turn < 2 else "<answer>2 \u00e4 \U0001f600</answer>"
+        return Reply(text=text, entropies=(0.1, 1 / 3))
+
+    def fail(call: ToolCall) -> float:
+        if call.arguments["text"] == "1":
+            raise RuntimeError("outage")
+        return 0.0
+
+    metadata = {"nested": {"a": [1, 2.5, None]}, "text": "\ud800 </script>"}
+    prompt = (Message(role="system", content="s"), Message(role="user", content="q"))
+    tasks = [Task(id=f"t/{i}", prompt=prompt, answer=("2", "two"), metadata=metadata) for i in range(2)]
+    groups = play(
+        script,
+        tasks=tasks,
+        tools={"python": (echo_tool(delay_s=fail), ToolConfig(retries=0))},
+        policy=RandomBranching(RandomBranchConfig(roots=2, probability=0.9)),
+        group_size=5,
+    ).groups
+    return [GroupRecord(step=12, group=_scored(group), advantages=_advantages(group)) for group in groups]
+
+
+def _scored(group: Any) -> ScoredGroup:
+    rows = [
+        ScoredRollout(rollout=r, reward=0.1 * i, parts={"math": 1.0, "math/x": 1e-9}, token_rewards={3: 0.25})
+        if r.valid
+        else ScoredRollout(rollout=r, reward=None)
+        for i, r in enumerate(group.rollouts)
+    ]
+    return ScoredGroup(task=group.task, rollouts=tuple(rows))
+
+
+def _advantages(group: Any) -> dict[str, Any]:
+    return {r.id: array("f", [0.1 * k for k in range(r.n_response_tokens)]) for r in group.valid}
+
+
+def test_what_is_read_equals_what_was_written(played: list[GroupRecord], tmp_path: Path) -> None:
+    path = tmp_path / "rollouts" / "step_000012.jsonl.gz"
+    write_records(path, played)
+    assert list(read_records(path)) == played
+    assert any(not s.rollout.valid for r in played for s in r.group.rollouts)
+    assert any(s.rollout.parent for r in played for s in r.group.rollouts)
+
+
+def test_shared_segments_and_tool_calls_are_written_once_and_shared_again(
+    played: list[GroupRecord], tmp_path: Path
+) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    write_records(path, played)
+    line = json.loads(gzip.open(path).readline())
+    rollouts = [s.rollout for s in played[0].group.rollouts]
+    assert len(line["segments"]) == len({id(s) for r in rollouts for s in r.segments})
+    assert sum(len(r["tool_calls"]) for r in line["rollouts"]) == len({id(c) for r in rollouts for c in r.tool_calls})
+    again = {s.rollout.id: s.rollout for s in next(read_records(path)).group.rollouts}
+    fork = next(r for r in again.values() if r.parent)
+    shared = zip(fork.segments[: fork.n_shared], again[fork.parent].segments, strict=False)
+    assert all(a is b for a, b in shared)
+    assert fork.tool_calls[0] is again[fork.parent].tool_calls[0]
+
+
+def test_a_line_holds_masks_and_arrays_as_base64(played: list[GroupRecord], tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    write_records(path, played)
+    line = json.loads(gzip.open(path).readline())
+    assert (line["schema"], line["step"], line["task"]["id"]) == (1, 12, "t/0")
+    assert [(s["kind"], s["mask"]) for s in line["segments"][:3]] == [("prompt", 0), ("turn", 1), ("result", 0)]
+    assert isinstance(line["segments"][1]["ids"], str)
+    assert line["segments"][0]["logprobs"] is None
+
+
+def test_the_same_records_give_the_same_bytes_and_no_temporary_file(played: list[GroupRecord], tmp_path: Path) -> None:
+    one, two = tmp_path / "one.jsonl.gz", tmp_path / "two.jsonl.gz"
+    write_records(one, played)
+    write_records(two, played)
+    assert one.read_bytes() == two.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.jsonl.gz", "two.jsonl.gz"]
+
+
+def test_a_failed_write_leaves_the_old_file(played: list[GroupRecord], tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    write_records(path, played)
+    before = path.read_bytes()
+    broken = dataclasses.replace(played[0], step=object())  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        write_records(path, [played[1], broken])
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["r.jsonl.gz"]
+
+
+def test_evaluation_has_no_advantages(played: list[GroupRecord], tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    write_records(path, [dataclasses.replace(played[0], advantages={})])
+    assert next(read_records(path)).advantages == {}
+
+
+def test_a_torn_file_gives_its_whole_lines_and_is_reported(
+    played: list[GroupRecord], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    write_records(path, played * 20)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) * 3 // 4])
+    with caplog.at_level(logging.WARNING):
+        found = list(read_records(path))
+    assert 0 < len(found) < 40
+    assert found[0] == played[0]
+    assert "torn" in caplog.text
+
+
+def test_a_torn_last_line_is_reported_and_left_out(
+    played: list[GroupRecord], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    write_records(path, played)
+    text = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(text[:-50]))
+    with caplog.at_level(logging.WARNING):
+        assert list(read_records(path)) == played[:1]
+    assert "line 2" in caplog.text
+
+
+def test_a_broken_line_in_the_middle_is_an_error_that_names_it(played: list[GroupRecord], tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(gzip.compress(b"{oops\n{}\n"))
+    with pytest.raises(ConfigError, match="line 1: not JSON"):
+        list(read_records(path))
+
+
+def test_another_schema_and_a_missing_file_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"schema": 99}\n'))
+    with pytest.raises(ConfigError, match="rollout schema 99; this ramet reads 1"):
+        list(read_records(path))
+    with pytest.raises(ConfigError, match="no rollout file"):
+        list(read_records(tmp_path / "nothing.jsonl.gz"))

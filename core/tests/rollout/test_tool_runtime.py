@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ramet.config.schema import ToolConfig
+from ramet.errors import ConfigError, InfraError, ToolError
+from ramet.models.encoder import Encoder
+from ramet.rollout import tool_runtime
+from ramet.rollout.tool_runtime import ToolOutcome, ToolRuntime
+from ramet.rollout.watchdog import Watchdog
+from ramet.testing.doubles import EchoTool, echo_tool
+from ramet.types import CallStatus, ToolCall, ToolResult
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_runtime, "BACKOFF_S", 0.01)
+
+
+def run(encoder: Encoder, tool: EchoTool, texts: Sequence[Any], **config: Any) -> tuple[list[ToolOutcome], Any]:
+    """All calls at once, each from a rollout of its own; the outcomes and the metrics."""
+
+    async def main() -> tuple[list[ToolOutcome], Any]:
+        runtime = ToolRuntime({"python": (tool, ToolConfig(**config))}, encoder, Watchdog(60))
+        calls = [ToolCall(name="python", arguments={"text": t}, rollout=str(i)) for i, t in enumerate(texts)]
+        outcomes = await asyncio.gather(*(runtime.run(call) for call in calls))
+        await runtime.close()
+        return outcomes, runtime.metrics()
+
+    return asyncio.run(main())
+
+
+def test_a_result_comes_back_with_its_times(encoder: Encoder) -> None:
+    [outcome], metrics = run(encoder, echo_tool(delay_s=0.05), ["hello"])
+    assert (outcome.status, outcome.text, outcome.attempts) == (CallStatus.OK, "hello", 1)
+    assert outcome.run_s >= 0.05 > outcome.wait_s
+    assert metrics["tool/python/calls"] == metrics["tool/python/executed"] == 1
+    assert metrics["tool/python/run_p50_s"] >= 0.05
+
+
+def test_an_infrastructure_error_is_retried_and_then_succeeds(encoder: Encoder) -> None:
+    tool = echo_tool(error=InfraError("outage"), fails=2)
+    [outcome], metrics = run(encoder, tool, ["x"], retries=2)
+    assert (outcome.status, outcome.attempts, metrics["tool/python/retries"]) == (CallStatus.OK, 3, 2)
+
+
+@pytest.mark.parametrize("error", [InfraError("outage"), RuntimeError("bug"), SystemExit(3)])
+def test_what_is_not_the_models_mistake_becomes_infra_after_the_retries(encoder: Encoder, error: Any) -> None:
+    tool = echo_tool(error=error)
+    [outcome], metrics = run(encoder, tool, ["x"], retries=1)
+    assert (outcome.status, len(tool.calls), metrics["tool/python/infra"]) == (CallStatus.INFRA, 2, 1)
+
+
+def test_a_tool_error_is_the_models_and_is_not_retried(encoder: Encoder) -> None:
+    tool = echo_tool(error=ToolError("name 'x' is not defined"))
+    [outcome], metrics = run(encoder, tool, ["x"], retries=5)
+    assert (outcome.status, outcome.raised, len(tool.calls)) == (CallStatus.ERROR, True, 1)
+    assert outcome.text == "name 'x' is not defined"
+    assert metrics["tool/python/errors"] == 1
+
+
+def test_a_result_that_reports_the_models_error_is_an_error_with_its_text(encoder: Encoder) -> None:
+    tool = echo_tool(returns=ToolResult(text="Traceback", error=True))
+    [outcome], _ = run(encoder, tool, ["x"])
+    assert (outcome.status, outcome.text, outcome.raised) == (CallStatus.ERROR, "Traceback", False)
+
+
+def test_a_users_mistake_in_a_tool_stops_the_run(encoder: Encoder) -> None:
+    with pytest.raises(ConfigError, match="no key"):
+        run(encoder, echo_tool(error=ConfigError("no key in the environment")), ["x"])
+
+
+@pytest.mark.parametrize("value", [b"bytes", {"text": "x"}, 3.0, ToolResult(text=b"bytes")])  # type: ignore[arg-type]
+def test_what_is_no_result_is_infra_that_names_the_tool_and_is_not_retried(encoder: Encoder, value: Any) -> None:
+    tool = echo_tool(returns=value)
+    [outcome], _ = run(encoder, tool, ["x"], retries=3)
+    assert outcome.status is CallStatus.INFRA
+    assert "tool 'python' returned" in outcome.text
+    assert len(tool.calls) == 1
+
+
+def test_a_tool_that_hangs_ends_with_its_time_out_even_if_it_ignores_cancellation(encoder: Encoder) -> None:
+    started = time.monotonic()
+    [outcome], _ = run(encoder, echo_tool(hangs=True, stubborn=2), ["x"], timeout_s=0.1, retries=0)
+    assert outcome.status is CallStatus.INFRA
+    assert "did not return within 0.1 s" in outcome.text
+    assert time.monotonic() - started < 2
+
+
+def test_a_hanging_call_frees_its_slot_for_others(encoder: Encoder) -> None:
+    tool = echo_tool(hangs=True, stubborn=2)
+    outcomes, _ = run(encoder, tool, ["a", "b", "c"], timeout_s=0.1, retries=0, concurrency=1)
+    assert [o.status for o in outcomes] == [CallStatus.INFRA] * 3
+    assert len(tool.calls) == 3
+
+
+def test_concurrency_is_limited_and_waiting_is_counted_as_waiting(encoder: Encoder) -> None:
+    tool = echo_tool(delay_s=0.03)
+    outcomes, metrics = run(encoder, tool, list("abcdef"), concurrency=2)
+    assert tool.most_running == 2
+    assert max(o.wait_s for o in outcomes) >= 0.05
+    assert metrics["tool/python/wait_p95_s"] >= 0.05
+
+
+def test_a_tool_that_is_not_concurrent_runs_one_call_at_a_time(encoder: Encoder) -> None:
+    tool = echo_tool(concurrent=False, delay_s=0.01)
+    run(encoder, tool, list("abc"))
+    assert tool.most_running == 1
+
+
+def test_identical_calls_of_a_deterministic_tool_share_one_execution(encoder: Encoder) -> None:
+    tool = echo_tool(deterministic=True, delay_s=0.02)
+    outcomes, metrics = run(encoder, tool, ["a", "a", "b", "a"])
+    assert [o.text for o in outcomes] == ["a", "a", "b", "a"]
+    assert [o.cached for o in outcomes] == [False, True, False, True]
+    assert (metrics["tool/python/executed"], metrics["tool/python/shared"], metrics["tool/python/calls"]) == (2, 2, 4)
+
+
+def test_identical_calls_of_other_tools_are_all_executed(encoder: Encoder) -> None:
+    tool = echo_tool(delay_s=0.02)
+    run(encoder, tool, ["a", "a", "a"])
+    assert len(tool.calls) == 3
+
+
+def test_a_shared_execution_survives_the_caller_that_began_it(encoder: Encoder) -> None:
+    async def main() -> ToolOutcome:
+        tool = echo_tool(deterministic=True, delay_s=0.05)
+        runtime = ToolRuntime({"python": (tool, ToolConfig())}, encoder, Watchdog(60))
+        call = ToolCall(name="python", arguments={"text": "a"})
+        first, second = (asyncio.create_task(runtime.run(call)) for _ in range(2))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        outcome = await second
+        assert first.cancelled()
+        assert len(tool.calls) == 1
+        return outcome
+
+    assert asyncio.run(main()).text == "a"
+
+
+def test_a_shared_execution_that_nobody_waits_for_ends(encoder: Encoder) -> None:
+    async def main() -> None:
+        tool = echo_tool(deterministic=True, hangs=True)
+        runtime = ToolRuntime({"python": (tool, ToolConfig())}, encoder, Watchdog(60))
+        call = ToolCall(name="python", arguments={"text": "a"})
+        waiting = asyncio.create_task(runtime.run(call))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.sleep(0.01)
+        assert tool.running == 0
+
+    asyncio.run(main())
+
+
+def test_ten_megabytes_are_cut_with_a_visible_mark_and_quickly(encoder: Encoder) -> None:
+    started = time.monotonic()
+    [outcome], metrics = run(encoder, echo_tool(size=10_000_000), ["line\n"], max_result_tokens=200)
+    assert outcome.truncated
+    assert metrics["tool/python/truncated"] == 1
+    assert "[... cut ...]" in outcome.text
+    assert len(encoder.untrusted(outcome.text)) <= 200
+    assert time.monotonic() - started < 2
+
+
+def test_arguments_that_do_not_fit_the_schema_never_reach_the_tool(encoder: Encoder) -> None:
+    tool = echo_tool()
+    [outcome], _ = run(encoder, tool, [7])
+    assert (outcome.status, outcome.raised, tool.calls) == (CallStatus.ERROR, True, [])
+    assert "text must be of type string, got 7" in outcome.text
+
+
+class Session(EchoTool):
+    """Keeps state per rollout, as a notebook would."""
+
+    events: list[str]
+
+    async def open(self, rollout: str) -> None:
+        self.events.append(f"open {rollout}")
+
+    async def close(self, rollout: str) -> None:
+        self.events.append(f"close {rollout}")
+        raise RuntimeError("the session was gone already")
+
+
+def test_a_tool_with_state_is_opened_once_per_rollout_and_closed(
+    encoder: Encoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    tool = Session(echo_tool().schema)
+    tool.events = []
+
+    async def main() -> None:
+        runtime = ToolRuntime({"python": (tool, ToolConfig())}, encoder, Watchdog(60))
+        for _ in range(2):
+            await runtime.run(ToolCall(name="python", arguments={"text": "a"}, rollout="r"))
+        await runtime.close_rollout("r")
+        await runtime.close_rollout("never opened")
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert tool.events == ["open r", "close r"]
+    assert "the session was gone already" in caplog.text

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ramet.config.compose import compose
+from ramet.errors import ConfigError, ConfigErrors
+from ramet.sft.job import run
+from ramet.tracking.metrics import read_metrics
+from ramet.tracking.run_dir import RunDir
+
+SCRIPT = """
+import sys
+from ramet.config.compose import compose
+from ramet.sft.job import run
+run(compose(sys.argv[1:], job="sft"))
+"""
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("data") / "traces.jsonl"
+    rows = [
+        {
+            "conversations": [
+                {"from": "human", "value": f"{i}+{i}?"},
+                {"from": "gpt", "value": f"<answer>{2 * i}</answer>"},
+            ]
+        }
+        for i in range(50)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def arguments(tiny_model: Path, traces: Path, tmp_path: Path) -> list[str]:
+    return [
+        f"model.path={tiny_model}", f"sft.data=[{traces}]", f"run.root={tmp_path}", "run.threads=1", "sft.lr=3e-3",
+        "sft.batch_size=4", "sft.max_steps=60", "sft.save_every=10", "rollout_step.system_prompt=never",
+    ]  # fmt: skip
+
+
+def sft(arguments: list[str], *more: str) -> int:
+    return run(compose([*arguments, *more], job="sft"))
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def killed(arguments: list[str], checkpoint: Path) -> None:
+    """Run the job in a process of its own and kill it as soon as this checkpoint begins to appear."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    job = subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], env=environment, stderr=subprocess.DEVNULL)
+    try:
+        while not checkpoint.exists() and job.poll() is None:
+            time.sleep(0.002)
+    finally:
+        job.kill()
+    assert job.wait() == -signal.SIGKILL
+
+
+def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(arguments: list[str], tmp_path: Path) -> None:
+    assert sft(arguments, "run.name=whole") == 0
+    name = "run.name=killed"
+    killed([*arguments, name], tmp_path / "killed" / "checkpoints" / "checkpoint-20")
+    assert not (tmp_path / "killed" / "model").exists()
+    assert sft(arguments, name) == 0
+    summary = json.loads((tmp_path / "killed" / "sft.json").read_text())
+    assert summary["resumed_step"] in (10, 20)  # the kill may have met the checkpoint half-written
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    steps = [entry.step for entry in read_metrics(tmp_path / "killed" / "metrics.jsonl")]
+    assert steps == [10, 20, 30, 40, 50, 60]
+
+
+def test_a_run_leaves_a_model_that_loads_a_curve_and_a_summary(arguments: list[str], tmp_path: Path) -> None:
+    sft(arguments, "run.name=a", "sft.max_steps=5")
+    folder = tmp_path / "a"
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    assert tokenizer.chat_template is not None
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert (folder / "sft_loss.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((folder / "sft.json").read_text())
+    assert (summary["rows"], summary["examples"], summary["steps"]) == (50, 50, 5)
+    assert summary["final_loss"] == read_metrics(folder / "metrics.jsonl")[-1].metrics["sft/loss"]
+
+
+def test_a_finished_run_is_left_as_it_is(arguments: list[str], tmp_path: Path) -> None:
+    sft(arguments, "run.name=a", "sft.max_steps=5")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "model").iterdir()}
+    assert sft(arguments, "run.name=a", "sft.max_steps=5") == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "model").iterdir()} == before
+
+
+def test_out_replaces_an_earlier_model_and_is_saved_in_the_models_dtype(arguments: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sft(arguments, "run.name=a", "sft.max_steps=2", f"sft.out={out}")
+    sft(arguments, "run.name=b", "sft.max_steps=2", f"sft.out={out}", "model.dtype=bfloat16")
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    model = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "out"]
+
+
+def test_a_resume_with_other_data_or_options_is_refused(arguments: list[str], traces: Path, tmp_path: Path) -> None:
+    sft(arguments, "run.name=a", "sft.max_steps=2")
+    with pytest.raises(ConfigErrors, match=r"sft\.lr was 0\.003, is 0\.1"):
+        sft(arguments, "run.name=a", "sft.max_steps=2", "sft.lr=0.1")
+    other = tmp_path / "other.jsonl"
+    other.write_text(traces.read_text() * 2)
+    with pytest.raises(ConfigErrors, match="the training data changed"):
+        sft(arguments, "run.name=a", "sft.max_steps=2", f"sft.data=[{other}]")
+
+
+def test_a_run_directory_in_use_is_refused(arguments: list[str], tmp_path: Path) -> None:
+    with RunDir.open(tmp_path, "a"), pytest.raises(ConfigError, match="in use"):
+        sft(arguments, "run.name=a")
+
+
+def test_nothing_is_written_when_something_is_wrong(arguments: list[str], tmp_path: Path) -> None:
+    wrong: list[Any] = ["run.name=a", "sft.batch_size=0", "sft.data=[nowhere.jsonl]"]
+    with pytest.raises(ConfigErrors) as caught:
+        sft(arguments, *wrong)
+    assert "sft.batch_size=0: must be at least 1" in str(caught.value)
+    assert "sft.data: no file 'nowhere.jsonl'" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ramet.config.schema import Config, Dtype, Schedule
+from ramet.errors import ConfigError
+from ramet.sft.encode import Example
+from ramet.sft.resume import newest_complete, step_of
+from ramet.sft.trainer import total_steps, train, training_arguments
+
+PAD = 256
+
+
+def example(seed: int) -> Example:
+    rng = random.Random(seed)
+    ids = [rng.randrange(97, 123) for _ in range(rng.randrange(8, 20))]
+    return Example(token_ids=array("i", [*ids, *ids]), trained=array("b", [0] * len(ids) + [1] * len(ids)))
+
+
+EXAMPLES = [example(seed) for seed in range(40)]
+
+
+def configured(**sft: Any) -> Config:
+    config = Config()
+    config.run.seed = 7
+    chosen = {"max_steps": 12, "batch_size": 4, "lr": 3e-3, "log_every": 5, "save_every": 1000, **sft}
+    for name, value in chosen.items():
+        setattr(config.sft, name, value)
+    return config
+
+
+def trained(
+    model: Path, run: Path, tracker: Any, config: Config, examples: list[Example] = EXAMPLES
+) -> tuple[PreTrainedModel, Any]:
+    network = AutoModelForCausalLM.from_pretrained(model)
+    torch.set_num_threads(1)
+    return network, train(network, examples, config, run, pad_id=PAD, tracker=tracker)
+
+
+def same(a: PreTrainedModel, b: PreTrainedModel) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_the_loss_falls_and_every_tenth_step_and_the_last_step_are_logged(
+    tiny_model: Path, tmp_path: Path, recorded: Any
+) -> None:
+    _, result = trained(tiny_model, tmp_path, recorded, configured(max_steps=33, log_every=10, lr=1e-2))
+    assert [step for step, _ in recorded.entries] == [10, 20, 30, 33]
+    losses = [metrics["sft/loss"] for _, metrics in recorded.entries]
+    assert losses[-1] < losses[0] - 0.5
+    assert result.final_loss == losses[-1]
+    assert result.curves["loss"] == ([10.0, 20.0, 30.0, 33.0], losses)
+    assert list(tmp_path.glob("checkpoints/*")) == []
+
+
+def test_the_loss_is_the_mean_over_the_trained_tokens_of_a_step(
+    tiny_model: Path, tmp_path: Path, recorded: Any
+) -> None:
+    trained(tiny_model, tmp_path, recorded, configured(max_steps=1, batch_size=2, accumulate=20, lr=1e-9))
+    network = AutoModelForCausalLM.from_pretrained(tiny_model)
+    total, count = 0.0, 0
+    for one in EXAMPLES:
+        ids = torch.tensor([list(one.token_ids)])
+        logprobs = network(ids).logits.log_softmax(-1)[0]
+        for position in range(1, len(one)):
+            if one.trained[position]:
+                total -= logprobs[position - 1, one.token_ids[position]].item()
+                count += 1
+    assert recorded.entries[0][1]["sft/loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
+    tiny_model: Path, tmp_path: Path, recorded: Any
+) -> None:
+    other = configured()
+    other.run.seed = 8
+    a, _ = trained(tiny_model, tmp_path / "a", recorded, configured())
+    b, _ = trained(tiny_model, tmp_path / "b", recorded, configured())
+    c, _ = trained(tiny_model, tmp_path / "c", recorded, other)
+    assert same(a, b)
+    assert not same(a, c)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_training_resumed_within_an_epoch_ends_with_the_same_weights(
+    tiny_model: Path, tmp_path: Path, recorded: Any, accumulate: int
+) -> None:
+    options = {"batch_size": 3, "accumulate": accumulate, "max_steps": 17, "save_every": 7}
+    whole, _ = trained(tiny_model, tmp_path / "whole", recorded, configured(**options))
+    checkpoint = tmp_path / "whole" / "checkpoints" / "checkpoint-14"
+    (tmp_path / "again" / "checkpoints").mkdir(parents=True)
+    checkpoint.rename(tmp_path / "again" / "checkpoints" / "checkpoint-14")
+    again, result = trained(tiny_model, tmp_path / "again", recorded, configured(**options))
+    assert (result.resumed_step, result.steps) == (14, 17)
+    assert recorded.rewound == [0, 14]
+    assert same(whole, again)
+
+
+def test_only_a_complete_checkpoint_is_resumed(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
+    trained(tiny_model, tmp_path, recorded, configured(max_steps=9, save_every=4))
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-4", "checkpoint-8"]
+    newest = newest_complete(folder)
+    assert step_of(newest) == 8
+    assert newest is not None
+    for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt"):
+        content = (newest / name).read_bytes()
+        (newest / name).write_bytes(content[: len(content) // 2])
+        assert step_of(newest_complete(folder)) == 4, name
+        (newest / name).unlink()
+        assert step_of(newest_complete(folder)) == 4, name
+        (newest / name).write_bytes(content)
+    assert step_of(newest_complete(folder)) == 8
+
+
+def test_a_flipped_byte_in_the_optimiser_is_found(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
+    trained(tiny_model, tmp_path, recorded, configured(max_steps=5, save_every=4))
+    file = tmp_path / "checkpoints" / "checkpoint-4" / "optimizer.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert newest_complete(tmp_path / "checkpoints") is None
+
+
+def test_fewer_steps_than_are_trained_already_are_refused(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
+    trained(tiny_model, tmp_path, recorded, configured(max_steps=9, save_every=8))
+    with pytest.raises(ConfigError, match="has trained 8 steps already, and now 6 are asked for"):
+        trained(tiny_model, tmp_path, recorded, configured(max_steps=6, save_every=4))
+
+
+def test_a_loss_that_is_no_number_stops_the_training(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the loss is nan at step \d+; a smaller sft.lr \(now 1e\+30\)"):
+        trained(tiny_model, tmp_path, recorded, configured(lr=1e30, log_every=1, schedule=Schedule.CONSTANT))
+
+
+def test_bfloat16_computes_in_half_and_keeps_float32_weights(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
+    config = configured(max_steps=3)
+    config.model.dtype = Dtype.BFLOAT16
+    network, result = trained(tiny_model, tmp_path, recorded, config)
+    assert {p.dtype for p in network.parameters()} == {torch.float32}
+    assert math.isfinite(result.final_loss)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batch_size", "accumulate", "steps"), [(1.0, 4, 1, 10), (3.0, 7, 1, 18), (2.0, 4, 4, 6), (0.5, 4, 1, 5)]
+)
+def test_the_number_of_steps_follows_from_epochs_and_batches(
+    epochs: float, batch_size: int, accumulate: int, steps: int
+) -> None:
+    config = configured(max_steps=None, epochs=epochs, batch_size=batch_size, accumulate=accumulate).sft
+    assert total_steps(config, 40) == steps
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_warm_up_and_schedule_reach_trainer(tmp_path: Path, schedule: Schedule) -> None:
+    arguments = training_arguments(configured(schedule=schedule, warmup_ratio=0.1), tmp_path, steps=101, use_cpu=True)
+    assert arguments.get_warmup_steps(101) == 11
+    assert arguments.lr_scheduler_type.startswith(str(schedule))

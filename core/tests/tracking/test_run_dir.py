@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.errors import ConfigError
+from ramet.tracking.lock import Owner
+from ramet.tracking.manifest import (
+    WHOLE,
+    DataRecord,
+    Manifest,
+    git_state,
+    make_manifest,
+    model_fingerprint,
+    read_manifest,
+    write_manifest,
+)
+from ramet.tracking.resume import RunState, check_resume
+from ramet.tracking.run_dir import RunDir
+
+HOLDER = """
+import os, sys, time
+from ramet.tracking.run_dir import RunDir
+run = RunDir.open(sys.argv[1], "mine")
+if "fork" in sys.argv:
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+    print(child, flush=True)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def resolved(text: str = "run:\n  seed: 1\n", *, allow: bool = False) -> Resolved:
+    config = Config()
+    config.run.allow_config_change = allow
+    return Resolved(job="train", config=config, text=text, overrides=["run.seed=1"], set_by_user=frozenset())
+
+
+def manifest(data: str = "d", model: str | None = "m" * 12, plugin: str = "1.0", tasks: int = 3) -> Manifest:
+    made = make_manifest(
+        resolved(), data={"train": DataRecord(files=["a.jsonl"], fingerprint=data, tasks=tasks)}, model=model
+    )
+    made.plugins[0].version = plugin
+    return made
+
+
+def test_a_fresh_directory_names_itself_after_time_and_a_word(tmp_path: Path):
+    with RunDir.open(tmp_path / "runs") as one, RunDir.open(tmp_path / "runs") as other:
+        assert one.path != other.path
+        assert re.fullmatch(r"\d{8}-\d{6}-[a-z]+", one.path.name)
+        assert not one.resumed
+        assert one.rollouts.is_dir() and one.checkpoints.is_dir()
+
+
+def test_a_named_run_is_resumed_and_keeps_its_attempts(tmp_path: Path):
+    for attempt in (1, 2):
+        with RunDir.open(tmp_path, "mine") as run:
+            assert run.resumed == (attempt == 2)
+            assert run.check_resume(resolved(), manifest()) == []
+            run.record(resolved(), manifest())
+    written = json.loads((tmp_path / "mine/manifest.json").read_text())
+    assert [attempt["status"] for attempt in written["attempts"]] == ["done", "done"]
+    assert (tmp_path / "mine/config.yaml").read_text() == "run:\n  seed: 1\n"
+    assert (tmp_path / "mine/overrides.txt").read_text() == "run.seed=1\n"
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted")])
+def test_the_manifest_says_how_an_attempt_ended(tmp_path: Path, error: BaseException, status: str):
+    with pytest.raises(type(error)), RunDir.open(tmp_path, "mine") as run:
+        run.record(resolved(), manifest())
+        raise error
+    attempt = read_manifest(tmp_path / "mine/manifest.json").attempts[0]
+    assert (attempt.status, attempt.pid) == (status, os.getpid())
+    assert attempt.ended is not None
+
+
+def test_a_directory_in_use_is_refused_and_names_its_owner(tmp_path: Path):
+    with RunDir.open(tmp_path, "mine"):
+        with pytest.raises(ConfigError) as caught:
+            RunDir.open(tmp_path, "mine")
+    assert f"is in use by pid {os.getpid()} on {socket.gethostname()}, started 20" in str(caught.value)
+    RunDir.open(tmp_path, "mine").close()
+
+
+def hold(root: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(root), *arguments], stdout=subprocess.PIPE, text=True
+    )  # the caller reads "held"
+
+
+def test_another_process_is_refused_until_the_owner_is_killed(tmp_path: Path):
+    owner = hold(tmp_path)
+    assert owner.stdout is not None and owner.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match=f"in use by pid {owner.pid} "):
+        RunDir.open(tmp_path, "mine")
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    RunDir.open(tmp_path, "mine").close()
+
+
+def test_a_lock_that_only_a_child_of_a_dead_owner_holds_is_taken_over(tmp_path: Path):
+    owner = hold(tmp_path, "fork")
+    assert owner.stdout is not None
+    child = int(owner.stdout.readline())
+    try:
+        assert owner.stdout.readline() == "held\n"
+        owner.kill()
+        owner.wait()
+        with RunDir.open(tmp_path, "mine"):
+            with pytest.raises(ConfigError, match="in use by pid"):
+                RunDir.open(tmp_path, "mine")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        owner.stdout.close()
+
+
+def test_a_lock_of_another_host_is_not_taken_over(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    owner = {"host": "elsewhere", "pid": 1, "started": "2026-01-01T00:00:00+00:00", "namespace": ""}
+    (tmp_path / "mine/LOCK").write_text(json.dumps(owner))
+    with pytest.raises(ConfigError, match=r"pid 1 on elsewhere.*if that process is dead, delete"):
+        RunDir.open(tmp_path, "mine")
+
+
+def test_a_torn_lock_file_is_taken_over(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/LOCK").write_text('{"host": "el')
+    RunDir.open(tmp_path, "mine").close()
+
+
+def test_an_owner_is_dead_only_if_this_host_knows_it():
+    me = Owner.me()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert not me.dead
+    assert replace(me, pid=gone.pid).dead
+    assert not replace(me, pid=gone.pid, host="elsewhere").dead
+    assert not replace(me, pid=gone.pid, namespace="another container").dead
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "x" * 200])
+def test_a_name_that_is_no_directory_name_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(ConfigError, match=r"run\.name=.*allowed: letters"):
+        RunDir.open(tmp_path, name)
+
+
+def test_a_root_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write the run directory"):
+        RunDir.open(tmp_path / "file", "mine")
+
+
+def test_the_manifest_says_what_ran_and_holds_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("API_KEY", "hunter2")
+    write_manifest(tmp_path / "manifest.json", manifest())
+    text = (tmp_path / "manifest.json").read_text()
+    assert "hunter2" not in text
+    found = read_manifest(tmp_path / "manifest.json")
+    assert found == read_manifest(tmp_path / "manifest.json")
+    assert found.versions["ramet"] and found.versions["python"]
+    assert found.plugins[0].name == "core"
+    assert found.resume_level.startswith("A, exact state") and "C, statistical" in found.resume_level
+    assert found.attempts[0].argv == sys.argv
+
+
+def test_a_deterministic_run_promises_exact_numbers():
+    config = resolved()
+    config.config.run.deterministic = True
+    assert "B, exact numbers" in make_manifest(config).resume_level
+
+
+def test_the_state_of_the_repository_is_recorded(tmp_path: Path):
+    assert git_state(tmp_path) is None
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@x"]
+    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m"], cwd=tmp_path, check=True)
+    clean = git_state(tmp_path)
+    (tmp_path / "new").touch()
+    dirty = git_state(tmp_path)
+    assert clean is not None and dirty is not None
+    assert (clean["dirty"], dirty["dirty"], clean["sha"] == dirty["sha"]) == (False, True, True)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1}'])
+def test_a_file_that_is_no_manifest_is_named(tmp_path: Path, text: str):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"manifest\.json"):
+        read_manifest(tmp_path / "manifest.json")
+
+
+def test_a_models_fingerprint_sees_every_file_and_the_ends_of_large_ones(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "weights").open("wb") as file:
+        file.truncate(WHOLE + 1)
+    first = model_fingerprint(tmp_path)
+    assert model_fingerprint(tmp_path) == first
+    with (tmp_path / "weights").open("r+b") as file:
+        file.seek(WHOLE)
+        file.write(b"x")
+    second = model_fingerprint(tmp_path)
+    (tmp_path / "config.json").write_text("{ }")
+    assert len({first, second, model_fingerprint(tmp_path)}) == 3
+
+
+OLD = (
+    "run:\n  name: a\npolicy:\n  lr: 1.0e-06\ntrain:\n  steps: 5\ntools:\n  python:\n    timeout_s: 1\ntrackers: [x]\n"
+)
+SAFE = (
+    "run:\n  name: b\npolicy:\n  lr: 1.0e-06\ntrain:\n  steps: 9\ntools:\n  python:\n    timeout_s: 1\ntrackers: []\n"
+)
+
+
+def state(config: str = OLD, record: Manifest | None = None) -> RunState:
+    return RunState(config=config, manifest=record or manifest())
+
+
+def test_changes_that_cannot_alter_the_numbers_are_allowed():
+    assert check_resume(state(), state(SAFE)) == []
+
+
+def test_other_changes_are_refused_with_both_values():
+    new = OLD.replace("1.0e-06", "2.0e-06").replace("timeout_s: 1", "timeout_s: 3")
+    problems = check_resume(state(), state(new))
+    assert len(problems) == 2
+    assert problems[0].startswith("policy.lr was 1e-06, is 2e-06; resuming would mix two runs")
+    assert problems[1].startswith("tools.python.timeout_s was 1, is 3")
+    assert check_resume(state(), state(new), allow=True) == []
+
+
+def test_a_key_that_came_or_went_is_a_change():
+    problems = check_resume(state(), state(OLD.replace("tools:\n  python:\n    timeout_s: 1\n", "tools: {}\n")))
+    assert [p.partition(";")[0] for p in problems] == [
+        "tools.python.timeout_s was 1, is (absent)",
+    ]
+
+
+def test_other_training_data_is_refused_always_and_names_the_files():
+    new = state(record=manifest(data="e", tasks=4))
+    for allow in (False, True):
+        problems = check_resume(state(), new, allow=allow)
+        assert len(problems) == 1
+        assert "the training data changed: the run began with 3 tasks of a.jsonl" in problems[0]
+
+
+def test_another_model_or_plugin_version_is_refused_unless_allowed():
+    new = state(record=manifest(model="n" * 12, plugin="2.0"))
+    problems = check_resume(state(), new)
+    assert [p.partition(";")[0] for p in problems] == [
+        "files of the model or tokenizer: sha256 was mmmmmmmmmmmm, is nnnnnnnnnnnn",
+        "plugin core was ramet 1.0, is ramet 2.0",
+    ]
+    assert check_resume(state(), new, allow=True) == []
+
+
+def test_the_directory_of_another_job_is_refused():
+    other = manifest()
+    other.job = "sft"
+    assert check_resume(state(record=other), state()) == [
+        "the run directory holds a `ramet sft` run, not `ramet train`"
+    ]
+
+
+def test_a_resume_reads_what_the_directory_recorded(tmp_path: Path):
+    with RunDir.open(tmp_path, "mine") as run:
+        run.record(resolved(), manifest())
+    with RunDir.open(tmp_path, "mine") as run:
+        changed = resolved("run:\n  seed: 2\n")
+        assert run.check_resume(changed, manifest())[0].startswith("run.seed was 1, is 2")
+        assert run.check_resume(resolved("run:\n  seed: 2\n", allow=True), manifest()) == []

@@ -1,0 +1,22 @@
+"""Options of the rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True, slots=True)
+class MathConfig:
+    timeout_s: float = 5.0  # for one answer; an answer that takes longer is not judged
+    workers: int = 2  # processes that compare; they start with the first answer that is not plainly equal
+
+
+@dataclass(kw_only=True, slots=True)
+class FormatConfig:
+    """Tag names stand without brackets."""
+
+    paired: list[str] = field(default_factory=lambda: ["think", "python", "search", "answer"])  # closed, not crossing
+    required: list[str] = field(default_factory=lambda: ["answer"])  # at least one pair of each
+    forbidden: list[str] = field(default_factory=lambda: ["result"])  # only the environment writes these
+    good: float = 1.0
+    bad: float = 0.0

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ramet import ConfigError
+from ramet.testing.reward import check_reward
+from ramet_rewards.config import FormatConfig
+from ramet_rewards.format import make
+
+
+def _score(rollout: Any, **options: Any) -> Any:
+    return asyncio.run(make(FormatConfig(**options))([rollout]))[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        ("<answer>1</answer>",),
+        ("<think>a</think><answer>1</answer>",),
+        ("<think>a</think><python>1</python>", "<think>b</think><answer>1</answer>"),
+        ("<think>a<python>1</python>", "</think><answer>1</answer>"),
+        ("if 1 < 2 > 0: <b>fine</b> <answer>1</answer>",),
+    ],
+)
+def test_closed_tags_and_an_answer_are_good(write: Any, turns: tuple[str, ...]) -> None:
+    assert _score(write.turns(*turns)) == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>a<answer>1</answer>",
+        "a</think><answer>1</answer>",
+        "<think>a<answer>1</think></answer>",
+        "<think><think>a</think></think><answer>1</answer>",
+        "<think>a</think>",
+        "<result>1</result><answer>1</answer>",
+        "<python>1<answer>1</answer>",
+        "",
+    ],
+)
+def test_open_crossing_nested_missing_and_forbidden_tags_are_bad(write: Any, text: str) -> None:
+    assert _score(write.turns(text)) == 0.0
+    assert _score(write.turns(text), bad=-1.0) == -1.0
+
+
+def test_a_rollout_that_did_not_end_with_an_answer_is_bad(write: Any) -> None:
+    assert _score(write.turns("<answer>1</answer>", answer=None)) == 0.0
+
+
+def test_what_a_tool_returned_counts_for_nothing(write: Any) -> None:
+    results = (" <result>\n</think><result><answer>\n</result>",)
+    assert _score(write.turns("<python>1</python>", "<answer>1</answer>", results=results)) == 1.0
+
+
+def test_required_tags_can_be_asked_for_and_must_be_paired_ones(write: Any) -> None:
+    assert _score(write.turns("<answer>1</answer>"), required=["think", "answer"]) == 0.0
+    with pytest.raises(ConfigError, match="required names plan"):
+        make(FormatConfig(required=["plan"]))
+
+
+def test_the_reward_keeps_the_contract() -> None:
+    check_reward(make(FormatConfig()))

@@ -1,0 +1,87 @@
+"""Linux process control that `os` does not offer: parent-death signal, subreaper, privileges, and killing strays.
+
+A subreaper inherits the orphans of its descendants, so whoever runs a program can find every process that the program
+left behind, however often it forked and whatever session it joined.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_CAPABILITY_VERSION_3 = 0x20080522
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+def become_subreaper() -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when `parent` ends. Only safe where the parent has one thread: the signal is bound to the thread."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call above
+        os._exit(1)
+
+
+def drop_privileges() -> None:
+    """Give up every capability for good: root without them can raise no limit and set no clock."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    none = (ctypes.c_uint32 * 6)()
+    if _libc.capset(header, none) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def kill_group(leader: int) -> None:
+    """Kill a process and its group. The leader must not have been reaped, or its number may be another's."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(leader, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def kill_children(spare: frozenset[int] = frozenset(), patience_s: float = 2.0) -> bool:
+    """Kill and reap all children but `spare`, and what they leave to us, until none is left. False: some remain."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        strays = _children() - spare
+        if not strays:
+            return True
+        for pid in strays:
+            os.kill(pid, signal.SIGKILL)
+        for pid in strays:
+            os.waitpid(pid, 0)
+    return False
+
+
+def has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _children() -> set[int]:
+    me, found = os.getpid(), set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stat:
+                parent = int(stat.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):  # it ended meanwhile
+            continue
+        if parent == me:
+            found.add(int(name))
+    return found

@@ -1,0 +1,113 @@
+"""Running one program: prints a last bare expression, reports errors by the program's own lines, ends faithfully.
+
+User code may replace any name, so whatever is needed after it ran is bound before. The exit code is the kernel's.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import builtins
+import contextlib
+import linecache
+import os
+import sys
+import threading
+import traceback
+from types import CodeType, ModuleType
+from typing import NoReturn
+
+FILE = "<python>"
+_exit, _write, _settrace, _setprofile = os._exit, os.write, sys.settrace, sys.setprofile
+_suppress, _Report, _Frames = contextlib.suppress, traceback.TracebackException, traceback.StackSummary
+_shutdown_threads, _run_exit_functions = threading._shutdown, atexit._run_exitfuncs  # type: ignore[attr-defined]
+
+
+def run(code: str) -> NoReturn:
+    """Run `code` as `__main__` of this process, then end the process."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what was printed before a limit is kept
+    out, err = sys.stdout, sys.stderr
+    linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
+    threading.excepthook = _report_thread
+    try:
+        program = compile_program(code)
+        exec(program, _fresh_main())
+        status = 0
+    except BaseException as error:
+        _settrace(None)
+        _setprofile(None)
+        status = _report(error)
+    for step in (_shutdown_threads, _run_exit_functions, lambda: sys.stdout.flush(), out.flush, err.flush):
+        with _suppress(BaseException):
+            step()
+    _exit(status)
+
+
+def compile_program(code: str) -> CodeType:
+    """Compile; a last statement that is a bare expression, but no call of `print`, is printed.
+
+    The tree is changed in place, so line numbers stay those of the source.
+    """
+    try:
+        tree = compile(code, FILE, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    except RecursionError:  # nested too deep for a tree in Python, perhaps not for the compiler
+        return compile(code, FILE, "exec", dont_inherit=True)
+    assert isinstance(tree, ast.Module)
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.Expr) or _is_print(last.value):
+        return compile(code, FILE, "exec", dont_inherit=True)
+    call = ast.Call(func=ast.Name(id="print", ctx=ast.Load()), args=[last.value], keywords=[])
+    last.value = ast.fix_missing_locations(ast.copy_location(call, last.value))
+    return compile(tree, FILE, "exec", dont_inherit=True)
+
+
+def _is_print(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+
+
+def _fresh_main() -> dict[str, object]:
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main.__dict__
+
+
+def _report(error: BaseException) -> int:
+    """Write what Python would write for this end of a program; returns the exit code."""
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        if isinstance(error.code, int):
+            return error.code & 0xFF
+        _print(f"{error.code}\n")
+        return 1
+    _print_error(error)
+    return 1
+
+
+def _report_thread(hook: threading.ExceptHookArgs) -> None:
+    if hook.exc_value is not None and not isinstance(hook.exc_value, SystemExit):
+        _print_error(hook.exc_value)
+
+
+def _print_error(error: BaseException) -> None:
+    try:
+        report = _Report(type(error), error, error.__traceback__)
+        _keep_own_frames(report)
+        _print("".join(report.format()))
+    except BaseException:  # out of memory, or an exception whose __str__ raises
+        _print(type(error).__name__ + "\n")
+
+
+def _keep_own_frames(report: traceback.TracebackException) -> None:
+    """Drop the frames of the harness and of libraries: their paths differ from machine to machine."""
+    report.stack = _Frames.from_list([frame for frame in report.stack if frame.filename == FILE])
+    for inner in (report.__cause__, report.__context__, *(report.exceptions or ())):
+        if inner is not None:
+            _keep_own_frames(inner)
+
+
+def _print(text: str) -> None:
+    data = text.encode("utf-8", "backslashreplace")
+    while data:
+        data = data[_write(2, data) :]

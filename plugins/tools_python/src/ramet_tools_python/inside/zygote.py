@@ -1,0 +1,127 @@
+"""The zygote: a clean interpreter, exec'd once, that forks slots on demand and outlives none of its clients.
+
+Why exec and not fork: a forked client would carry its environment, its heap and its open files into every program.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import NoReturn
+
+from . import child, processes, scratch, slot, wire
+
+HEARTBEAT_MS = 2000  # how often the zygote looks for a client that vanished while others hold its socket
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def main() -> None:
+    """Arguments: folder of this package, number of the control socket."""
+    control = socket.socket(fileno=int(sys.argv[2]))
+    sys.path.remove(sys.argv[1])
+    settings = wire.receive(control)
+    if settings is None:
+        return
+    processes.become_subreaper()
+    os.environ.clear()
+    try:
+        _preload(settings["preload"])
+    except Exception as error:
+        wire.send(control, {"error": f"{type(error).__name__}: {error}"})
+        return
+    limits = child.Limits(**settings["limits"])
+    limits = limits._replace(address_space=limits.address_space + _own_size())
+    gc.collect()
+    gc.freeze()
+    wire.send(control, {"level": 0})
+    Zygote(control, settings["folder"], limits).run()
+
+
+def _preload(names: list[str]) -> None:
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # read once, at import
+    for name in names:
+        importlib.import_module(name)
+    os.environ.clear()
+
+
+def _own_size() -> int:
+    """Bytes of address space: they count against the limit of every child."""
+    with open("/proc/self/statm") as sizes:
+        return int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Zygote:
+    """Forks one slot for every socket that arrives on `control`."""
+
+    def __init__(self, control: socket.socket, folder: str, limits: child.Limits) -> None:
+        self.control, self.folder, self.limits = control, folder, limits
+        self.client = os.getppid()
+        self.slots: dict[int, str] = {}  # process -> its folder
+        self.started = 0
+        self.woken, wake = os.pipe()
+        for end in (self.woken, wake):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake)
+        self.wake = wake
+
+    def run(self) -> None:
+        """Until the control socket ends or the client is no longer our parent."""
+        poller = select.poll()
+        poller.register(self.control, select.POLLIN)
+        poller.register(self.woken, select.POLLIN)
+        try:
+            while os.getppid() == self.client:
+                ready = {descriptor for descriptor, _ in poller.poll(HEARTBEAT_MS)}
+                if self.woken in ready:
+                    os.read(self.woken, 1 << 16)
+                self._tidy()
+                if self.control.fileno() in ready and not self._start_slot():
+                    return
+        finally:
+            processes.kill_children(patience_s=10.0)
+            scratch.remove(self.folder)
+
+    def _start_slot(self) -> bool:
+        message, descriptors, _, _ = socket.recv_fds(self.control, 1, 1)
+        if not message:
+            return False
+        client = socket.socket(fileno=descriptors[0])
+        folder = os.path.join(self.folder, str(self.started))
+        self.started += 1
+        pid = os.fork()
+        if pid == 0:
+            self._be_slot(client, folder)
+        self.slots[pid] = folder
+        client.close()
+        return True
+
+    def _be_slot(self, client: socket.socket, folder: str) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (self.woken, self.wake):
+                os.close(end)
+            self.control.close()
+            slot.serve(client, folder, self.limits)
+        except BaseException:
+            traceback.print_exc()  # on the client's standard error: programs never see ours
+        finally:
+            os._exit(0)
+
+    def _tidy(self) -> None:
+        """Reap slots that ended, remove their folders, and kill what programs left to us when their slot died."""
+        while processes.has_children():
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            folder = self.slots.pop(pid, None)
+            if folder is not None:
+                scratch.remove(folder)
+        processes.kill_children(spare=frozenset(self.slots))

@@ -1,0 +1,171 @@
+"""The client's side of a zygote and of its slots: start, talk, stop.
+
+Sockets are used raw through the running loop, so nothing here is bound to a loop that may be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ramet import InfraError
+from ramet_tools_python.config import PythonConfig
+from ramet_tools_python.inside import scratch, wire
+
+START_S = 60.0  # for the interpreter and its preloaded modules
+STOP_S = 5.0  # for an orderly end
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.zygote import main; main()"
+# Isolated like -I (no user site, no variables: the environment is ours), but with hashes that are the same every time.
+_FLAGS = ("-s", "-P", "-B", "-X", "utf8")
+_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+
+
+async def receive(sock: socket.socket) -> dict[str, Any]:
+    """The next frame. Raises EOFError when the other side is gone."""
+    loop = asyncio.get_running_loop()
+
+    async def exactly(size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            part = await loop.sock_recv(sock, size - len(data))
+            if not part:
+                raise EOFError("the other side is gone")
+            data += part
+        return bytes(data)
+
+    return wire.unpack(await exactly(wire.unpack_size(await exactly(wire.HEADER.size))))
+
+
+async def send(sock: socket.socket, message: dict[str, Any]) -> None:
+    await asyncio.get_running_loop().sock_sendall(sock, wire.pack(message))
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    return ours, theirs
+
+
+class Zygote:
+    """A running zygote. Its end, however it comes, is the end of its slots and of their programs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, folder: str) -> None:
+        self.process, self.control, self.folder = process, control, folder
+        self.level = 0
+
+    @classmethod
+    async def start(cls, config: PythonConfig) -> Zygote:
+        """Raises `InfraError` if it does not come up."""
+        zygote = cls._exec(config)
+        try:
+            async with asyncio.timeout(START_S):
+                await send(zygote.control, _settings(config, zygote.folder))
+                reply = await receive(zygote.control)
+        except (OSError, EOFError, TimeoutError) as error:
+            await asyncio.to_thread(zygote.stop)
+            raise InfraError("the interpreter of the python tool did not start") from error
+        except BaseException:
+            zygote.control.close()
+            raise
+        if "error" in reply:
+            await asyncio.to_thread(zygote.stop)
+            raise InfraError(f"tools.python.params.preload: {reply['error']}")
+        zygote.level = reply["level"]
+        return zygote
+
+    @classmethod
+    def _exec(cls, config: PythonConfig) -> Zygote:
+        ours, theirs = _pair()
+        folder = tempfile.mkdtemp(prefix="ramet-python-", dir=config.scratch)
+        program = [config.interpreter or sys.executable, *_FLAGS, "-c", _BOOT, str(Path(__file__).parent)]
+        try:
+            process = subprocess.Popen(
+                [*program, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=_ENVIRONMENT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError:
+            ours.close()
+            os.rmdir(folder)
+            raise
+        finally:
+            theirs.close()
+        return cls(process, ours, folder)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def new_slot(self) -> Slot:
+        """Ask for one more slot. Raises OSError if the zygote is gone."""
+        ours, theirs = _pair()
+        try:
+            with theirs:
+                socket.send_fds(self.control, [b"+"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        return Slot(self, ours)
+
+    def stop(self) -> None:
+        """End everything that the zygote started. Blocks for at most a few seconds."""
+        self.control.close()
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # slots share its group; programs die with their slot
+            self.process.wait()
+        scratch.remove(self.folder)
+
+
+class Slot:
+    """A connection to one slot. Closing it ends the slot and the program in it."""
+
+    def __init__(self, zygote: Zygote, sock: socket.socket) -> None:
+        self.zygote, self.sock = zygote, sock
+
+    async def ready(self) -> None:
+        """Wait until the slot has cleaned up after the last program. Raises EOFError if it is gone."""
+        await receive(self.sock)
+        with contextlib.suppress(BlockingIOError):  # that is: nothing more to read, and somebody there
+            if not self.sock.recv(1, socket.MSG_PEEK):
+                raise EOFError("the slot is gone")
+
+    async def call(self, code: str, timeout_s: float) -> dict[str, Any]:
+        await send(self.sock, {"code": code, "timeout_s": timeout_s})
+        return await receive(self.sock)
+
+    def hang_up(self) -> None:
+        """Wake whoever waits on this connection; they close it."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def _settings(config: PythonConfig, folder: str) -> dict[str, Any]:
+    return {
+        "folder": folder,
+        "preload": list(config.preload),
+        "limits": {
+            "address_space": config.memory_mb << 20,
+            "file_size": config.max_file_mb << 20,
+            "stdout": config.max_stdout_kb << 10,
+            "stderr": config.max_stderr_kb << 10,
+            "output": config.max_output_kb << 10,
+        },
+    }

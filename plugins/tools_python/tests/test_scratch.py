@@ -1,0 +1,45 @@
+"""Removing what programs leave on disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ramet_tools_python.inside import scratch
+
+
+def test_a_tree_deeper_than_any_path_is_removed(fast_folder: Path) -> None:
+    target, here = fast_folder / "scratch", os.getcwd()
+    target.mkdir()
+    os.chdir(target)
+    try:
+        for _ in range(1200):
+            os.mkdir("dddd")
+            os.chdir("dddd")
+    finally:
+        os.chdir(here)
+    scratch.remove(str(target))
+    assert not target.exists()
+
+
+def test_odd_names_links_and_closed_directories_are_removed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    target = tmp_path / "scratch"
+    (target / "closed" / "inner").mkdir(parents=True)
+    (target / "closed").chmod(0)
+    (target / "link").symlink_to(outside)
+    for name in ("-rf", "a\nb", "\udcff", "x" * 255):
+        (target / name).write_text("x")
+    scratch.remove(str(target))
+    assert not target.exists() and (outside / "kept").read_text() == "x"
+
+
+def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "kept").write_text("x")
+    (tmp_path / "scratch").symlink_to(tmp_path / "outside")
+    scratch.remove(str(tmp_path / "scratch"))
+    assert [path.name for path in tmp_path.rglob("*")] == ["outside", "kept"]
+    scratch.remove(str(tmp_path / "scratch"))

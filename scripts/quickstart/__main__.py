@@ -1,0 +1,139 @@
+"""The quickstart: a small model is taught the tool format by SFT, then learns with ARPO to use a real Python tool.
+
+Always starts fresh. Everything that it does can be done by hand with the recipe `hydra_configs/experiment/quickstart.yaml`
+and the commands `ramet sft`, `ramet train` and `ramet report`; docs/quickstart.md goes through it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from measure import follows_the_tool, measure
+from summary import Outcome, plot, show, write
+from traces import split, write_rl, write_sft
+
+from ramet import Benchmark, Task
+from ramet.cluster.parts import build_benchmarks
+from ramet.config.compose import compose
+from ramet.config.resolved import Resolved
+from ramet.models.tiny import make_tiny_model
+from ramet.report.html import write_report
+from ramet.sft import job as sft
+from ramet.train import job as train
+
+NAME = "quickstart"
+SFT_STEPS = 350
+RL_PROBLEMS = 600
+
+logger = logging.getLogger("ramet.quickstart")
+
+
+class Phases:
+    """Seconds per phase, and a line on the screen when one begins."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str, what: str) -> Iterator[None]:
+        logger.info("== %s", what)
+        started = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - started
+
+
+def main() -> int:
+    options = _options()
+    run = Path(options.root) / NAME
+    shutil.rmtree(run, ignore_errors=True)
+    phases = Phases()
+    with phases("prepare", f"making a model of 1.1M parameters and its data in {run}"):
+        train_config = _compose("train", options, run)
+        benchmark, test = _prepare(train_config, run, options.seed)
+    with phases("sft", f"SFT, {SFT_STEPS} steps: the format, copying, and the habit of answering from the head"):
+        sft.run(_compose("sft", options, run))
+    with phases("measure_before", f"measuring on {len(test)} held-out problems"):
+        before = asyncio.run(measure(train_config.config, benchmark, test))
+    with phases("rl", f"ARPO, {train_config.config.train.steps} steps with the real Python tool"):
+        train.run(train_config)
+    trained = _compose("train", options, run, f"model.path={run / 'model'}").config
+    with phases("measure_after", "measuring again, and once with a tool that lies"):
+        after = asyncio.run(measure(trained, benchmark, test))
+        follows = asyncio.run(follows_the_tool(trained, test))
+    outcome = Outcome(
+        seed=options.seed,
+        before=before,
+        after=after,
+        follows_the_tool=follows,
+        seconds_by_phase=phases.seconds,
+        config=trained,
+    )
+    with phases("report", "writing curves and report"):
+        write(outcome, run)
+        curves, report = plot(run), write_report(run)
+    write(outcome, run)
+    show(outcome, run, [run / "summary.json", curves, report])
+    return _verdict(outcome)
+
+
+def _verdict(outcome: Outcome) -> int:
+    for text in outcome.missed():
+        logger.error("not reached: %s", text)
+    return 1 if outcome.missed() else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="quickstart", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--root", default="runs", help="where the run directory is made (default: runs)")
+    return parser.parse_args()
+
+
+def _compose(job: str, options: argparse.Namespace, run: Path, *more: str) -> Resolved:
+    own = {
+        "sft": [
+            f"run.root={run}",
+            "run.name=sft",
+            f"model.path={run / 'init'}",
+            f"sft.data=[{run / 'data/sft.jsonl'}]",
+        ],
+        "train": [
+            f"run.root={options.root}",
+            f"run.name={NAME}",
+            f"model.path={run / 'sft/model'}",
+            f"data.train=[{run / 'data/rl.jsonl'}]",
+        ],
+    }
+    return compose([f"experiment={NAME}", f"run.seed={options.seed}", *own[job], *more], job=job)
+
+
+def _prepare(resolved: Resolved, run: Path, seed: int) -> tuple[Benchmark, list[Task]]:
+    """Model and data on disk; the benchmark and its held-out problems."""
+    benchmarks = _compose_benchmarks()
+    test = list(benchmarks.load("test", 200))
+    make_tiny_model(run / "init", seed=seed)
+    (run / "data").mkdir()
+    for_sft, for_rl = split(list(benchmarks.load("train", None)), rl=RL_PROBLEMS, seed=seed)
+    config = resolved.config
+    write_sft(run / "data/sft.jsonl", for_sft, rows=SFT_STEPS * config.sft.batch_size, seed=seed)
+    write_rl(run / "data/rl.jsonl", for_rl)
+    return benchmarks, test
+
+
+def _compose_benchmarks() -> Benchmark:
+    resolved = compose([f"experiment={NAME}"], job="eval")
+    return build_benchmarks(resolved.config)["arithmetic"]
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("ramet").setLevel(logging.INFO)
+    sys.exit(main())

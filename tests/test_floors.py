@@ -1,0 +1,185 @@
+"""The house has floors: nothing imports upwards, and what `ramet --help` loads is light.
+
+The options of a part (`ROOM/config.py`) are dataclasses without imports; they stand on the floor of the configuration.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = ROOT / "core" / "src" / "ramet"
+PLUGINS = sorted(path for path in (ROOT / "plugins").iterdir() if (path / "src").is_dir())
+
+CONTRACT = {"", "errors", "helpers", "hookspecs", "plugins", "registry", "types"}  # "": ramet/__init__.py
+OPTIONS = {"algorithms.config", "engines.config", "rollout.config"}
+FLOORS = [
+    CONTRACT,
+    {"conf", "config", *OPTIONS},
+    {"algorithms", "builtin", "data", "engines", "models", "policy", "rollout", "tracking"},
+    {"cluster"},
+    {"evaluate", "export", "report", "sft", "train"},
+    {"cli", "testing"},
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+HEAVY = {"accelerate", "numpy", "ray", "torch", "transformers", "vllm"}
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str  # "ramet.types", or "ramet" + a name that is a room: `from ramet import types`
+    for_types_only: bool
+    where: str
+
+
+class Imports(ast.NodeVisitor):
+    """Every import of a file, also inside functions."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found: list[Import] = []
+        self._for_types = False
+
+    def visit_If(self, node: ast.If) -> None:
+        if "TYPE_CHECKING" not in ast.unparse(node.test):
+            self.generic_visit(node)
+            return
+        self._for_types = True
+        for child in node.body:
+            self.visit(child)
+        self._for_types = False
+        for child in node.orelse:
+            self.visit(child)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._add(alias.name, node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = "." * node.level + (node.module or "")
+        for alias in node.names:
+            submodule = module == "ramet" and alias.name in FLOOR
+            self._add(f"ramet.{alias.name}" if submodule else module, node)
+
+    def _add(self, module: str, node: ast.stmt) -> None:
+        where = f"{self.path.relative_to(ROOT)}:{node.lineno}"
+        self.found.append(Import(module, self._for_types, where))
+
+
+def imports_of(path: Path) -> list[Import]:
+    visitor = Imports(path)
+    visitor.visit(ast.parse(path.read_text()))
+    return visitor.found
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def room_of(module: str) -> str | None:
+    """The room of a module of the core: `rollout` of `ramet.rollout.tags`; None if it is not the core's."""
+    top, _, rest = module.partition(".")
+    if top != "ramet":
+        return None
+    return rest if rest in OPTIONS else rest.partition(".")[0]
+
+
+def room_of_file(path: Path) -> str:
+    parts = path.relative_to(CORE).with_suffix("").parts
+    room = room_of(".".join(("ramet", *(part for part in parts if part != "__init__"))))
+    assert room is not None
+    return room
+
+
+def core_imports() -> Iterator[tuple[str, str, Import]]:
+    """(room of the file, room that it imports, the import)."""
+    for path in files(CORE):
+        for found in imports_of(path):
+            target = room_of(found.module)
+            if target is not None:
+                yield room_of_file(path), target, found
+
+
+def test_every_room_stands_on_a_floor() -> None:
+    rooms = {room_of_file(path) for path in files(CORE)}
+    assert rooms <= set(FLOOR), f"give these rooms a floor: {sorted(rooms - set(FLOOR))}"
+
+
+def test_nothing_imports_upwards() -> None:
+    wrong = [f"{i.where} ({room} imports {to})" for room, to, i in core_imports() if FLOOR[to] > FLOOR[room]]
+    assert not wrong, "imports of a floor above:\n" + "\n".join(wrong)
+
+
+def test_the_rooms_import_each_other_in_no_circle() -> None:
+    above: dict[str, set[str]] = {}
+    for room, to, found in core_imports():
+        if room != to and not found.for_types_only and not {room, to} <= CONTRACT:
+            above.setdefault(room, set()).add(to)
+    free: set[str] = set()
+    while ready := {room for room in FLOOR if room not in free and above.get(room, set()) <= free | CONTRACT}:
+        free |= ready
+    circle = {room: sorted(above[room] - free) for room in above if room not in free}
+    assert not circle, f"these rooms import each other in a circle: {circle}"
+
+
+def test_the_contract_needs_only_the_standard_library_and_pluggy() -> None:
+    allowed = set(sys.stdlib_module_names) | {"pluggy", "ramet"}
+    wrong = []
+    for path in (path for path in files(CORE) if room_of_file(path) in CONTRACT):
+        for found in imports_of(path):
+            top = found.module.partition(".")[0]
+            if top not in allowed and not (top == "torch" and found.for_types_only):
+                wrong.append(f"{found.where} ({found.module})")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("room", ["builtin", "cli", "conf", "config", *sorted(OPTIONS)])
+def test_what_help_loads_imports_nothing_heavy(room: str) -> None:
+    found = [i for path in files(CORE) if room_of_file(path) == room for i in imports_of(path)]
+    assert not [f"{i.where} ({i.module})" for i in found if i.module.partition(".")[0] in HEAVY]
+
+
+def test_the_core_imports_by_full_names() -> None:
+    assert not [i.where for path in files(CORE) for i in imports_of(path) if i.module.startswith(".")]
+
+
+def test_only_one_module_knows_hydra() -> None:
+    knows = {
+        path.relative_to(CORE).as_posix()
+        for path in files(CORE)
+        for found in imports_of(path)
+        if found.module.partition(".")[0] == "hydra"
+    }
+    assert knows == {"config/compose.py"}
+
+
+def test_components_and_jobs_never_see_omegaconf() -> None:
+    """They receive dataclasses. `tracking` and `report` read the configuration that a run has saved."""
+    allowed = {"config", "cli", "tracking", "report"}
+    wrong = [
+        found.where
+        for path in files(CORE)
+        if room_of_file(path) not in allowed
+        for found in imports_of(path)
+        if found.module.partition(".")[0] == "omegaconf"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
+def test_a_plugin_imports_ramet_from_its_top_only_and_no_other_plugin(plugin: Path) -> None:
+    own = {path.name for path in (plugin / "src").iterdir()}
+    wrong = []
+    for path in files(plugin / "src"):
+        for found in imports_of(path):
+            top = found.module.partition(".")[0]
+            deeper = found.module.startswith("ramet.")
+            if deeper or (top.startswith("ramet_") and top not in own):
+                wrong.append(f"{found.where} ({found.module})")
+    assert not wrong, "\n".join(wrong)

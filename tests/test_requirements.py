@@ -1,0 +1,76 @@
+"""Every package of the repository is installed for development and has what a distribution needs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PLUGINS = sorted(path for path in (ROOT / "plugins").iterdir() if path.is_dir())
+PACKAGES = [ROOT / "core", *PLUGINS]
+IDS = {"ids": lambda path: path.name}
+
+
+def project_of(package: Path) -> dict[str, Any]:
+    return tomllib.loads((package / "pyproject.toml").read_text())["project"]
+
+
+def module_of(plugin: Path) -> Path:
+    return plugin / "src" / f"ramet_{plugin.name}"
+
+
+def test_requirements_list_exactly_the_packages_of_the_repository() -> None:
+    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    editable = re.compile(r"-e \./(\S+?)\[[\w,-]+\]")
+    listed = [found[1] for line in lines if (found := editable.fullmatch(line.strip()))]
+    assert sorted(listed) == sorted(str(package.relative_to(ROOT)) for package in PACKAGES)
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, **IDS)
+def test_distribution_module_and_entry_point_of_a_plugin_have_one_name(plugin: Path) -> None:
+    project = project_of(plugin)
+    assert project["name"] == f"ramet-{plugin.name.replace('_', '-')}"
+    assert project["entry-points"]["ramet"] == {plugin.name: f"ramet_{plugin.name}"}
+    assert module_of(plugin).is_dir()
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, **IDS)
+def test_a_plugin_states_its_contract_and_pins_the_core(plugin: Path) -> None:
+    tree = ast.parse((module_of(plugin) / "__init__.py").read_text())
+    assigned = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Assign)]
+    assert "ramet_contract = '1'" in assigned
+    minor = project_of(ROOT / "core")["version"].rpartition(".")[0]
+    major, _, number = minor.partition(".")
+    assert f"ramet>={minor},<{major}.{int(number) + 1}" in project_of(plugin)["dependencies"]
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, **IDS)
+def test_a_plugin_that_ships_presets_says_so(plugin: Path) -> None:
+    presets = list((module_of(plugin) / "conf").rglob("*.yaml")) if (module_of(plugin) / "conf").is_dir() else []
+    declared = project_of(plugin)["entry-points"].get("ramet.conf", {})
+    if presets:
+        assert declared == {plugin.name: f"ramet_{plugin.name}.conf"}
+    for target in declared.values():
+        assert (plugin / "src" / Path(*target.split("."))).is_dir()
+
+
+@pytest.mark.parametrize("package", PACKAGES, **IDS)
+def test_a_package_has_readme_types_and_tests(package: Path) -> None:
+    project = project_of(package)
+    assert len((package / project["readme"]).read_text().split()) >= 5
+    (module,) = [path for path in (package / "src").iterdir() if path.is_dir()]
+    assert (module / "py.typed").is_file()
+    assert "pytest>=8" in project["optional-dependencies"]["test"]
+    assert list((package / "tests").rglob("test_*.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES, **IDS)
+def test_licence_and_python_versions_agree(package: Path) -> None:
+    project, core = project_of(package), project_of(ROOT / "core")
+    assert project["license"] == core["license"]
+    assert project["requires-python"] == core["requires-python"]
