@@ -76,6 +76,17 @@ def load_plugins() -> Plugins:
     return load_from(list(_sources()))
 
 
+def origin(component: object) -> str:
+    """Class, plugin and distribution of a built component, for messages about a broken contract."""
+    cls = type(component)
+    top = cls.__module__.partition(".")[0]
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    for info in load_plugins().infos:
+        if info.module.partition(".")[0] == top:
+            return f"{name} of plugin {info.name!r} ({info.distribution} {info.version})"
+    return name
+
+
 def load_from(sources: list[Source]) -> Plugins:
     """Load these sources in order. Split from `load_plugins` so that tests can load a house of their own."""
     manager = pluggy.PluginManager("ramet")

@@ -92,3 +92,9 @@ def test_classes_of_the_program_pickle_and_futures_do_not_leak_in(bench: Any) ->
 def test_the_order_of_sets_is_the_same_in_every_interpreter(bench: Any) -> None:
     program = "{'one', 'two', 'three', 'four', 'five'}"
     assert bench.text(program) == bench.text(program)
+
+
+def test_a_trace_function_of_the_program_does_not_reach_the_harness(bench: Any) -> None:
+    program = "import sys\ndef trace(*a): raise SystemExit(7)\nprint('end')\n_ = sys.settrace(trace)"
+    result = bench.results(program)[0]
+    assert (result.error, result.text) == (False, "end")

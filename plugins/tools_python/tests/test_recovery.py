@@ -23,7 +23,7 @@ def _zygote(tool: PythonTool) -> int:
     return tool._sandbox._zygote.process.pid
 
 
-def test_the_next_call_works_when_the_zygote_was_killed(bench: Any) -> None:
+def test_the_next_call_works_when_the_zygote_was_killed(bench: Any, tmp_path: Path) -> None:
     async def steps(tool: PythonTool) -> list[Any]:
         first = await bench.call(tool, "1")
         killed = _zygote(tool)
@@ -32,7 +32,8 @@ def test_the_next_call_works_when_the_zygote_was_killed(bench: Any) -> None:
         second = await bench.call(tool, "2")
         return [first.text, second.text, killed != _zygote(tool)]
 
-    assert bench.session(steps, slots=1) == ["1", "2", True]
+    assert bench.session(steps, slots=1, scratch=str(tmp_path)) == ["1", "2", True]
+    assert bench.eventually(lambda: list(tmp_path.iterdir()) == [])
 
 
 def test_the_next_calls_work_when_all_slots_were_killed(bench: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ramet_tools_python.inside import scratch
@@ -43,3 +44,13 @@ def test_a_link_in_the_place_of_the_folder_is_not_followed(tmp_path: Path) -> No
     scratch.remove(str(tmp_path / "scratch"))
     assert [path.name for path in tmp_path.rglob("*")] == ["outside", "kept"]
     scratch.remove(str(tmp_path / "scratch"))
+
+
+def test_two_can_remove_the_same_folder_at_once(tmp_path: Path) -> None:
+    target = tmp_path / "scratch"
+    for i in range(60):
+        (target / str(i) / "inner").mkdir(parents=True)
+    with ThreadPoolExecutor(2) as threads:
+        for removal in [threads.submit(scratch.remove, str(target)) for _ in range(2)]:
+            removal.result()
+    assert not target.exists()

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ramet.cluster.parts import build_branch_policy, build_step, build_tools
+from ramet.cluster.parts import build_step, build_tools
 from ramet.config.schema import Config
 from ramet.engines.protocol import Engine, EngineInfo
 from ramet.engines.torch import TorchEngine
 from ramet.errors import ConfigError
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model, load_tokenizer
+from ramet.rollout.branching import NoBranching
 from ramet.rollout.worker import RolloutPlan, RolloutWorker
-from ramet.types import Group, Task, Tool
+from ramet.types import BranchPolicy, Group, Task, Tool
 
 
 def build_encoder(config: Config) -> Encoder:
@@ -43,8 +44,15 @@ def build_engine(config: Config, encoder: Encoder) -> Engine:
 class LocalRollouts:
     """The rollout side alone: what evaluation needs, and half of what training needs."""
 
-    def __init__(self, config: Config, encoder: Encoder, *, tools: Mapping[str, Tool] | None = None) -> None:
-        """`tools` replaces the configured ones by others of the same names."""
+    def __init__(
+        self,
+        config: Config,
+        encoder: Encoder,
+        *,
+        branch_policy: BranchPolicy | None = None,
+        tools: Mapping[str, Tool] | None = None,
+    ) -> None:
+        """`branch_policy` None starts all rollouts from the prompt; `tools` replaces the configured ones by name."""
         self.encoder = encoder
         self.engine = build_engine(config, encoder)
         tools = build_tools(config) if tools is None else tools
@@ -52,13 +60,17 @@ class LocalRollouts:
             engine=self.engine,
             encoder=encoder,
             step=build_step(config),
-            branch_policy=build_branch_policy(config),
+            branch_policy=branch_policy or NoBranching(),
             tools={name: (tool, config.tools[name]) for name, tool in tools.items()},
             config=config.rollout,
             system_prompt=config.rollout_step.system_prompt,
             seed=config.run.seed,
             deterministic=config.run.deterministic,
         )
+
+    def group_size(self, plan: RolloutPlan) -> int:
+        """Rollouts per task under this plan."""
+        return plan.resolved(self.worker.config).group_size
 
     @property
     def info(self) -> EngineInfo:

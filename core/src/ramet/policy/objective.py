@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
@@ -17,6 +18,7 @@ from ramet.algorithms.logprobs import Entropy
 from ramet.algorithms.offpolicy import truncated_weights
 from ramet.config.schema import OldLogprobs
 from ramet.errors import PluginError
+from ramet.plugins import origin
 from ramet.policy.forward import TokenScores
 from ramet.policy.spec import PolicySpec
 from ramet.policy.tally import Tally
@@ -79,8 +81,10 @@ class Objective:
     def _policy_loss(self, scores: TokenScores, inputs: TokenInputs, old: Tensor) -> LossOutput:
         """What the loss says of this micro-batch. It gets what it needs and nothing else that costs a pass."""
         loss = self._spec.policy_loss
+        # A loss may overflow on tokens outside the mask; without a gradient there, 0 * inf cannot reach the weights.
+        trained = torch.where(scores.mask, scores.logprobs, scores.logprobs.detach())
         batch = LossInputs(
-            logprobs=scores.logprobs,
+            logprobs=trained,
             old_logprobs=old,
             engine_logprobs=inputs.engine_logprobs,
             advantages=inputs.advantages,
@@ -97,7 +101,7 @@ class Objective:
         wrong = [name for name, values in output.metrics.items() if values.shape != scores.mask.shape]
         if wrong or output.per_token.shape != scores.mask.shape:
             raise PluginError(
-                f"policy loss {type(loss).__name__} returned another shape than {tuple(scores.mask.shape)} for "
+                f"policy loss {origin(loss)} returned another shape than {tuple(scores.mask.shape)} for "
                 f"{', '.join(wrong) or 'per_token'}; allowed: one value per token"
             )
         return output

@@ -6,21 +6,23 @@ from collections.abc import Sequence
 from random import Random
 
 from ramet.errors import ConfigError, PluginError
+from ramet.plugins import origin
 from ramet.types import BranchAction, BranchEvent, BranchPolicy, Fork, GroupView, StartRoots
 
 
 def ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[BranchAction]:
     """What the policy wants started. Raises `PluginError` naming it if it fails or asks for what cannot be."""
-    name = f"{type(policy).__module__}.{type(policy).__qualname__}"
     try:
         actions = list(policy.decide(event, view, rng))
     except (ConfigError, PluginError):
         raise
     except Exception as error:
-        raise PluginError(f"branch policy {name} raised {type(error).__name__} on {event}: {error}") from error
+        raise PluginError(
+            f"branch policy {origin(policy)} raised {type(error).__name__} on {event}: {error}"
+        ) from error
     problems = _problems(actions, view)
     if problems:
-        raise PluginError(f"branch policy {name} answered {event} wrongly: {'; '.join(problems)}")
+        raise PluginError(f"branch policy {origin(policy)} answered {event} wrongly: {'; '.join(problems)}")
     return actions
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import raise_all
 from ramet.models.loading import DTYPES, load_model
+from ramet.models.torch_setup import set_up_torch
 from ramet.sft.output import Summary, read_summary, save_model, write_summary
 from ramet.sft.prepare import Prepared, prepare
 from ramet.sft.trainer import Trained, total_steps, train
@@ -28,9 +27,7 @@ CURVE = "sft_loss.png"
 def run(resolved: Resolved) -> int:
     """The job; returns the exit code. Raises `ConfigError` before anything is written if something is wrong."""
     config = resolved.config
-    if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    _set_threads(config)
+    set_up_torch(config.run)
     prepared = prepare(resolved)
     manifest = _manifest(resolved, prepared)
     with RunDir.open(config.run.root, config.run.name) as directory:
@@ -71,12 +68,6 @@ def work(config: Config, prepared: Prepared, run: Path) -> Summary:
         "%d steps in %.1f s, last loss %.4f; model in %s", trained.steps, trained.seconds, summary.final_loss, out
     )
     return summary
-
-
-def _set_threads(config: Config) -> None:
-    threads = 1 if config.run.deterministic else config.run.threads
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:

@@ -122,7 +122,7 @@ def read_manifest(path: Path) -> Manifest:
 def model_fingerprint(*folders: Path) -> str:
     """sha256 over the files of model and tokenizer folders; of large files their size, beginning and end."""
     digest = hashlib.sha256()
-    for folder in folders:
+    for folder in sorted(set(folders)):
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())

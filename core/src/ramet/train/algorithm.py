@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ramet.errors import PluginError
+from ramet.plugins import origin
 from ramet.policy.batch import Floats, Row, advantage_inputs
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, Need
 
@@ -21,7 +22,7 @@ def estimate(
 ) -> AdvantageOutput:
     """Advantages `[N, T]` of these rows. Raises `PluginError` if the estimator breaks the contract."""
     batch = advantage_inputs(rows, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, greedy_rewards=greedy_rewards)
-    name = type(estimator).__name__
+    name = origin(estimator)
     if Need.ENTROPY in estimator.needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
     with torch.no_grad():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from ramet.cluster.local import LocalRollouts
 from ramet.errors import InfraError, RametError
@@ -15,19 +16,28 @@ from ramet.types import Group, Task
 async def play(
     rollouts: LocalRollouts, scorer: Scorer, tasks: Sequence[Task], *, step: int, plan: RolloutPlan
 ) -> list[ScoredGroup]:
-    """Groups in order of `tasks`. A group is scored as soon as it is complete, while others are under way."""
-    scoring: dict[str, asyncio.Task[ScoredGroup]] = {}
+    """Groups in order of `tasks`. A group is scored as soon as it is complete, while others are under way.
 
-    def on_group(group: Group) -> None:
-        scoring[group.task.id] = asyncio.get_running_loop().create_task(scorer.score(group))
+    A reward that breaks the contract stops the playing at once.
+    """
+    scored: dict[str, ScoredGroup] = {}
+
+    async def score(group: Group) -> None:
+        scored[group.task.id] = await scorer.score(group)
 
     try:
-        groups = await rollouts.run(tasks, step=step, plan=plan, on_group=on_group)
-        check_whole(groups, tasks, plan.group_size)
-        return [await scoring[group.task.id] for group in groups]
-    finally:
-        for pending in scoring.values():
-            pending.cancel()
+        async with asyncio.TaskGroup() as work:
+            playing = work.create_task(
+                rollouts.run(tasks, step=step, plan=plan, on_group=lambda group: _spawn(work, score(group)))
+            )
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    check_whole(playing.result(), tasks, rollouts.group_size(plan))
+    return [scored[group.task.id] for group in playing.result()]
+
+
+def _spawn(work: asyncio.TaskGroup, scoring: Coroutine[Any, Any, None]) -> None:
+    work.create_task(scoring)
 
 
 def check_whole(groups: Sequence[Group], tasks: Sequence[Task], size: int) -> None:

@@ -6,13 +6,12 @@ import asyncio
 import logging
 from pathlib import Path
 
-import torch
-
 from ramet.cluster.local import LocalRollouts, build_encoder
-from ramet.cluster.parts import build_advantage, build_loss, check_needs
+from ramet.cluster.parts import build_advantage, build_branch_policy, build_loss, check_needs
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import raise_all
+from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint import Checkpoints
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
@@ -29,13 +28,13 @@ logger = logging.getLogger(__name__)
 def run(resolved: Resolved) -> int:
     """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong."""
     config = resolved.config
-    set_up_torch(config)
+    set_up_torch(config.run)
     prepared = prepare(resolved)
     with RunDir.open(config.run.root, config.run.name) as run_dir:
         manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
         raise_all(run_dir.check_resume(resolved, manifest))
         policy = PolicyWorker(policy_spec(config, prepared.total_steps))
-        rollouts = LocalRollouts(config, build_encoder(config))
+        rollouts = LocalRollouts(config, build_encoder(config), branch_policy=build_branch_policy(config))
         try:
             raise_all(_needs(config, rollouts))
             run_dir.record(resolved, manifest)
@@ -61,15 +60,6 @@ def policy_spec(config: Config, total_steps: int) -> PolicySpec:
         seed=config.run.seed,
         needs=build_advantage(config).needs,
     )
-
-
-def set_up_torch(config: Config) -> None:
-    """Threads, and in deterministic mode the algorithms that give the same bits every time."""
-    threads = 1 if config.run.deterministic else config.run.threads
-    if threads is not None:
-        torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(config.run.deterministic)
-    torch.manual_seed(config.run.seed)
 
 
 def _needs(config: Config, rollouts: LocalRollouts) -> list[str]:

@@ -48,8 +48,9 @@ def prepare(resolved: Resolved) -> Prepared:
         *check_trackers(config.trackers),
         *check_parts(config, training=True),
     ]
-    train = _collect(lambda: _load(config, config.data.train, config.data.limit), problems)
-    valid = None
+    train = valid = None
+    if config.data.train:  # otherwise `check` has said so
+        train = _collect(lambda: _load(config, config.data.train, config.data.limit), problems)
     if config.data.valid:
         valid = _collect(lambda: _load(config, config.data.valid, config.data.valid_limit), problems)
     for tasks in (train, valid):
@@ -98,7 +99,7 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared
     kept_valid = leave_out_long(valid.tasks, count, config.data.max_prompt_tokens) if valid else None
     sampler = Sampler(len(kept.tasks), config.train.tasks_per_step, config.run.seed, config.data.shuffle)
     data = {"train": _record(train)} | ({"valid": _record(valid)} if valid else {})
-    folders = {Path(config.model.path), Path(config.model.tokenizer or config.model.path)}
+    folders = (Path(config.model.path), Path(config.model.tokenizer or config.model.path))
     return Prepared(
         tasks=kept.tasks,
         valid=kept_valid.tasks if kept_valid else [],
@@ -106,7 +107,7 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared
         total_steps=config.train.steps or max(1, len(kept.tasks) // config.train.tasks_per_step),
         too_long=kept.left_out,
         data=data,
-        model=model_fingerprint(*sorted(folders)),
+        model=model_fingerprint(*folders),
     )
 
 

@@ -17,6 +17,7 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "reward/mean": statistics.fmean(rewards) if rewards else float("nan"),
         "reward/std": statistics.pstdev(rewards) if rewards else float("nan"),
         "rollout/masked_share": 1 - len(valid) / max(1, len(scored)),
+        "rollout/tool_use": sum(bool(r.rollout.tool_calls) for r in valid) / max(1, len(valid)),
         "group/no_signal_share": _no_signal(groups),
     }
     names = sorted({name for r in valid for name in r.parts})

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
@@ -34,9 +35,9 @@ def main() -> None:
 
 
 def any_equal(golds: Sequence[str], answer: str) -> bool:
-    """Does the answer equal one of the gold answers? What cannot be parsed equals nothing."""
+    """Does the answer equal one of the gold answers? What cannot be parsed or compared equals nothing."""
     found = _parse(answer)
-    return any(_verify(_parse(gold), found) for gold in golds)
+    return any(verify(_parse(gold), found, timeout_seconds=None) for gold in golds)
 
 
 def _parse(text: str) -> list[object]:
@@ -47,15 +48,6 @@ def _parse(text: str) -> list[object]:
     return parsed
 
 
-def _verify(gold: list[object], answer: list[object]) -> bool:
-    try:
-        return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
-    except (MemoryError, RecursionError):
-        raise  # that is not the answer's being wrong: the process ends, and nobody has judged
-    except Exception:  # formulas that the algebra system cannot compare
-        return False
-
-
 def _limit_memory() -> None:
     with open("/proc/self/statm") as sizes:
         own = int(sizes.read().split()[0]) * resource.getpagesize()
@@ -64,9 +56,9 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
-def _reply(lines: object, message: object) -> None:
-    lines.write(json.dumps(message) + "\n")  # type: ignore[attr-defined]
-    lines.flush()  # type: ignore[attr-defined]
+def _reply(lines: TextIO, message: object) -> None:
+    lines.write(json.dumps(message) + "\n")
+    lines.flush()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ class PythonConfig:
     timeout_s: float = 5.0  # wall time of one program; the slot adds at most half a second
     memory_mb: int = 512  # what one program may allocate above the interpreter itself
     slots: int = 4  # programs that run at the same time
-    queue_timeout_s: float = 60.0  # wait for a free slot before the call counts as our failure
+    queue_timeout_s: float = 45.0  # wait for a free slot before the call counts as our failure
     max_stdout_kb: int = 64  # kept and shown; the rest is cut, with a mark
     max_stderr_kb: int = 16
     max_output_kb: int = 4096  # a program that writes more is stopped

@@ -39,6 +39,7 @@ class Sandbox:
             self._places.put_nowait(None)
         self._busy: set[Slot] = set()
         self._zygote: Zygote | None = None
+        self._told: int | None = None  # level that was logged
         self._starting = asyncio.Lock()
         self._stopping: set[asyncio.Future[None]] = set()
 
@@ -62,7 +63,7 @@ class Sandbox:
                 place.close()
         if self._zygote is not None:
             self._retire(self._zygote)
-        await asyncio.gather(*self._stopping)
+        await asyncio.gather(*self._stopping, return_exceptions=True)
 
     def abandon(self) -> None:
         """Let go of everything where the event loop is gone: sockets close, and the processes end by that."""
@@ -154,9 +155,13 @@ class Sandbox:
                 self._retire(self._zygote)
             if self._zygote is None:
                 self._zygote = await Zygote.start(self.config)
-                level = self._zygote.level
-                logger.info("python tool: isolation level %d (%s)", level, LEVELS[level])
+                self._tell(self._zygote.level)
             return self._zygote
+
+    def _tell(self, level: int) -> None:
+        if level != self._told:
+            logger.info("python tool: isolation level %d (%s)", level, LEVELS[level])
+            self._told = level
 
     def _retire(self, zygote: Zygote) -> None:
         """End this zygote in the background, unless that was begun already. The next call starts another."""
@@ -168,4 +173,10 @@ class Sandbox:
                 slot.hang_up()
         stopping = asyncio.get_running_loop().run_in_executor(None, zygote.stop)
         self._stopping.add(stopping)
-        stopping.add_done_callback(self._stopping.discard)
+        stopping.add_done_callback(self._stopped)
+
+    def _stopped(self, stopping: asyncio.Future[None]) -> None:
+        self._stopping.discard(stopping)
+        error = None if stopping.cancelled() else stopping.exception()
+        if error is not None:
+            logger.warning("python tool: cleaning up failed: %s", error)

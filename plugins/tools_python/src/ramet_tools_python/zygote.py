@@ -72,8 +72,8 @@ class Zygote:
         except (OSError, EOFError, TimeoutError) as error:
             await asyncio.to_thread(zygote.stop)
             raise InfraError("the interpreter of the python tool did not start") from error
-        except BaseException:
-            zygote.control.close()
+        except BaseException:  # cancelled: nobody can wait, so the end is left to a thread
+            asyncio.get_running_loop().run_in_executor(None, zygote.stop)
             raise
         if "error" in reply:
             await asyncio.to_thread(zygote.stop)

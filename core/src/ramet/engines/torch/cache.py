@@ -56,12 +56,16 @@ class KVCache:
             return keys[slots], values[slots]
         return keys.index_select(0, slots), values.index_select(0, slots)
 
-    def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Copy positions `start` to `end` from one slot to another."""
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the first positions of one slot to another."""
         for tensor in (self.keys, self.values):
-            tensor[:, target, :, start:end] = tensor[:, source, :, start:end]
+            tensor[:, target, :, :count] = tensor[:, source, :, :count]
 
-    def clear(self, slot: int) -> None:
-        """Zero a slot that holds numbers that are not finite: the mask does not protect from those."""
-        self.keys[:, slot] = 0
-        self.values[:, slot] = 0
+    def clear(self, slot: int, start: int) -> None:
+        """Zero a slot from a position on, where numbers may not be finite: the mask does not protect from those."""
+        self.keys[:, slot, :, start:] = 0
+        self.values[:, slot, :, start:] = 0
+
+    def zero(self) -> None:
+        self.keys.zero_()
+        self.values.zero_()

@@ -13,6 +13,7 @@ from ramet.engines.config import TorchEngineConfig
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FirstReport, Request
 from ramet.engines.torch.batcher import Batcher
 from ramet.engines.torch.cache import round_up
+from ramet.engines.torch.compute import Compute
 from ramet.engines.torch.counters import Counters
 from ramet.engines.torch.forward import Forward
 from ramet.engines.torch.probe import check_rows_agree
@@ -56,12 +57,12 @@ class TorchEngine:
         )
         self._counters = Counters()
         self._batcher = Batcher(
-            forward,
+            Compute(forward, deterministic=deterministic),
             encoder,
             self._counters,
             slots=config.slots,
+            max_tokens=forward.max_tokens,
             prefill_tokens=config.prefill_tokens,
-            deterministic=deterministic,
         )
         self._under_way: set[str] = set()
         self._closed = False

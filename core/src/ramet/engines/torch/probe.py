@@ -27,5 +27,4 @@ def check_rows_agree(forward: Forward, lanes: int) -> None:
                 f"run.deterministic: on this machine a row's numbers depend on its place in a batch of {lanes}; try "
                 "another engine.params.slots or run.threads=1"
             )
-    forward.cache.keys.zero_()
-    forward.cache.values.zero_()
+    forward.cache.zero()

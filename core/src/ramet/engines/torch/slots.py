@@ -89,6 +89,13 @@ class SlotTable:
         self.known[slot], self.valid[slot] = len(prompt), place.cached
         self.busy[slot] = True
 
+    def append(self, slot: int, token: int) -> None:
+        """The slot's last known token was fed, and gave this one (negative: none)."""
+        self.valid[slot] += 1
+        if token >= 0:
+            self.tokens[slot, self.known[slot]] = token
+            self.known[slot] += 1
+
     def vacate(self, slot: int) -> None:
         """A request ended. A slot with a key stays idle for it, another one is free."""
         self.busy[slot] = False

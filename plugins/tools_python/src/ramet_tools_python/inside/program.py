@@ -29,14 +29,14 @@ def run(code: str) -> NoReturn:
     out, err = sys.stdout, sys.stderr
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
     threading.excepthook = _report_thread
+    error: BaseException | None = None
     try:
-        program = compile_program(code)
-        exec(program, _fresh_main())
-        status = 0
-    except BaseException as error:
-        _settrace(None)
-        _setprofile(None)
-        status = _report(error)
+        exec(compile_program(code), _fresh_main())
+    except BaseException as raised:
+        error = raised
+    _settrace(None)
+    _setprofile(None)
+    status = 0 if error is None else _report(error)
     for step in (_shutdown_threads, _run_exit_functions, lambda: sys.stdout.flush(), out.flush, err.flush):
         with _suppress(BaseException):
             step()

@@ -6,56 +6,68 @@ only after every process that could move directories is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 
 def remove(folder: str) -> None:
     """Remove `folder` and everything in it. Does nothing if it is gone; a link in its place is not followed."""
     empty(folder)
-    if os.path.isdir(folder):
+    with contextlib.suppress(FileNotFoundError):
         os.rmdir(folder)
 
 
 def empty(folder: str) -> None:
     """Remove everything in `folder`, and a link in its place."""
-    if os.path.islink(folder):
-        os.unlink(folder)
-    elif os.path.isdir(folder):
-        os.chmod(folder, 0o700)
-        _empty(folder)
+    while os.path.lexists(folder):
+        try:
+            if os.path.islink(folder):
+                os.unlink(folder)
+            else:
+                os.chmod(folder, 0o700)
+                _Walk(folder).empty()
+            return
+        except FileNotFoundError:  # somebody else, a slot that ends, removes the same things: look again
+            continue
 
 
-def _empty(folder: str) -> None:
-    here = _enter(folder)
-    above: list[tuple[str, list[str]]] = []  # name of each directory on the way down, and its siblings still to do
-    todo = _remove_files(here)
-    while todo or above:
-        if todo:
-            name = todo.pop()
-            os.chmod(name, 0o700, dir_fd=here)
-            here = _enter(name, here)
-            above.append((name, todo))
-            todo = _remove_files(here)
-        else:
-            name, todo = above.pop()
-            here = _enter("..", here)
-            os.rmdir(name, dir_fd=here)
-    os.close(here)
+class _Walk:
+    """Empties one directory; `here` is the descriptor of where the walk stands."""
 
+    def __init__(self, folder: str) -> None:
+        self.here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
-def _enter(name: str, here: int | None = None) -> int:
-    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
-    if here is not None:
-        os.close(here)
-    return inner
+    def empty(self) -> None:
+        try:
+            self._descend()
+        finally:
+            os.close(self.here)
 
+    def _descend(self) -> None:
+        above: list[tuple[str, list[str]]] = []  # directories on the way down, each with its siblings still to do
+        todo = self._remove_files()
+        while todo or above:
+            if todo:
+                name = todo.pop()
+                os.chmod(name, 0o700, dir_fd=self.here)
+                self._go(name)
+                above.append((name, todo))
+                todo = self._remove_files()
+            else:
+                name, todo = above.pop()
+                self._go("..")
+                os.rmdir(name, dir_fd=self.here)
 
-def _remove_files(directory: int) -> list[str]:
-    """Remove all entries that are no directories; returns the names of those that are."""
-    with os.scandir(directory) as listing:
-        entries = list(listing)
-    directories = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    for entry in entries:
-        if not entry.is_dir(follow_symlinks=False):
-            os.unlink(entry.name, dir_fd=directory)
-    return directories
+    def _go(self, name: str) -> None:
+        there = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.here)
+        os.close(self.here)
+        self.here = there
+
+    def _remove_files(self) -> list[str]:
+        """Remove all entries that are no directories; returns the names of those that are."""
+        with os.scandir(self.here) as listing:
+            entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listing]
+        for name, is_directory in entries:
+            if not is_directory:
+                os.unlink(name, dir_fd=self.here)
+        return [name for name, is_directory in entries if is_directory]

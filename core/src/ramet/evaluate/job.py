@@ -1,0 +1,122 @@
+"""`ramet eval`: benchmarks through the rollout code that trains, into one results file. Resumes task by task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from ramet.cluster.local import LocalRollouts, build_encoder
+from ramet.cluster.parts import build_benchmarks, check_parts
+from ramet.config.checks import check
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.errors import ConfigError, RametError, raise_all
+from ramet.evaluate.measure import measure
+from ramet.evaluate.results import Header, PartialResults, Results
+from ramet.evaluate.table import results_table
+from ramet.models.loading import check_model
+from ramet.models.torch_setup import set_up_torch
+from ramet.rollout.worker import RolloutPlan
+from ramet.tracking.manifest import make_manifest, model_fingerprint
+from ramet.tracking.run_dir import RunDir
+from ramet.types import Benchmark, Task
+
+logger = logging.getLogger(__name__)
+
+
+def run(resolved: Resolved) -> int:
+    """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong."""
+    config = resolved.config
+    set_up_torch(config.run)
+    benchmarks, tasks = prepare(resolved)
+    model = model_fingerprint(Path(config.model.path), Path(config.model.tokenizer or config.model.path))
+    with RunDir.open(config.run.root, config.run.name) as run_dir:
+        manifest = make_manifest(resolved, model=model)
+        raise_all(run_dir.check_resume(resolved, manifest))
+        out = Path(config.evaluate.out) if config.evaluate.out else run_dir.path / "results.json"
+        header = Header(
+            model=config.model.path,
+            k=config.evaluate.k,
+            settings={"config": resolved.text, "model_sha256": model},
+            benchmarks={name: benchmark.info for name, benchmark in benchmarks.items()},
+            versions=manifest.versions,
+            plugins=[asdict(plugin) for plugin in manifest.plugins],
+        )
+        partial = PartialResults(out, header)
+        run_dir.record(resolved, manifest)
+        _announce(config, tasks, out)
+        asyncio.run(_measure(config, benchmarks, tasks, partial))
+        results = partial.finish()
+        _show(results, out)
+    return 0
+
+
+def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Task]]]:
+    """The benchmarks and their tasks, all checks done and reported together."""
+    config = resolved.config
+    problems = [*check(resolved, "eval"), *check_model(config.model), *check_parts(config, training=False)]
+    if not config.benchmarks:
+        problems.append("benchmarks: none chosen; set benchmarks=[NAME,…], see `ramet eval --help`")
+    benchmarks: dict[str, Benchmark] = {}
+    tasks: dict[str, list[Task]] = {}
+    try:
+        benchmarks = build_benchmarks(config)
+    except RametError as error:
+        problems.append(str(error))
+    for name, benchmark in benchmarks.items():
+        try:
+            tasks[name] = list(benchmark.load(config.benchmarks[name].split, config.benchmarks[name].limit))
+        except ConfigError as error:
+            problems.append(str(error))
+    problems += [
+        f"benchmarks.{name}: split {_split(config, name)!r} holds no task" for name, t in tasks.items() if not t
+    ]
+    raise_all(dict.fromkeys(problems))
+    return benchmarks, tasks
+
+
+def _split(config: Config, name: str) -> str:
+    return config.benchmarks[name].split
+
+
+async def _measure(
+    config: Config, benchmarks: Mapping[str, Benchmark], tasks: Mapping[str, list[Task]], partial: PartialResults
+) -> None:
+    chosen = config.evaluate
+    plan = RolloutPlan(
+        group_size=chosen.k,
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=chosen.top_k,
+        branch=False,
+        salt="eval",
+    )
+    rollouts = LocalRollouts(config, build_encoder(config))
+    try:
+        await measure(rollouts, benchmarks, tasks, plan=plan, partial=partial, report=_Progress())
+    finally:
+        await rollouts.close()
+
+
+class _Progress:
+    """A line on the screen at every tenth of a benchmark."""
+
+    def __call__(self, benchmark: str, done: int, total: int) -> None:
+        if done == total or done % max(1, total // 10) == 0:
+            logger.info("%s: %d of %d tasks", benchmark, done, total)
+
+
+def _announce(config: Config, tasks: Mapping[str, list[Task]], out: Path) -> None:
+    what = ", ".join(f"{name} ({len(found)} tasks)" for name, found in tasks.items())
+    logger.info("%s: %s, %d rollouts each, results in %s", config.model.path, what, config.evaluate.k, out)
+
+
+def _show(results: Results, out: Path) -> None:
+    Console(file=sys.stdout, highlight=False).print(results_table(results))
+    logger.info("results in %s", out)

@@ -1,0 +1,21 @@
+"""torch as a whole process needs it: threads, determinism, the seed. Every job calls this once, before it builds."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from ramet.config.schema import RunConfig
+
+
+def set_up_torch(run: RunConfig) -> None:
+    """Deterministic runs use one thread and only algorithms that give the same bits every time."""
+    threads = 1 if run.deterministic else run.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(run.deterministic)
+    torch.manual_seed(run.seed)
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
