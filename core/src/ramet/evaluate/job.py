@@ -18,7 +18,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import ConfigError, RametError, raise_all
 from ramet.evaluate.measure import measure
-from ramet.evaluate.results import Header, PartialResults, Results
+from ramet.evaluate.results import Header, PartialResults, Results, is_finished
 from ramet.evaluate.table import results_table
 from ramet.models.loading import check_model
 from ramet.models.torch_setup import set_up_torch
@@ -48,6 +48,9 @@ def run(resolved: Resolved) -> int:
             versions=manifest.versions,
             plugins=[asdict(plugin) for plugin in manifest.plugins],
         )
+        if is_finished(out, header):
+            logger.info("this evaluation is finished: results in %s", out)
+            return 0
         partial = PartialResults(out, header)
         run_dir.record(resolved, manifest)
         _announce(config, tasks, out)
@@ -74,15 +77,11 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
             tasks[name] = list(benchmark.load(config.benchmarks[name].split, config.benchmarks[name].limit))
         except ConfigError as error:
             problems.append(str(error))
-    problems += [
-        f"benchmarks.{name}: split {_split(config, name)!r} holds no task" for name, t in tasks.items() if not t
-    ]
+    for name, found in tasks.items():
+        if not found:
+            problems.append(f"benchmarks.{name}: split {config.benchmarks[name].split!r} holds no task")
     raise_all(dict.fromkeys(problems))
     return benchmarks, tasks
-
-
-def _split(config: Config, name: str) -> str:
-    return config.benchmarks[name].split
 
 
 async def _measure(

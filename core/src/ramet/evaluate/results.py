@@ -139,6 +139,21 @@ class PartialResults:
             os.fsync(file.fileno())
 
 
+def is_finished(out: Path, header: Header) -> bool:
+    """Whether `out` already holds the results of this very evaluation. Raises `ConfigError` if of another one."""
+    if not out.exists():
+        return False
+    found = read_results(out)
+    wanted = header.body()
+    differing = sorted(key for key in wanted if found.get(key) != wanted[key])
+    if differing:
+        raise ConfigError(
+            f"{out} holds the results of another evaluation, which differs in: {', '.join(differing)}; remove the file "
+            "or choose another evaluate.out"
+        )
+    return True
+
+
 def read_results(path: Path) -> dict[str, Any]:
     """A finished results file. Raises `ConfigError` if it is missing, broken or of another schema."""
     try:
