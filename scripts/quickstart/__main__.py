@@ -1,7 +1,8 @@
 """The quickstart: a small model is taught the tool format by SFT, then learns with ARPO to use a real Python tool.
 
-Always starts fresh. Everything that it does can be done by hand with the recipe `hydra_configs/experiment/quickstart.yaml`
-and the commands `ramet sft`, `ramet train` and `ramet report`; docs/quickstart.md goes through it.
+Always starts fresh. Everything that it does can be done by hand with the recipe
+`hydra_configs/experiment/quickstart.yaml` and the commands `ramet sft`, `ramet train` and `ramet report`;
+docs/quickstart.md goes through it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ramet.sft import job as sft
 from ramet.train import job as train
 
 NAME = "quickstart"
-SFT_STEPS = 350
+SFT_ROWS = 9600  # 300 steps of 32
 RL_PROBLEMS = 600
 
 logger = logging.getLogger("ramet.quickstart")
@@ -57,8 +58,8 @@ def main() -> int:
     phases = Phases()
     with phases("prepare", f"making a model of 1.1M parameters and its data in {run}"):
         train_config = _compose("train", options, run)
-        benchmark, test = _prepare(train_config, run, options.seed)
-    with phases("sft", f"SFT, {SFT_STEPS} steps: the format, copying, and the habit of answering from the head"):
+        benchmark, test = _prepare(run, options.seed)
+    with phases("sft", f"SFT on {SFT_ROWS} traces: the format, copying, and the habit of answering from the head"):
         sft.run(_compose("sft", options, run))
     with phases("measure_before", f"measuring on {len(test)} held-out problems"):
         before = asyncio.run(measure(train_config.config, benchmark, test))
@@ -115,22 +116,16 @@ def _compose(job: str, options: argparse.Namespace, run: Path, *more: str) -> Re
     return compose([f"experiment={NAME}", f"run.seed={options.seed}", *own[job], *more], job=job)
 
 
-def _prepare(resolved: Resolved, run: Path, seed: int) -> tuple[Benchmark, list[Task]]:
+def _prepare(run: Path, seed: int) -> tuple[Benchmark, list[Task]]:
     """Model and data on disk; the benchmark and its held-out problems."""
-    benchmarks = _compose_benchmarks()
-    test = list(benchmarks.load("test", 200))
+    benchmark = build_benchmarks(compose([f"experiment={NAME}"], job="eval").config)["arithmetic"]
+    test = list(benchmark.load("test", None))
     make_tiny_model(run / "init", seed=seed)
     (run / "data").mkdir()
-    for_sft, for_rl = split(list(benchmarks.load("train", None)), rl=RL_PROBLEMS, seed=seed)
-    config = resolved.config
-    write_sft(run / "data/sft.jsonl", for_sft, rows=SFT_STEPS * config.sft.batch_size, seed=seed)
+    for_sft, for_rl = split(list(benchmark.load("train", None)), rl=RL_PROBLEMS, seed=seed)
+    write_sft(run / "data/sft.jsonl", for_sft, rows=SFT_ROWS, seed=seed)
     write_rl(run / "data/rl.jsonl", for_rl)
-    return benchmarks, test
-
-
-def _compose_benchmarks() -> Benchmark:
-    resolved = compose([f"experiment={NAME}"], job="eval")
-    return build_benchmarks(resolved.config)["arithmetic"]
+    return benchmark, test
 
 
 if __name__ == "__main__":

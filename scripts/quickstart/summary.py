@@ -56,6 +56,7 @@ def write(outcome: Outcome, run: Path) -> None:
         "tool_use_sampled_before": outcome.before.tool_use_sampled,
         "tool_use_sampled_after": outcome.after.tool_use_sampled,
         "tool_accuracy_before": outcome.before.tool_accuracy,
+        "tool_accuracy_after": outcome.after.tool_accuracy,
         "follows_a_lying_tool": outcome.follows_the_tool,
         "rl_steps": outcome.config.train.steps,
         "roots": outcome.config.branch_policy.params.initial_rollouts,
@@ -96,11 +97,12 @@ def show(outcome: Outcome, run: Path, files: list[Path]) -> None:
     spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in outcome.seconds_by_phase.items())
     console.print(f"Time: {spent}.")
     for file in files:
-        console.print(f"  {file}")
+        console.print(f"  {file}", soft_wrap=True)
     console.print(
         "Try next:\n"
-        f"  .venv/bin/ramet report {run}                                      # the report again, from the records\n"
-        "  .venv/bin/ramet train experiment=quickstart branch_policy=random run.name=control   # coin flips, same budget\n"
-        f"  .venv/bin/ramet eval experiment=quickstart model.path={run}/model evaluate.k=4       # pass@k\n"
-        "  make quickstart SEED=2"
+        f"  .venv/bin/ramet eval experiment=quickstart model.path={run}/model evaluate.k=4\n"
+        "  .venv/bin/ramet train experiment=quickstart branch_policy=random run.name=control\n"
+        "  .venv/bin/ramet report runs/control\n"
+        "  make quickstart SEED=2",
+        soft_wrap=True,
     )

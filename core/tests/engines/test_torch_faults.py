@@ -14,9 +14,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from ramet.engines import worker
 from ramet.engines.config import TorchEngineConfig
 from ramet.engines.protocol import Capability, Completion, Sampling
-from ramet.engines.torch import TorchEngine, worker
+from ramet.engines.torch import TorchEngine
 from ramet.engines.torch.forward import Forward
 from ramet.engines.torch.probe import check_rows_agree
 from ramet.errors import ConfigError, InfraError

@@ -106,6 +106,5 @@ def _end_of_turn(encoder: Encoder) -> tuple[int, ...]:
         behind = encoder._render(talk, generation_prompt=False).rpartition(mark)[2]
     except ConfigError:  # a template that cannot show an assistant's message has no such token
         return ()
-    first = encoder.markup(behind)[:1]
-    special = set(encoder.tokenizer.all_special_ids) - {encoder.eos_id}
-    return tuple(i for i in first if i in special)
+    special = {i for i, token in encoder.tokenizer.added_tokens_decoder.items() if token.special} - {encoder.eos_id}
+    return tuple(i for i in encoder.markup(behind)[:1] if i in special)

@@ -1,9 +1,11 @@
-"""torch as a whole process needs it: threads, determinism, the seed. Every job calls this once, before it builds."""
+"""torch as a whole process needs it: threads, determinism, seeds. Every job calls this once, before it builds."""
 
 from __future__ import annotations
 
+import random
 import sys
 
+import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
@@ -17,5 +19,7 @@ def set_up_torch(run: RunConfig) -> None:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(run.deterministic)
     torch.manual_seed(run.seed)
+    random.seed(run.seed)  # nothing here draws from these two; plugins may, and checkpoints hold all three
+    np.random.seed(run.seed % 2**32)
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -86,6 +86,13 @@ class Scorer:
         scored = tuple(merged.get(r.id, ScoredRollout(rollout=r, reward=None)) for r in group.rollouts)
         return ScoredGroup(task=group.task, rollouts=scored)
 
+    async def aclose(self) -> None:
+        """Let rewards that hold processes or connections end them."""
+        for weighted in self.rewards:
+            close = getattr(weighted.reward, "aclose", None)
+            if close is not None:
+                await close()
+
     def check_failures(self) -> None:
         """Raise `PluginError` if rewards failed on more than 5 % of the rollouts since the last `metrics()`."""
         if self._seen and self._failed / self._seen > MAX_FAILED:

@@ -51,6 +51,8 @@ class RunDir:
             run.resumed = run._manifest_path.exists()
             run.rollouts.mkdir(exist_ok=True)
             run.checkpoints.mkdir(exist_ok=True)
+            for torn in [*run.path.glob(".*.tmp"), *run.rollouts.glob(".*.tmp")]:
+                torn.unlink()  # a writer was killed before it could rename
         except OSError as error:
             raise ConfigError(f"cannot write the run directory {str(root / (name or ''))!r}: {error}") from error
         return run

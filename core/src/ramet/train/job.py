@@ -108,7 +108,10 @@ async def _train(
             total_steps=prepared.total_steps,
             state=state,
         )
-        await loop.run()
+        try:
+            await loop.run()
+        finally:
+            await loop.scorer.aclose()
     finally:
         await rollouts.close()
         tracker.close()

@@ -64,6 +64,7 @@ class Loop:
         self.state = state
         self.scorer = build_scorer(config)
         self.estimator = build_advantage(config)
+        self._save_s = 0.0  # seconds that the last step spent on its checkpoint
         self.plan = RolloutPlan(
             group_size=config.rollout.group_size,
             temperature=config.rollout.temperature,
@@ -158,15 +159,19 @@ class Loop:
         )
 
     def _finish(self, step: int, metrics: dict[str, float], clock: _Clock, started: float) -> None:
-        """Save if it is time, then report: what the trackers show is then safe on disk or will be redone."""
+        """Report, then save if it is time. The other way round a kill in between would lose the report for good: what
+        was reported behind the last checkpoint is redone, and trackers are rewound first.
+        """
         every = self.config.train.save_every
-        self.state.seconds += time.monotonic() - started
-        if step == self.total_steps or (every and step % every == 0):
-            self.checkpoints.save(step, self._save)
-            clock.lap("save")
         metrics |= clock.metrics()
+        metrics["time/save_s"] = self._save_s  # of the step before
         metrics["time/step_s"] = time.monotonic() - started
         self.tracker.log(step, metrics)
+        self.state.seconds += time.monotonic() - started
+        saving = time.monotonic()
+        if step == self.total_steps or (every and step % every == 0):
+            self.checkpoints.save(step, self._save)
+        self._save_s = time.monotonic() - saving
 
     def _save(self, folder: Path) -> None:
         self.policy.save(folder)

@@ -22,7 +22,7 @@ class Reward(Protocol):
     """Hook 6. One score per rollout, in the same order. None: not judged, the rollout is masked.
 
     `Rollout.task.answer` holds the gold answers. Gets valid rollouts only. Raising masks them and is counted; NaN or
-    a wrong number of scores stops the run.
+    a wrong number of scores stops the run. Optional: `async def aclose(self) -> None` for the end of the run.
     """
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]: ...

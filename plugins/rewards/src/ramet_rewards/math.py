@@ -35,6 +35,10 @@ class MathReward:
         scores.update(zip(answers, judged, strict=True))
         return [scores[rollout.answer] for rollout in group]
 
+    async def aclose(self) -> None:
+        """End the processes."""
+        await asyncio.to_thread(self._judge.close)
+
     async def _score(self, golds: Sequence[str], answer: str) -> float | None:
         found = final(answer)
         plain = [plainly_equal(gold, found) for gold in golds]

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
+from torch import Tensor
+
+from ramet.engines.counters import Counters
 from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
+from ramet.engines.sequence import Done, Event, Failed, First, Sequence
+from ramet.engines.stops import StopStrings
 from ramet.engines.torch.compute import Batch, Compute, Part
-from ramet.engines.torch.counters import Counters
-from ramet.engines.torch.sequence import Done, Event, Failed, First, Sequence
 from ramet.engines.torch.slots import Place, SlotTable
-from ramet.engines.torch.stops import StopStrings
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 
@@ -93,6 +96,10 @@ class Batcher:
                 sequence.key = ""
         for key in gone:
             self._table.release(key)
+
+    def load(self, weights: Seq[tuple[str, Tensor]]) -> None:
+        """Copy new weights into the model. Raises `ValueError`, and changes nothing, if they do not fit."""
+        self._compute.load(weights)
 
     def next_epoch(self, version: int) -> None:
         """The weights are of this version from now on: forget every cache. Nothing may be running."""

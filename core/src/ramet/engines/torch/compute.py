@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ramet.engines.sequence import Sequence
 from ramet.engines.torch.forward import Forward
 from ramet.engines.torch.lanes import Lanes
 from ramet.engines.torch.sampler import sample
-from ramet.engines.torch.sequence import Sequence
 from ramet.engines.torch.slots import Place, Tokens
+from ramet.engines.torch.weights import copy_weights
 
 DENSE = 0.5  # share of active slots above which a range of slots is decoded with its gaps instead of gathered
 
@@ -110,6 +111,10 @@ class Compute:
     def entropies(self, sequence: Sequence, count: int) -> list[float]:
         """Those of the first `count` sampled tokens."""
         return self._lanes.entropies(sequence.slot, len(sequence.prompt), count)
+
+    def load(self, weights: Seq[tuple[str, Tensor]]) -> None:
+        """Copy new weights into the model. Raises `ValueError`, and changes nothing, if they do not fit."""
+        copy_weights(self._forward.model, weights)
 
     def clear(self, slot: int, start: int) -> None:
         """Remove what is not finite from a slot, whose sequence is `start` tokens long now."""

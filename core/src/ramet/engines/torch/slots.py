@@ -16,7 +16,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-Tokens: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]  # [T]
 Counts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]  # [slots]
 MIN_SHARED = 16  # tokens: waiting for a prefix that is being computed must save at least so many
 

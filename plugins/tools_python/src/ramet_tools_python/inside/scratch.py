@@ -18,10 +18,10 @@ def remove(folder: str) -> None:
 
 
 def empty(folder: str) -> None:
-    """Remove everything in `folder`, and a link in its place."""
+    """Remove everything in `folder`, and a link or file in its place."""
     while os.path.lexists(folder):
         try:
-            if os.path.islink(folder):
+            if os.path.islink(folder) or not os.path.isdir(folder):
                 os.unlink(folder)
             else:
                 os.chmod(folder, 0o700)

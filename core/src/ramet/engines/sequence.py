@@ -1,4 +1,4 @@
-"""One request on its way through the batcher, and what the batcher reports of it."""
+"""One request on its way through a batcher, and what the batcher reports of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TypeAlias
 import numpy as np
 
 from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
-from ramet.engines.torch.slots import Tokens
-from ramet.engines.torch.stops import StopStrings
+from ramet.engines.stops import StopStrings
+
+Tokens: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]  # [T]
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request with its progress. `slot` is -1 until it has one."""
+    """A request with its progress. `slot` is -1 until it has one, in engines with slots."""
 
     request: Request
     stops: StopStrings | None

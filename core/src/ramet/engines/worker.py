@@ -1,4 +1,4 @@
-"""The thread that owns the model: commands in through a queue, events out to asyncio loops.
+"""The thread that owns an engine's batcher: commands in through a queue, events out to asyncio loops.
 
 While it computes, tools go on. Nothing else touches batcher, cache or weights. Commands that arrive behind a weight
 update wait for it, and the update waits for the requests before it; aborts and releases never wait.
@@ -12,21 +12,66 @@ import queue
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ramet.engines.protocol import Completion, FirstReport, Request
-from ramet.engines.torch.batcher import Batcher
-from ramet.engines.torch.sequence import Done, Event, Failed, First, Sequence
-from ramet.engines.torch.weights import copy_weights
+from ramet.engines.sequence import Done, Event, Failed, First, Sequence
 from ramet.errors import InfraError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 STALL_S = 30.0  # requests that wait for a slot for so long while nothing is computed are reported
+
+
+class Batcher(Protocol):
+    """What an engine computes, free of threads. Used by one thread only, also its construction."""
+
+    version: int  # of the weights
+    epoch: int  # weight updates so far, refused ones included
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Something is being computed."""
+        ...
+
+    @property
+    def drained(self) -> bool:
+        """Nothing of this epoch is left."""
+        ...
+
+    def submit(self, request: Request, epoch: int) -> Sequence:
+        """Queue a request that was checked before; it waits until its epoch has begun."""
+        ...
+
+    def step(self) -> list[Event]:
+        """One round of computing."""
+        ...
+
+    def abort(self, request_id: str) -> list[Event]:
+        """End a request with what it has; unknown ids pass."""
+        ...
+
+    def release(self, keys: Seq[str]) -> None:
+        """Rollouts with these cache keys are over."""
+        ...
+
+    def load(self, weights: Seq[tuple[str, Tensor]]) -> None:
+        """Copy new weights in place. Raises `ValueError`, and changes nothing, if they do not fit."""
+        ...
+
+    def next_epoch(self, version: int) -> None:
+        """The weights are of this version from now on: forget every cache. Nothing may be running."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,19 +111,26 @@ Command: TypeAlias = Ticket | Update | Abort | Release | Close
 
 
 class Worker:
-    """Runs the batcher in a thread of its own from `start` to `close`."""
+    """Builds a batcher and runs it, both in a thread of its own, until `Close`."""
 
-    def __init__(self, batcher: Batcher, model: nn.Module) -> None:
-        self._batcher = batcher
-        self._model = model
+    def __init__(self, name: str, build: Callable[[], Batcher]) -> None:
+        """Returns when the batcher stands; raises what `build` raised."""
+        self._name = name
+        self._build = build
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._tickets: dict[Sequence, Ticket] = {}
         self._updates: list[Update] = []
         self._broken: tuple[str, Exception | None] | None = None  # why nothing can be served any more, and its cause
         self._stuck = False  # requests wait, and only a command can help them
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="ramet-torch-engine", daemon=True)
+        self._built: Future[Batcher] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"ramet-{name}-engine", daemon=True)
         self._thread.start()
+        self._batcher = self._built.result()
+
+    @property
+    def version(self) -> int:
+        return self._batcher.version
 
     def send(self, command: Command) -> None:
         self._commands.put(command)
@@ -87,6 +139,15 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._batcher = self._build()
+        except BaseException as error:  # the constructor waits for it, and raises it
+            self._built.set_exception(error)
+            return
+        self._built.set_result(self._batcher)
+        self._serve()
+
+    def _serve(self) -> None:
         while not self._closed:
             try:
                 for command in self._next_commands():
@@ -94,9 +155,9 @@ class Worker:
                 if self._broken is None:
                     self._compute()
             except Exception as error:  # whatever broke, the requests under way must hear of it
-                logger.exception("the torch engine failed; it serves no more requests")
-                self._give_up(f"the torch engine failed: {type(error).__name__}: {error}", error)
-        self._give_up("the torch engine was closed", None)
+                logger.exception("the %s engine failed; it serves no more requests", self._name)
+                self._give_up(f"the {self._name} engine failed: {type(error).__name__}: {error}", error)
+        self._give_up(f"the {self._name} engine was closed", None)
 
     def _compute(self) -> None:
         self._apply_updates()
@@ -144,7 +205,7 @@ class Worker:
         while self._updates and self._batcher.drained:
             update = self._updates.pop(0)
             try:
-                copy_weights(self._model, update.weights)
+                self._batcher.load(update.weights)
             except ValueError as error:
                 self._batcher.next_epoch(self._batcher.version)
                 _call(update.loop, [partial(_reject, update.future, error)])

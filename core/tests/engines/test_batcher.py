@@ -1,0 +1,141 @@
+"""The batcher by itself: rounds, budgets, and what is not finite."""
+
+from __future__ import annotations
+
+import copy
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from ramet.engines.counters import Counters
+from ramet.engines.protocol import Request, Sampling
+from ramet.engines.sequence import Done, Event, Failed, First
+from ramet.engines.torch.batcher import Batcher
+from ramet.engines.torch.compute import Compute
+from ramet.engines.torch.forward import Forward
+from ramet.models.encoder import Encoder
+
+MakeBatcher = Callable[..., Batcher]
+
+
+@pytest.fixture
+def model(make_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+    return copy.deepcopy(make_model("qwen2", tie=False))
+
+
+@pytest.fixture
+def make_batcher(model: PreTrainedModel, encoder: Encoder) -> MakeBatcher:
+    def make(*, slots: int = 4, prefill_tokens: int = 2048, deterministic: bool = False) -> Batcher:
+        compute = Compute(Forward(model, slots=16, max_tokens=64), deterministic=deterministic)
+        return Batcher(compute, encoder, Counters(), slots=slots, max_tokens=64, prefill_tokens=prefill_tokens)
+
+    return make
+
+
+def request(id: str, n: int, *, key: str = "", max_tokens: int = 4, **options: Any) -> Request:
+    """A request whose prompt is `n` tokens counting up."""
+    sampling = Sampling(max_tokens=max_tokens, **options)
+    return Request(id=id, token_ids=array("i", range(n)), sampling=sampling, seed=1, cache_key=key)
+
+
+def finish(batcher: Batcher) -> list[Event]:
+    events: list[Event] = []
+    while not batcher.idle:
+        events += batcher.step()
+    return events
+
+
+def poison(model: PreTrainedModel, token: int | None = None) -> None:
+    rows = slice(None) if token is None else token
+    with torch.no_grad():
+        model.model.embed_tokens.weight[rows] = float("nan")
+
+
+def test_a_long_prompt_is_computed_in_parts_while_others_decode(make_batcher: MakeBatcher) -> None:
+    batcher = make_batcher(prefill_tokens=10)
+    batcher.submit(request("short", 5, max_tokens=3), 0)
+    batcher.submit(request("long", 41, max_tokens=1), 0)
+    ended = [[e.sequence.request.id for e in batcher.step() if isinstance(e, Done)] for _ in range(5)]
+    assert ended == [[], [], ["short"], [], ["long"]]
+
+
+def test_requests_with_one_prompt_join_in_the_round_that_computes_it(make_batcher: MakeBatcher) -> None:
+    batcher = make_batcher()
+    for i in range(4):
+        batcher.submit(request(f"r{i}", 30, max_tokens=1), 0)
+    done = [event.completion for event in batcher.step() if isinstance(event, Done)]
+    assert sorted(completion.cached_tokens for completion in done) == [0, 29, 29, 29]
+
+
+def test_a_request_of_a_later_epoch_waits_for_it(make_batcher: MakeBatcher) -> None:
+    batcher = make_batcher()
+    batcher.submit(request("now", 5), 0)
+    batcher.submit(request("later", 5), 1)
+    while not batcher.drained:
+        batcher.step()
+    assert not batcher.running and not batcher.idle
+    batcher.next_epoch(version=9)
+    done = [event for event in finish(batcher) if isinstance(event, Done)]
+    assert [event.completion.policy_version for event in done] == [9]
+
+
+def test_a_key_released_before_its_request_starts_holds_no_slot(make_batcher: MakeBatcher) -> None:
+    batcher = make_batcher(deterministic=True)
+    for i in range(9):
+        batcher.submit(request(f"r{i}", 5 + i, key=f"k{i}"), 0)
+    batcher.release([f"k{i}" for i in range(9)])
+    assert sum(isinstance(event, Done) for event in finish(batcher)) == 9
+
+
+def test_an_aborted_request_that_waits_ends_without_tokens(make_batcher: MakeBatcher) -> None:
+    batcher = make_batcher()
+    batcher.submit(request("r", 5), 0)
+    first, done = batcher.abort("r")
+    assert isinstance(first, First) and first.report.entropies == ()
+    assert isinstance(done, Done) and len(done.completion.token_ids) == 0
+    assert batcher.idle
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_failed_request_leaves_its_slot_clean(
+    make_batcher: MakeBatcher, model: PreTrainedModel, deterministic: bool
+) -> None:
+    batcher = make_batcher(deterministic=deterministic)
+    poison(model, token=29)
+    batcher.submit(request("bad", 30, temperature=0.0), 0)
+    assert [type(event) for event in finish(batcher)] == [Failed]
+    batcher.submit(request("good", 20, temperature=0.0), 0)
+    assert [type(event) for event in finish(batcher)] == [First, Done]
+
+
+def test_a_row_that_only_pads_leaves_nothing_behind(make_batcher: MakeBatcher, model: PreTrainedModel) -> None:
+    batcher = make_batcher(deterministic=True)
+    batcher.submit(request("idle", 30, key="idle", max_tokens=1), 0)
+    finish(batcher)
+    poison(model)  # the idle slot goes on padding, and writes behind its sequence
+    batcher.submit(request("bad", 3, key="bad"), 0)
+    assert [type(event) for event in finish(batcher)] == [Failed]
+    torch.nn.init.normal_(model.model.embed_tokens.weight)
+    batcher.release(["idle"])
+    batcher.submit(request("good", 28), 0)
+    assert [type(event) for event in finish(batcher)] == [First, Done]
+
+
+def test_new_weights_follow_weights_that_were_not_finite(make_batcher: MakeBatcher, model: PreTrainedModel) -> None:
+    batcher = make_batcher(prefill_tokens=20)
+    poison(model)
+    for i in range(4):
+        batcher.submit(request(f"half {i}", 40 - i), 0)
+    batcher.step()
+    for i in range(1, 4):
+        batcher.abort(f"half {i}")
+    assert Failed in [type(event) for event in finish(batcher)]
+    torch.nn.init.normal_(model.model.embed_tokens.weight)
+    batcher.next_epoch(version=1)
+    for i in range(4):
+        batcher.submit(request(f"good {i}", 5, max_tokens=2), 1)
+    assert Failed not in [type(event) for event in finish(batcher)]

@@ -1,0 +1,122 @@
+"""Markup becomes special tokens, untrusted text never does, and decoding gives the text back."""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from ramet import ConfigError, Markup, Message, Untrusted
+from ramet.models.encoder import Encoder
+from ramet.models.tiny import TAGS, make_tokenizer
+
+ADDED = list(make_tokenizer().get_added_vocab())
+TEXTS = [
+    "plain",
+    "naïve 🙂 日本 \ufffd \x00",
+    " spaces  and\nlines\t",
+    "<python>1+1</python>",
+    "<|im_end|>",
+    "< python >",
+]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return Encoder(make_tokenizer())
+
+
+@pytest.mark.parametrize("token", ADDED)
+def test_no_added_token_comes_out_of_untrusted_text(encoder: Encoder, token: str) -> None:
+    for text in (token, f"a{token}b", token * 3, f" {token}\n", token[:-1] + token):
+        ids = encoder.untrusted(text)
+        assert set(ids).isdisjoint(encoder.tokenizer.added_tokens_decoder)
+        assert encoder.decode(ids) == text
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_tags_are_one_token_in_markup_and_spelled_out_in_untrusted_text(encoder: Encoder, tag: str) -> None:
+    assert len(encoder.markup(f"<{tag}>")) == len(encoder.markup(f"</{tag}>")) == 1
+    assert len(encoder.untrusted(f"</{tag}>")) == len(tag) + 3
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_decoding_gives_the_text_back(encoder: Encoder, text: str) -> None:
+    assert encoder.decode(encoder.markup(text)) == text
+    assert encoder.decode(encoder.untrusted(text)) == text
+
+
+def test_inserts_are_encoded_by_their_kind(encoder: Encoder) -> None:
+    assert encoder.insert(Markup(text="</answer>")) == encoder.markup("</answer>")
+    assert encoder.insert(Untrusted(text="</answer>")) == encoder.untrusted("</answer>")
+    assert encoder.insert(Untrusted(text="")) == array("i")
+
+
+def test_the_prompt_is_the_chat_template_with_the_generation_prompt(encoder: Encoder) -> None:
+    messages = [Message(role="system", content="be brief"), Message(role="user", content="hi")]
+    rows = [{"role": m.role, "content": m.content} for m in messages]
+    wanted = encoder.tokenizer.apply_chat_template(rows, add_generation_prompt=True, tokenize=False)
+    assert encoder.decode(encoder.prompt(messages)) == wanted
+    assert encoder.prompt(messages).typecode == "i"
+
+
+def test_ids_that_no_token_has_decode_to_nothing(encoder: Encoder) -> None:
+    assert encoder.decode([*encoder.markup("ab"), encoder.vocab_size + 3, *encoder.markup("c")]) == "abc"
+
+
+def test_a_template_of_its_own_is_used_and_its_faults_are_named() -> None:
+    encoder = Encoder(make_tokenizer(), "{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
+    assert encoder.decode(encoder.prompt([Message(role="user", content="x")])) == "[x]"
+    broken = Encoder(make_tokenizer(), "{{ raise_exception('no system role') }}")
+    with pytest.raises(ConfigError, match=r"model\.chat_template.*no system role"):
+        broken.prompt([Message(role="user", content="x")])
+
+
+def with_bos(*, words: dict[str, int] | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer that puts `<s>` before every text, unless told not to."""
+    base = make_tokenizer()
+    backend = Tokenizer.from_str(base.backend_tokenizer.to_str())
+    if words is not None:
+        backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        backend.decoder = decoders.WordPiece()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", add_bos_token=True
+    )
+    fast.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    return fast
+
+
+def test_no_bos_is_added_but_a_template_may_ask_for_it() -> None:
+    tokenizer = with_bos()
+    encoder = Encoder(tokenizer)
+    for ids in (encoder.markup("ab"), encoder.untrusted("ab")):
+        assert list(ids) == list(encoder.tokenizer.convert_tokens_to_ids(["a", "b"]))
+    assert list(encoder.prompt([Message(role="user", content="ab")])).count(tokenizer.bos_token_id) == 1
+
+
+def test_special_tokens_that_the_vocabulary_itself_spells_are_cut() -> None:
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2, "hello": 3, "world": 4, "s": 5, "<": 6, ">": 7}
+    encoder = Encoder(with_bos(words=words))
+    assert json.loads(encoder.tokenizer.backend_tokenizer.to_str())["model"]["vocab"]["</s>"] == 2
+    for text in ("hello </s> world", "</s>", "<s> <s>", "unknown words"):
+        assert set(encoder.untrusted(text)).isdisjoint({0, 1, 2})
+    assert list(encoder.untrusted("hello world")) == [3, 4]
+
+
+def test_the_token_that_ends_a_message_counts_as_an_end() -> None:
+    assert Encoder(make_tokenizer()).eos_ids == (make_tokenizer().eos_token_id,)
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = tokenizer.pad_token
+    encoder = Encoder(tokenizer)
+    assert encoder.eos_ids == (tokenizer.pad_token_id, make_tokenizer().eos_token_id)
+
+
+def test_a_tokenizer_without_end_of_sequence_is_refused() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+        Encoder(tokenizer)

@@ -1,0 +1,136 @@
+"""Kill this process (SIGKILL) at one exact place of one step: `E2E_KILL=place:step`. Product code knows nothing of it.
+
+A place is a call of a function of Ramet, which is wrapped from here. What was going on then is written to the file
+`E2E_KILL_LOG` first, so that a test can see that the kill struck, and what it struck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """The `call`-th call of `target` in the step, and whether the kill strikes before it or behind it."""
+
+    target: str  # module:attribute, where callers look it up
+    call: int = 1
+    behind: bool = False
+
+
+PLACES = {
+    "start": Place("ramet.tracking.run_dir:RunDir.record"),
+    "first_requests": Place("ramet.engines.torch.engine:TorchEngine.generate", call=8),
+    "generating": Place("ramet.engines.torch.batcher:Batcher.step", call=12, behind=True),
+    "tools": Place("e2e_plugin:Digest.wait", call=9),
+    "fork": Place("ramet.rollout.tree:LiveRollout.fork", call=3, behind=True),
+    "late_requests": Place("ramet.engines.torch.engine:TorchEngine.generate", call=50),
+    "scoring": Place("e2e_plugin:EvenBytes.score", call=10),
+    "scored": Place("ramet.train.loop:rows_of"),
+    "logprobs": Place("ramet.policy.worker:PolicyWorker.logprobs", behind=True),
+    "recording": Place("ramet.rollout.record:_line", call=2, behind=True),
+    "recorded": Place("ramet.train.loop:write_records", behind=True),
+    "update": Place("ramet.policy.worker:PolicyWorker._optimizer_step", behind=True),  # half of the mini-batches
+    "updated": Place("ramet.policy.worker:PolicyWorker.update", behind=True),
+    "sync": Place("ramet.engines.torch.compute:copy_weights", behind=True),  # in the engine's thread
+    "validation": Place("ramet.train.validation:play", behind=True),
+    "saving": Place("ramet.policy.worker:PolicyWorker.save", behind=True),
+    "sealing": Place("ramet.policy.checkpoint:_seal"),  # all files, no manifest
+    "sealed": Place("ramet.policy.checkpoint:_seal", behind=True),  # manifest, not renamed
+    "renamed": Place("ramet.policy.checkpoint:_prune"),
+    "saved": Place("ramet.policy.checkpoint:Checkpoints.save", behind=True),
+    "logging": Place("ramet.tracking.jsonl:JsonlTracker.log"),
+    "logged": Place("ramet.tracking.jsonl:JsonlTracker.log", behind=True),
+    "export": Place("ramet.policy.state:load_tokenizer"),  # weights are written, the tokenizer is not
+    "restore": Place("ramet.policy.worker:PolicyWorker.load", behind=True),
+}
+
+
+class Killer:
+    """Counts the calls of one place within one step (0: before the first)."""
+
+    def __init__(self, name: str, step: int, log: Path) -> None:
+        self.name = name
+        self.step = step
+        self.log = log
+        self.place = PLACES[name]
+        self.now = 0
+        self.calls = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def due(self) -> bool:
+        self.calls += self.now == self.step
+        return self.now == self.step and self.calls == self.place.call
+
+    def strike(self) -> None:
+        with self.log.open("w") as file:
+            json.dump({"place": self.name, "step": self.step, "rollouts": self.rollouts()}, file)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def rollouts(self) -> list[str]:
+        """Branch paths of the rollouts under way."""
+        tasks = [] if self.loop is None else asyncio.all_tasks(self.loop)
+        return [task.get_name().rpartition("/")[2] for task in tasks if task.get_name().startswith("rollout ")]
+
+    def begin(self, step: int) -> None:
+        self.now, self.calls, self.loop = step, 0, asyncio.get_running_loop()
+
+
+def arm() -> None:
+    """Wrap the place that the environment names, if it names one."""
+    wanted = os.environ.get("E2E_KILL")
+    if wanted is None:
+        return
+    name, _, step = wanted.partition(":")
+    killer = Killer(name, int(step), Path(os.environ["E2E_KILL_LOG"]))
+    replace("ramet.train.loop:Loop._step", functools.partial(noting, killer))
+    replace(killer.place.target, functools.partial(watched, killer))
+
+
+def replace(target: str, wrap: Callable[[Any], Any]) -> None:
+    module, _, path = target.partition(":")
+    owner, _, name = path.rpartition(".")
+    holder = functools.reduce(getattr, filter(None, owner.split(".")), importlib.import_module(module))
+    setattr(holder, name, wrap(getattr(holder, name)))
+
+
+def noting(killer: Killer, step: Callable[..., Any]) -> Callable[..., Any]:
+    async def wrapped(self: Any, number: int) -> None:
+        killer.begin(number)
+        await step(self, number)
+
+    return wrapped
+
+
+def watched(killer: Killer, function: Callable[..., Any]) -> Callable[..., Any]:
+    def before() -> bool:
+        due = killer.due()
+        if due and not killer.place.behind:
+            killer.strike()
+        return due
+
+    async def wrapped_async(*arguments: Any, **named: Any) -> Any:
+        due = before()
+        result = await function(*arguments, **named)
+        if due:
+            killer.strike()
+        return result
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        due = before()
+        result = function(*arguments, **named)
+        if due:
+            killer.strike()
+        return result
+
+    return wrapped_async if inspect.iscoroutinefunction(function) else wrapped

@@ -1,0 +1,145 @@
+"""Adapters of `algorithms.json`: estimators and losses as the registry builds them, functions of `ramet.algorithms`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from adapter import Adapter
+from torch import Tensor
+
+from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
+from ramet.algorithms.kl import kl_estimate
+from ramet.algorithms.logprobs import Entropy, logprobs_from_logits
+from ramet.config.schema import KlEstimator, LossAggregation
+from ramet.plugins import load_plugins
+from ramet.policy.tally import Tally
+from ramet.types import AdvantageInputs, LossInputs
+
+KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}  # the released names of ours
+METRICS = {"pg_clipfrac": "clip_fraction", "pg_clipfrac_lower": "clip_fraction_low", "ppo_kl": "approx_kl"}
+
+
+def floats(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def build(kind: str, name: str, **options: Any) -> Any:
+    """The component as a run would get it."""
+    entry = load_plugins().get(kind, name)
+    return entry.build(None if entry.config is None else entry.config(**options))
+
+
+def grpo(given: dict[str, Any]) -> dict[str, Any]:
+    estimator = build("advantages", "grpo", normalize_std=given["norm_adv_by_std"], eps=given["epsilon"])
+    output = estimator(advantage_inputs(given))
+    return {"advantages": output.advantages.tolist()}
+
+
+def advantage_inputs(given: dict[str, Any]) -> AdvantageInputs:
+    """The rewards come token by token; groups are numbered in the order of their names."""
+    rewards, mask = floats(given["token_level_rewards"]), floats(given["response_mask"]).bool()
+    names = sorted(set(given["index"]))
+    rows, tokens = len(rewards), torch.zeros(mask.shape)
+    return AdvantageInputs(
+        rewards=torch.zeros(rows),
+        reward_parts={},
+        mask=mask,
+        group_ids=torch.tensor([names.index(name) for name in given["index"]]),
+        turn_ids=tokens.long(),
+        parent=torch.full((rows,), -1),
+        fork_position=torch.zeros(rows, dtype=torch.int64),
+        engine_logprobs=tokens,
+        old_logprobs=tokens,
+        policy_versions=tokens.long(),
+        token_rewards=rewards,
+    )
+
+
+def policy_loss(given: dict[str, Any]) -> dict[str, Any]:
+    low, high = (given["cliprange"] if given[key] is None else given[key] for key in ("cliprange_low", "cliprange_high"))
+    loss = build("policy_losses", "ppo_clip", clip_low=low, clip_high=high, dual_clip=given["clip_ratio_c"])
+    logprobs, mask = floats(given["log_prob"]).requires_grad_(), floats(given["response_mask"]).bool()
+    old, advantages = floats(given["old_log_prob"]), floats(given["advantages"])
+    output = loss(loss_inputs(logprobs, old, advantages, mask))
+    total = aggregated(output.per_token, mask, given["loss_agg_mode"])
+    total.backward()
+    tally = Tally()
+    for name, values in output.metrics.items():
+        tally.tokens(name, values, mask.flatten())
+    means = tally.result()
+    assert logprobs.grad is not None
+    found = {theirs: means[ours] for theirs, ours in METRICS.items()}
+    return {"pg_loss": total.item(), "grad_log_prob": logprobs.grad.tolist(), **found}
+
+
+def policy_loss_scalar(given: dict[str, Any]) -> dict[str, Any]:
+    """One token: the ratio is given instead of log-probabilities."""
+    return policy_loss(
+        {
+            **given,
+            "log_prob": floats([[given["ratio"]]]).log().tolist(),
+            "old_log_prob": [[0.0]],
+            "advantages": [[given["advantage"]]],
+            "response_mask": [[1.0]],
+        }
+    )
+
+
+def loss_inputs(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> LossInputs:
+    """Padded `[N, T]` on the packed axis, padding included: the mask says what counts."""
+    none = torch.zeros(mask.numel(), dtype=torch.int64)
+    return LossInputs(
+        logprobs=logprobs.flatten(),
+        old_logprobs=old.flatten(),
+        engine_logprobs=old.flatten(),
+        advantages=advantages.flatten(),
+        mask=mask.flatten(),
+        sequence_ids=sequence_ids(mask),
+        group_ids=none,
+        turn_ids=none,
+        policy_versions=none,
+    )
+
+
+def sequence_ids(mask: Tensor) -> Tensor:
+    return torch.arange(len(mask)).repeat_interleave(mask.shape[1])
+
+
+def aggregated(per_token: Tensor, mask: Tensor, mode: str) -> Tensor:
+    counts = TokenCounts(tokens=int(mask.sum()), sequences=len(mask), max_tokens=mask.shape[1])
+    return aggregate(per_token, token_weights(LossAggregation(mode), mask.flatten(), sequence_ids(mask), counts))
+
+
+def agg_loss(given: dict[str, Any]) -> float:
+    mask = floats(given["loss_mask"]).bool()
+    return aggregated(floats(given["loss_mat"]).flatten(), mask, given["mode"]).item()
+
+
+def kl_penalty(given: dict[str, Any]) -> list[Any]:
+    kind = KlEstimator(KL_NAMES.get(given["kind"], given["kind"]))
+    return kl_estimate(floats(given["logprob"]), floats(given["ref_logprob"]), kind).tolist()
+
+
+def logprobs(given: dict[str, Any]) -> list[Any]:
+    logits, targets = floats(given["logits"]), torch.tensor(given["labels"])
+    found, _ = logprobs_from_logits(logits.flatten(0, -2), targets.flatten(), 1.0)
+    return found.view(targets.shape).tolist()
+
+
+def entropies(given: dict[str, Any]) -> list[Any]:
+    logits = floats(given["logits"])
+    targets = torch.zeros(logits.shape[:-1], dtype=torch.int64)
+    _, found = logprobs_from_logits(logits.flatten(0, -2), targets.flatten(), 1.0, Entropy.DETACHED)
+    return found.view(targets.shape).tolist()
+
+
+ADAPTERS = {
+    "grpo": Adapter(run=grpo, leaves_out={"returns": "the release's copy of the advantages, which only a critic reads"}),
+    "policy_loss": Adapter(run=policy_loss),
+    "policy_loss_scalar": Adapter(run=policy_loss_scalar),
+    "agg_loss": Adapter(run=agg_loss),
+    "kl_penalty": Adapter(run=kl_penalty),
+    "logprobs_from_logits": Adapter(run=logprobs),
+    "entropy_from_logits": Adapter(run=entropies),
+}

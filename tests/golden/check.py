@@ -1,0 +1,79 @@
+"""`python tests/golden/check.py FILE…`: does our code agree with the values of the reference implementation?
+
+One line per function with the number of cases that passed, failed and are not implemented. Exit code 1 if one failed,
+2 for a file that is no file of golden values. Which function of ours stands for which of the reference's is said by
+the adapters beside this file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # these modules stand beside this file, not in a package
+
+import algorithms
+import tools
+from adapter import Adapter
+from cases import BadFile, Case, difference, read_cases
+
+ADAPTERS: dict[str, Adapter] = {**algorithms.ADAPTERS, **tools.ADAPTERS}
+SHOWN = 5  # failures of one function
+
+
+@dataclass(slots=True)
+class Count:
+    passed: int = 0
+    missing: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {len(self.failures)} failed, {self.missing} not implemented"
+
+
+def check(cases: Sequence[Case]) -> dict[str, Count]:
+    """Function -> what its cases gave."""
+    counts: dict[str, Count] = {}
+    for case in cases:
+        count = counts.setdefault(case.function, Count())
+        adapter = ADAPTERS.get(case.function)
+        if adapter is None or not adapter.covers(case):
+            count.missing += 1
+        elif problem := _problem(adapter, case):
+            count.failures.append(f"{case.where}: {problem}")
+        else:
+            count.passed += 1
+    return counts
+
+
+def _problem(adapter: Adapter, case: Case) -> str | None:
+    try:
+        found = adapter.run(case.input)
+    except Exception as error:  # whatever ours raises is a finding about this case
+        return None if case.raises else f"{type(error).__name__}: {error}"
+    if case.raises:
+        return f"returned {found!r:.120}, expected an error"
+    return difference(found, adapter.expected(case))
+
+
+def main(paths: Sequence[str]) -> int:
+    if not paths:
+        print("usage: python tests/golden/check.py FILE…", file=sys.stderr)
+        return 2
+    try:
+        counts = check([case for path in paths for case in read_cases(Path(path))])
+    except BadFile as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    width = max(map(len, counts), default=0)
+    for function, count in sorted(counts.items()):
+        print(f"{function:{width}}  {count}")
+        for failure in count.failures[:SHOWN]:
+            print(f"    {failure}")
+    return 1 if any(count.failures for count in counts.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
