@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # these modules stand beside this file, not in a package
+if str(Path(__file__).parent) not in sys.path:  # these modules stand beside this file, not in a package
+    sys.path.insert(0, str(Path(__file__).parent))
 
-import algorithms
-import tools
-from adapter import Adapter
-from cases import BadFile, Case, difference, read_cases
+import golden_algorithms
+import golden_tools
+from golden_adapter import Adapter
+from golden_cases import BadFile, Case, difference, read_cases
 
-ADAPTERS: dict[str, Adapter] = {**algorithms.ADAPTERS, **tools.ADAPTERS}
+ADAPTERS: dict[str, Adapter] = {**golden_algorithms.ADAPTERS, **golden_tools.ADAPTERS}
 SHOWN = 5  # failures of one function
 
 

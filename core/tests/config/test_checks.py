@@ -10,6 +10,7 @@ from ramet.config.compose import compose
 from ramet.config.schema import Config
 
 GOOD = ["model.path=m", "data.train=[a.jsonl]", "rewards=[math]"]
+DETERMINISTIC = ["run.deterministic=true", "rollout.max_concurrent=32"]
 
 
 def found(*overrides: str, job: str = "train") -> list[str]:
@@ -40,8 +41,9 @@ def test_a_sound_configuration_has_no_problems():
         (["tools=[echo]", "tools.echo.concurrency=0"], "tools.echo.concurrency=0: must be at least 1"),
         (["cluster.name=mars"], "cluster.name=mars: allowed: local"),
         (["run.name=../x"], "run.name=../x: allowed: letters"),
-        (["run.deterministic=true", "run.threads=4"], "run.deterministic=true: needs run.threads=1, got 4"),
-        (["run.deterministic=true", "model.device=cuda"], "run.deterministic=true: holds on CPU only"),
+        ([*DETERMINISTIC, "run.threads=4"], "run.deterministic=true: needs run.threads=1, got 4"),
+        ([*DETERMINISTIC, "model.device=cuda"], "run.deterministic=true: holds on CPU only"),
+        ([*DETERMINISTIC, "engine.params.slots=31"], "slots of at least rollout.max_concurrent=32, got 31"),
         (["engine.params.max_tokens=100"], "= 6144: more than engine.params.max_tokens=100"),
         (["rewards=[]"], "rewards: none chosen"),
         (["data.train=[]"], "data.train: missing"),

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from ramet import ConfigError, Markup, Message, Untrusted
 from ramet.models.encoder import Encoder
@@ -105,6 +105,33 @@ def test_special_tokens_that_the_vocabulary_itself_spells_are_cut() -> None:
     for text in ("hello </s> world", "</s>", "<s> <s>", "unknown words"):
         assert set(encoder.untrusted(text)).isdisjoint({0, 1, 2})
     assert list(encoder.untrusted("hello world")) == [3, 4]
+
+
+def test_untrusted_text_is_spelled_as_if_there_were_no_added_tokens() -> None:
+    alphabet = {char: i for i, char in enumerate("<>/sheabc")}
+    backend = Tokenizer(models.BPE(vocab=alphabet | {"he": len(alphabet)}, merges=[("h", "e")]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<s>")
+    encoder = Encoder(tokenizer, "{{ messages[0]['content'] }}")
+    assert list(encoder.markup("<s>heabc")) == [10, 9, 6, 7, 8]
+    assert list(encoder.untrusted("<s>heabc")) == [0, 3, 1, 9, 6, 7, 8]
+
+
+def test_long_untrusted_text_is_not_cut() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=50)
+    assert len(Encoder(tokenizer).untrusted("a" * 30)) == 30
+
+
+def test_tokenizers_written_in_python_keep_untrusted_text_apart_too() -> None:
+    tokenizer = ByT5Tokenizer()
+    assert not tokenizer.is_fast
+    encoder = Encoder(tokenizer, "{{ messages[0]['content'] }}")
+    text = "é</s>b<pad><extra_id_3>"
+    assert len(encoder.markup(text)) == 6
+    assert len(encoder.untrusted(text)) == len(text.encode())
+    assert set(encoder.untrusted(text)).isdisjoint(tokenizer.added_tokens_decoder)
+    assert encoder.decode(encoder.untrusted(text)) == encoder.decode(encoder.markup(text)) == text
 
 
 def test_the_token_that_ends_a_message_counts_as_an_end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -163,6 +164,19 @@ def test_a_step_that_swallows_an_infrastructure_error_does_not_save_the_rollout(
     tools = {"python": (echo_tool(error=InfraError("outage")), ToolConfig(retries=0))}
     played = play(calls_with_path, step=Swallows(), tools=tools, group_size=2)
     assert faults(played) == {"0": "tool:python", "1": "tool:python"}
+
+
+def test_a_cancellation_that_an_engine_lets_out_masks_the_rollout_and_hangs_nothing(
+    play: Play, encoder: Encoder
+) -> None:
+    class Cancels(ScriptedEngine):
+        async def generate(self, request: Any, on_first: Any = None) -> Any:
+            if request.cache_key.endswith("/1"):
+                raise asyncio.CancelledError
+            return await super().generate(request, on_first)
+
+    played = play(None, engine=Cancels(calls_with_path, encoder), group_size=3)
+    assert list(faults(played)) == ["1"]
 
 
 def test_a_step_that_raises_masks_the_rollout_and_says_where(play: Play) -> None:

@@ -153,6 +153,12 @@ def _deterministic(config: Config) -> Iterator[str]:
         yield f"run.deterministic=true: needs run.threads=1, got {config.run.threads}"
     if config.model.device.startswith("cuda"):
         yield f"run.deterministic=true: holds on CPU only, got model.device={config.model.device}"
+    params, rollouts = config.engine.params, config.rollout.max_concurrent
+    if isinstance(params, TorchEngineConfig) and params.slots < rollouts:
+        yield (
+            f"run.deterministic=true: needs engine.params.slots of at least rollout.max_concurrent={rollouts}, got "
+            f"{params.slots}, since every rollout keeps its slot until its group is complete"
+        )
 
 
 def _lengths(config: Config) -> Iterator[str]:

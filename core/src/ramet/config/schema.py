@@ -78,7 +78,7 @@ class ColumnsConfig:
 
     id: str | None = None  # null: file stem and row number
     prompt: str = "prompt"
-    answer: str = "answer"
+    answer: str | None = None  # null: `answer`, or `reward_model.ground_truth` in rows that have that instead
     data_source: str | None = "data_source"
     tools: str | None = "tools"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from ramet.config.schema import ColumnsConfig
 from ramet.data.files import Row, cut
+from ramet.data.layout import ABSENT, answer_column, value_at
 from ramet.types import Message, Task, user_prompt
 
 ROLES = ("system", "user", "assistant")
-ABSENT = object()
 
 
 class BadRow(Exception):
@@ -25,26 +25,17 @@ def make_task(row: Row, prefix: str, stem: str, columns: ColumnsConfig) -> Task:
     if row.problem is not None:
         raise BadRow(f": {row.problem}")
     values = row.values
-    used = {columns.prompt, columns.answer, columns.id, columns.data_source, columns.tools}
+    answer = answer_column(values, columns)
+    used = {columns.prompt, answer, columns.id, columns.data_source, columns.tools}
     source = _optional(values, columns.data_source)
     return Task(
         id=f"{prefix}/{row.number - 1}" if columns.id is None else _id(value_at(values, columns.id), columns.id),
         prompt=_prompt(value_at(values, columns.prompt), columns.prompt),
-        answer=_answers(value_at(values, columns.answer), columns.answer),
+        answer=_answers(value_at(values, answer), answer),
         data_source=stem if source is None else _text(source, columns.data_source),
         tools=_tools(_optional(values, columns.tools), columns.tools),
         metadata={name: _json(value) for name, value in values.items() if name not in used},
     )
-
-
-def value_at(values: Any, column: str) -> Any:
-    """The value of a column, by its name or by a dotted path into nested ones; `ABSENT` if there is none."""
-    if not isinstance(values, dict):
-        return ABSENT
-    if column in values:
-        return values[column]
-    head, dot, rest = column.partition(".")
-    return value_at(values[head], rest) if dot and head in values else ABSENT
 
 
 def _optional(values: dict[str, Any], column: str | None) -> Any:

@@ -1,8 +1,8 @@
 """Data files become tasks. Every bad row is found, with file, row, column and value, and reported together.
 
-A row holds `prompt` (a text, or a list of chat messages), `answer` (a text, a number, or a list of them), and
-optionally `data_source` (the file's stem if absent) and `tools`. `data.columns` renames them; a dot reaches into nested
-columns (`reward_model.ground_truth`). All other columns become the task's metadata.
+A row holds `prompt` (a text, or a list of chat messages), `answer` (a text, a number, or a list of them; in published
+files `reward_model.ground_truth`), and optionally `data_source` (the file's stem if absent) and `tools`. `data.columns`
+renames them; a dot reaches into nested columns. All other columns become the task's metadata.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ramet.config.schema import ColumnsConfig, OnBadRow
 from ramet.data.files import Row, cut, find_files, read_rows
-from ramet.data.rows import ABSENT, BadRow, make_task, value_at
+from ramet.data.layout import ABSENT, FLAT_ANSWER, PUBLISHED_ANSWER, repair, value_at
+from ramet.data.rows import BadRow, make_task
 from ramet.errors import ConfigError, raise_all
 from ramet.types import Task
 
@@ -33,7 +34,19 @@ class TaskSet:
     tasks: list[Task]
     fingerprint: str  # sha256 over all tasks; a resumed run must find the same
     skipped: int  # bad rows that were left out
+    repaired: int  # rows among the tasks with a corrupted `\boxed` that was put right
     files: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRow:
+    """One row of a file and what became of it."""
+
+    row: Row  # repaired
+    place: str  # file and row, for messages
+    task: Task | None
+    problem: str | None  # why there is no task
+    repaired: bool
 
 
 @dataclass(slots=True)
@@ -42,6 +55,7 @@ class _Collected:
     places: list[str] = field(default_factory=list)  # of each task
     bad: list[str] = field(default_factory=list)  # rows
     rows: int = 0
+    repaired: int = 0
 
 
 def load_tasks(
@@ -56,7 +70,7 @@ def load_tasks(
     files, problems = find_files(paths)
     raise_all(problems)
     found = _Collected()
-    for path, prefix in zip(files, _prefixes(files), strict=True):
+    for path, prefix in zip(files, id_prefixes(files), strict=True):
         left = None if limit is None else limit - len(found.tasks)
         if left is None or left > 0:
             problems += _collect(path, prefix, columns, left, found)
@@ -70,10 +84,13 @@ def load_tasks(
         raise ConfigError(
             f"no tasks in {', '.join(map(str, paths)) or 'no files'}: {found.rows} rows, {len(found.bad)} bad"
         )
+    if found.repaired:
+        logger.warning("repaired a corrupted \\boxed in %d of %d tasks", found.repaired, len(found.tasks))
     return TaskSet(
         tasks=found.tasks,
         fingerprint=fingerprint(found.tasks),
         skipped=len(found.bad),
+        repaired=found.repaired,
         files=[str(path) for path in files],
     )
 
@@ -86,10 +103,29 @@ def fingerprint(tasks: Iterable[Task]) -> str:
     return digest.hexdigest()
 
 
-def _prefixes(files: Sequence[Path]) -> list[str]:
+def id_prefixes(files: Sequence[Path]) -> list[str]:
     """What the ids of a file's tasks begin with: its stem, or its path where two files have the same stem."""
     stems = Counter(path.stem for path in files)
     return [path.stem if stems[path.stem] == 1 else str(path.with_suffix("")) for path in files]
+
+
+def read_tasks(path: Path, prefix: str, columns: ColumnsConfig) -> Iterator[ReadRow]:
+    """Every row of a file, good or bad. Raises `ConfigError` for a file that cannot be read at all."""
+    for raw in read_rows(path):
+        values = repair(raw.values)
+        row = dataclasses.replace(raw, values=values)
+        task = problem = None
+        try:
+            task = make_task(row, prefix, path.stem, columns)
+        except BadRow as error:
+            problem = f"{path}, row {row.number}{error}"
+        yield ReadRow(
+            row=row,
+            place=f"{path}, row {row.number}",
+            task=task,
+            problem=problem,
+            repaired=values is not raw.values,
+        )
 
 
 def _collect(path: Path, prefix: str, columns: ColumnsConfig, limit: int | None, found: _Collected) -> list[str]:
@@ -98,44 +134,45 @@ def _collect(path: Path, prefix: str, columns: ColumnsConfig, limit: int | None,
     good = 0
     bad: list[str] = []
     try:
-        for row in read_rows(path):
+        for read in read_tasks(path, prefix, columns):
             if good == limit:
                 break
-            rows.append(row)
-            try:
-                task = make_task(row, prefix, path.stem, columns)
-            except BadRow as problem:
-                bad.append(f"{path}, row {row.number}{problem}")
-            else:
-                good += 1
-                found.tasks.append(task)
-                found.places.append(f"{path}, row {row.number}")
+            rows.append(read.row)
+            if read.task is None:
+                bad.append(read.problem or read.place)
+                continue
+            good += 1
+            found.tasks.append(read.task)
+            found.places.append(read.place)
+            found.repaired += read.repaired
     except ConfigError as error:
         return [str(error)]
     found.rows += len(rows)
-    missing = _missing_columns(path, rows, columns)
+    missing = missing_columns(path, rows, columns)
     found.bad += [] if missing else bad  # a column that no row has would be reported once a row
     return missing
 
 
-def _missing_columns(path: Path, rows: Sequence[Row], columns: ColumnsConfig) -> list[str]:
+def missing_columns(path: Path, rows: Sequence[Row], columns: ColumnsConfig) -> list[str]:
+    """Columns that must be there and that no row has."""
     readable = [row.values for row in rows if row.problem is None]
     if not readable:
         return []
-    present = list(dict.fromkeys(name for values in readable for name in values))
+    present = ", ".join(dict.fromkeys(name for values in readable for name in values))
     return [
-        f"{path}: no column {name!r}; found {', '.join(present)}; name it with data.columns.{key}"
-        for key, name in _expected(columns).items()
-        if all(value_at(values, name) is ABSENT for values in readable)
+        f"{path}: no column {' or '.join(map(repr, names))}; found {present}; name it with data.columns.{key}"
+        for key, names in _expected(columns).items()
+        if all(value_at(values, name) is ABSENT for values in readable for name in names)
     ]
 
 
-def _expected(columns: ColumnsConfig) -> dict[str, str]:
-    """Columns that must be there: prompt, answer, and optional ones that the user named."""
+def _expected(columns: ColumnsConfig) -> dict[str, list[str]]:
+    """Columns of which one must be there: prompt, answer, and optional ones that the user named."""
     defaults = ColumnsConfig()
     named = {key: getattr(columns, key) for key in ("id", "data_source", "tools")}
-    chosen = {key: name for key, name in named.items() if name is not None and name != getattr(defaults, key)}
-    return {"prompt": columns.prompt, "answer": columns.answer, **chosen}
+    chosen = {key: [name] for key, name in named.items() if name is not None and name != getattr(defaults, key)}
+    answers = [FLAT_ANSWER, PUBLISHED_ANSWER] if columns.answer is None else [columns.answer]
+    return {"prompt": [columns.prompt], "answer": answers, **chosen}
 
 
 def _duplicates(found: _Collected) -> list[str]:

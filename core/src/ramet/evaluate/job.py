@@ -21,7 +21,7 @@ from ramet.evaluate.measure import measure
 from ramet.evaluate.results import Header, PartialResults, Results, is_finished
 from ramet.evaluate.table import results_table
 from ramet.models.loading import check_model
-from ramet.models.torch_setup import set_up_torch
+from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.manifest import make_manifest, model_fingerprint
 from ramet.tracking.run_dir import RunDir
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 def run(resolved: Resolved) -> int:
     """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong."""
     config = resolved.config
-    set_up_torch(config.run)
     benchmarks, tasks = prepare(resolved)
+    set_up_torch(config.run)
     model = model_fingerprint(Path(config.model.path), Path(config.model.tokenizer or config.model.path))
     with RunDir.open(config.run.root, config.run.name) as run_dir:
         manifest = make_manifest(resolved, model=model)
@@ -63,7 +63,12 @@ def run(resolved: Resolved) -> int:
 def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Task]]]:
     """The benchmarks and their tasks, all checks done and reported together."""
     config = resolved.config
-    problems = [*check(resolved, "eval"), *check_model(config.model), *check_parts(config, training=False)]
+    problems = [
+        *check(resolved, "eval"),
+        *check_model(config.model),
+        *check_torch(config.run, config.model),
+        *check_parts(config, training=False),
+    ]
     if not config.benchmarks:
         problems.append("benchmarks: none chosen; set benchmarks=[NAME,…], see `ramet eval --help`")
     benchmarks: dict[str, Benchmark] = {}

@@ -93,7 +93,7 @@ def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Callable[[str],
     if not tokenizer.is_fast:
         return lambda text: list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    state |= {"added_tokens": [], "truncation": None, "padding": None}
     plain = Tokenizer.from_str(json.dumps(state))
     return lambda text: list(plain.encode(text, add_special_tokens=False).ids)
 

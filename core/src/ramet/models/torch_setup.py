@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-from ramet.config.schema import RunConfig
+from ramet.config.schema import ModelConfig, RunConfig
+
+
+def check_torch(run: RunConfig, model: ModelConfig) -> list[str]:
+    """What cannot be deterministic on this machine. A device that is named is checked with the configuration."""
+    if not run.deterministic or model.device != "auto" or not torch.cuda.is_available():
+        return []
+    return ["run.deterministic=true: holds on CPU only, and model.device=auto means cuda here; set model.device=cpu"]
 
 
 def set_up_torch(run: RunConfig) -> None:

@@ -178,7 +178,7 @@ class TurnContext:
         known = [schema.name for schema in self.place.schemas]
         if call.name in known:
             return await self.place.tools.run(call)
-        text = f"There is no tool {call.name}. Tools: {', '.join(known) or 'none'}."
+        text = f"There is no tool {call.name[:80]}. Tools: {', '.join(known) or 'none'}."
         return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
 
     def _failed(self, where: str, message: str) -> InfraError:

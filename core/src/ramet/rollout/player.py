@@ -66,12 +66,14 @@ class Player:
                 await self._turns(live)
         except (PluginError, ConfigError):
             raise
-        except Exception as error:  # one rollout's failure is data: masked, counted, logged once
+        except (Exception, asyncio.CancelledError) as error:  # one rollout's failure is data: masked, counted, logged
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             live.fault = self._fault(error, live, expired=limit.expired(), step_over=own_end > self.step_ends_at)
             logger.warning("rollout %s is masked: %s: %s", live.key, live.fault.where, live.fault.message)
         live.add_stat("seconds", time.perf_counter() - started)
 
-    def _fault(self, error: Exception, live: LiveRollout, *, expired: bool, step_over: bool) -> Fault:
+    def _fault(self, error: BaseException, live: LiveRollout, *, expired: bool, step_over: bool) -> Fault:
         if expired and isinstance(error, TimeoutError):
             key = "rollout.step_deadline_s" if step_over else "rollout.deadline_s"
             value = self.config.step_deadline_s if step_over else self.config.deadline_s
@@ -142,3 +144,9 @@ class Player:
         """Tokens that may still follow: by the response's limit and by the engine's."""
         of_response = self.config.max_response_tokens - live.n_response_tokens
         return min(of_response, self.place.engine.info.max_tokens - len(live.token_ids))
+
+
+def _is_cancelled() -> bool:
+    """Whether this task itself was cancelled: then the run ends. Else something cancelled itself and let it out."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

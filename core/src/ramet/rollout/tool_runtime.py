@@ -122,7 +122,8 @@ class _Lane:
             check_arguments(self.schema, call.arguments)
         except ToolError as error:
             self.stats.errors += 1
-            return ToolOutcome(status=CallStatus.ERROR, text=str(error), raised=True)
+            text, truncated = fit(str(error), self.config.max_result_tokens, self._encoder)
+            return ToolOutcome(status=CallStatus.ERROR, text=text, truncated=truncated, raised=True)
         shared = self._share_key(call)
         outcome = await (self._execute(call) if shared is None else self._join(shared, call))
         self._count(outcome)

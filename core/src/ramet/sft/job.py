@@ -27,8 +27,8 @@ CURVE = "sft_loss.png"
 def run(resolved: Resolved) -> int:
     """The job; returns the exit code. Raises `ConfigError` before anything is written if something is wrong."""
     config = resolved.config
-    set_up_torch(config.run)
     prepared = prepare(resolved)
+    set_up_torch(config.run)
     manifest = _manifest(resolved, prepared)
     with RunDir.open(config.run.root, config.run.name) as directory:
         raise_all(directory.check_resume(resolved, manifest))

@@ -41,7 +41,10 @@ class DataRecord:
 
     files: list[str]
     fingerprint: str
-    tasks: int
+    tasks: int  # too long ones included
+    skipped: int = 0  # bad rows
+    repaired: int = 0  # tasks with a corrupted `\boxed` that was put right
+    too_long: int = 0  # tasks left out by data.max_prompt_tokens
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 def run(resolved: Resolved) -> int:
     """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong."""
     config = resolved.config
-    set_up_torch(config.run)
     prepared = prepare(resolved)
+    set_up_torch(config.run)
     with RunDir.open(config.run.root, config.run.name) as run_dir:
         manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
         raise_all(run_dir.check_resume(resolved, manifest))

@@ -12,12 +12,13 @@ from ramet.cluster.parts import build_step, build_tools, check_parts
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.data.filter import leave_out_long
+from ramet.data.filter import Filtered, leave_out_long
 from ramet.data.sampler import Sampler
 from ramet.data.tasks import TaskSet, load_tasks
 from ramet.errors import ConfigErrors, RametError, raise_all
 from ramet.models.encoder import Encoder
 from ramet.models.loading import check_model
+from ramet.models.torch_setup import check_torch
 from ramet.rollout.prompts import messages_of
 from ramet.tracking.manifest import DataRecord, model_fingerprint
 from ramet.tracking.metrics import check_trackers
@@ -45,6 +46,7 @@ def prepare(resolved: Resolved) -> Prepared:
     problems = [
         *check(resolved, "train"),
         *check_model(config.model),
+        *check_torch(config.run, config.model),
         *check_trackers(config.trackers),
         *check_parts(config, training=True),
     ]
@@ -98,7 +100,9 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared
     kept = leave_out_long(train.tasks, count, config.data.max_prompt_tokens)
     kept_valid = leave_out_long(valid.tasks, count, config.data.max_prompt_tokens) if valid else None
     sampler = Sampler(len(kept.tasks), config.train.tasks_per_step, config.run.seed, config.data.shuffle)
-    data = {"train": _record(train)} | ({"valid": _record(valid)} if valid else {})
+    data = {"train": _record(train, kept)}
+    if valid and kept_valid:
+        data["valid"] = _record(valid, kept_valid)
     folders = (Path(config.model.path), Path(config.model.tokenizer or config.model.path))
     return Prepared(
         tasks=kept.tasks,
@@ -111,8 +115,15 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared
     )
 
 
-def _record(tasks: TaskSet) -> DataRecord:
-    return DataRecord(files=tasks.files, fingerprint=tasks.fingerprint, tasks=len(tasks.tasks))
+def _record(tasks: TaskSet, kept: Filtered) -> DataRecord:
+    return DataRecord(
+        files=tasks.files,
+        fingerprint=tasks.fingerprint,
+        tasks=len(tasks.tasks),
+        skipped=tasks.skipped,
+        repaired=tasks.repaired,
+        too_long=kept.left_out,
+    )
 
 
 def prompt_counter(config: Config, encoder: Encoder) -> Callable[[Task], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from adapter import Adapter
+from golden_adapter import Adapter
 from torch import Tensor
 
 from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
@@ -21,7 +21,12 @@ METRICS = {"pg_clipfrac": "clip_fraction", "pg_clipfrac_lower": "clip_fraction_l
 
 
 def floats(values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32)
+    """Nested lists of numbers, in which `nan` and `inf` stand as strings."""
+    return torch.tensor(_numbers(values), dtype=torch.float32)
+
+
+def _numbers(values: Any) -> Any:
+    return [_numbers(value) for value in values] if isinstance(values, list) else float(values)
 
 
 def build(kind: str, name: str, **options: Any) -> Any:
@@ -57,7 +62,9 @@ def advantage_inputs(given: dict[str, Any]) -> AdvantageInputs:
 
 
 def policy_loss(given: dict[str, Any]) -> dict[str, Any]:
-    low, high = (given["cliprange"] if given[key] is None else given[key] for key in ("cliprange_low", "cliprange_high"))
+    low, high = (
+        given["cliprange"] if given[key] is None else given[key] for key in ("cliprange_low", "cliprange_high")
+    )
     loss = build("policy_losses", "ppo_clip", clip_low=low, clip_high=high, dual_clip=given["clip_ratio_c"])
     logprobs, mask = floats(given["log_prob"]).requires_grad_(), floats(given["response_mask"]).bool()
     old, advantages = floats(given["old_log_prob"]), floats(given["advantages"])
@@ -135,7 +142,9 @@ def entropies(given: dict[str, Any]) -> list[Any]:
 
 
 ADAPTERS = {
-    "grpo": Adapter(run=grpo, leaves_out={"returns": "the release's copy of the advantages, which only a critic reads"}),
+    "grpo": Adapter(
+        run=grpo, leaves_out={"returns": "the release's copy of the advantages, which only a critic reads"}
+    ),
     "policy_loss": Adapter(run=policy_loss),
     "policy_loss_scalar": Adapter(run=policy_loss_scalar),
     "agg_loss": Adapter(run=agg_loss),

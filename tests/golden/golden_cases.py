@@ -72,13 +72,12 @@ def difference(found: Any, expected: Any, path: str = "output") -> str | None:
         return _of_mappings(found, expected, path)
     if isinstance(expected, list):
         return _of_lists(found, expected, path)
-    number = _number(expected)
-    if number is None or isinstance(found, bool):
-        same = type(found) is type(expected) and found == expected
-        return None if same else f"{path} is {found!r:.120}, expected {expected!r:.120}"
-    if isinstance(found, int | float) and _close(float(found), number):
+    if type(found) is type(expected) and found == expected:
         return None
-    return f"{path} is {found!r:.120}, expected {number!r}"
+    number = _number(expected)
+    if number is not None and isinstance(found, int | float) and not isinstance(found, bool) and _close(found, number):
+        return None
+    return f"{path} is {found!r:.120}, expected {expected!r:.120}"
 
 
 def _of_mappings(found: Any, expected: dict[str, Any], path: str) -> str | None:

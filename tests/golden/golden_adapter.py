@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cases import Case
+from golden_cases import Case
 
 
 def _always(case: Case) -> bool:

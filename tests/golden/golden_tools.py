@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from adapter import Adapter
-from cases import Case
+from golden_adapter import Adapter
+from golden_cases import Case
 
 from ramet.plugins import load_plugins
 from ramet.types import ToolCall

@@ -1,0 +1,50 @@
+"""The two layouts of a data file, told apart row by row, and the one known defect of published files.
+
+Flat: `prompt`, `answer`. Published (ARPO, and verl's files in general): the answer is `reward_model.ground_truth`. In
+both the prompt is a text or a list of chat messages. A row that has a column `answer` is flat, whatever else it has;
+`data.columns.answer` decides by name instead.
+
+The system prompt of ARPO's files holds `\\boxed` twice, written as a backspace (U+0008) and `oxed`: an escape was read
+when the files were made. No text means that, so it is put right everywhere in the row, and counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ramet.config.schema import ColumnsConfig
+
+FLAT_ANSWER, PUBLISHED_ANSWER = "answer", "reward_model.ground_truth"
+CORRUPT, INTENDED = "\boxed", "\\boxed"
+ABSENT = object()
+
+
+def value_at(values: Any, column: str) -> Any:
+    """The value of a column, by its name or by a dotted path into nested ones; `ABSENT` if there is none."""
+    if not isinstance(values, dict):
+        return ABSENT
+    if column in values:
+        return values[column]
+    head, dot, rest = column.partition(".")
+    return value_at(values[head], rest) if dot and head in values else ABSENT
+
+
+def answer_column(values: dict[str, Any], columns: ColumnsConfig) -> str:
+    """The column that holds this row's gold answer, whether or not there is a value in it."""
+    if columns.answer is not None:
+        return columns.answer
+    published = value_at(values, FLAT_ANSWER) is ABSENT and value_at(values, PUBLISHED_ANSWER) is not ABSENT
+    return PUBLISHED_ANSWER if published else FLAT_ANSWER
+
+
+def repair(value: Any) -> Any:
+    """The same value with every corrupted `\\boxed` put right; the very object if there is none."""
+    if isinstance(value, str):
+        return value.replace(CORRUPT, INTENDED) if CORRUPT in value else value
+    if isinstance(value, list):
+        items = [repair(item) for item in value]
+        return items if any(one is not other for one, other in zip(items, value, strict=True)) else value
+    if isinstance(value, dict):
+        fields = {key: repair(item) for key, item in value.items()}
+        return fields if any(fields[key] is not item for key, item in value.items()) else value
+    return value

@@ -1,0 +1,84 @@
+"""The scheduler on a real model: a deterministic run is bit-identical whatever the timing, and forks are cheap."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from ramet.config.schema import ModelConfig, RolloutConfig, SystemPrompt, ToolConfig
+from ramet.engines.config import TorchEngineConfig
+from ramet.engines.torch import TorchEngine
+from ramet.models.encoder import Encoder
+from ramet.models.loading import load_model, load_tokenizer
+from ramet.models.tiny import make_tiny_model
+from ramet.rollout.branching import RandomBranching
+from ramet.rollout.config import RandomBranchConfig
+from ramet.rollout.worker import RolloutWorker
+from ramet.testing.doubles import echo_tool
+from ramet.types import Group, Markup, RolloutState, StepContext, StepResult, StopReason, Task, ToolCall, Untrusted
+from ramet.types import user_prompt as prompt
+
+
+class CallsOften:
+    """A step under which an untrained model calls tools: a vowel ends each turn."""
+
+    def system_prompt(self, tools: Any) -> str:
+        return ""
+
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        generation = await ctx.generate(stop=["a", "e", "i", "o", "u"])
+        if state.turn == 3 or generation.truncated or generation.finished:
+            return StepResult(stop=StopReason.END)
+        result = await ctx.call_tool(ToolCall(name="python", arguments={"text": generation.text[-9:]}))
+        return StepResult(insert=(Markup(text="<result>"), Untrusted(text=result.text), Markup(text="</result>")))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny_model(folder, hidden=32, layers=2, heads=2, intermediate=64)
+    return ModelConfig(path=str(folder), device="cpu")
+
+
+async def play(model: ModelConfig, timing_seed: int) -> tuple[list[Group], dict[str, float]]:
+    timing = random.Random(timing_seed)
+    encoder = Encoder(load_tokenizer(model))
+    engine = TorchEngine(
+        TorchEngineConfig(slots=12), model=load_model(model), encoder=encoder, max_tokens=200, deterministic=True
+    )
+    worker = RolloutWorker(
+        engine=engine,
+        encoder=encoder,
+        step=CallsOften(),
+        branch_policy=RandomBranching(RandomBranchConfig(roots=2, probability=0.6)),
+        tools={"python": (echo_tool(delay_s=lambda call: timing.random() / 20), ToolConfig())},
+        config=RolloutConfig(max_response_tokens=100, group_size=5, max_concurrent=12),
+        system_prompt=SystemPrompt.NEVER,
+        seed=1,
+        deterministic=True,
+    )
+    try:
+        groups = await worker.run([Task(id=f"t{i}", prompt=prompt("2+2?" * (i + 1))) for i in range(3)], step=0)
+        return groups, {**worker.metrics(), **engine.metrics()}
+    finally:
+        await worker.close()
+        await engine.close()
+
+
+def bits(groups: list[Group]) -> list[Any]:
+    return [
+        (r.id, r.stop, [(bytes(s.token_ids), bytes(s.logprobs or b""), bytes(s.entropies or b"")) for s in r.segments])
+        for group in groups
+        for r in group.rollouts
+    ]
+
+
+def test_random_tool_latencies_change_not_a_bit(model: ModelConfig) -> None:
+    (first, metrics), (second, _) = (asyncio.run(play(model, seed)) for seed in (1, 2))
+    assert bits(first) == bits(second)
+    assert all(len(group.valid) == 5 for group in first)
+    assert metrics["engine/forks"] == metrics["rollout/forks_per_group"] * 3 > 0
+    assert metrics["engine/recomputed_prefix_tokens"] <= metrics["engine/forks"]

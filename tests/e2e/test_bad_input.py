@@ -1,0 +1,107 @@
+"""Bad input to `ramet train`, from the command line to the exit code: every problem in one go, a line each, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+ROWS = {
+    "good": [{"prompt": "a", "answer": "b"}] * 3,
+    "empty": [],
+    "no_answer": [{"prompt": "a", "gold": "b"}],
+    "bad_rows": [{"prompt": "a", "answer": "b"}, {"prompt": 3, "answer": "b"}, {"prompt": "a", "answer": [True]}],
+    "hammer": [{"prompt": "a", "answer": "b", "tools": ["hammer"]}] * 3,
+}
+# overrides ({data} is the folder of the files above) -> what each error line begins with, or holds behind "…"
+MISTAKES = {
+    "unknown_key": (["train.stepz=3"], ["train.stepz: no such key. Did you mean 'train.steps'?"]),
+    "unknown_plugin": (["branch_policy=arpp"], ["branch_policy: no 'arpp'. Did you mean 'arpo'?"]),
+    "configuration": (
+        ["train.stepz=3", "rewards=[e2e_evn]", "policy.lr=fast", "sft.lr=1"],
+        ["train.stepz: ", "rewards: no 'e2e_evn'. Did you mean 'e2e_even'?", "policy.lr: expected float, got 'fast'", "sft.lr: "],
+    ),
+    "missing_file": (["data.train=[{data}/nowhere.jsonl]"], ["{data}/nowhere.jsonl: no such file"]),
+    "empty_file": (["data.train=[{data}/empty.jsonl]"], ["{data}/empty.jsonl: …empty"]),
+    "missing_column": (
+        ["data.train=[{data}/no_answer.jsonl]"],
+        ["{data}/no_answer.jsonl: no column 'answer'; found prompt, gold; name it with data.columns.answer"],
+    ),
+    "wrong_type": (
+        ["data.train=[{data}/bad_rows.jsonl]"],
+        [
+            "{data}/bad_rows.jsonl, row 2, column prompt: expected a text that is not empty, got 3",
+            "{data}/bad_rows.jsonl, row 3, column answer: expected a text, a number, or a list of them, got True",
+        ],
+    ),
+    "unknown_tool_in_data": (
+        ["data.train=[{data}/hammer.jsonl]"],
+        ["tools: the data names 'hammer'; configured: e2e_digest"],
+    ),
+    "no_model": (["model.path={data}/nowhere"], ["model.path: '{data}/nowhere' is not a folder"]),
+    "no_end_of_sequence": (["model.path={data}/no_eos"], ["model.path: …has no end-of-sequence token"]),
+    "only_long_prompts": (["data.max_prompt_tokens=3"], ["data.…data.max_prompt_tokens=3"]),
+    "too_few_tasks": (["train.tasks_per_step=8"], ["train.tasks_per_step=8: the data set has 7 tasks; allowed: 1 to 7"]),
+    "not_deterministic": (
+        ["run.threads=2", "engine.params.slots=15"],
+        [
+            "run.deterministic=true: needs run.threads=1, got 2",
+            "run.deterministic=true: needs engine.params.slots of at least rollout.max_concurrent=16, got 15",
+        ],
+    ),
+    "all_together": (
+        [
+            "data.train=[{data}/bad_rows.jsonl,{data}/nowhere.jsonl]", "data.valid=[{data}/no_answer.jsonl]",
+            "model.path={data}/nowhere", "train.epochs=0", "run.threads=0", "trackers=[carrier_pigeon]",
+            "branch_policy.params.initial_rollouts=9",
+        ],
+        [
+            "{data}/nowhere.jsonl: no such file", "{data}/no_answer.jsonl: no column", "model.path: ", "train.epochs=0: ",
+            "run.threads=0: ", "trackers: unknown tracker 'carrier_pigeon'", "branch_policy.params.initial_rollouts: 9",
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(house, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for name, rows in ROWS.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    without(house.model, folder / "no_eos", "eos_token")
+    without(house.model, folder / "no_pad", "pad_token")
+    return folder
+
+
+def without(model: Path, copy: Path, token: str) -> None:
+    """A copy of the model whose tokenizer lacks a token."""
+    shutil.copytree(model, copy)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        file = copy / name
+        if file.exists():
+            values = json.loads(file.read_text())
+            values.pop(token, None)
+            file.write_text(json.dumps(values))
+
+
+def holds(line: str, expected: str) -> bool:
+    start, _, rest = expected.partition("…")
+    return line.startswith(start) and rest in line
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named_before_anything_starts(ramet, house, data: Path, tmp_path: Path, mistake: str):
+    overrides, expected = ([text.replace("{data}", str(data)) for text in texts] for texts in MISTAKES[mistake])
+    ended = ramet(*house.train(f"run.root={tmp_path / 'runs'}", *overrides), cwd=tmp_path)
+    assert ended.code == 1
+    assert "Traceback" not in ended.err
+    unmatched = [text for text in expected if not any(holds(line, text) for line in ended.errors)]
+    assert not unmatched, ended.err
+    assert len(ended.errors) == len(ended.err.splitlines()) == len(expected), ended.err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,154 @@
+"""`tests/golden/check.py`: agrees where it says so, lists what is missing, and sees a loss that is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ramet.algorithms.grpo import Grpo
+from ramet.algorithms.ppo_clip import PpoClip
+from ramet.plugins import load_plugins
+from ramet.registry import Registry
+from ramet.types import AdvantageInputs, AdvantageOutput, LossInputs, LossOutput
+
+FOLDER = Path(__file__).parent / "golden"
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "golden"
+published = pytest.mark.skipif(not SHARED.is_dir(), reason="the golden values are not beside the repository")
+HERE = {
+    "agg_loss", "entropy_from_logits", "grpo", "kl_penalty", "logprobs_from_logits", "policy_loss",
+    "policy_loss_scalar", "python_tool.execute",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("golden_check", FOLDER / "check.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(FOLDER))
+
+
+def lines_of(text: str) -> dict[str, tuple[int, int, int]]:
+    """Function -> passed, failed, not implemented."""
+    rows = [line.rpartition("  ") for line in text.splitlines() if line.endswith("not implemented")]
+    return {name.strip(): tuple(int(word.split()[0]) for word in counts.split(", ")) for name, _, counts in rows}  # type: ignore[misc]
+
+
+@published
+def test_everything_that_is_implemented_agrees_with_the_reference(checker: ModuleType, capsys) -> None:
+    assert checker.main([str(path) for path in sorted(SHARED.glob("*.json*"))]) == 0
+    found = lines_of(capsys.readouterr().out)
+    assert {name for name, (passed, _, _) in found.items() if passed} == HERE
+    assert all(failed == 0 for _, failed, _ in found.values())
+    assert sum(missing for name, (_, _, missing) in found.items() if name in HERE - {"python_tool.execute"}) == 0
+    assert found["rollout.arpo"][2] and found["hostile_snippets"][2] and found["deep_research.compute_score"][2]
+
+
+class WrongSign(PpoClip):
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        return super().__call__(dataclasses.replace(batch, advantages=-batch.advantages))
+
+
+class NeverClips(PpoClip):
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        output = super().__call__(batch)
+        ratio = (batch.logprobs - batch.old_logprobs).exp()
+        return dataclasses.replace(output, per_token=-batch.advantages * ratio)
+
+
+class ForgetsTheGradient(PpoClip):
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        output = super().__call__(batch)
+        return dataclasses.replace(output, per_token=output.per_token.detach() + 0 * batch.logprobs)
+
+
+class WrongClipFraction(PpoClip):
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        output = super().__call__(batch)
+        return dataclasses.replace(output, metrics={**output.metrics, "clip_fraction": torch.ones(len(batch.mask))})
+
+
+class KeepsTheMean(Grpo):
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        output = super().__call__(batch)
+        return dataclasses.replace(output, advantages=output.advantages + batch.mask)
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any], str, Any], None]:
+    """Another factory behind a registered name."""
+
+    def put(registry: Registry[Any], name: str, factory: Any) -> None:
+        monkeypatch.setitem(registry._entries, name, dataclasses.replace(registry.get(name), factory=factory))
+
+    return put
+
+
+@published
+@pytest.mark.parametrize("wrong", [WrongSign, NeverClips, ForgetsTheGradient, WrongClipFraction])
+def test_a_wrong_loss_is_seen(checker: ModuleType, register, capsys, wrong: type[PpoClip]) -> None:
+    register(load_plugins().registries.policy_losses, "ppo_clip", wrong)
+    assert checker.main([str(SHARED / "algorithms.json")]) == 1
+    found = lines_of(capsys.readouterr().out)
+    assert {name for name, (_, failed, _) in found.items() if failed} <= {"policy_loss", "policy_loss_scalar"}
+    assert found["policy_loss"][1] > 0
+
+
+@published
+def test_a_wrong_advantage_is_seen(checker: ModuleType, register, capsys) -> None:
+    register(load_plugins().registries.advantages, "grpo", KeepsTheMean)
+    assert checker.main([str(SHARED / "algorithms.json")]) == 1
+    out = capsys.readouterr().out
+    assert lines_of(out)["grpo"] == (0, 8, 0)
+    assert "algorithms.json, case 3 (two groups): output.advantages[0][0] is" in out
+
+
+def test_values_agree_within_the_tolerance_and_texts_exactly(checker: ModuleType) -> None:
+    differs = checker.difference
+    assert differs(1.0 + 5e-7, 1) is None and differs(1e9 + 100, 1e9) is None
+    assert differs(1.00001, 1) == "output is 1.00001, expected 1"
+    assert differs(float("nan"), "nan") is None and differs(float("-inf"), "-inf") is None
+    assert differs("nan", "nan") is None
+    assert differs(0.0, "nan") is not None
+    assert differs(True, 1) is not None and differs(1, True) is not None
+    assert differs(" a", "a") is not None
+    assert differs({"a": [1, 2]}, {"a": [1, 3]}) == "output.a[1] is 2, expected 3"
+    assert differs({"a": 1}, {"a": 1, "b": 2}) is not None
+    assert differs([1], [1, 2]) is not None
+
+
+def test_functions_that_nobody_adapts_are_listed_as_not_implemented(checker: ModuleType, tmp_path: Path, capsys):
+    path = tmp_path / "new.jsonl"
+    path.write_text('{"function": "brand_new", "input": 1, "output": 2}\n\n')
+    assert checker.main([str(path)]) == 0
+    assert capsys.readouterr().out == "brand_new  0 passed, 0 failed, 1 not implemented\n"
+
+
+def test_what_raises_fails_unless_the_reference_raised_too(checker: ModuleType, tmp_path: Path, capsys):
+    row = {"function": "kl_penalty", "input": {"logprob": [[0.0]], "ref_logprob": [[0.0]], "kind": "no such kind"}}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({**row, "raises": "NotImplementedError"}) + "\n" + json.dumps({**row, "output": [[0]]}))
+    assert checker.main([str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "kl_penalty  1 passed, 1 failed, 0 not implemented" in out
+    assert "rows.jsonl, line 2: ValueError: 'no such kind'" in out
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rows": []}', '{"cases": [{"function": "grpo"}]}'])
+def test_a_file_of_another_form_is_refused(checker: ModuleType, tmp_path: Path, capsys, text: str) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(text)
+    assert checker.main([str(path)]) == 2
+    assert f"error: {path}: not a file of golden values" in capsys.readouterr().err
