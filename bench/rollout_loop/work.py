@@ -1,32 +1,38 @@
-"""The work that both loops do: the tasks, what the fake engine says, and what the tools return and how long they take.
+"""The work that all loops do: the tasks, what the fake engine says, and how long tools take and when they fail.
 
-A rollout makes `calls` tool calls and then answers. Whether a call is slow or fails is a matter of (task, member, turn)
-alone, so every loop meets the same slow and failing calls.
+A rollout makes `calls` tool calls and then answers. Whether a call is slow or fails is drawn per (task, member, turn)
+before the clock starts, so every loop meets the same slow and failing calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from random import Random
+from typing import TypeAlias
 
-from words import END, train_tokenizer
+from words import train_tokenizer
 
-from ramet import Task, ToolCall, ToolResult, ToolSchema, user_prompt
 from ramet.models.encoder import Encoder
 
-CALL = "<think>\nI should look up what is known about this.\n</think>\n<search>capital of the country</search>"
-ANSWER = "<think>\nThe result says it.\n</think>\n<answer>The answer is 42.</answer>"
-QUESTION = "Question number {}: what is the capital of the country?"
-RESULT = "result for capital of the country"
 SYSTEM = (
     "Solve the task step by step. Write your reasoning between <think> and </think>. You can use the tools below while "
     "you work. To call one, write its input between its tags; you then get what it returned between <result> and "
     "</result>, and go on from there.\n- <search>query</search>: Searches the web.\nWhen you know the answer, write it "
     "between <answer> and </answer>."
 )
-LOGPROB = -0.125
+QUESTION = "Question number {}: what is the capital of the country?"
+CALL = "<think>\nI should look up what is known about this.\n</think>\n<search>capital of the country</search>"
+ANSWER = "<think>\nThe result says it.\n</think>\n<answer>The answer is 42.</answer>"
+RESULT = "result for capital of the country"
+LOGPROB, ENTROPY = -0.125, 0.5
+ATTEMPTS = 8  # of one call whose luck is drawn
+
+Call: TypeAlias = tuple[int, int, int]  # task, member of its group, turn
 
 
 class ToolFailedError(RuntimeError):
@@ -35,7 +41,7 @@ class ToolFailedError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How many rollouts, and how their tools behave. Latencies in seconds."""
+    """How many rollouts, and how their tools behave."""
 
     rollouts: int
     group_size: int = 8
@@ -49,18 +55,30 @@ class Load:
     def n_tasks(self) -> int:
         return self.rollouts // self.group_size
 
-    def latency_of(self, task: int, member: int, turn: int) -> float:
-        slow = Random(f"slow {task} {member} {turn}").random() < self.slow_share
-        return self.latency_s * (self.slow_factor if slow else 1.0)
+    def all_calls(self) -> Iterator[Call]:
+        return product(range(self.n_tasks), range(self.group_size), range(self.calls))
 
-    def fails(self, task: int, member: int, turn: int, attempt: int) -> bool:
-        """Every attempt has its own luck, as with a service that is overloaded."""
-        return Random(f"fail {task} {member} {turn} {attempt}").random() < self.fail_share
 
-    async def tool(self, task: int, member: int, turn: int, attempt: int) -> str:
-        """What a call does: wait, then return or raise."""
-        await asyncio.sleep(self._latencies[task, member, turn])
-        if (task, member, turn, attempt) in self._failing:
+class Tools:
+    """The one tool. Every attempt has its own luck, as with a service that is overloaded."""
+
+    def __init__(self, load: Load, seed: int) -> None:
+        rng = Random(seed)
+        self.n_runs = 0
+        self._latency: dict[Call, float] = {}
+        self._fails: dict[Call, list[bool]] = {}
+        self._attempts: Counter[Call] = Counter()
+        for call in load.all_calls():
+            slow = rng.random() < load.slow_share
+            self._latency[call] = load.latency_s * (load.slow_factor if slow else 1.0)
+            self._fails[call] = [rng.random() < load.fail_share for _ in range(ATTEMPTS)]
+
+    async def run(self, task: int, member: int, turn: int) -> str:
+        call = task, member, turn
+        attempt, self._attempts[call] = self._attempts[call], self._attempts[call] + 1
+        self.n_runs += 1
+        await asyncio.sleep(self._latency[call])
+        if self._fails[call][attempt]:
             raise ToolFailedError("the service is overloaded")
         return RESULT
 
@@ -69,24 +87,44 @@ class Load:
 class Said:
     """One turn of the fake engine."""
 
-    text: str
     ids: array[int]
     logprobs: array[float]
+    entropies: array[float]
 
 
 class Parts:
-    """Tokenizer, tasks and canned turns, made once."""
+    """Tokenizer and canned turns, made once."""
 
     def __init__(self) -> None:
         questions = [QUESTION.format(i) for i in range(200)]
         self.tokenizer = train_tokenizer([SYSTEM, CALL, ANSWER, RESULT] * 20 + questions)
         self.encoder = Encoder(self.tokenizer)
-        self.call = self._said(CALL)
-        self.answer = self._said(ANSWER)
-
-    def _said(self, text: str) -> Said:
-        ids = self.encoder.markup(text)
-        return Said(text, ids, array("f", [LOGPROB] * len(ids)))
+        self._call, self._answer = self._say(CALL), self._say(ANSWER)
 
     def said(self, turn: int, calls: int) -> Said:
-        return self.call if turn < calls else self.answer
+        return self._call if turn < calls else self._answer
+
+    def _say(self, text: str) -> Said:
+        ids = self.encoder.markup(text)
+        return Said(ids, array("f", [LOGPROB] * len(ids)), array("f", [ENTROPY] * len(ids)))
+
+
+@dataclass(slots=True)
+class Played:
+    """One rollout as a trainer needs it. The loops' results are compared field by field."""
+
+    prompt: array[int]
+    ids: array[int]
+    mask: array[int]
+    logprobs: array[float]
+    lost: bool = False  # its tool failed for good
+
+
+def difference(mine: list[Played], others: list[Played]) -> str | None:
+    """What is not equal in two loops' rollouts; lost ones have only their loss to compare."""
+    if len(mine) != len(others):
+        return f"{len(mine)} and {len(others)} rollouts"
+    for i, (one, other) in enumerate(zip(mine, others, strict=True)):
+        if one.lost != other.lost or (not one.lost and one != other):
+            return f"rollout {i} differs"
+    return None

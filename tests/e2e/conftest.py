@@ -93,6 +93,7 @@ class House:
         ]  # fmt: skip
 
 
+@pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """Of every process here: one thread, this folder's plugin, and nothing of Ramet's from outside."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("RAMET_", "E2E_"))}
@@ -104,13 +105,13 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def ramet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ramet]:
+def ramet(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ramet]:
     server = subprocess.Popen(
         [sys.executable, str(HERE / "server.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=environment,
     )
     with server:
         assert server.stdout is not None

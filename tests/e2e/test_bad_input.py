@@ -31,7 +31,7 @@ MISTAKES = {
     "empty_file": (["data.train=[{data}/empty.jsonl]"], ["{data}/empty.jsonl: …empty"]),
     "missing_column": (
         ["data.train=[{data}/no_answer.jsonl]"],
-        ["{data}/no_answer.jsonl: no column 'answer'; found prompt, gold; name it with data.columns.answer"],
+        ["{data}/no_answer.jsonl: no column 'answer' …; found prompt, gold; name it with data.columns.answer"],
     ),
     "wrong_type": (
         ["data.train=[{data}/bad_rows.jsonl]"],
@@ -46,7 +46,10 @@ MISTAKES = {
     ),
     "no_model": (["model.path={data}/nowhere"], ["model.path: '{data}/nowhere' is not a folder"]),
     "no_end_of_sequence": (["model.path={data}/no_eos"], ["model.path: …has no end-of-sequence token"]),
-    "only_long_prompts": (["data.max_prompt_tokens=3"], ["data.…data.max_prompt_tokens=3"]),
+    "only_long_prompts": (
+        ["data.max_prompt_tokens=3"],
+        ["no task is left: 7 of 7 tasks are longer than data.max_prompt_tokens=3; the longest has 9 tokens"],
+    ),
     "too_few_tasks": (["train.tasks_per_step=8"], ["train.tasks_per_step=8: the data set has 7 tasks; allowed: 1 to 7"]),
     "not_deterministic": (
         ["run.threads=2", "engine.params.slots=15"],
@@ -62,8 +65,10 @@ MISTAKES = {
             "branch_policy.params.initial_rollouts=9",
         ],
         [
-            "{data}/nowhere.jsonl: no such file", "{data}/no_answer.jsonl: no column", "model.path: ", "train.epochs=0: ",
-            "run.threads=0: ", "trackers: unknown tracker 'carrier_pigeon'", "branch_policy.params.initial_rollouts: 9",
+            "{data}/bad_rows.jsonl, row 2, ", "{data}/bad_rows.jsonl, row 3, ", "{data}/nowhere.jsonl: no such file",
+            "{data}/no_answer.jsonl: no column", "model.path: ", "train.epochs=0: ", "run.threads=0: must be at least 1",
+            "run.deterministic=true: needs run.threads=1, got 0", "trackers: unknown tracker 'carrier_pigeon'",
+            "branch_policy.params.initial_rollouts: 9 is more than rollout.group_size, 8",
         ],
     ),
 }  # fmt: skip
@@ -105,3 +110,59 @@ def test_a_mistake_is_named_before_anything_starts(ramet, house, data: Path, tmp
     assert not unmatched, ended.err
     assert len(ended.errors) == len(ended.err.splitlines()) == len(expected), ended.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_tokenizer_without_pad_trains_and_says_what_it_pads_with(ramet, house, data: Path, tmp_path: Path):
+    ended = ramet(*house.train(f"run.root={tmp_path}", f"model.path={data / 'no_pad'}", "train.steps=1"), cwd=tmp_path)
+    assert ended.code == 0
+    assert ended.err.count("has no pad token: its end-of-sequence token is used") == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "problem"), [("e2e_nan", "returned nan (value)"), ("e2e_few", "returned 7 scores for 8 rollouts")]
+)
+def test_a_reward_that_breaks_the_contract_stops_the_run(ramet, house, tmp_path: Path, reward: str, problem: str):
+    ended = ramet(*house.train(f"run.root={tmp_path}", "train.eval_first=false", f"rewards=[{reward}]"), cwd=tmp_path)
+    assert ended.code == 1
+    assert "Traceback" not in ended.err
+    [line] = ended.errors
+    assert line.startswith(f"reward '{reward}' of plugin 'e2e_plugin', task 'tasks/") and problem in line
+
+
+def test_a_resume_with_other_data_or_configuration_is_refused(ramet, house, tmp_path: Path):
+    tasks = tmp_path / "tasks.jsonl"
+    shutil.copy(house.folder / "tasks.jsonl", tasks)
+    command = house.train(f"run.root={tmp_path}", "run.name=mine", f"data.train=[{tasks}]", "train.steps=1")
+    assert ramet(*command, cwd=tmp_path).code == 0
+    before = (tmp_path / "mine/config.yaml").read_text()
+    with tasks.open("a") as file:
+        file.write(json.dumps({"prompt": "one more", "answer": "x"}) + "\n")
+    ended = ramet(*command, "policy.lr=0.5", "rollout.first_tokens=2", "train.steps=2", cwd=tmp_path)
+    assert ended.code == 1
+    assert "Traceback" not in ended.err
+    assert [line.partition(";")[0].partition(" (sha256")[0] for line in ended.errors] == [
+        f"the training data changed: the run began with 7 tasks of {tasks}",
+        "policy.lr was 0.001, is 0.5",
+        "rollout.first_tokens was 3, is 2",
+    ]
+    assert (tmp_path / "mine/config.yaml").read_text() == before
+
+
+def test_a_run_directory_in_use_is_refused_at_once_until_its_owner_is_dead(ramet, house, tmp_path: Path):
+    command = house.train(f"run.root={tmp_path}", "run.name=mine", "train.eval_first=false", "train.steps=1")
+    first = ramet.start(*command, cwd=tmp_path, E2E_LATENCY_S="600")
+    lock = tmp_path / "mine/LOCK"
+    while not (lock.exists() and lock.read_text()):
+        time.sleep(0.01)
+    started = json.loads(lock.read_text())["started"]
+    second = ramet(*command, cwd=tmp_path)
+    os.kill(first.pid, signal.SIGKILL)
+    assert first.wait().code == -9
+    assert second.code == 1
+    assert second.errors == [
+        f"run directory '{tmp_path / 'mine'}' is in use by pid {first.pid} on {socket.gethostname()}, started {started}; "
+        "choose another run.name, or wait for it"
+    ]
+    third = ramet(*command, cwd=tmp_path)
+    assert third.code == 0
+    assert f"its owner (pid {first.pid}, started {started}) is dead" in third.err

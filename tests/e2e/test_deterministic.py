@@ -7,7 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ STEPS = 4
 # A chain is one run that is killed again and again, each time at a later place of its steps, and then left in peace.
 CHAINS = {
     "rollouts": (2, ["start:0", "first_requests:1", "tools:2", "fork:3", "late_requests:4"]),
-    "engine": (1, ["generating:1", "restore:0", "scoring:2", "scored:3", "sync:4"]),
+    "engine": (1, ["generating:1", "scoring:2", "restore:0", "scored:3", "sync:4"]),
     "learning": (2, ["logprobs:1", "recording:2", "recorded:3", "validation:4"]),
     "updates": (1, ["update:1", "updated:2", "update:3", "logging:3", "logged:4"]),
     "saving": (1, ["saving:1", "sealing:1", "sealed:2", "renamed:3", "saved:4", "export:0"]),
@@ -109,11 +109,36 @@ def test_a_run_killed_in_every_phase_of_a_step_ends_as_the_undisturbed_one(ramet
     assert ended.code == 0, ended.err
     same(killed, undisturbed)
     assert killed.leftovers() == []
-    for place in {"first_requests", "tools", "fork", "late_requests"} & {kill.partition(":")[0] for kill in kills}:
-        under_way(json.loads(next(tmp_path.glob(f"{place}:*.json")).read_text()))
+    for place in {"first_requests", "generating", "tools", "fork"} & {kill.partition(":")[0] for kill in kills}:
+        log = json.loads(next(tmp_path.glob(f"{place}:*.json")).read_text())
+        assert len(log["rollouts"]) >= 8, log
+        assert place != "fork" or any("." in path for path in log["rollouts"]), log
 
 
-def under_way(log: dict[str, Any]) -> None:
-    """What a kill among rollouts struck: many of them, and forks where there were some."""
-    assert len(log["rollouts"]) >= 8, log
-    assert log["place"] != "fork" or any("." in path for path in log["rollouts"]), log
+@pytest.mark.parametrize(
+    ("latency_s", "max_concurrent"),
+    [("0", 16), ("0.4", 16), ("0.05", 8)],
+    ids=["instant_tools", "slow_tools", "one_group_at_a_time"],
+)
+def test_numbers_do_not_depend_on_what_happens_at_the_same_time(
+    ramet, house, undisturbed, tmp_path, latency_s, max_concurrent
+):
+    command = house.train(f"run.root={tmp_path}", "run.name=other", f"rollout.max_concurrent={max_concurrent}")
+    ended = ramet(*command, cwd=tmp_path, E2E_LATENCY_S=latency_s)
+    assert ended.code == 0, ended.err
+    same(Run(tmp_path / "other"), undisturbed)
+
+
+def test_the_installed_command_killed_from_outside_goes_on_in_a_new_process(environment, house, undisturbed, tmp_path):
+    command = [Path(sys.executable).with_name("ramet"), *house.train(f"run.root={tmp_path}", "run.name=killed")]
+    run = Run(tmp_path / "killed")
+    first = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with first:
+        while first.poll() is None and not run.recorded():
+            time.sleep(0.01)
+        first.kill()
+    assert first.returncode == -9, first.stderr
+    assert not (run.path / "model").exists()
+    second = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    same(run, undisturbed)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import functools
 import inspect
 import json
+import threading
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -34,7 +38,7 @@ class _FunctionTool:
                 _check_type(self.schema, name, value)
         if inspect.iscoroutinefunction(self.function):
             return ToolResult(text=str(await self.function(*bound.args, **bound.kwargs)))
-        return ToolResult(text=str(await asyncio.to_thread(self.function, *bound.args, **bound.kwargs)))
+        return ToolResult(text=str(await _in_thread(functools.partial(self.function, *bound.args, **bound.kwargs))))
 
 
 def function_tool(function: Callable[..., Any], *, name: str | None = None) -> Tool:
@@ -60,6 +64,39 @@ def function_tool(function: Callable[..., Any], *, name: str | None = None) -> T
         parameters={"type": "object", "properties": properties, "required": required},
     )
     return _FunctionTool(function, schema, frozenset(nullable))
+
+
+async def _in_thread(work: Callable[[], Any]) -> Any:
+    """Run `work` in a thread of its own, which nobody waits for once it is cancelled.
+
+    asyncio's pool has a handful of threads: as many calls that hang would block all others, and the end of the run.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def tell(settle: Callable[[Any], None], value: Any) -> None:
+        if not done.done():
+            settle(value)
+
+    def run() -> None:
+        try:
+            outcome = (done.set_result, work())
+        except BaseException as error:
+            outcome = (done.set_exception, _raisable(error))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, *outcome)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), name="ramet-tool", daemon=True).start()
+    return await done
+
+
+def _raisable(error: BaseException) -> BaseException:
+    """A future cannot hold every exception: asyncio would raise one that ends the program out of its own loop."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _json_type(hint: Any, name: str) -> tuple[str, bool]:

@@ -47,7 +47,7 @@ def test_the_installed_command_ends_with_the_exit_code_of_main(tmp_path: Path):
     done = subprocess.run([script, "trian"], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 1
     assert done.stderr == (
-        "error: no command 'trian'. Did you mean 'train'? Commands: train, sft, eval, report, plugins\n"
+        f"error: no command 'trian'. Did you mean 'train'? Commands: {', '.join(COMMANDS)}\n"
     )
 
 

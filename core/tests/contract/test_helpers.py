@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -85,6 +86,39 @@ def test_an_async_function_runs_on_the_loop_and_a_plain_one_beside_it() -> None:
 
     assert call(function_tool(on_loop)) == threading.main_thread().name
     assert call(function_tool(beside)) != threading.main_thread().name
+
+
+def test_functions_that_hang_hold_up_neither_other_calls_nor_the_end() -> None:
+    release = threading.Event()
+
+    def work(seconds: float) -> str:
+        """Block the thread."""
+        release.wait(seconds)
+        return "done"
+
+    async def main() -> str:
+        tool = function_tool(work)
+        hanging = [asyncio.create_task(tool(ToolCall(name="work", arguments={"seconds": 60}))) for _ in range(100)]
+        await asyncio.sleep(0)
+        answer = await asyncio.wait_for(tool(ToolCall(name="work", arguments={"seconds": 0})), 10)
+        for task in hanging:
+            task.cancel()
+        return answer.text
+
+    started = time.monotonic()
+    assert asyncio.run(main()) == "done"
+    assert time.monotonic() - started < 20
+    assert all(t.daemon for t in threading.enumerate() if t.name == "ramet-tool")  # none holds up the exit
+    release.set()
+
+
+def test_a_function_that_leaves_the_program_fails_its_call_only() -> None:
+    def leaves() -> str:
+        """Leave."""
+        raise SystemExit(3)
+
+    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+        call(function_tool(leaves))
 
 
 def test_errors_of_the_function_pass() -> None:

@@ -296,7 +296,7 @@ def test_a_loss_of_the_wrong_shape_is_the_plugins_error(
 ) -> None:
     rows = make_rows(2)
     worker = PolicyWorker(make_spec(policy_loss=Summed()))
-    with pytest.raises(PluginError, match=r"policy loss Summed returned another shape than .* for per_token"):
+    with pytest.raises(PluginError, match=r"policy loss .*Summed returned another shape than .* for per_token"):
         worker.update(rows, make_advantages(rows), step=1)
 
 

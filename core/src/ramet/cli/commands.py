@@ -109,12 +109,60 @@ def _plugins(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _data(arguments: Sequence[str]) -> int:
+    parser = _Parser(
+        prog="ramet data",
+        add_help=False,
+        usage="ramet data inspect FILE… [--model DIR] [--prompts N] [key=value …]",
+        description="What stands in data files: schema, sources, prompt lengths, duplicates, bad rows, prompts.",
+        epilog="Keys of data, model, rollout_step and tools count, as in data.columns.prompt=question tools=[python].",
+    )
+    parser.add_argument("what", nargs="?", choices=["inspect"])
+    parser.add_argument("files", nargs="*", help="parquet or JSON lines; default: data.train and data.valid")
+    parser.add_argument("--model", type=Path, help="a model's folder: lengths in tokens, prompts as it sees them")
+    parser.add_argument("--prompts", type=int, default=1, help="how many prompts to print of each file (default: 1)")
+    parser.add_argument("-h", "--help", action="store_true")
+    found = parser.parse_intermixed_args(arguments)
+    if found.help or found.what is None:
+        _say(parser.format_help().rstrip("\n"))
+        return 0
+    overrides = [text for text in found.files if "=" in text and not Path(text).exists()]
+    files = [text for text in found.files if text not in overrides]
+    data = importlib.import_module("ramet.cli.data")
+    _say(data.inspect(files, overrides, model=found.model, prompts=found.prompts))
+    return 0
+
+
+def _new(arguments: Sequence[str]) -> int:
+    new = importlib.import_module("ramet.cli.new")
+    parser = _Parser(
+        prog="ramet new",
+        add_help=False,
+        usage="ramet new KIND NAME [--dir DIR]",
+        description="A plugin package of your own, with tests that pass.",
+    )
+    parser.add_argument("kind", nargs="?", metavar="KIND", help=new.describe_kinds())
+    parser.add_argument("name", nargs="?", metavar="NAME", help="as in the configuration: count_words, exact_match")
+    parser.add_argument("--dir", type=Path, help="the folder to make; default: ramet-NAME in the working directory")
+    parser.add_argument("-h", "--help", action="store_true")
+    found = parser.parse_args(arguments)
+    if found.help:
+        _say(parser.format_help().rstrip("\n"))
+        return 0
+    if found.kind is None or found.name is None:
+        raise ConfigError("new: give a kind and a name, as in `ramet new tool count_words`; see `ramet new --help`")
+    _say(new.make(found.kind, found.name, found.dir))
+    return 0
+
+
 _JOBS = (
     Job("train", "ramet.train.job", "teach a model by reinforcement learning"),
     Job("sft", "ramet.sft.job", "teach a model from traces"),
     Job("eval", "ramet.evaluate.job", "measure a model on benchmarks or data files"),
 )
 COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.run) for job in _JOBS} | {
+    "data": Command(summary="look at data files before training on them", run=_data),
     "report": Command(summary="write one HTML file about a run", run=_report),
     "plugins": Command(summary="list what is installed, and what failed to load", run=_plugins),
+    "new": Command(summary="start a plugin package of your own", run=_new),
 }

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from random import Random
 
 from ramet.config.schema import Config
 from ramet.engines.protocol import Capability, EngineInfo
 from ramet.errors import RametError
 from ramet.plugins import Plugins, load_plugins
+from ramet.rollout.decisions import ask
+from ramet.rollout.prompts import messages_of
 from ramet.rollout.scoring import Scorer, WeightedReward
-from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, Need, PolicyLoss, RolloutStep, Tool
+from ramet.types import (
+    AdvantageEstimator,
+    Benchmark,
+    BranchPolicy,
+    GroupView,
+    Message,
+    Need,
+    PolicyLoss,
+    RolloutStep,
+    Start,
+    Task,
+    Tool,
+    user_prompt,
+)
 
 
 def build_step(config: Config) -> RolloutStep:
@@ -38,6 +54,18 @@ def build_tools(config: Config) -> dict[str, Tool]:
     return {name: plugins.get("tools", name).build(tool.params) for name, tool in config.tools.items()}
 
 
+def task_messages(config: Config) -> Callable[[Task], tuple[Message, ...]]:
+    """What a rollout of a task begins with: its messages, and the step's system message by rule."""
+    step = build_step(config)
+    schemas = {name: tool.schema for name, tool in build_tools(config).items()}
+
+    def messages(task: Task) -> tuple[Message, ...]:
+        allowed = [schema for name, schema in schemas.items() if task.tools is None or name in task.tools]
+        return messages_of(task, step.system_prompt(allowed), config.rollout_step.system_prompt)
+
+    return messages
+
+
 def build_scorer(config: Config) -> Scorer:
     plugins = load_plugins()
     return Scorer([_weighted(plugins, name, config) for name in config.rewards])
@@ -60,11 +88,19 @@ def build_benchmarks(config: Config) -> dict[str, Benchmark]:
     return {name: plugins.get("benchmarks", name).build(one.params) for name, one in config.benchmarks.items()}
 
 
+def _start_a_group(config: Config) -> None:
+    """A branch policy is pure, so it can be asked about a group that nobody plays."""
+    budget = config.rollout.group_size
+    task = Task(id="check", prompt=user_prompt("check"))
+    view = GroupView(task=task, budget=budget, budget_left=budget, rollouts=(), vocab_size=1)
+    ask(build_branch_policy(config), Start(), view, Random(0))
+
+
 def check_parts(config: Config, *, training: bool) -> list[str]:
     """Build everything that is light once, so that a broken plugin or option shows before anything starts."""
     builders = [build_step, build_tools]
     if training:
-        builders += [build_branch_policy, build_advantage, build_loss, build_scorer]
+        builders += [_start_a_group, build_advantage, build_loss, build_scorer]
     problems = []
     for build in builders:
         try:

@@ -18,6 +18,7 @@ JOBS: dict[str, tuple[str, ...]] = {
         "run", "data", "model", "engine", "rollout", "rollout_step", "tools", "evaluate", "benchmarks",
         "cluster", "trackers",
     ),
+    "data": ("data", "model", "rollout_step", "tools"),
 }  # fmt: skip
 
 # Keys inside a built section that the job replaces by another key.

@@ -61,13 +61,33 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(batch_size=1024):
-                for values in batch.to_pylist():  # plain lists and dicts, no arrays
-                    number += 1
-                    yield Row(number=number, values=values)
+                for row in _batch_rows(batch, number):
+                    yield row
+                    number = row.number
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(f"{path}, after row {number}: not a readable parquet file: {error}") from error
+
+
+def _batch_rows(batch: Any, before: int) -> list[Row]:
+    """Plain lists and dicts, no arrays. Parquet does not check that texts are UTF-8, so a row may hold bad ones."""
+    try:
+        return [Row(number=number, values=values) for number, values in enumerate(batch.to_pylist(), before + 1)]
+    except UnicodeDecodeError:
+        return [_checked_row(batch.slice(index, 1), before + index + 1) for index in range(batch.num_rows)]
+
+
+def _checked_row(row: Any, number: int) -> Row:
+    values = {}
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        try:
+            values[name] = column[0].as_py()
+        except UnicodeDecodeError as error:
+            return Row(
+                number=number, values={}, problem=f"column {name} is not UTF-8: {error.reason} in {cut(error.object)}"
+            )
+    return Row(number=number, values=values)
 
 
 def _json_rows(path: Path) -> Iterator[Row]:

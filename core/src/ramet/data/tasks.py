@@ -68,7 +68,6 @@ def load_tasks(
     """Read the tasks of these files and patterns, the first `limit` of them. Raises `ConfigErrors`."""
     columns = columns or ColumnsConfig()
     files, problems = find_files(paths)
-    raise_all(problems)
     found = _Collected()
     for path, prefix in zip(files, id_prefixes(files), strict=True):
         left = None if limit is None else limit - len(found.tasks)

@@ -10,14 +10,14 @@ from torch import Tensor
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import Completion, EngineInfo, FirstReport, Request
 from ramet.engines.requests import check_request
-from ramet.engines.worker import Abort, Batcher, Close, Release, Ticket, Update, Worker
+from ramet.engines.worker import Abort, Build, Close, Release, Ticket, Update, Worker
 from ramet.errors import InfraError
 
 
 class ThreadedEngine:
     """`ramet.engines.protocol.Engine` over a batcher, which `build` makes in the thread that will own it."""
 
-    def __init__(self, info: EngineInfo, counters: Counters, build: Callable[[], Batcher]) -> None:
+    def __init__(self, info: EngineInfo, counters: Counters, build: Build) -> None:
         self.info = info
         self._counters = counters
         self._under_way: set[str] = set()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -74,6 +75,9 @@ class Batcher(Protocol):
         ...
 
 
+Build: TypeAlias = Callable[[], AbstractContextManager[Batcher]]  # entered and left in the thread
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ticket:
     """Where the events of one request go. Futures and callbacks are touched on their own loop only."""
@@ -113,7 +117,7 @@ Command: TypeAlias = Ticket | Update | Abort | Release | Close
 class Worker:
     """Builds a batcher and runs it, both in a thread of its own, until `Close`."""
 
-    def __init__(self, name: str, build: Callable[[], Batcher]) -> None:
+    def __init__(self, name: str, build: Build) -> None:
         """Returns when the batcher stands; raises what `build` raised."""
         self._name = name
         self._build = build
@@ -139,13 +143,15 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
-        try:
-            self._batcher = self._build()
-        except BaseException as error:  # the constructor waits for it, and raises it
-            self._built.set_exception(error)
-            return
-        self._built.set_result(self._batcher)
-        self._serve()
+        with ExitStack() as stack:
+            try:
+                batcher = stack.enter_context(self._build())
+            except BaseException as error:  # the constructor waits for it, and raises it
+                self._built.set_exception(error)
+                return
+            self._built.set_result(batcher)
+            self._batcher = batcher
+            self._serve()
 
     def _serve(self) -> None:
         while not self._closed:

@@ -10,6 +10,7 @@ from ramet.cluster.local import LocalRollouts
 from ramet.errors import PluginError
 from ramet.evaluate.results import PartialResults
 from ramet.evaluate.tasks import task_result
+from ramet.rollout.whole import check_whole
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
 
@@ -30,9 +31,10 @@ async def measure(
     for name, benchmark in benchmarks.items():
         done = partial.done(name)
         left = [task for task in tasks[name] if task.id not in done]
-        finished = _Finished(name, benchmark, partial, total=len(tasks[name]), done=len(done), report=report)
+        size = rollouts.group_size(plan)
+        finished = _Finished(name, benchmark, partial, size, total=len(tasks[name]), done=len(done), report=report)
         try:
-            await rollouts.run(left, step=0, plan=plan, on_group=finished)
+            check_whole(await rollouts.run(left, step=0, plan=plan, on_group=finished), left, size)
             await finished.all_scored()
         finally:
             finished.cancel()
@@ -42,17 +44,27 @@ class _Finished:
     """Scores groups as they come in."""
 
     def __init__(
-        self, name: str, benchmark: Benchmark, partial: PartialResults, *, total: int, done: int, report: Report | None
+        self,
+        name: str,
+        benchmark: Benchmark,
+        partial: PartialResults,
+        size: int,
+        *,
+        total: int,
+        done: int,
+        report: Report | None,
     ) -> None:
         self.name = name
         self.benchmark = benchmark
         self.partial = partial
+        self.size = size  # rollouts per task
         self.total = total
         self.done = done
         self.report = report
         self._scoring: list[asyncio.Task[None]] = []
 
     def __call__(self, group: Group) -> None:
+        check_whole([group], [group.task], self.size)  # before it is on disk, where a resume would take it for finished
         self._scoring.append(asyncio.get_running_loop().create_task(self._score(group)))
 
     async def all_scored(self) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ramet.errors import ConfigError
 from ramet.types import Insert, Markup, Message, Untrusted
@@ -32,12 +33,12 @@ class Encoder:
             raise ConfigError("model.tokenizer: the tokenizer has no end-of-sequence token")
         self.tokenizer = tokenizer
         self.chat_template = chat_template
+        self._coder = _coder(tokenizer)
         self.vocab_size: int = len(tokenizer)
         self.eos_id: int = tokenizer.eos_token_id
         self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.eos_ids: tuple[int, ...] = (self.eos_id, *_end_of_turn(self))
         self._reserved = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
-        self._plain = _without_added_tokens(tokenizer)
 
     def prompt(self, messages: Sequence[Message]) -> array[int]:
         """The chat template with the generation prompt: everything before the assistant's first token."""
@@ -45,7 +46,7 @@ class Encoder:
 
     def markup(self, text: str) -> array[int]:
         """Token ids with special tokens parsed."""
-        return array("i", self.tokenizer.encode(text, add_special_tokens=False))
+        return array("i", self._coder.markup(text))
 
     def untrusted(self, text: str) -> array[int]:
         """Token ids without any added or special token.
@@ -53,7 +54,7 @@ class Encoder:
         A character that the vocabulary can only express by a special token (unknown, in vocabularies without bytes)
         is left out.
         """
-        ids = self._plain(text)
+        ids = self._coder.untrusted(text)
         if self._reserved.isdisjoint(ids):
             return array("i", ids)
         if len(text) <= 1:
@@ -71,9 +72,7 @@ class Encoder:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, special tokens kept, nothing cleaned up. Ids that no token has count as nothing."""
-        text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+        return self._coder.decode(list(ids))
 
     def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
         rows = [{"role": m.role, "content": m.content} for m in messages]
@@ -89,13 +88,58 @@ class Encoder:
         return text
 
 
-def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    if not tokenizer.is_fast:
-        return lambda text: list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state |= {"added_tokens": [], "truncation": None, "padding": None}
-    plain = Tokenizer.from_str(json.dumps(state))
-    return lambda text: list(plain.encode(text, add_special_tokens=False).ids)
+class _Coder(Protocol):
+    """What a tokenizer does for an encoder."""
+
+    def markup(self, text: str) -> list[int]: ...
+
+    def untrusted(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class _Python:
+    """Through the tokenizer's own methods: for tokenizers written in Python, and those that change encoding there."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def markup(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def untrusted(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def decode(self, ids: list[int]) -> str:
+        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+
+class _Rust:
+    """Straight to copies of the library below, which gives the same ids: transformers' way there takes ten times as
+    long for a turn's text, which would be most of what the rollout loop costs.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+        self._tokenizer = Tokenizer.from_str(json.dumps(state))
+        self._plain = Tokenizer.from_str(json.dumps(state | {"added_tokens": [], "post_processor": None}))
+
+    def markup(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def untrusted(self, text: str) -> list[int]:
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _coder(tokenizer: PreTrainedTokenizerBase) -> _Coder:
+    kind, usual = type(tokenizer), PreTrainedTokenizerFast
+    is_usual = kind._encode_plus is usual._encode_plus and kind._decode is usual._decode if tokenizer.is_fast else False
+    return _Rust(tokenizer) if is_usual else _Python(tokenizer)
 
 
 def _end_of_turn(encoder: Encoder) -> tuple[int, ...]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from pathlib import Path
@@ -49,7 +50,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise ConfigError(f"{key}: {folder!r} holds no tokenizer that can be loaded: {error}") from error
-    if tokenizer.eos_token_id is None:
+    if tokenizer.eos_token_id is None or _is_invented(tokenizer.eos_token, Path(folder)):
         raise ConfigError(f"{key}: the tokenizer in {folder!r} has no end-of-sequence token (eos_token)")
     if config.chat_template is not None:
         tokenizer.chat_template = _read_template(config.chat_template)
@@ -57,10 +58,24 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         raise ConfigError(
             f"{key}: the tokenizer in {folder!r} has no chat template; name a template file in model.chat_template"
         )
-    if tokenizer.pad_token_id is None:
-        logger.info("the tokenizer in %s has no pad token: its end-of-sequence token is used", folder)
+    if tokenizer.pad_token_id is None or _is_invented(tokenizer.pad_token, Path(folder)):
+        _note_missing_pad(folder)
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+@functools.cache  # a run loads its tokenizer several times
+def _note_missing_pad(folder: str) -> None:
+    logger.info("the tokenizer in %s has no pad token: its end-of-sequence token is used", folder)
+
+
+def _is_invented(token: str, folder: Path) -> bool:
+    """Where the files name no token, transformers gives its class's default a new id, which no model was taught."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return False
+    text = file.read_text(encoding="utf-8")
+    return json.dumps(token) not in text and json.dumps(token, ensure_ascii=False) not in text
 
 
 def load_model(config: ModelConfig) -> PreTrainedModel:

@@ -29,7 +29,7 @@ def make_tokenizer(tags: Sequence[str] = TAGS) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     markup = [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")]
     tokenizer.add_special_tokens([PAD, END, *ROLES, *markup])
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
@@ -78,7 +78,7 @@ def make_tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

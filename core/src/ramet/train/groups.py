@@ -7,8 +7,9 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ramet.cluster.local import LocalRollouts
-from ramet.errors import InfraError, RametError
+from ramet.errors import InfraError
 from ramet.rollout.scoring import ScoredGroup, Scorer
+from ramet.rollout.whole import check_whole
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Group, Task
 
@@ -38,13 +39,6 @@ async def play(
 
 def _spawn(work: asyncio.TaskGroup, scoring: Coroutine[Any, Any, None]) -> None:
     work.create_task(scoring)
-
-
-def check_whole(groups: Sequence[Group], tasks: Sequence[Task], size: int) -> None:
-    """Fewer rollouts than asked for is an error, never an empty step (masked ones count)."""
-    found, asked = sum(len(group.rollouts) for group in groups), len(tasks) * size
-    if len(groups) != len(tasks) or found != asked:
-        raise RametError(f"asked for {asked} rollouts of {len(tasks)} tasks, got {found} of {len(groups)}")
 
 
 def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -150,9 +151,9 @@ class Loop:
     def _write(
         self, step: int, groups: Sequence[ScoredGroup], rows: Sequence[Row], advantages: Sequence[Floats]
     ) -> None:
-        by_group: dict[int, dict[str, Floats]] = {}
+        by_group: dict[int, dict[str, array[float]]] = {}
         for row, values in zip(rows, advantages, strict=True):
-            by_group.setdefault(row.group, {})[row.rollout_id] = values
+            by_group.setdefault(row.group, {})[row.rollout_id] = array("f", values.tobytes())
         write_records(
             self.folder / "rollouts" / f"step_{step:06d}.jsonl.gz",
             [GroupRecord(step=step, group=group, advantages=by_group.get(i, {})) for i, group in enumerate(groups)],

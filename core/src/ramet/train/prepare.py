@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ramet.cluster.local import build_encoder
-from ramet.cluster.parts import build_step, build_tools, check_parts
+from ramet.cluster.parts import check_parts, task_messages
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -19,7 +19,6 @@ from ramet.errors import ConfigErrors, RametError, raise_all
 from ramet.models.encoder import Encoder
 from ramet.models.loading import check_model
 from ramet.models.torch_setup import check_torch
-from ramet.rollout.prompts import messages_of
 from ramet.tracking.manifest import DataRecord, model_fingerprint
 from ramet.tracking.metrics import check_trackers
 from ramet.types import Task
@@ -128,12 +127,5 @@ def _record(tasks: TaskSet, kept: Filtered) -> DataRecord:
 
 def prompt_counter(config: Config, encoder: Encoder) -> Callable[[Task], int]:
     """Tokens of a task's prompt as a rollout would begin with it."""
-    step = build_step(config)
-    schemas = {name: tool.schema for name, tool in build_tools(config).items()}
-
-    def count(task: Task) -> int:
-        allowed = [schema for name, schema in schemas.items() if task.tools is None or name in task.tools]
-        rule = config.rollout_step.system_prompt
-        return len(encoder.prompt(messages_of(task, step.system_prompt(allowed), rule)))
-
-    return count
+    messages = task_messages(config)
+    return lambda task: len(encoder.prompt(messages(task)))

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ramet.engines.sequence import Sequence
+from ramet.engines.sequence import Sequence, Tokens
 from ramet.engines.torch.forward import Forward
 from ramet.engines.torch.lanes import Lanes
 from ramet.engines.torch.sampler import sample
-from ramet.engines.torch.slots import Place, Tokens
-from ramet.engines.torch.weights import copy_weights
+from ramet.engines.torch.slots import Place
+from ramet.engines.weights import copy_weights
 
 DENSE = 0.5  # share of active slots above which a range of slots is decoded with its gaps instead of gathered
 

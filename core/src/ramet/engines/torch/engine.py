@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from transformers import PreTrainedModel
 
 from ramet.engines.config import TorchEngineConfig
@@ -58,4 +60,4 @@ class TorchEngine(ThreadedEngine):
             max_tokens=forward.max_tokens,
             prefill_tokens=config.prefill_tokens,
         )
-        super().__init__(info, counters, lambda: batcher)
+        super().__init__(info, counters, lambda: nullcontext(batcher))

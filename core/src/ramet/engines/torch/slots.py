@@ -16,6 +16,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ramet.engines.sequence import Tokens
+
 Counts: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]  # [slots]
 MIN_SHARED = 16  # tokens: waiting for a prefix that is being computed must save at least so many
 
@@ -99,8 +101,6 @@ class SlotTable:
         """A request ended. A slot with a key stays idle for it, another one is free."""
         self.busy[slot] = False
         self.known[slot] = self.valid[slot]
-        if self.valid[slot] < self.origin[slot]:  # aborted within its prompt
-            self.origin[slot] = 0
         self._clock += 1
         self._used[slot] = self._clock
 

@@ -1,0 +1,120 @@
+"""The same work through Ramet: its rollout worker and its step `tags`, with a fake engine that only gives way."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rollout_loop.work import QUESTION, SYSTEM, Load, Parts, Played, Tools
+from torch import Tensor
+
+from ramet import Message, Rollout, Task, ToolCall, ToolResult, ToolSchema
+from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
+from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
+from ramet.rollout.branching import NoBranching
+from ramet.rollout.config import TagsConfig
+from ramet.rollout.tags import Tags
+from ramet.rollout.worker import RolloutWorker
+
+
+class FakeEngine:
+    """Says what stands in `Parts`, whatever it is asked."""
+
+    policy_version = 0
+
+    def __init__(self, parts: Parts, load: Load) -> None:
+        self.parts = parts
+        self.load = load
+        self.info = EngineInfo(
+            name="fake", capabilities=frozenset(Capability), vocab_size=parts.encoder.vocab_size, max_tokens=1 << 20
+        )
+
+    async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
+        await asyncio.sleep(0)
+        turn = int(request.id.rpartition("/")[2])
+        said = self.parts.said(turn, self.load.calls)
+        if on_first is not None:
+            on_first(FirstReport(request=request.id, entropies=tuple(said.entropies[: request.first_tokens])))
+        return Completion(
+            token_ids=said.ids,
+            logprobs=said.logprobs,
+            entropies=said.entropies,
+            finish=FinishReason.STOP,
+            stop="</search>" if turn < self.load.calls else "</answer>",
+            policy_version=0,
+            prompt_tokens=len(request.token_ids),
+            cached_tokens=0,
+        )
+
+    def abort(self, request_id: str) -> None:
+        """Nothing waits."""
+
+    def release(self, cache_keys: Sequence[str]) -> None:
+        """Nothing is kept."""
+
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """There are no weights."""
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class SearchTool:
+    """`Tools` as a plugin would offer it."""
+
+    schema = ToolSchema(
+        name="search",
+        description="Searches the web.",
+        parameters={"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    )
+
+    def __init__(self, tools: Tools) -> None:
+        self.tools = tools
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        _, _, task, member = call.rollout.split("/")
+        return ToolResult(text=await self.tools.run(int(task), int(member), call.turn))
+
+
+class Product:
+    """A worker for one load."""
+
+    def __init__(self, parts: Parts, load: Load, tools: Tools, *, retries: int) -> None:
+        self.tasks = [
+            Task(id=str(i), prompt=(Message(role="system", content=SYSTEM), Message(role="user", content=QUESTION.format(i))))
+            for i in range(load.n_tasks)
+        ]
+        self.worker = RolloutWorker(
+            engine=FakeEngine(parts, load),
+            encoder=parts.encoder,
+            step=Tags(TagsConfig()),
+            branch_policy=NoBranching(),
+            tools={"search": (SearchTool(tools), ToolConfig(retries=retries, concurrency=load.rollouts))},
+            config=RolloutConfig(group_size=load.group_size, max_concurrent=load.rollouts),
+            system_prompt=SystemPrompt.AUTO,
+            seed=1,
+            deterministic=False,
+        )
+        self._rollouts: list[Rollout] = []
+
+    async def run(self) -> None:
+        groups = await self.worker.run(self.tasks, step=1)
+        self._rollouts = [rollout for group in groups for rollout in group.rollouts]
+
+    def played(self) -> list[Played]:
+        """What was made, in the words of the bare loop. Not timed: the product keeps segments."""
+        return [_played(rollout) for rollout in self._rollouts]
+
+
+def _played(rollout: Rollout) -> Played:
+    prompt, *response = rollout.segments
+    played = Played(prompt.token_ids, array("i"), array("i"), array("f"), lost=not rollout.valid)
+    for segment in response:
+        played.ids.extend(segment.token_ids)
+        played.mask.extend([int(segment.is_sampled)] * len(segment))
+        played.logprobs.extend(segment.logprobs or [0.0] * len(segment))
+    return played

@@ -1,0 +1,126 @@
+"""`ramet data inspect FILE…`: what stands in data files, and the prompts that a run would make of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.cluster.parts import task_messages
+from ramet.config.compose import compose
+from ramet.config.schema import Config
+from ramet.data.files import find_files
+from ramet.data.inspect import Inspection, inspect_files, lengths, visible
+from ramet.errors import ConfigError, raise_all
+from ramet.types import Task
+
+SHOWN = 10  # bad rows, sources, types of a column
+PROMPT_LINES = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """How a run would see the prompts: through the model's chat template, or, without a model, as plain messages."""
+
+    unit: str
+    count: Callable[[Task], int]
+    text: Callable[[Task], str]
+
+
+def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | None, prompts: int) -> str:
+    """The report. Raises `ConfigErrors`."""
+    config = _config(overrides, model)
+    paths, problems = find_files([*files] or [*config.data.train, *config.data.valid])
+    raise_all(problems)
+    if not paths:
+        raise ConfigError("which data? name files, as in `ramet data inspect tasks.parquet`, or data.train=[…]")
+    views = _prompts(config)
+    found = inspect_files(paths, config.data.columns)
+    return "\n\n".join("\n".join(_report(one, config, views, prompts)) for one in found)
+
+
+def _config(overrides: Sequence[str], model: Path | None) -> Config:
+    named = [f"model.path={model}"] if model is not None else []
+    if not named and not any(text.lstrip("+").startswith(("model.path=", "experiment=")) for text in overrides):
+        named = ["model.path=''"]  # a model is needed for lengths in tokens only
+    return compose([*overrides, *named], job="data").config
+
+
+def _prompts(config: Config) -> Prompts:
+    messages = task_messages(config)
+    if not config.model.path:
+        return Prompts(
+            unit="characters",
+            count=lambda task: sum(len(message.content) for message in messages(task)),
+            text=lambda task: "\n".join(f"[{message.role}]\n{message.content}" for message in messages(task)),
+        )
+    from ramet.models.encoder import Encoder
+    from ramet.models.loading import load_tokenizer
+
+    encoder = Encoder(load_tokenizer(config.model))
+    return Prompts(
+        unit="tokens",
+        count=lambda task: len(encoder.prompt(messages(task))),
+        text=lambda task: encoder.decode(encoder.prompt(messages(task))),
+    )
+
+
+def _report(found: Inspection, config: Config, views: Prompts, prompts: int) -> Iterator[str]:
+    yield str(found.path)
+    for problem in found.problems:
+        yield f"  PROBLEM     {problem}"
+    yield _line("rows", f"{found.rows}: {len(found.tasks)} tasks, {len(found.bad)} bad, {found.repaired} repaired")
+    yield _line("answer in", ", ".join(f"{name} ({rows} rows)" for name, rows in found.answers.most_common()))
+    for name, types in found.columns.items():
+        yield _line("column", f"{name:14}  {_counted(types, found.rows)}")
+    yield _line("sources", _counted(found.sources, 0))
+    restricted = Counter(
+        {"all configured" if t is None else "[" + ", ".join(t) + "]": n for t, n in found.tools.items()}
+    )
+    yield _line("tools", _counted(restricted, 0))
+    yield from _lengths(found, config, views)
+    if found.duplicates:
+        yield _line("duplicates", f"{len(found.duplicates)} rows repeat an earlier prompt; {found.duplicates[0]}")
+    for problem in found.bad[:SHOWN]:
+        yield _line("bad row", problem)
+    if len(found.bad) > SHOWN:
+        yield _line("", f"and {len(found.bad) - SHOWN} more bad rows")
+    for task in found.tasks[:prompts]:
+        yield from _prompt(task, views)
+
+
+def _line(name: str, text: str) -> str:
+    return f"  {name:10}  {' '.join(visible(text))}".rstrip()
+
+
+def _counted(counts: Counter[str], rows: int) -> str:
+    """`text 9, null 1`; of a single one that all rows have, the name alone."""
+    if len(counts) == 1 and rows == counts.total():
+        return next(iter(counts))
+    shown = ", ".join(f"{name} {count}" for name, count in counts.most_common(SHOWN))
+    return shown + (f", and {len(counts) - SHOWN} others" if len(counts) > SHOWN else "")
+
+
+def _lengths(found: Inspection, config: Config, views: Prompts) -> Iterator[str]:
+    counts = [views.count(task) for task in found.tasks]
+    numbers = lengths(counts)
+    if numbers is None:
+        return
+    text = (
+        f"{numbers.least} to {numbers.most} {views.unit}: median {numbers.median}, mean {numbers.mean:.0f}, "
+        f"95 % up to {numbers.p95}, 99 % up to {numbers.p99}"
+    )
+    if config.model.path:
+        limit = config.data.max_prompt_tokens
+        text += f"; {sum(count > limit for count in counts)} over data.max_prompt_tokens={limit}"
+    yield _line("prompts", text)
+
+
+def _prompt(task: Task, views: Prompts) -> Iterator[str]:
+    lines = list(visible(views.text(task)))
+    yield ""
+    yield f"  prompt of {' '.join(visible(task.id))}, answer {' | '.join(map(repr, task.answer))}"
+    yield from (f"    | {line}" for line in lines[:PROMPT_LINES])
+    if len(lines) > PROMPT_LINES:
+        yield f"    … {len(lines) - PROMPT_LINES} more lines"

@@ -1,0 +1,125 @@
+"""What stands in a data file, in numbers: schema, sources, lengths, duplicates, repaired and bad rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ramet.config.schema import ColumnsConfig
+from ramet.data.files import Row
+from ramet.data.layout import answer_column
+from ramet.data.tasks import ReadRow, id_prefixes, missing_columns, read_tasks
+from ramet.types import Task
+
+MAX_FIELDS = 40  # of one struct; more would fill the screen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Of prompts, in the unit that they were counted in."""
+
+    least: int
+    median: int
+    p95: int
+    p99: int
+    most: int
+    mean: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Inspection:
+    """One data file. Rows are numbered from 1; of a JSON-lines file these are its lines."""
+
+    path: Path
+    rows: int = 0
+    tasks: list[Task] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # of the file as a whole
+    bad: list[str] = field(default_factory=list)  # rows
+    repaired: int = 0  # rows
+    columns: dict[str, Counter[str]] = field(default_factory=dict)  # column -> type -> rows
+    answers: Counter[str] = field(default_factory=Counter)  # column that the answer is taken from -> rows
+    duplicates: list[str] = field(default_factory=list)  # rows that repeat an earlier prompt
+
+    @property
+    def sources(self) -> Counter[str]:
+        return Counter(task.data_source for task in self.tasks)
+
+    @property
+    def tools(self) -> Counter[tuple[str, ...] | None]:
+        """Which tools the tasks allow; None: all that are configured."""
+        return Counter(task.tools for task in self.tasks)
+
+
+def inspect_files(files: Sequence[Path], columns: ColumnsConfig) -> list[Inspection]:
+    """Read all rows of each file. Raises `ConfigError` for a file that cannot be read at all."""
+    return [_inspect(path, prefix, columns) for path, prefix in zip(files, id_prefixes(files), strict=True)]
+
+
+def _inspect(path: Path, prefix: str, columns: ColumnsConfig) -> Inspection:
+    found, rows = Inspection(path=path), list[Row]()
+    first: dict[Any, str] = {}
+    for read in read_tasks(path, prefix, columns):
+        rows.append(read.row)
+        found.repaired += read.repaired
+        _note_columns(found, read.row, columns)
+        if read.task is None:
+            found.bad.append(read.problem or read.place)
+            continue
+        found.tasks.append(read.task)
+        _note_duplicate(found, read, read.task, first)
+    found.rows = len(rows)
+    found.problems = missing_columns(path, rows, columns)
+    return found
+
+
+def _note_columns(found: Inspection, row: Row, columns: ColumnsConfig) -> None:
+    if row.problem is not None:
+        return
+    found.answers[answer_column(row.values, columns)] += 1
+    for name, value in row.values.items():
+        found.columns.setdefault(name, Counter())[type_of(value)] += 1
+
+
+def _note_duplicate(found: Inspection, read: ReadRow, task: Task, first: dict[Any, str]) -> None:
+    if task.prompt in first:
+        found.duplicates.append(f"row {read.row.number} repeats row {first[task.prompt]}")
+    first.setdefault(task.prompt, str(read.row.number))
+
+
+def type_of(value: Any) -> str:
+    """`text`, `whole number`, `list of {content: text, role: text}`, `null` …"""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {type_of(item)}" for key, item in sorted(value.items())[:MAX_FIELDS]) + "}"
+    if isinstance(value, list):
+        return f"list of {' or '.join(sorted({type_of(item) for item in value})) or 'nothing'}"
+    names = {bool: "true or false", int: "whole number", float: "number", str: "text", type(None): "null"}
+    return names.get(type(value), type(value).__name__)
+
+
+def lengths(counts: Sequence[int]) -> Lengths | None:
+    """Statistics of how long prompts are, None if there are none."""
+    found = sorted(counts)
+    if not found:
+        return None
+    return Lengths(
+        least=found[0],
+        median=_percentile(found, 50),
+        p95=_percentile(found, 95),
+        p99=_percentile(found, 99),
+        most=found[-1],
+        mean=sum(found) / len(found),
+    )
+
+
+def _percentile(ordered: Sequence[int], percent: int) -> int:
+    """The smallest value that at least `percent` of them do not exceed."""
+    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
+
+
+def visible(text: str) -> Iterator[str]:
+    """The lines of a text for a terminal: what is invisible or would steer it is written as an escape."""
+    for line in text.split("\n"):
+        yield "".join(char if char == " " or char.isprintable() else ascii(char)[1:-1] for char in line)

@@ -1,0 +1,90 @@
+"""Starting vLLM in this process and ending it, with as few traces in the process as it allows.
+
+vLLM treats the process as its own: it seeds every generator, replaces `torch.set_num_threads` by nothing, and tears
+torch.distributed down when it ends, for whoever uses it. The first two are undone here; the last means one at a time.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import EngineArgs, LLMEngine
+from vllm.platforms import current_platform
+
+from ramet.config.schema import ModelConfig
+from ramet.engines.config import VllmEngineConfig
+from ramet.engines.vllm.probe import Probe, processor
+from ramet.errors import ConfigError
+
+CPU_KV_CACHE_BYTES = 2**30
+CPU_BLOCK = 32  # tokens; the prefix cache works in whole blocks, and its CPU kernels need a multiple of this
+_alone = threading.Lock()
+
+
+@contextmanager
+def launched(
+    config: VllmEngineConfig, *, model: ModelConfig, max_tokens: int, cpu: bool
+) -> Iterator[tuple[LLMEngine, Probe]]:
+    """A running engine that serves the model's folder. Everything happens in the thread that enters."""
+    if current_platform.is_cpu() != cpu:
+        has, wants = ("CPU", "a GPU") if current_platform.is_cpu() else ("GPU", "the CPU")
+        raise ConfigError(f"engine=vllm: the installed vLLM is the {has} build, but model.device means {wants}")
+    if not _alone.acquire(blocking=False):
+        raise RuntimeError("another vLLM engine lives in this process; close it first")
+    try:
+        probe = Probe()
+        with _process_kept():
+            engine = LLMEngine.from_engine_args(_arguments(config, model, max_tokens, probe, cpu=cpu))
+        try:
+            yield engine, probe
+        finally:
+            engine.engine_core.shutdown()
+    finally:
+        _alone.release()
+
+
+def _arguments(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, probe: Probe, *, cpu: bool) -> EngineArgs:
+    """Text stays outside: no tokenizer. Nothing is sampled ahead: a request that ends has ended everywhere."""
+    options: dict[str, Any] = {}
+    if config.prefill_tokens is not None:
+        options["max_num_batched_tokens"] = config.prefill_tokens
+    if cpu:
+        options["block_size"] = CPU_BLOCK
+    return EngineArgs(
+        model=model.path,
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        trust_remote_code=model.trust_remote_code,
+        dtype=str(model.dtype),
+        max_model_len=max_tokens,
+        max_num_seqs=config.slots,
+        enable_prefix_caching=True,
+        async_scheduling=False,
+        enforce_eager=cpu if config.enforce_eager is None else config.enforce_eager,
+        kv_cache_memory_bytes=config.kv_cache_bytes or (CPU_KV_CACHE_BYTES if cpu else None),
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        logits_processors=[processor(probe)],
+        disable_log_stats=True,
+        **options,
+    )
+
+
+@contextmanager
+def _process_kept() -> Iterator[None]:
+    """Give the process its random states and its `torch.set_num_threads` back."""
+    set_num_threads = torch.set_num_threads
+    states = random.getstate(), np.random.get_state()
+    set_num_threads(torch.get_num_threads())  # OpenMP counts by thread, and this one is new
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        random.setstate(states[0])
+        np.random.set_state(states[1])

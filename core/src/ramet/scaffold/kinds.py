@@ -1,0 +1,68 @@
+"""The seven kinds of plugin, as `ramet new` names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of plugin."""
+
+    name: str  # on the command line, and the folder of its templates
+    noun: str  # in texts
+    registry: str  # field of `Registries`
+    use: str  # arguments of `ramet` that select it; `{name}` is the registered name
+    defines: str = ""  # the Python name that its template defines, from `{name}` or `{Name}`; "": none
+    torch: bool = False  # it computes with tensors
+
+
+def camel(name: str) -> str:
+    """`leave_one_out` → `LeaveOneOut`."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(name="tool", noun="tool", registry="tools", use="train tools=[{name}]", defines="{name}"),
+        Kind(name="reward", noun="reward", registry="rewards", use="train rewards=[{name}]"),
+        Kind(
+            name="benchmark",
+            noun="benchmark",
+            registry="benchmarks",
+            use="eval benchmarks=[{name}]",
+            defines="{Name}Benchmark",
+        ),
+        Kind(
+            name="advantage",
+            noun="advantage estimator",
+            registry="advantages",
+            use="train advantage={name}",
+            defines="{Name}Estimator",
+            torch=True,
+        ),
+        Kind(
+            name="policy_loss",
+            noun="policy loss",
+            registry="policy_losses",
+            use="train policy_loss={name}",
+            defines="{Name}Loss",
+            torch=True,
+        ),
+        Kind(
+            name="branch_policy",
+            noun="branch policy",
+            registry="branch_policies",
+            use="train branch_policy={name}",
+            defines="{Name}Policy",
+        ),
+        Kind(
+            name="rollout_step",
+            noun="rollout step",
+            registry="rollout_steps",
+            use="train rollout_step={name}",
+            defines="{Name}Step",
+        ),
+    )
+}

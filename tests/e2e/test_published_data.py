@@ -1,0 +1,160 @@
+"""`ramet train` on the published training data of ARPO, with both engines: counted, killed, resumed.
+
+And with the flat layout: `data_source` chooses the rewards, `tools` restricts the tools.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ramet.data.sampler import Sampler
+from ramet.data.tasks import load_tasks
+from ramet.rollout.record import GroupRecord, read_records
+from ramet.tracking.manifest import DataRecord, read_manifest
+
+TRAIN = Path(__file__).resolve().parents[3] / "shared" / "data" / "rl" / "train_10k.parquet"
+LIMIT, SEED = 200, 3
+ENGINES = [
+    "torch",
+    pytest.param(
+        "vllm",
+        marks=[pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")],
+    ),
+]
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small, but with room for prompts of two thousand bytes."""
+    from ramet.models.tiny import make_tiny_model
+
+    folder = tmp_path_factory.mktemp("published") / "model"
+    return make_tiny_model(folder, hidden=64, layers=1, heads=2, intermediate=64, max_positions=2048)
+
+
+@pytest.fixture
+def command(request: pytest.FixtureRequest, ramet, tmp_path: Path) -> Command:
+    """Runs `ramet` with this engine: exit code and output. vLLM wants a process that nothing else was imported in."""
+
+    def forked(*argv: str, **env: str) -> tuple[int, str]:
+        ended = ramet(*argv, cwd=tmp_path, **env)
+        return ended.code, ended.err + ended.out
+
+    def fresh(*argv: str, **env: str) -> tuple[int, str]:
+        code = "import sys; from ramet.cli import main; sys.exit(main())"
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *argv], capture_output=True, text=True, cwd=tmp_path, env=environment() | env
+        )
+        return ended.returncode, ended.stderr + ended.stdout
+
+    return forked if "vllm" not in request.node.name else fresh
+
+
+def environment() -> dict[str, str]:
+    import os
+
+    plugin = str(Path(__file__).parent / "plugin")
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": plugin, "RAMET_PLUGINS": "e2e_plugin"}
+
+
+def small_run(model: Path, *more: str) -> list[str]:
+    return [
+        "train", f"model.path={model}", "run.root=.", "run.name=run", f"run.seed={SEED}", "run.threads=1",
+        "train.tasks_per_step=2", "rollout.group_size=2", "rollout.max_response_tokens=16", "train.save_every=1",
+        "policy.lr=0.001", "tools=[python]", *more,
+    ]  # fmt: skip
+
+
+def steps_of(run: Path) -> dict[int, list[GroupRecord]]:
+    files = sorted((run / "rollouts").glob("step_*.jsonl.gz"))
+    return {int(path.name[5:11]): list(read_records(path)) for path in files}
+
+
+@pytest.mark.skipif(not TRAIN.is_file(), reason="the published data is not beside the repository")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_steps_on_the_published_data_are_killed_between_and_resumed(command: Command, model, tmp_path, engine):
+    argv = small_run(
+        model, f"engine={engine}", f"data.train=[{TRAIN}]", f"data.limit={LIMIT}", "data.max_prompt_tokens=1300",
+        "rewards=[qa_f1]", "train.steps=2",
+    )  # fmt: skip
+    code, log = command(*argv, E2E_KILL="saved:1", E2E_KILL_LOG=str(tmp_path / "killed"))
+    assert code == -9 and (tmp_path / "killed").exists(), log
+    run = tmp_path / "run"
+    assert list(steps_of(run)) == [1]
+    assert f"repaired a corrupted \\boxed in {LIMIT} of {LIMIT} tasks" in log
+    code, log = command(*argv)
+    assert code == 0, log
+    assert "resumed behind step 1" in log
+    data = read_manifest(run / "manifest.json").data["train"]
+    assert 0 < data.too_long < LIMIT
+    assert f"left out: {data.too_long} of {LIMIT} tasks are longer than data.max_prompt_tokens=1300" in log
+    assert (data.tasks, data.repaired, data.skipped) == (LIMIT, LIMIT, 0)
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+    check_tasks(steps_of(run), data)
+    assert (run / "model/model.safetensors").is_file()
+
+
+def check_tasks(steps: dict[int, list[GroupRecord]], data: DataRecord) -> None:
+    """Both steps hold the tasks that one sampler gives, whole prompts and gold answers, and a score for each."""
+    groups = [record.group for step in (1, 2) for record in steps[step]]
+    ids = {task.id: number for number, task in enumerate(load_tasks(data.files, limit=LIMIT).tasks)}
+    places = [ids[group.task.id] for group in groups]
+    assert len(set(places)) == 4
+    kept = LIMIT - data.too_long
+    sampler = Sampler(kept, 2, SEED)
+    positions = sampler.batch(0) + sampler.batch(1)
+    order = sorted(range(4), key=positions.__getitem__)
+    assert [places[i] for i in order] == sorted(places)  # leaving out keeps the order of the file
+    for group in groups:
+        prompt = group.task.prompt
+        assert [message.role for message in prompt] == ["system", "user"]
+        assert "\b" not in prompt[0].content and prompt[0].content.count("\\boxed{") == 2
+        assert group.task.data_source == "DR_grpo_mix" and group.task.answer[0]
+        assert len(group.rollouts) == 2
+        assert all(set(rollout.parts) == {"qa_f1"} for rollout in group.rollouts)
+
+
+def test_sources_choose_rewards_and_the_column_tools_restricts_tools(ramet, model: Path, tmp_path: Path):
+    rows = [
+        {"prompt": "1+1?", "answer": "2", "data_source": "sums", "tools": ["python"]},
+        {"prompt": "who?", "answer": "me", "data_source": "facts", "tools": []},
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    argv = small_run(
+        model, "data.train=[tasks.jsonl]", "data.max_prompt_tokens=1000", "train.steps=1",
+        "rewards=[qa_f1,format,math]", "rewards.qa_f1.sources=[facts]", "rewards.math.sources=[sums]",
+    )  # fmt: skip
+    ended = ramet(*argv, cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    found = {record.group.task.data_source: record.group for record in steps_of(tmp_path / "run")[1]}
+    applied = {source: set(group.rollouts[0].parts) for source, group in found.items()}
+    assert applied == {"sums": {"math", "format"}, "facts": {"qa_f1", "format"}}
+    prompts = {source: group.rollouts[0].rollout.segments[0].text for source, group in found.items()}
+    assert "<python>" in prompts["sums"] and "python" not in prompts["facts"]
+
+
+def test_a_run_refuses_to_go_on_with_another_order_or_other_data(ramet, model: Path, tmp_path: Path):
+    tasks = [{"prompt": f"{n}?", "answer": "2"} for n in range(4)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tasks))
+    argv = small_run(
+        model, "data.train=[tasks.jsonl]", "data.max_prompt_tokens=1000", "train.steps=1", "rewards=[format]"
+    )
+    assert ramet(*argv, cwd=tmp_path).code == 0
+    for change, key in (
+        ("run.seed=4", "run.seed"),
+        ("data.shuffle=false", "data.shuffle"),
+        ("data.limit=3", "data.limit"),
+    ):
+        ended = ramet(*argv, change, "train.steps=2", cwd=tmp_path)
+        assert ended.code == 1 and any(key in error and "would mix two runs" in error for error in ended.errors)
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reversed(tasks)))
+    ended = ramet(*argv, "train.steps=2", "run.allow_config_change=true", cwd=tmp_path)
+    assert ended.code == 1 and "the training data changed" in ended.err

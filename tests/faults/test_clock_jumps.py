@@ -1,0 +1,80 @@
+"""F24: the clock jumps by an hour back and a day ahead. Deadlines do not see it; steps are ordered by their number."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ramet.policy.checkpoint import Checkpoints
+from ramet.report.data import overview
+
+ROOT = Path(__file__).resolve().parents[2]
+HOUR_S, DAY_S = 3600.0, 86400.0
+LABELS = {
+    "tracking/jsonl.py",
+    "tracking/lock.py",
+    "tracking/manifest.py",
+    "tracking/run_dir.py",
+}  # shown, never compared
+
+
+@pytest.fixture
+def jumping_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks what time it is gets another answer each time: now, an hour ago, tomorrow, 1970, the day after."""
+    steady = time.time
+    jumps = itertools.cycle([0.0, -HOUR_S, DAY_S, DAY_S - steady(), 2 * DAY_S])
+    monkeypatch.setattr(time, "time", lambda: steady() + next(jumps))
+
+
+def test_a_run_is_the_same_whatever_the_clock_says(house, jumping_clock, monkeypatch):
+    """F24."""
+    house.train("jumping", steps=3)
+    monkeypatch.undo()
+    house.train("steady", steps=3)
+    times = [line["time"] for line in house.metrics("jumping")]
+    assert times != sorted(times), "the clock did go back"
+    assert [line["step"] for line in house.metrics("jumping")] == [1, 2, 3]
+    assert all(line["rollout/masked_share"] == 0 for line in house.metrics("jumping"))
+    for step in (1, 2, 3):
+        assert house.sampled("jumping", step) == house.sampled("steady", step)
+    assert all(0 <= line["time/step_s"] < 60 for line in house.metrics("jumping"))
+    [training] = overview(house.runs / "jumping")["sections"]
+    assert all(curve["x"] == sorted(curve["x"]) for curve in training["curves"])
+
+
+def test_a_hanging_call_ends_by_its_deadline_although_the_clock_goes_back(house, jumping_clock):
+    """F24."""
+    started = time.monotonic()
+    hanging = ["tools.fault_tool.params.straggler=/1", "tools.fault_tool.timeout_s=0.3", "tools.fault_tool.retries=0"]
+    house.train("hanging", *hanging, "rollout.max_infra_rate=1", steps=1)
+    assert time.monotonic() - started < 60
+    masked = [r["id"] for group in house.records("hanging", 1) for r in group["rollouts"] if r["fault"]]
+    assert masked == ["1", "1", "1"]
+
+
+def test_a_run_resumes_behind_its_last_step_whatever_the_times_of_its_files_say(house):
+    """F24: the checkpoint of the highest number counts, not the one that was touched last."""
+    house.train("touched", steps=2)
+    run = house.runs / "touched"
+    os.utime(run / "checkpoints/step_000001", (time.time() + DAY_S,) * 2)
+    os.utime(run / "checkpoints/step_000002", (0.0, 0.0))
+    newest = Checkpoints(run / "checkpoints", keep=3).newest()
+    assert newest is not None and newest.step == 2
+    house.train("touched", steps=3)
+    assert [line["step"] for line in house.metrics("touched")] == [1, 2, 3]
+
+
+def test_the_clock_on_the_wall_is_read_for_labels_only():
+    """F24: everything that waits or measures uses the monotonic clock."""
+    readers = set()
+    for package in (ROOT / "core/src/ramet", *ROOT.glob("plugins/*/src")):
+        for path in package.rglob("*.py"):
+            calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+            if any(ast.unparse(call) in ("time.time", "time.time_ns", "datetime.now") for call in calls):
+                readers.add(str(path.relative_to(package)))
+    assert readers <= LABELS
