@@ -1,4 +1,4 @@
-"""Bad input to `ramet train`, from the command line to the exit code: every problem in one go, a line each, no traceback."""
+"""Bad input to `ramet train`, from command line to exit code: all problems in one go, a line each, no traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ MISTAKES = {
     "unknown_plugin": (["branch_policy=arpp"], ["branch_policy: no 'arpp'. Did you mean 'arpo'?"]),
     "configuration": (
         ["train.stepz=3", "rewards=[e2e_evn]", "policy.lr=fast", "sft.lr=1"],
-        ["train.stepz: ", "rewards: no 'e2e_evn'. Did you mean 'e2e_even'?", "policy.lr: expected float, got 'fast'", "sft.lr: "],
+        [
+            "train.stepz: ", "rewards: no 'e2e_evn'. Did you mean 'e2e_even'?", "policy.lr: expected float, got 'fast'",
+            "sft.lr: `ramet train` does not build the section 'sft'",
+        ],
     ),
     "missing_file": (["data.train=[{data}/nowhere.jsonl]"], ["{data}/nowhere.jsonl: no such file"]),
     "empty_file": (["data.train=[{data}/empty.jsonl]"], ["{data}/empty.jsonl: …empty"]),
@@ -50,7 +53,10 @@ MISTAKES = {
         ["data.max_prompt_tokens=3"],
         ["no task is left: 7 of 7 tasks are longer than data.max_prompt_tokens=3; the longest has 9 tokens"],
     ),
-    "too_few_tasks": (["train.tasks_per_step=8"], ["train.tasks_per_step=8: the data set has 7 tasks; allowed: 1 to 7"]),
+    "too_few_tasks": (
+        ["train.tasks_per_step=8"],
+        ["train.tasks_per_step=8: the data set has 7 tasks; allowed: 1 to 7"],
+    ),
     "not_deterministic": (
         ["run.threads=2", "engine.params.slots=15"],
         [
@@ -66,7 +72,7 @@ MISTAKES = {
         ],
         [
             "{data}/bad_rows.jsonl, row 2, ", "{data}/bad_rows.jsonl, row 3, ", "{data}/nowhere.jsonl: no such file",
-            "{data}/no_answer.jsonl: no column", "model.path: ", "train.epochs=0: ", "run.threads=0: must be at least 1",
+            "{data}/no_answer.jsonl: no column", "model.path: ", "train.epochs=0: ", "run.threads=0: ",
             "run.deterministic=true: needs run.threads=1, got 0", "trackers: unknown tracker 'carrier_pigeon'",
             "branch_policy.params.initial_rollouts: 9 is more than rollout.group_size, 8",
         ],
@@ -159,9 +165,9 @@ def test_a_run_directory_in_use_is_refused_at_once_until_its_owner_is_dead(ramet
     os.kill(first.pid, signal.SIGKILL)
     assert first.wait().code == -9
     assert second.code == 1
+    owner = f"pid {first.pid} on {socket.gethostname()}, started {started}"
     assert second.errors == [
-        f"run directory '{tmp_path / 'mine'}' is in use by pid {first.pid} on {socket.gethostname()}, started {started}; "
-        "choose another run.name, or wait for it"
+        f"run directory '{tmp_path / 'mine'}' is in use by {owner}; choose another run.name, or wait for it"
     ]
     third = ramet(*command, cwd=tmp_path)
     assert third.code == 0

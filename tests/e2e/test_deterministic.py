@@ -1,4 +1,4 @@
-"""`run.deterministic=true`: a run that is killed anywhere and resumed is the run that was never disturbed, bit by bit."""
+"""`run.deterministic=true`: a run killed anywhere and resumed is the run that was never disturbed, bit by bit."""
 
 from __future__ import annotations
 

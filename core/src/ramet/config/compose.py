@@ -2,14 +2,15 @@
 
 Hydra turns choices (`branch_policy=arpo`, `algorithm=arpo`, `experiment=…`) into one typed tree; values
 (`train.steps=3`) are then applied one by one, so that one run of the command reports every mistake. `compose` is what
-the command line calls; `resolve` takes a tree that was composed elsewhere (under `hydra.main`).
+the command line calls; `sweep` runs many through `hydra.main`, and each of its points composes like a single run.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,9 +19,12 @@ from pathlib import Path
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
+from hydra import main as hydra_main
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins as HydraPlugins
@@ -32,6 +36,7 @@ from yaml import YAMLError
 
 from ramet.config.catalog import Catalog, first_line, make_catalog, suggest
 from ramet.config.convert import to_config
+from ramet.config.enums import accept_enum_values
 from ramet.config.render import render
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -42,9 +47,11 @@ from ramet.plugins import load_plugins
 
 CONF_GROUP = "ramet.conf"  # entry points of packages with presets
 LOCAL = "hydra_configs"  # recipes of the working directory
+SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
 _config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
+accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours
 
-__all__ = ["Resolved", "compose", "group_options", "register", "resolve"]
+__all__ = ["Resolved", "compose", "group_options", "register", "resolve", "sweep", "sweep_points"]
 
 
 @dataclass(slots=True)
@@ -85,6 +92,76 @@ def resolve(tree: DictConfig, overrides: Sequence[str], *, job: str, catalog: Ca
     keys = (text.partition("=")[0].lstrip("+") for text in overrides)
     text = render(tree, JOBS[job])
     return Resolved(job=job, config=config, text=text, overrides=list(overrides), set_by_user=frozenset(keys))
+
+
+def sweep_points(overrides: Sequence[str]) -> list[list[str]] | None:
+    """The overrides of every point of a sweep, in order; None if another sweeper than Hydra's own chooses them.
+
+    Raises `ConfigErrors` for what cannot be read or set.
+    """
+    parser, swept, problems = OverridesParser.create(), list[Override](), list[str]()
+    other = False
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            problems.append(f"cannot read {text!r}: {first_line(error)}; write key=value")
+            continue
+        key = override.key_or_group
+        if not (key == "hydra" or key.startswith(("hydra.", "hydra/"))):
+            swept.append(override)
+        elif not key.startswith(SWEEP_KEYS):
+            problems.append(f"{key}: of Hydra's own keys a sweep takes {', '.join(SWEEP_KEYS)}")
+        else:
+            other = other or key == "hydra/sweeper"
+    raise_all(problems)
+    if other:
+        return None
+    try:
+        return [point for batch in BasicSweeper.split_arguments(swept, None) for point in batch]
+    except HydraException as error:
+        raise ConfigError(f"sweep: {first_line(error)}; allowed: a=1,2 choice(…) range(…) glob(…)") from error
+
+
+def sweep(
+    overrides: Sequence[str], point: Callable[[int, list[str]], None], *, config_dir: Path | None = None
+) -> None:
+    """Call `point(number, overrides)` for every point, through Hydra's sweeper and launcher.
+
+    Launchers may call it in other processes, so it is pickled. What it raises ends that point only; when all are
+    through, the first such error is raised here.
+    """
+    register()
+
+    def task(tree: DictConfig) -> None:
+        chosen = HydraConfig.get()
+        with _without_hydra():
+            point(int(chosen.job.num), list(chosen.overrides.task))
+
+    token, argv, full = _config_dir.set(config_dir), sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["ramet", "--multirun", *overrides], "1"  # raise, do not print and exit
+    try:
+        hydra_main(version_base="1.3", config_path="pkg://ramet.conf", config_name="config")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"sweep: {'; '.join(str(error).split(chr(10)))}") from error
+    finally:
+        sys.argv = argv
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if full is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full
+        _config_dir.reset(token)
+
+
+@contextmanager
+def _without_hydra() -> Iterator[None]:
+    """Within a point of a sweep: `compose` starts Hydra itself, which allows one at a time."""
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().clear()
+        GlobalHydra.instance().hydra = running
 
 
 def register() -> Catalog:
@@ -166,7 +243,7 @@ def _refused(override: Override, text: str) -> str | None:
     if override.package is not None:
         return f"{text}: '@package' is not possible here"
     if override.is_sweep_override():
-        return f"{text}: several values for one key; a list is written {key}=[a,b]"
+        return f"{text}: several values for one key; a list is written {key}=[a,b], a sweep takes -m"
     return None
 
 

@@ -16,6 +16,7 @@ from ramet.cluster.parts import build_benchmarks, check_parts
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
+from ramet.data.tasks import fingerprint
 from ramet.errors import ConfigError, RametError, raise_all
 from ramet.evaluate.measure import measure
 from ramet.evaluate.results import Header, PartialResults, Results, is_finished
@@ -23,7 +24,7 @@ from ramet.evaluate.table import results_table
 from ramet.models.loading import check_model
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.rollout.worker import RolloutPlan
-from ramet.tracking.manifest import make_manifest, model_fingerprint
+from ramet.tracking.manifest import make_manifest, model_files, model_fingerprint
 from ramet.tracking.run_dir import RunDir
 from ramet.types import Benchmark, Task
 
@@ -35,7 +36,7 @@ def run(resolved: Resolved) -> int:
     config = resolved.config
     benchmarks, tasks = prepare(resolved)
     set_up_torch(config.run)
-    model = model_fingerprint(Path(config.model.path), Path(config.model.tokenizer or config.model.path))
+    model = model_fingerprint(*model_files(config.model))
     with RunDir.open(config.run.root, config.run.name) as run_dir:
         manifest = make_manifest(resolved, model=model)
         raise_all(run_dir.check_resume(resolved, manifest))
@@ -43,7 +44,11 @@ def run(resolved: Resolved) -> int:
         header = Header(
             model=config.model.path,
             k=config.evaluate.k,
-            settings={"config": resolved.text, "model_sha256": model},
+            settings={
+                "config": resolved.text,
+                "model_sha256": model,
+                "tasks_sha256": {name: fingerprint(found) for name, found in tasks.items()},
+            },
             benchmarks={name: benchmark.info for name, benchmark in benchmarks.items()},
             versions=manifest.versions,
             plugins=[asdict(plugin) for plugin in manifest.plugins],

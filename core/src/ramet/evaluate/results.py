@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,7 @@ class PartialResults:
         )
 
     def _check(self, found: Mapping[str, Any]) -> None:
-        wanted = self.header.body()
-        differing = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
+        differing = sorted(_differing(found, self.header.body()))
         if differing:
             raise ConfigError(
                 f"{self.path} holds an unfinished evaluation that differs in: {', '.join(differing)}; remove the file "
@@ -145,7 +144,7 @@ def is_finished(out: Path, header: Header) -> bool:
         return False
     found = read_results(out)
     wanted = header.body()
-    differing = sorted(key for key in wanted if found.get(key) != wanted[key])
+    differing = sorted(_differing({key: found.get(key) for key in wanted}, wanted))
     if differing:
         raise ConfigError(
             f"{out} holds the results of another evaluation, which differs in: {', '.join(differing)}; remove the file "
@@ -163,6 +162,16 @@ def read_results(path: Path) -> dict[str, Any]:
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
         raise ConfigError(f"{path}: not a results file of schema {SCHEMA}")
     return body
+
+
+def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of what differs, as deep as both hold objects."""
+    for key in {*found, *wanted}:
+        one, other = found.get(key), wanted.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differing(one, other, f"{prefix}{key}.")
+        elif one != other:
+            yield f"{prefix}{key}"
 
 
 def _whole_lines(path: Path) -> list[str]:

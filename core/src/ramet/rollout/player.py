@@ -58,11 +58,14 @@ class Player:
     async def play(self, live: LiveRollout) -> None:
         """Returns when the rollout has stopped or is masked. Raises only `PluginError` and `ConfigError`."""
         started = time.perf_counter()
-        own_end = asyncio.get_running_loop().time() + self.config.deadline_s
-        limit = asyncio.timeout_at(min(own_end, self.step_ends_at))
+        now = asyncio.get_running_loop().time()
+        own_end = now + self.config.deadline_s
+        ends_at = min(own_end, self.step_ends_at)
+        limit = asyncio.timeout_at(ends_at)
         try:
             async with limit:
-                await asyncio.sleep(0)  # a deadline that has passed already strikes here, before anything is sampled
+                if ends_at <= now:
+                    await asyncio.sleep(0)  # the deadline has passed: it strikes here, before anything is sampled
                 await self._turns(live)
         except (PluginError, ConfigError):
             raise

@@ -189,7 +189,10 @@ class _Lane:
             await asyncio.sleep(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (attempts - 1)))
 
     async def _attempt(self, call: ToolCall, clock: _Clock) -> ToolResult:
-        with self._watchdog.wait(f"slot of tool:{self.name} rollout {call.rollout}"):
+        if self._slots.locked():
+            with self._watchdog.wait(f"slot of tool:{self.name} rollout {call.rollout}"):
+                await self._slots.acquire()
+        else:
             await self._slots.acquire()
         started = time.perf_counter()
         self.stats.executed += 1

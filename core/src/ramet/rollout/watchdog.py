@@ -6,7 +6,6 @@ A thread of its own does the printing, so it also speaks when a tool blocks the 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import sys
 import threading
@@ -18,27 +17,36 @@ from contextlib import contextmanager
 logger = logging.getLogger(__name__)
 
 
+class Wait:
+    """One wait under way. A class, because rollouts wait often and a generator costs several times as much."""
+
+    __slots__ = ("_waits", "name")
+
+    def __init__(self, waits: dict[Wait, float], name: str) -> None:
+        self._waits = waits
+        self.name = name
+
+    def __enter__(self) -> None:
+        self._waits[self] = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        del self._waits[self]
+
+
 class Watchdog:
     """Knows all waits under way. Prints while `watching`, at most once per threshold."""
 
     def __init__(self, threshold_s: float) -> None:
         self.threshold_s = threshold_s
-        self._waits: dict[int, tuple[str, float]] = {}
-        self._ids = itertools.count()
+        self._waits: dict[Wait, float] = {}  # since when
         self._watchers = 0
         self._stop = threading.Event()
         self._pulse = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    @contextmanager
-    def wait(self, name: str) -> Iterator[None]:
-        """Name what is waited for, e.g. `tool:python rollout train/3/task7/0.1`."""
-        id = next(self._ids)
-        self._waits[id] = (name, time.monotonic())
-        try:
-            yield
-        finally:
-            del self._waits[id]
+    def wait(self, name: str) -> Wait:
+        """Name what is waited for while the block runs, e.g. `tool:python rollout train/3/task7/0.1`."""
+        return Wait(self._waits, name)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -93,10 +101,10 @@ class Watchdog:
         return f"the event loop has been blocked for {stuck_s:.1f} s{line}: nothing else can go on meanwhile"
 
     def _oldest(self, now: float) -> str | None:
-        waits = list(self._waits.values())
+        waits = list(self._waits.items())
         if not waits:
             return None
-        name, since = min(waits, key=lambda wait: wait[1])
+        oldest, since = min(waits, key=lambda wait: wait[1])
         if now - since <= self.threshold_s:
             return None
-        return f"oldest wait: {name} for {now - since:.1f} s ({len(waits)} waits in all)"
+        return f"oldest wait: {oldest.name} for {now - since:.1f} s ({len(waits)} waits in all)"

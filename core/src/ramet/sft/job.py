@@ -15,7 +15,7 @@ from ramet.models.torch_setup import set_up_torch
 from ramet.sft.output import Summary, read_summary, save_model, write_summary
 from ramet.sft.prepare import Prepared, prepare
 from ramet.sft.trainer import Trained, total_steps, train
-from ramet.tracking.manifest import DataRecord, Manifest, make_manifest, model_fingerprint
+from ramet.tracking.manifest import DataRecord, Manifest, make_manifest, model_files, model_fingerprint
 from ramet.tracking.metrics import make_trackers
 from ramet.tracking.plots import plot_curves
 from ramet.tracking.run_dir import RunDir
@@ -40,8 +40,7 @@ def run(resolved: Resolved) -> int:
 def _manifest(resolved: Resolved, prepared: Prepared) -> Manifest:
     config = resolved.config
     files = DataRecord(files=list(config.sft.data), fingerprint=prepared.fingerprint, tasks=prepared.rows)
-    folders = [Path(config.model.path), *([Path(config.model.tokenizer)] if config.model.tokenizer else [])]
-    return make_manifest(resolved, data={"train": files}, model=model_fingerprint(*folders))
+    return make_manifest(resolved, data={"train": files}, model=model_fingerprint(*model_files(config.model)))
 
 
 def work(config: Config, prepared: Prepared, run: Path) -> Summary:

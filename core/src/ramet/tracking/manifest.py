@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ramet.config.resolved import Resolved
+from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError
 from ramet.plugins import load_plugins
 
@@ -40,7 +41,7 @@ class DataRecord:
     """One data set of a run."""
 
     files: list[str]
-    fingerprint: str
+    fingerprint: str  # over the tasks that are played, in order
     tasks: int  # too long ones included
     skipped: int = 0  # bad rows
     repaired: int = 0  # tasks with a corrupted `\boxed` that was put right
@@ -122,11 +123,17 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def model_fingerprint(*folders: Path) -> str:
-    """sha256 over the files of model and tokenizer folders; of large files their size, beginning and end."""
+def model_files(model: ModelConfig) -> list[Path]:
+    """The folders and files that a model, its tokenizer and its prompts come from."""
+    named = (model.path, model.tokenizer, model.chat_template)
+    return [Path(name) for name in dict.fromkeys(named) if name is not None]
+
+
+def model_fingerprint(*places: Path) -> str:
+    """sha256 over files and the files of folders; of large files their size, beginning and end."""
     digest = hashlib.sha256()
-    for folder in sorted(set(folders)):
-        for path in sorted(path for path in folder.iterdir() if path.is_file()):
+    for place in sorted(set(places)):
+        for path in sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else [place]:
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
             with path.open("rb") as file:

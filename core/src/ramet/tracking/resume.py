@@ -1,7 +1,8 @@
 """Whether a run may go on with the configuration, data, model and plugins of now, or would become another run.
 
 Changes that cannot alter the numbers pass. Others are refused with both values unless `run.allow_config_change`. Other
-training data is refused always: position in the epoch and fingerprint would mean nothing.
+training data, or another order of it, is refused always: the next step would skip some tasks and repeat others, and
+nothing would show it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ramet.tracking.manifest import Manifest
+from ramet.tracking.manifest import DataRecord, Manifest
 
 logger = logging.getLogger(__name__)
 SAFE = frozenset({
@@ -21,6 +22,7 @@ SAFE = frozenset({
     "train.save_every", "train.keep_checkpoints", "data.valid_limit", "rollout.watchdog_s",
     "sft.save_every", "sft.log_every", "sft.out",
 })  # fmt: skip
+ORDER = frozenset({"run.seed", "data.shuffle", "train.tasks_per_step"})  # which tasks a step gets
 SAFE_SECTIONS = ("trackers", "data.valid", "evaluate")
 ABSENT = "(absent)"
 
@@ -41,7 +43,12 @@ def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[s
     risky: list[str] = []
     for key, before, after in config_differences(old.config, new.config):
         text = f"{key} was {before}, is {after}"
-        if _safe(key):
+        if old.manifest.job == "train" and key in ORDER:
+            fatal.append(
+                f"{text}; it decides which tasks a step gets, so a resumed run would skip some and repeat others: undo "
+                "it, or choose another run.name"
+            )
+        elif _safe(key) and not (key == "train.steps" and _steps_set_the_rate(new.config)):
             logger.info("resume with a change: %s", text)
         else:
             risky.append(text)
@@ -78,20 +85,29 @@ def _safe(key: str) -> bool:
     return key in SAFE or any(key == section or key.startswith(f"{section}.") for section in SAFE_SECTIONS)
 
 
+def _steps_set_the_rate(config: str) -> bool:
+    """The other schedules stretch over the run, so another length is another learning rate from here on."""
+    return bool(_flat(config).get("policy.schedule", "constant") != "constant")
+
+
 def _data_changes(old: Manifest, new: Manifest) -> Iterator[str]:
     before, after = old.data.get("train"), new.data.get("train")
     if before is None or after is None or before.fingerprint == after.fingerprint:
         return
     yield (
-        f"the training data changed: the run began with {before.tasks} tasks of {', '.join(before.files)} "
-        f"(sha256 {before.fingerprint[:12]}), now there are {after.tasks} of {', '.join(after.files)} "
-        f"(sha256 {after.fingerprint[:12]}); restore the data, or choose another run.name"
+        f"the training data changed: the run began with {_tasks(before)}, now there are {_tasks(after)}; restore the "
+        "data and what selects from it, or choose another run.name"
     )
+
+
+def _tasks(data: DataRecord) -> str:
+    long = f", {data.too_long} of them too long" if data.too_long else ""
+    return f"{data.tasks} tasks of {', '.join(data.files)}{long} (sha256 {data.fingerprint[:12]})"
 
 
 def _other_changes(old: Manifest, new: Manifest) -> Iterator[str]:
     if old.model and new.model and old.model != new.model:
-        yield f"files of the model or tokenizer: sha256 was {old.model[:12]}, is {new.model[:12]}"
+        yield f"files of the model, tokenizer or chat template: sha256 was {old.model[:12]}, is {new.model[:12]}"
     before = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in old.plugins}
     after = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in new.plugins}
     for name in sorted(before):

@@ -94,7 +94,7 @@ async def _train(
     checkpoints = Checkpoints(run_dir.checkpoints, keep=config.train.keep_checkpoints)
     tracker = make_trackers(config.trackers, run_dir.path, prepared.total_steps)
     try:
-        state = await _restore(checkpoints, policy, rollouts, tracker)
+        state = await _restore(checkpoints, policy, rollouts, tracker, prepared.data["train"].fingerprint)
         loop = Loop(
             config,
             folder=run_dir.path,
@@ -118,15 +118,15 @@ async def _train(
 
 
 async def _restore(
-    checkpoints: Checkpoints, policy: PolicyWorker, rollouts: LocalRollouts, tracker: Tracker
+    checkpoints: Checkpoints, policy: PolicyWorker, rollouts: LocalRollouts, tracker: Tracker, data: str
 ) -> TrainState:
-    """The state to go on from: the newest verified checkpoint's, or the beginning."""
+    """The state to go on from: the newest verified checkpoint's, or the beginning. `data` is the data's fingerprint."""
     newest = checkpoints.newest()
     if newest is None:
         tracker.rewind(-1)
-        return TrainState()
+        return TrainState(data_fingerprint=data)
+    state = TrainState.load(newest.folder, data)
     policy.load(newest.folder)
-    state = TrainState.load(newest.folder)
     await rollouts.engine.update_weights(policy.weights(), state.step)
     tracker.rewind(state.step)
     logger.info("resumed behind step %d from %s", state.step, newest.folder)

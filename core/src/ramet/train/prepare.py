@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from ramet.cluster.local import build_encoder
@@ -14,12 +13,12 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.data.filter import Filtered, leave_out_long
 from ramet.data.sampler import Sampler
-from ramet.data.tasks import TaskSet, load_tasks
-from ramet.errors import ConfigErrors, RametError, raise_all
+from ramet.data.tasks import TaskSet, fingerprint, load_tasks
+from ramet.errors import ConfigError, ConfigErrors, RametError, raise_all
 from ramet.models.encoder import Encoder
 from ramet.models.loading import check_model
 from ramet.models.torch_setup import check_torch
-from ramet.tracking.manifest import DataRecord, model_fingerprint
+from ramet.tracking.manifest import DataRecord, model_files, model_fingerprint
 from ramet.tracking.metrics import check_trackers
 from ramet.types import Task
 
@@ -102,7 +101,6 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared
     data = {"train": _record(train, kept)}
     if valid and kept_valid:
         data["valid"] = _record(valid, kept_valid)
-    folders = (Path(config.model.path), Path(config.model.tokenizer or config.model.path))
     return Prepared(
         tasks=kept.tasks,
         valid=kept_valid.tasks if kept_valid else [],
@@ -110,14 +108,14 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared
         total_steps=config.train.steps or max(1, len(kept.tasks) // config.train.tasks_per_step),
         too_long=kept.left_out,
         data=data,
-        model=model_fingerprint(*folders),
+        model=model_fingerprint(*model_files(config.model)),
     )
 
 
 def _record(tasks: TaskSet, kept: Filtered) -> DataRecord:
     return DataRecord(
         files=tasks.files,
-        fingerprint=tasks.fingerprint,
+        fingerprint=fingerprint(kept.tasks),
         tasks=len(tasks.tasks),
         skipped=tasks.skipped,
         repaired=tasks.repaired,
@@ -128,4 +126,11 @@ def _record(tasks: TaskSet, kept: Filtered) -> DataRecord:
 def prompt_counter(config: Config, encoder: Encoder) -> Callable[[Task], int]:
     """Tokens of a task's prompt as a rollout would begin with it."""
     messages = task_messages(config)
-    return lambda task: len(encoder.prompt(messages(task)))
+
+    def count(task: Task) -> int:
+        try:
+            return len(encoder.prompt(messages(task)))
+        except ConfigError as error:  # the chat template may refuse an order of roles
+            raise ConfigError(f"data: task {task.id!r}: {error}") from error
+
+    return count

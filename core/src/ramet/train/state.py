@@ -15,17 +15,23 @@ FILE = "trainer.json"
 class TrainState:
     """`step` steps are done. Tasks, seeds and draws of the next step follow from it, the run seed and the data."""
 
+    data_fingerprint: str  # of the tasks that the steps count through
     step: int = 0
-    data_fingerprint: str = ""
     seconds: float = 0.0  # of training so far, over all attempts
 
     def save(self, folder: Path) -> None:
         (folder / FILE).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> TrainState:
-        """Raises `ConfigError` if the file is not one of ours."""
+    def load(cls, folder: Path, data_fingerprint: str) -> TrainState:
+        """Raises `ConfigError` if the file is not one of ours, or counts through other data."""
         try:
-            return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+            state = cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{folder / FILE}: not the state of a run: {error}") from error
+        if state.data_fingerprint != data_fingerprint:
+            raise ConfigError(
+                f"{folder}: written with other training data (sha256 {state.data_fingerprint[:12]}, now "
+                f"{data_fingerprint[:12]}); restore the data, or choose another run.name"
+            )
+        return state
