@@ -17,6 +17,7 @@ from ramet.cluster.local import LocalRollouts
 from ramet.cluster.parts import build_advantage, build_scorer
 from ramet.config.schema import Config, OldLogprobs
 from ramet.data.sampler import Sampler
+from ramet.errors import RametError
 from ramet.policy.batch import Floats, Row, row_metrics, rows_of, unpadded
 from ramet.policy.checkpoint import Checkpoints
 from ramet.policy.worker import PolicyWorker
@@ -89,9 +90,8 @@ class Loop:
         tasks = [self.tasks[i] for i in self.sampler.batch(step - 1)]
         groups = await play(self.rollouts, self.scorer, tasks, step=step, plan=self.plan)
         metrics = {**reward_metrics(groups), **self.rollouts.metrics(), **row_metrics(groups)}
-        self.scorer.check_failures()
+        self._check(step, groups)
         metrics |= self.scorer.metrics()
-        check_infrastructure(groups, self.config.rollout.max_infra_rate)
         clock.lap("rollout")
         rows = rows_of(groups)
         greedy = await self._greedy_rewards(tasks, rows, step)
@@ -103,6 +103,15 @@ class Loop:
             metrics |= await validate(self.rollouts, self.scorer, self.valid, step=step)
             clock.lap("valid")
         self._finish(step, metrics, clock, started)
+
+    def _check(self, step: int, groups: Sequence[ScoredGroup]) -> None:
+        """Stop if too much failed; the groups are on disk then, for whoever looks for the cause."""
+        try:
+            self.scorer.check_failures()
+            check_infrastructure(groups, self.config.rollout.max_infra_rate)
+        except RametError:
+            self._write(step, groups, [], [])
+            raise
 
     def _learn(
         self,

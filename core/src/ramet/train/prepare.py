@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ramet.cluster.engines import check_engine
 from ramet.cluster.local import build_encoder
 from ramet.cluster.parts import check_parts, task_messages
 from ramet.config.checks import check
@@ -45,6 +46,7 @@ def prepare(resolved: Resolved) -> Prepared:
         *check(resolved, "train"),
         *check_model(config.model),
         *check_torch(config.run, config.model),
+        *check_engine(config),
         *check_trackers(config.trackers),
         *check_parts(config, training=True),
     ]

@@ -1,0 +1,97 @@
+"""`ramet train --dry-run`: every check that needs no weights, and what the run would do. Nothing is written."""
+
+from __future__ import annotations
+
+from ramet.cluster.parts import build_advantage, build_loss, check_needs
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.engines.protocol import Capability, EngineInfo
+from ramet.errors import raise_all
+from ramet.models.loading import resolve_device
+from ramet.tracking.manifest import make_manifest
+from ramet.tracking.plan import RECORDS, Place, Plan, look, placement
+from ramet.train.prepare import Prepared, prepare
+
+
+def plan(resolved: Resolved) -> Plan:
+    """Raises `ConfigErrors` with every problem found."""
+    config = resolved.config
+    prepared = prepare(resolved)
+    place = look(resolved, make_manifest(resolved, data=prepared.data, model=prepared.model))
+    raise_all([*place.problems, *_needs(config)])
+    return Plan(
+        job="train",
+        facts={
+            "directory": str(place),
+            "tasks": _tasks(prepared),
+            "validation": _validation(config, prepared),
+            "steps": _steps(config, prepared),
+            "tokens": _tokens(config, prepared),
+            "algorithm": _algorithm(config),
+            "rewards": ", ".join(config.rewards),
+            "tools": ", ".join(config.tools) or "none",
+            "placement": placement(str(resolve_device(config.model)), config.engine.name, config.cluster.name),
+        },
+        files=_files(config, prepared, place),
+    )
+
+
+def _needs(config: Config) -> list[str]:
+    """What the algorithms need and no engine can give. What an engine lacks shows when it starts."""
+    needs = {
+        f"advantage={config.advantage.name}": build_advantage(config).needs,
+        f"policy_loss={config.policy_loss.name}": build_loss(config).needs,
+    }
+    able = EngineInfo(name=config.engine.name, capabilities=frozenset(Capability), vocab_size=0, max_tokens=0)
+    return check_needs(needs, able, deterministic=config.run.deterministic)
+
+
+def _tasks(prepared: Prepared) -> str:
+    record = prepared.data["train"]
+    notes = {"bad rows skipped": record.skipped, "too long": prepared.too_long, "repaired": record.repaired}
+    said = ", ".join(f"{count} {what}" for what, count in notes.items() if count)
+    return f"{len(prepared.tasks)} of {record.tasks} from {', '.join(record.files)}" + (f" ({said})" if said else "")
+
+
+def _validation(config: Config, prepared: Prepared) -> str:
+    if not prepared.valid:
+        return ""
+    every = f"every {config.train.eval_every} steps" if config.train.eval_every else "never in between"
+    return f"{len(prepared.valid)} tasks, {'before the first step and ' if config.train.eval_first else ''}{every}"
+
+
+def _steps(config: Config, prepared: Prepared) -> str:
+    train, group = config.train, config.rollout.group_size
+    updates = train.epochs * train.minibatches
+    return (
+        f"{prepared.total_steps} of {train.tasks_per_step} tasks x {group} rollouts = {train.tasks_per_step * group}, "
+        f"{updates} optimiser steps each"
+    )
+
+
+def _tokens(config: Config, prepared: Prepared) -> str:
+    rollouts = config.train.tasks_per_step * config.rollout.group_size
+    response, prompt = config.rollout.max_response_tokens, config.data.max_prompt_tokens
+    step = rollouts * response
+    return (
+        f"at most {step:,} in the responses of a step, {prepared.total_steps * step:,} in all; "
+        f"a sequence has at most {prompt} + {response}"
+    )
+
+
+def _algorithm(config: Config) -> str:
+    return (
+        f"advantage {config.advantage.name}, loss {config.policy_loss.name}, "
+        f"branch policy {config.branch_policy.name}, rollout step {config.rollout_step.name}"
+    )
+
+
+def _files(config: Config, prepared: Prepared, place: Place) -> list[str]:
+    last, train = prepared.total_steps, config.train
+    kept = f"every {train.save_every} steps and the last, {train.keep_checkpoints} kept"
+    return [
+        *(f"{place.path}/{name}" for name in RECORDS),
+        f"{place.path}/rollouts/step_000001.jsonl.gz … step_{last:06d}.jsonl.gz",
+        f"{place.path}/checkpoints/step_…/ ({kept})",
+        f"{place.path}/model/",
+    ]

@@ -1,0 +1,169 @@
+"""What happens between the rollouts and the estimator: whole groups, infrastructure limits, step metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import isnan
+from typing import Any
+
+import pytest
+import torch
+
+from ramet.errors import InfraError, PluginError, RametError
+from ramet.policy.batch import rows_of
+from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer, WeightedReward
+from ramet.testing.rollouts import answered_rollout
+from ramet.train.algorithm import estimate
+from ramet.train.groups import check_infrastructure, check_whole, play
+from ramet.train.step_metrics import reward_metrics
+from ramet.types import (
+    AdvantageInputs,
+    AdvantageOutput,
+    CallStatus,
+    Fault,
+    Group,
+    Need,
+    Rollout,
+    Task,
+    ToolRecord,
+    user_prompt,
+)
+
+LOST = Fault(where="tool:search", message="the provider did not answer")
+
+
+def task(name: str = "t") -> Task:
+    return Task(id=name, prompt=user_prompt("1+1"), answer=("2",))
+
+
+def scored(rewards: Sequence[float | None], name: str = "t") -> ScoredGroup:
+    """A group with these rewards; None stands for a rollout that infrastructure failed."""
+    one = task(name)
+    rollouts = []
+    for i, reward in enumerate(rewards):
+        rollout = replace(answered_rollout(one, "2"), id=str(i), fault=LOST if reward is None else None)
+        parts = {} if reward is None else {"match": reward}
+        rollouts.append(ScoredRollout(rollout=rollout, reward=reward, parts=parts))
+    return ScoredGroup(task=one, rollouts=tuple(rollouts))
+
+
+def test_a_masked_rollout_leaves_the_means() -> None:
+    metrics = reward_metrics([scored([1.0, 3.0, 2.0, None])])
+    assert metrics["reward/mean"] == 2.0
+    assert metrics["reward/match"] == 2.0
+    assert metrics["rollout/masked_share"] == 0.25
+
+
+def test_tool_use_is_the_share_of_valid_rollouts_with_a_call() -> None:
+    group = scored([1.0, 0.0, None])
+    call = ToolRecord(
+        turn=0, name="add", arguments={}, status=CallStatus.OK, text="2", wait_s=0.0, run_s=0.1, attempts=1
+    )
+    first = group.rollouts[0]
+    used = replace(first, rollout=replace(first.rollout, tool_calls=(call,)))
+    assert reward_metrics([replace(group, rollouts=(used, *group.rollouts[1:]))])["rollout/tool_use"] == 0.5
+
+
+def test_groups_without_a_difference_give_no_signal() -> None:
+    groups = [scored([1.0, 1.0]), scored([1.0, 0.0]), scored([1.0, None])]
+    assert reward_metrics(groups)["group/no_signal_share"] == pytest.approx(2 / 3)
+
+
+def test_a_step_without_any_valid_rollout_reports_no_reward() -> None:
+    assert isnan(reward_metrics([scored([None, None])])["reward/mean"])
+
+
+def test_too_many_infrastructure_failures_stop_the_run_and_name_the_commonest() -> None:
+    groups = [scored([1.0, None, None, 0.0])]
+    check_infrastructure(groups, limit=0.5)
+    with pytest.raises(InfraError, match=r"2 of 4 rollouts .*max_infra_rate=0.2.*tool:search: the provider"):
+        check_infrastructure(groups, limit=0.2)
+
+
+def test_fewer_rollouts_than_asked_for_is_an_error_with_both_counts() -> None:
+    one = task()
+    group = Group(task=one, rollouts=(answered_rollout(one, "2"),))
+    check_whole([group], [one], size=1)
+    with pytest.raises(RametError, match="asked for 2 rollouts of 1 tasks, got 1 of 1"):
+        check_whole([group], [one], size=2)
+
+
+class Slow:
+    """A rollout side whose groups come one after the other, 50 ms apart."""
+
+    def __init__(self) -> None:
+        self.played: list[str] = []
+
+    def group_size(self, plan: RolloutPlan) -> int:
+        return 1
+
+    async def run(self, tasks: Sequence[Task], *, on_group: Callable[[Group], None], **_: Any) -> list[Group]:
+        groups = []
+        for one in tasks:
+            await asyncio.sleep(0.05)
+            groups.append(Group(task=one, rollouts=(answered_rollout(one, "2"),)))
+            on_group(groups[-1])
+            self.played.append(one.id)
+        return groups
+
+
+class Constant:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float]:
+        return [self.value] * len(group)
+
+
+def scorer(value: float) -> Scorer:
+    return Scorer([WeightedReward(name="constant", plugin="test", reward=Constant(value))])
+
+
+async def play_four(rollouts: Slow, value: float) -> list[ScoredGroup]:
+    tasks = [task(str(i)) for i in range(4)]
+    return await play(rollouts, scorer(value), tasks, step=1, plan=RolloutPlan())  # type: ignore[arg-type]
+
+
+def test_groups_come_back_in_the_order_of_their_tasks() -> None:
+    groups = asyncio.run(play_four(Slow(), 1.0))
+    assert [group.task.id for group in groups] == ["0", "1", "2", "3"]
+    assert all(group.rollouts[0].reward == 1.0 for group in groups)
+
+
+def test_a_reward_that_returns_nan_stops_the_playing_at_once() -> None:
+    rollouts = Slow()
+    with pytest.raises(PluginError, match="constant"):
+        asyncio.run(play_four(rollouts, float("nan")))
+    assert len(rollouts.played) <= 2
+
+
+class Outside:
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        return AdvantageOutput(advantages=torch.ones_like(batch.mask, dtype=torch.float32))
+
+
+class Wrong:
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        return AdvantageOutput(advantages=torch.zeros(len(batch.rewards)))
+
+
+@pytest.mark.parametrize(("estimator", "what"), [(Outside(), "outside the mask"), (Wrong(), "returned shape")])
+def test_an_estimator_that_breaks_the_contract_is_named(estimator: Any, what: str) -> None:
+    one = task()
+    with_result = replace(answered_rollout(one, "2"), id="0")
+    longer = replace(answered_rollout(one, "22"), id="1")
+    group = ScoredGroup(
+        task=one,
+        rollouts=(ScoredRollout(rollout=with_result, reward=1.0), ScoredRollout(rollout=longer, reward=0.0)),
+    )
+    rows = rows_of([group])
+    with pytest.raises(PluginError, match=what) as caught:
+        estimate(estimator, rows, old_logprobs=[row.engine_logprobs for row in rows])
+    assert type(estimator).__name__ in str(caught.value)
