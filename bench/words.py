@@ -1,4 +1,4 @@
-"""A small byte-level BPE tokenizer with a chat template, trained in a moment: tokens of a few characters, as in reality."""
+"""A small byte-level BPE tokenizer with a chat template, trained in a moment: its tokens hold a few characters each."""
 
 from __future__ import annotations
 

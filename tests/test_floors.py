@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "src" / "ramet"
 PLUGINS = sorted(path for path in (ROOT / "plugins").iterdir() if (path / "src").is_dir())
 
-CONTRACT = {"", "errors", "helpers", "hookspecs", "plugins", "registry", "types"}  # "": ramet/__init__.py
+CONTRACT = {"", "errors", "helpers", "hookspecs", "plugins", "registry", "shapes", "types"}  # "": ramet/__init__.py
 OPTIONS = {"algorithms.config", "engines.config", "rollout.config"}
 FLOORS = [
     CONTRACT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PLUGINS = sorted(path for path in (ROOT / "plugins").iterdir() if path.is_dir())
 PACKAGES = [ROOT / "core", *PLUGINS]
 IDS = {"ids": lambda path: path.name}
+# Imports whose distribution has another name.
+DISTRIBUTIONS = {"hydra": "hydra-core", "yaml": "pyyaml"}
 
 
 def project_of(package: Path) -> dict[str, Any]:
@@ -70,7 +73,33 @@ def test_a_package_has_readme_types_and_tests(package: Path) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, **IDS)
+def test_a_package_declares_everything_that_it_imports(package: Path) -> None:
+    """Also what is installed anyway, because something else that it declares happens to need it."""
+    project = project_of(package)
+    extras = {name: needs for name, needs in project.get("optional-dependencies", {}).items() if name != "test"}
+    declared = {
+        re.split(r"[^\w.-]", need)[0].lower() for needs in (project["dependencies"], *extras.values()) for need in needs
+    }
+    imported = {top for path in (package / "src").rglob("*.py") for top in imports_of(path)}
+    own = {path.name for path in (package / "src").iterdir()}
+    others = imported - own - set(sys.stdlib_module_names)
+    assert {DISTRIBUTIONS.get(top, top).replace("_", "-") for top in others} <= declared | {"ramet"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Top-level modules that a file imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES, **IDS)
 def test_licence_and_python_versions_agree(package: Path) -> None:
     project, core = project_of(package), project_of(ROOT / "core")
+    assert (package / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     assert project["license"] == core["license"]
     assert project["requires-python"] == core["requires-python"]

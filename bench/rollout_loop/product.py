@@ -85,7 +85,10 @@ class Product:
 
     def __init__(self, parts: Parts, load: Load, tools: Tools, *, retries: int) -> None:
         self.tasks = [
-            Task(id=str(i), prompt=(Message(role="system", content=SYSTEM), Message(role="user", content=QUESTION.format(i))))
+            Task(
+                id=str(i),
+                prompt=(Message(role="system", content=SYSTEM), Message(role="user", content=QUESTION.format(i))),
+            )
             for i in range(load.n_tasks)
         ]
         self.worker = RolloutWorker(

@@ -4,6 +4,9 @@
 
 `speed`: one tool call of 0.2 s per rollout. `tails`: several calls, of which 5 % take 20 times as long, beside the same
 loop with a barrier per round. `failures`: 5 % of the calls raise. The loops take turns; the first round is not counted.
+
+Every run is made twice: by the clock on the wall, and by a clock that other programs on the machine cannot disturb (see
+`quiet.py`). Medians stand in front of their ranges.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,8 +27,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import measured, print_table, shown, spread, write_results
 from rollout_loop.bare import Loop
 from rollout_loop.product import Product
+from rollout_loop.quiet import QuietLoop
 from rollout_loop.work import Load, Parts, Played, Tools, difference
 
+CLOCKS = {"wall": asyncio.new_event_loop, "undisturbed": QuietLoop}
+HEAD = (
+    "case",
+    "loop",
+    "wall s",
+    "undisturbed s",
+    "rollouts/s, undisturbed",
+    "CPU ms/rollout",
+    "speed / first loop",
+    "undisturbed",
+    "survivors",
+)
 GOALS = {"throughput": 0.85, "cpu_ms_per_rollout": 1.0, "rollouts_per_s": 800.0, "share_of_barrier": 0.5}
 
 
@@ -58,25 +75,27 @@ def cases(repeats: int) -> list[Case]:
     ]
 
 
-def play(loop: str, parts: Parts, load: Load, seed: int) -> tuple[dict[str, Any], list[Played]]:
+def play(loop: str, clock: str, parts: Parts, load: Load, seed: int) -> tuple[dict[str, Any], list[Played]]:
     """One timed run of one loop, in an event loop of its own."""
     tools = Tools(load, seed)
     if loop.startswith("ramet"):
-        product = Product(parts, load, tools, retries=2 if "retries" in loop else 0)
-        run: Callable[[], Awaitable[Any]] = product.run
+        ours = Product(parts, load, tools, retries=2 if "retries" in loop else 0)
+        run: Callable[[], Awaitable[Any]] = ours.run
     else:
         bare = Loop(parts, load, tools)
         run = bare.free if loop == "bare" else bare.barrier
 
-    async def timed() -> tuple[dict[str, Any], Any]:
-        with measured() as time:
-            result = await run()
-        return asdict(time), result
+    async def timed() -> tuple[float, Any]:
+        started = asyncio.get_running_loop().time()
+        result = await run()
+        return asyncio.get_running_loop().time() - started, result
 
-    numbers, result = asyncio.run(timed())
-    played = product.played() if loop.startswith("ramet") else result
+    with measured() as process, asyncio.Runner(loop_factory=CLOCKS[clock]) as runner:
+        seconds, result = runner.run(timed())
+    played = ours.played() if loop.startswith("ramet") else result
     survivors = sum(not one.lost for one in played)
-    return {"loop": loop, "seed": seed, **numbers, "survivors": survivors, "tool_runs": tools.n_runs}, played
+    numbers = {"loop": loop, "clock": clock, "seed": seed, "seconds": seconds, "cpu_s": process.cpu_s}
+    return {**numbers, "load": process.load, "survivors": survivors, "tool_runs": tools.n_runs}, played
 
 
 def run_case(case: Case, parts: Parts) -> list[dict[str, Any]]:
@@ -84,8 +103,8 @@ def run_case(case: Case, parts: Parts) -> list[dict[str, Any]]:
     runs = []
     for repeat in range(case.repeats + 1):
         first: list[Played] = []
-        for loop in case.loops:
-            numbers, played = play(loop, parts, case.load, seed=repeat)
+        for clock, loop in product(CLOCKS, case.loops):
+            numbers, played = play(loop, clock, parts, case.load, seed=repeat)
             first = first or played
             wrong = None if "retries" in loop else difference(first, played)
             if wrong:
@@ -95,35 +114,40 @@ def run_case(case: Case, parts: Parts) -> list[dict[str, Any]]:
     return runs
 
 
-def summary_of(case: Case, runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Per loop. Ratios are taken round by round, so that what burdens the machine burdens both sides."""
-    walls = {loop: [r["wall_s"] for r in runs if r["loop"] == loop] for loop in case.loops}
-    out = {}
+def compare(case: Case, runs: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Per loop, one value a round. Ratios are taken within a round: what burdens the machine burdens both sides."""
+    n, out = case.load.rollouts, {}
+    base = {clock: _column(runs, case.loops[0], clock, "seconds") for clock in CLOCKS}
     for loop in case.loops:
-        own = [r for r in runs if r["loop"] == loop]
-        ratios = [base / wall for base, wall in zip(walls[case.loops[0]], walls[loop], strict=True)]
+        wall, calm = (_column(runs, loop, clock, "seconds") for clock in CLOCKS)
         out[loop] = {
-            "wall_s": spread(walls[loop]),
-            "rollouts_per_s": spread([case.load.rollouts / wall for wall in walls[loop]]),
-            "cpu_ms_per_rollout": spread([1000 * r["cpu_s"] / case.load.rollouts for r in own]),
-            f"speed_relative_to_{case.loops[0]}": spread(ratios),
-            "survivors": spread([r["survivors"] for r in own]),
+            "wall_s": wall,
+            "undisturbed_s": calm,
+            "rollouts_per_s": [n / seconds for seconds in wall],
+            "undisturbed_rollouts_per_s": [n / seconds for seconds in calm],
+            "cpu_ms_per_rollout": [1000 * s / n for s in _column(runs, loop, "undisturbed", "cpu_s")],
+            "speed": [b / own for b, own in zip(base["wall"], wall, strict=True)],
+            "undisturbed_speed": [b / own for b, own in zip(base["undisturbed"], calm, strict=True)],
+            "survivors": _column(runs, loop, "wall", "survivors"),
         }
     return out
 
 
-def row_of(case: Case, loop: str, runs: list[dict[str, Any]]) -> list[str]:
-    own = [r for r in runs if r["loop"] == loop]
-    base = [r["wall_s"] for r in runs if r["loop"] == case.loops[0]]
-    n = case.load.rollouts
+def _column(runs: list[dict[str, Any]], loop: str, clock: str, key: str) -> list[float]:
+    return [float(r[key]) for r in runs if r["loop"] == loop and r["clock"] == clock]
+
+
+def row_of(case: Case, loop: str, values: dict[str, list[float]]) -> list[str]:
     return [
         case.name,
         loop,
-        shown([r["wall_s"] for r in own]),
-        shown([n / r["wall_s"] for r in own], 0),
-        shown([1000 * r["cpu_s"] / n for r in own], 2),
-        shown([b / r["wall_s"] for b, r in zip(base, own, strict=True)], 2),
-        f"{median(r['survivors'] for r in own):.0f}/{n}",
+        shown(values["wall_s"]),
+        shown(values["undisturbed_s"]),
+        shown(values["undisturbed_rollouts_per_s"], 0),
+        shown(values["cpu_ms_per_rollout"], 2),
+        shown(values["speed"], 2),
+        shown(values["undisturbed_speed"], 2),
+        f"{median(values['survivors']):.0f}/{case.load.rollouts}",
     ]
 
 
@@ -140,9 +164,10 @@ def main() -> None:
     for case in chosen:
         own = run_case(case, parts)
         runs += own
-        summary[case.name] = summary_of(case, own)
-        rows += [row_of(case, loop, own) for loop in case.loops]
-    print_table(("case", "loop", "wall s", "rollouts/s", "CPU ms/rollout", "speed / first loop", "survivors"), rows)
+        compared = compare(case, own)
+        summary[case.name] = {loop: {k: spread(v) for k, v in one.items()} for loop, one in compared.items()}
+        rows += [row_of(case, loop, values) for loop, values in compared.items()]
+    print_table(HEAD, rows)
     settings = {"goals": GOALS, "cases": [asdict(case) for case in chosen]}
     if not arguments.only:
         print(f"\nraw numbers: {write_results('rollout_loop', settings, runs, summary).name}")

@@ -28,7 +28,7 @@ SYSTEM = (
 QUESTION = "Question number {}: what is the capital of the country?"
 CALL = "<think>\nI should look up what is known about this.\n</think>\n<search>capital of the country</search>"
 ANSWER = "<think>\nThe result says it.\n</think>\n<answer>The answer is 42.</answer>"
-RESULT = "result for capital of the country"
+RESULT = "result {}.{}.{} for capital of the country"
 LOGPROB, ENTROPY = -0.125, 0.5
 ATTEMPTS = 8  # of one call whose luck is drawn
 
@@ -80,7 +80,7 @@ class Tools:
         await asyncio.sleep(self._latency[call])
         if self._fails[call][attempt]:
             raise ToolFailedError("the service is overloaded")
-        return RESULT
+        return RESULT.format(*call)
 
 
 @dataclass(frozen=True, slots=True)

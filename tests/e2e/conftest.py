@@ -89,7 +89,7 @@ class House:
             "branch_policy.params.beta=1", "rollout.group_size=8", "rollout.max_concurrent=16",
             "rollout.max_response_tokens=96", "rollout.first_tokens=3", "train.steps=4", "train.tasks_per_step=3",
             "train.minibatches=2", "train.eval_every=2", "train.eval_first=true", "train.save_every=2",
-            "train.keep_checkpoints=2", "policy.lr=0.001", *more,
+            "train.keep_checkpoints=2", "train.kl_coef=0.01", "policy.lr=0.001", *more,
         ]  # fmt: skip
 
 

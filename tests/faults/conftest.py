@@ -99,4 +99,6 @@ def plugin() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def house(plugin: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> House:
     folder = tmp_path_factory.mktemp("house")
-    return House(model, write_tasks(folder / "tasks.jsonl", [f"task {i}" for i in range(TASKS)]), folder / "runs")
+    return House(
+        model, write_tasks(folder / "tasks.jsonl", [f"task {i}" + "!" * i for i in range(TASKS)]), folder / "runs"
+    )

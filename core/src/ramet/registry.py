@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ramet.errors import ConfigError, PluginError, RametError
+from ramet.shapes import misfits
 from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool
 
 T = TypeVar("T")
@@ -37,12 +38,20 @@ class Entry(Generic[T]):
         factory = self._load()
         try:
             if self.config is None:
-                return factory()
-            return factory(self.config() if params is None else params)
+                built = factory()
+            else:
+                built = factory(self.config() if params is None else params)
         except RametError:
             raise
         except Exception as error:
             raise PluginError(self._could_not(error)) from error
+        wrong = misfits(built, self.kind)
+        if wrong:
+            raise PluginError(
+                f"plugin {self.plugin!r} ({self.distribution}): the {self.kind} {self.name!r} does not keep the "
+                f"contract: {'; '.join(wrong)}"
+            )
+        return built
 
     def _load(self) -> Callable[..., T]:
         if not isinstance(self.factory, str):

@@ -46,9 +46,7 @@ def test_the_installed_command_ends_with_the_exit_code_of_main(tmp_path: Path):
     script = Path(sys.executable).with_name("ramet")
     done = subprocess.run([script, "trian"], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 1
-    assert done.stderr == (
-        f"error: no command 'trian'. Did you mean 'train'? Commands: {', '.join(COMMANDS)}\n"
-    )
+    assert done.stderr == (f"error: no command 'trian'. Did you mean 'train'? Commands: {', '.join(COMMANDS)}\n")
 
 
 def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]):
@@ -137,6 +135,16 @@ def test_the_exit_code_says_whose_fault_it_was(job, capsys, error: BaseException
     err = capsys.readouterr().err
     assert err.splitlines()[-1] == last
     assert ("Traceback" in err) == isinstance(error, ZeroDivisionError)
+
+
+def test_a_package_that_an_extra_brings_is_named_with_the_command_that_installs_it(job, capsys):
+    job(raising(ModuleNotFoundError("No module named 'torch'", name="torch.nn")))
+    assert main(["train", "model.path=m"]) == 1
+    assert capsys.readouterr().err == (
+        "error: this needs the package 'torch', which is not installed; install it with: pip install 'ramet[train]'\n"
+    )
+    job(raising(ModuleNotFoundError("No module named 'typo'", name="typo")))
+    assert main(["train", "model.path=m"]) == 2
 
 
 def test_a_job_gets_the_resolved_configuration_and_its_code_is_the_exit_code(job):

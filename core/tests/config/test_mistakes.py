@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ramet.config.compose import compose
+from ramet.config.secrets import written_secrets
 
 MODEL = "model.path=m"
 Problems = Callable[..., list[str]]
@@ -57,6 +58,31 @@ def test_one_mistake_gives_one_problem_that_names_it(problems: Problems, overrid
     found = problems(MODEL, *overrides)
     assert len(found) == 1
     assert all(part in found[0] for part in expected), found[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "refused"),
+    [
+        ("tools.bing.params.api_key", "x", True),
+        ("rewards.judge.params.password", "x", True),
+        ("tools.bing.params.key", "sk-0123456789abcdef", True),
+        ("tools.bing.params.keys[0]", "sk-0123456789abcdef", False),
+        ("tools.bing.params.api_key", "${oc.env:BING_KEY}", False),
+        ("tools.bing.params.api_key", "", False),
+        ("tools.bing.params.stop_token", "</search>", False),
+        ("data.columns.key", "extra_info", False),
+        ("train.max_tokens", "sk-0123456789abcdef", False),
+    ],
+)
+def test_a_secret_is_known_by_its_name_and_where_that_is_not_enough_by_its_looks(key: str, text: str, refused: bool):
+    assert bool(list(written_secrets([(key, text)]))) == refused
+
+
+def test_a_secret_that_is_written_down_is_refused_and_not_repeated(problems: Problems):
+    [problem] = problems(MODEL, "tools=[search]", "tools.search.params.key=sk-0123456789abcdef")
+    assert problem.startswith("tools.search.params.key: a secret must not be written down")
+    assert "tools.search.params.key='${oc.env:VARIABLE}'" in problem
+    assert "sk-0123456789abcdef" not in problem
 
 
 def test_all_mistakes_are_reported_together(problems: Problems):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ramet import ConfigError
 from ramet.config.schema import Attention, Dtype, ModelConfig
@@ -53,15 +54,70 @@ def test_missing_config_and_weights_are_both_reported(make_folder: MakeFolder) -
 
 def test_an_index_that_names_missing_files_is_reported(make_folder: MakeFolder) -> None:
     folder = make_folder()
-    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}))
-    (folder / "one.safetensors").touch()
     assert check_model(config(folder)) == [
         "model.path: model.safetensors.index.json names files that are missing: two.safetensors"
     ]
     index.write_text("{")
     assert "has no weight_map" in check_model(config(folder))[0]
+
+
+def test_a_name_of_the_hub_is_told_how_to_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [problem] = check_model(config(Path("Qwen/Qwen3-4B")))
+    assert "is not a folder" in problem and "`hf download Qwen/Qwen3-4B --local-dir FOLDER`" in problem
+
+
+@pytest.mark.parametrize(
+    ("left", "words"), [(0, "no readable safetensors file (0 bytes)"), (50, "no readable"), (-7, "its header says")]
+)
+def test_a_weight_file_that_is_cut_short_is_found_without_reading_it(
+    make_folder: MakeFolder, left: int, words: str
+) -> None:
+    file = make_folder() / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:left])
+    [problem] = check_model(config(file.parent))
+    assert problem.startswith(f"model.path: {file} ") and words in problem
+    with pytest.raises(ConfigError, match=r"model\.path: could not load"):
+        load_model(config(file.parent))
+
+
+def test_a_shard_that_is_cut_short_is_named(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").unlink()
+    (folder / "one.safetensors").write_bytes(whole)
+    (folder / "two.safetensors").write_bytes(whole[:-1])
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    [problem] = check_model(config(folder))
+    assert f"two.safetensors has {len(whole) - 1} bytes, its header says {len(whole)}; fetch it again" in problem
+
+
+def test_weights_that_the_files_lack_are_refused_instead_of_drawn_at_random(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lack 1 weights of the model .*: model\.norm\.weight"):
+        load_model(config(folder))
+
+
+def test_weights_of_other_shapes_are_refused(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    edit(folder / "config.json", hidden_size=32)
+    with pytest.raises(ConfigError, match=r"model\.path: could not load a causal language model"):
+        load_model(config(folder))
+
+
+def test_code_of_the_models_own_runs_only_if_it_is_trusted(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    (folder / "mine.py").write_text("raise SystemExit('it ran')")
+    edit(folder / "config.json", model_type="mine", auto_map={"AutoConfig": "mine.Mine"})
+    [problem] = check_model(config(folder))
+    assert str(folder) in problem and "set model.trust_remote_code=true" in problem
 
 
 def test_a_tokenizer_without_eos_is_refused(make_folder: MakeFolder) -> None:

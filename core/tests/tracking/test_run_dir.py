@@ -256,11 +256,25 @@ def test_other_training_data_is_refused_always_and_names_the_files():
         assert "the training data changed: the run began with 3 tasks of a.jsonl" in problems[0]
 
 
+@pytest.mark.parametrize("line", ["run:\n  seed: 2", "data:\n  shuffle: false", "train:\n  tasks_per_step: 9"])
+def test_what_decides_which_tasks_a_step_gets_is_refused_always(line: str):
+    for allow in (False, True):
+        [problem] = check_resume(state(""), state(line + "\n"), allow=allow)
+        assert "it decides which tasks a step gets" in problem
+
+
+def test_more_steps_are_another_learning_rate_where_the_schedule_stretches_over_them():
+    old, new = (f"train:\n  steps: {n}\npolicy:\n  schedule: cosine\n" for n in (5, 9))
+    assert check_resume(state(old), state(new))[0].startswith("train.steps was 5, is 9; resuming would mix two runs")
+    assert check_resume(state(old), state(new), allow=True) == []
+    assert check_resume(state(old.replace("cosine", "constant")), state(new.replace("cosine", "constant"))) == []
+
+
 def test_another_model_or_plugin_version_is_refused_unless_allowed():
     new = state(record=manifest(model="n" * 12, plugin="2.0"))
     problems = check_resume(state(), new)
     assert [p.partition(";")[0] for p in problems] == [
-        "files of the model or tokenizer: sha256 was mmmmmmmmmmmm, is nnnnnnnnnnnn",
+        "files of the model, tokenizer or chat template: sha256 was mmmmmmmmmmmm, is nnnnnnnnnnnn",
         "plugin core was ramet 1.0, is ramet 2.0",
     ]
     assert check_resume(state(), new, allow=True) == []
@@ -278,6 +292,9 @@ def test_a_resume_reads_what_the_directory_recorded(tmp_path: Path):
     with RunDir.open(tmp_path, "mine") as run:
         run.record(resolved(), manifest())
     with RunDir.open(tmp_path, "mine") as run:
-        changed = resolved("run:\n  seed: 2\n")
-        assert run.check_resume(changed, manifest())[0].startswith("run.seed was 1, is 2")
-        assert run.check_resume(resolved("run:\n  seed: 2\n", allow=True), manifest()) == []
+        changed = resolved("run:\n  seed: 1\npolicy:\n  lr: 2\n")
+        assert run.check_resume(changed, manifest())[0].startswith("policy.lr was (absent), is 2")
+        assert run.check_resume(replace(changed, config=resolved(allow=True).config), manifest()) == []
+        (run.path / "config.yaml").unlink()
+        with pytest.raises(ConfigError, match=r"config\.yaml: cannot be read"):
+            run.check_resume(changed, manifest())

@@ -53,16 +53,24 @@ class AbsentExtras:
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        skipped = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
-        numbers = {"passed": len(terminalreporter.stats.get("passed", [])), "skipped": _short(skipped)}
+        """A folder or a file that cannot be imported counts as one."""
+        skipped = Counter(self._reason(report) for report in terminalreporter.stats.get("skipped", []))
+        numbers = {"passed": len(terminalreporter.stats.get("passed", [])), "skipped": skipped}
         self.summary.write_text(json.dumps(numbers))
+
+    def _reason(self, report: pytest.CollectReport | pytest.TestReport) -> str:
+        """The same words for one extra, however a test says that it is absent."""
+        text = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        missing = re.search(r"No module named '(\w+)", text)  # as `pytest.importorskip` says it
+        named = [extra for extra in set(self.extras.values()) if extra in text]
+        extra = self.extras.get(missing[1]) if missing else next(iter(named), None)
+        return _absent(extra) if extra else text.removeprefix("Skipped: ")
 
 
 def _skip(report: pytest.CollectReport | pytest.TestReport, path: Path, extra: str) -> None:
     report.outcome = "skipped"
-    report.longrepr = (str(path), 0, f"Skipped: {extra} is not installed")
+    report.longrepr = (str(path), 0, f"Skipped: {_absent(extra)}")
 
 
-def _short(skipped: Counter[str]) -> dict[str, int]:
-    """By reason; a folder or module counts once."""
-    return {reason.removeprefix("Skipped: "): n for reason, n in skipped.items()}
+def _absent(extra: str) -> str:
+    return f"{extra} is not installed"

@@ -40,9 +40,7 @@ def main(distribution: str) -> None:
         problem = composes(choice)
         composed.append(choice)
         problems += [problem] if problem else []
-    print(
-        json.dumps({"modules": len(modules), "needs_extra": needs_extra, "composed": composed, "problems": problems})
-    )
+    print(json.dumps({"modules": len(modules), "needs_extra": needs_extra, "composed": composed, "problems": problems}))
 
 
 def strangers(distribution: str, extras: dict[str, str]) -> list[str]:

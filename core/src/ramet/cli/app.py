@@ -5,14 +5,15 @@ Exit codes: 0 done, 1 the user's mistake or a broken plugin, 2 a failure of ours
 
 from __future__ import annotations
 
-import logging
 import sys
 import traceback
 from collections.abc import Sequence
 
 import ramet
 from ramet.cli.commands import COMMANDS
-from ramet.errors import ConfigError, ConfigErrors, PluginError, RametError
+from ramet.cli.extras import missing_package
+from ramet.cli.terminal import print_problems, set_up_logging
+from ramet.errors import ConfigError, PluginError, RametError
 
 OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
 
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
-    _set_up_logging(debug)
+    set_up_logging(debug)
     try:
         return _run([argument for argument in given if argument != "--debug"])
     except KeyboardInterrupt:
@@ -30,9 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RametError as error:
         if debug:
             traceback.print_exc()
-        _print_problems(error)
+        print_problems(error)
         return USER if isinstance(error, ConfigError | PluginError) else INTERNAL
     except Exception as error:
+        missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None:
+            print(f"error: {missing}", file=sys.stderr)
+            return USER
         traceback.print_exc()  # a defect, not the user's mistake: whoever repairs it needs this
         print(f"error: internal: {type(error).__name__}: {error}", file=sys.stderr)
         return INTERNAL
@@ -70,13 +75,3 @@ options:
   --debug   more log, and a traceback for every error
 
 `ramet train --help` lists every key with its type and default."""
-
-
-def _print_problems(error: RametError) -> None:
-    for problem in error.problems if isinstance(error, ConfigErrors) else [str(error)]:
-        print("error: " + problem.replace("\n", "\n       "), file=sys.stderr)
-
-
-def _set_up_logging(debug: bool) -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("ramet").setLevel(logging.DEBUG if debug else logging.INFO)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from ramet.cli.job import Job
+from ramet.cli.terminal import Parser, say
 from ramet.errors import ConfigError
 
 
@@ -20,62 +18,14 @@ class Command:
     run: Callable[[Sequence[str]], int]  # arguments -> exit code; raises RametError
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A command that takes a configuration. `module` holds `run(resolved) -> int`."""
-
-    name: str
-    module: str
-    summary: str
-
-    def run(self, arguments: Sequence[str]) -> int:
-        found = self._parser().parse_intermixed_args(arguments)
-        if found.help:
-            from ramet.cli.job_help import job_help
-
-            _say(job_help(self.name, self.summary, found.config_dir))
-            return 0
-        from ramet.config.compose import compose
-
-        resolved = compose(found.overrides, job=self.name, config_dir=found.config_dir)
-        if found.cfg:
-            _say(resolved.text.rstrip("\n"))
-            return 0
-        code: int = importlib.import_module(self.module).run(resolved)
-        return code
-
-    def _parser(self) -> argparse.ArgumentParser:
-        parser = _Parser(prog=f"ramet {self.name}", add_help=False)
-        parser.add_argument("overrides", nargs="*")
-        parser.add_argument("-h", "--help", action="store_true")
-        parser.add_argument("--cfg", choices=["job"])
-        parser.add_argument("--config-dir", type=Path)
-        return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see `{self.prog} --help`")
-
-
-def _say(text: str) -> None:
-    """Print, and be quiet if the reader went away, as in `ramet plugins | head -1`."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
-
-
 def _report(arguments: Sequence[str]) -> int:
-    parser = _Parser(prog="ramet report", add_help=False, description="One self-contained HTML file of a run.")
+    parser = Parser(prog="ramet report", add_help=False, description="One self-contained HTML file of a run.")
     parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
     parser.add_argument("--out", type=Path, help="the file to write; default: report.html in the run's directory")
     parser.add_argument("-h", "--help", action="store_true")
     found = parser.parse_args(arguments)
     if found.help:
-        _say(parser.format_help().rstrip("\n"))
+        say(parser.format_help().rstrip("\n"))
         return 0
     if found.run is None:
         raise ConfigError("which run? give its directory, or its name under runs/")
@@ -94,23 +44,47 @@ def _run_folder(run: Path) -> Path:
 
 
 def _plugins(arguments: Sequence[str]) -> int:
-    parser = _Parser(prog="ramet plugins", add_help=False, description="What is installed, and what failed to load.")
+    parser = Parser(prog="ramet plugins", add_help=False, description="What is installed, and what failed to load.")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.add_argument("-h", "--help", action="store_true")
     found = parser.parse_args(arguments)
     if found.help:
-        _say(parser.format_help().rstrip("\n"))
+        say(parser.format_help().rstrip("\n"))
         return 0
     from ramet.cli.plugin_list import as_json, as_table
     from ramet.plugins import load_plugins
 
     infos = load_plugins().infos
-    _say(as_json(infos) if found.json else as_table(infos))
+    say(as_json(infos) if found.json else as_table(infos))
+    return 0
+
+
+def _config(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="ramet config",
+        add_help=False,
+        usage="ramet config [--job train|sft|eval] [--why KEY] [--config-dir DIR] [key=value …]",
+        description="The configuration that a job would get with these keys, or where one of its values comes from.",
+    )
+    parser.add_argument("overrides", nargs="*", help="as for the job itself")
+    parser.add_argument("--job", choices=[job.name for job in _JOBS], default="train", help="default: train")
+    parser.add_argument("--why", metavar="KEY", help="every place that sets KEY; the last one holds")
+    parser.add_argument("--config-dir", type=Path, help="more presets and experiments")
+    parser.add_argument("-h", "--help", action="store_true")
+    found = parser.parse_intermixed_args(arguments)
+    if found.help:
+        say(parser.format_help().rstrip("\n"))
+        return 0
+    config = importlib.import_module("ramet.cli.config")
+    if found.why is None:
+        say(config.show(found.job, found.overrides, found.config_dir))
+    else:
+        say(config.why(found.why, found.job, found.overrides, found.config_dir))
     return 0
 
 
 def _data(arguments: Sequence[str]) -> int:
-    parser = _Parser(
+    parser = Parser(
         prog="ramet data",
         add_help=False,
         usage="ramet data inspect FILE… [--model DIR] [--prompts N] [key=value …]",
@@ -124,18 +98,18 @@ def _data(arguments: Sequence[str]) -> int:
     parser.add_argument("-h", "--help", action="store_true")
     found = parser.parse_intermixed_args(arguments)
     if found.help or found.what is None:
-        _say(parser.format_help().rstrip("\n"))
+        say(parser.format_help().rstrip("\n"))
         return 0
     overrides = [text for text in found.files if "=" in text and not Path(text).exists()]
     files = [text for text in found.files if text not in overrides]
     data = importlib.import_module("ramet.cli.data")
-    _say(data.inspect(files, overrides, model=found.model, prompts=found.prompts))
+    say(data.inspect(files, overrides, model=found.model, prompts=found.prompts))
     return 0
 
 
 def _new(arguments: Sequence[str]) -> int:
     new = importlib.import_module("ramet.cli.new")
-    parser = _Parser(
+    parser = Parser(
         prog="ramet new",
         add_help=False,
         usage="ramet new KIND NAME [--dir DIR]",
@@ -147,11 +121,11 @@ def _new(arguments: Sequence[str]) -> int:
     parser.add_argument("-h", "--help", action="store_true")
     found = parser.parse_args(arguments)
     if found.help:
-        _say(parser.format_help().rstrip("\n"))
+        say(parser.format_help().rstrip("\n"))
         return 0
     if found.kind is None or found.name is None:
         raise ConfigError("new: give a kind and a name, as in `ramet new tool count_words`; see `ramet new --help`")
-    _say(new.make(found.kind, found.name, found.dir))
+    say(new.make(found.kind, found.name, found.dir))
     return 0
 
 
@@ -161,6 +135,7 @@ _JOBS = (
     Job("eval", "ramet.evaluate.job", "measure a model on benchmarks or data files"),
 )
 COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.run) for job in _JOBS} | {
+    "config": Command(summary="print a configuration, or where a value comes from", run=_config),
     "data": Command(summary="look at data files before training on them", run=_data),
     "report": Command(summary="write one HTML file about a run", run=_report),
     "plugins": Command(summary="list what is installed, and what failed to load", run=_plugins),

@@ -31,10 +31,12 @@ def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
     catalog = make_catalog(load_plugins())
     presets = group_options(PRESETS, config_dir=config_dir)
     lines = [
-        f"usage: ramet {job} [key=value …] [--cfg job] [--config-dir DIR] [--debug]",
+        f"usage: ramet {job} [key=value …] [--dry-run] [-m] [--cfg job] [--config-dir DIR] [--debug]",
         "",
         f"{summary[0].upper()}{summary[1:]}.",
         "",
+        "  --dry-run         check everything, print what would be done and written, do nothing",
+        "  -m                a sweep: one run for every combination of key=1,2 (docs/configuration.md)",
         "  --cfg job         print the resolved configuration and do nothing",
         "  --config-dir DIR  more presets and experiments; hydra_configs/ of the working directory is found by itself",
         "",

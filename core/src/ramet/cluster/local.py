@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ramet.cluster.engines import build_engine
 from ramet.cluster.parts import build_step, build_tools
 from ramet.config.schema import Config
-from ramet.engines.protocol import Engine, EngineInfo
-from ramet.engines.torch import TorchEngine
-from ramet.errors import ConfigError
+from ramet.engines.protocol import EngineInfo
 from ramet.models.encoder import Encoder
-from ramet.models.loading import load_model, load_tokenizer
+from ramet.models.loading import load_tokenizer
 from ramet.rollout.branching import NoBranching
 from ramet.rollout.worker import RolloutPlan, RolloutWorker
 from ramet.types import BranchPolicy, Group, Task, Tool
@@ -21,24 +20,6 @@ from ramet.types import BranchPolicy, Group, Task, Tool
 
 def build_encoder(config: Config) -> Encoder:
     return Encoder(load_tokenizer(config.model))
-
-
-def max_sequence_tokens(config: Config) -> int:
-    """Prompt and response of one rollout."""
-    return config.data.max_prompt_tokens + config.rollout.max_response_tokens
-
-
-def build_engine(config: Config, encoder: Encoder) -> Engine:
-    """The engine that `engine.name` says, with a private copy of the model. Raises `ConfigError`."""
-    if config.engine.name != "torch":
-        raise ConfigError(f"engine: no engine named {config.engine.name!r}. Installed: torch.")
-    return TorchEngine(
-        config.engine.params,
-        model=load_model(config.model),
-        encoder=encoder,
-        max_tokens=config.engine.params.max_tokens or max_sequence_tokens(config),
-        deterministic=config.run.deterministic,
-    )
 
 
 class LocalRollouts:

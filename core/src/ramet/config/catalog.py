@@ -17,11 +17,11 @@ from omegaconf.errors import OmegaConfBaseException
 from ramet.config.enums import accept_enum_values
 from ramet.config.schema import BenchmarkConfig, ComponentConfig, RewardConfig, RolloutStepConfig, ToolConfig
 from ramet.config.sections import COMPONENTS
-from ramet.engines.config import TorchEngineConfig
+from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.errors import ConfigError
 from ramet.plugins import Plugins
 
-ENGINES: dict[str, type[Any]] = {"torch": TorchEngineConfig}
+ENGINES: dict[str, type[Any]] = {"torch": TorchEngineConfig, "vllm": VllmEngineConfig}
 WRAPPERS: dict[str, type[Any]] = {
     "rollout_step": RolloutStepConfig,
     "tools": ToolConfig,

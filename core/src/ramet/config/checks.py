@@ -15,7 +15,7 @@ from pathlib import Path
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.config.sections import JOBS
-from ramet.engines.config import TorchEngineConfig
+from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 
 CLUSTERS = ("local",)
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -166,7 +166,7 @@ def _lengths(config: Config) -> Iterator[str]:
     numbers = f"data.max_prompt_tokens={prompt} + rollout.max_response_tokens={response} = {prompt + response}"
     params = config.engine.params
     if (
-        isinstance(params, TorchEngineConfig)
+        isinstance(params, TorchEngineConfig | VllmEngineConfig)
         and params.max_tokens is not None
         and params.max_tokens < prompt + response
     ):

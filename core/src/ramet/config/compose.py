@@ -20,6 +20,7 @@ from pathlib import Path
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra import main as hydra_main
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
@@ -30,13 +31,15 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins as HydraPlugins
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ramet.config.catalog import Catalog, first_line, make_catalog, suggest
-from ramet.config.convert import to_config
+from ramet.config.convert import to_config, type_options
 from ramet.config.enums import accept_enum_values
+from ramet.config.layers import Layer, Layers
 from ramet.config.render import render
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -51,7 +54,12 @@ SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweepe
 _config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
 accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours
 
-__all__ = ["Resolved", "compose", "group_options", "register", "resolve", "sweep", "sweep_points"]
+__all__ = ["Resolved", "SweepRefused", "compose", "group_options", "layers", "register", "resolve", "sweep",
+           "sweep_points"]  # fmt: skip
+
+
+class SweepRefused(ConfigError):
+    """Hydra could not set up a sweep: no such launcher, wrong options of it."""
 
 
 @dataclass(slots=True)
@@ -69,21 +77,60 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
     catalog = register()
     request = _read(overrides, job)
     with _hydra(config_dir):
-        wrong = _wrong_choices(request, catalog)
-        request.problems += [problem for problems in wrong.values() for problem in problems]
-        usable = [text for group, text in request.typed.items() if group not in wrong]
-        try:
-            tree = hydra_compose("config", overrides=usable)
-        except (HydraException, OmegaConfBaseException, YAMLError) as error:
-            raise ConfigErrors([*request.problems, _explain(error, catalog, usable)]) from error
-    settings = [s for key, s in request.settings.items() if key.partition(".")[0] not in wrong]
-    request.problems += apply_settings(tree, settings)
+        tree = _tree(request, catalog)
     try:
         resolved = resolve(tree, overrides, job=job, catalog=catalog)
     except ConfigErrors as error:
         raise ConfigErrors([*request.problems, *error.problems]) from error
     raise_all(request.problems)
     return resolved
+
+
+def layers(overrides: Sequence[str], *, job: str, config_dir: Path | None = None) -> Layers:
+    """What a configuration is made of, in the order in which it was put together. Raises `ConfigErrors`."""
+    catalog = register()
+    request = _read(overrides, job)
+    with _hydra(config_dir):
+        tree = _tree(request, catalog)
+        loader = GlobalHydra.instance().config_loader()
+        found = loader.compute_defaults_list("config", list(request.typed.values()), RunMode.RUN)
+        files = ConfigRepository(loader.get_search_path())
+        made = [_layer(files, one.config_path, one.package) for one in found.defaults if one.config_path]
+    _, problems = type_options(tree, JOBS[job], catalog)
+    raise_all([*request.problems, *problems])
+    chosen = {
+        group: "command line" if meta.external_override else str(meta.containing_config_path)
+        for group, meta in found.overrides.override_metadata.items()
+    }
+    return Layers(layers=made, chosen_by=chosen, overrides=list(overrides), tree=tree)
+
+
+def _tree(request: _Request, catalog: Catalog) -> DictConfig:
+    """The composed tree with the user's values. What is wrong with the request is added to its problems.
+
+    Raises `ConfigErrors` if nothing can be composed.
+    """
+    wrong = _wrong_choices(request, catalog)
+    request.problems += [problem for problems in wrong.values() for problem in problems]
+    usable = [text for group, text in request.typed.items() if group not in wrong]
+    try:
+        tree = hydra_compose("config", overrides=usable)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigErrors([*request.problems, _explain(error, catalog, usable)]) from error
+    request.problems += apply_settings(tree, [s for s in request.settings.values() if s.section not in wrong])
+    return tree
+
+
+def _layer(files: ConfigRepository, config_path: str, package: str | None) -> Layer:
+    found = files.load_config(config_path)
+    assert found is not None and isinstance(found.config, DictConfig)  # it was composed from just now
+    return Layer(
+        name=config_path,
+        package="" if package in (None, "_global_") else str(package),
+        provider=str(found.provider),
+        path=str(found.path),
+        config=found.config,
+    )
 
 
 def resolve(tree: DictConfig, overrides: Sequence[str], *, job: str, catalog: Catalog) -> Resolved:
@@ -123,13 +170,11 @@ def sweep_points(overrides: Sequence[str]) -> list[list[str]] | None:
         raise ConfigError(f"sweep: {first_line(error)}; allowed: a=1,2 choice(…) range(…) glob(…)") from error
 
 
-def sweep(
-    overrides: Sequence[str], point: Callable[[int, list[str]], None], *, config_dir: Path | None = None
-) -> None:
+def sweep(overrides: Sequence[str], point: Callable[[int, list[str]], None], *, config_dir: Path | None = None) -> None:
     """Call `point(number, overrides)` for every point, through Hydra's sweeper and launcher.
 
     Launchers may call it in other processes, so it is pickled. What it raises ends that point only; when all are
-    through, the first such error is raised here.
+    through, the first such error is raised here. Raises `SweepRefused` if Hydra could not begin.
     """
     register()
 
@@ -143,7 +188,8 @@ def sweep(
     try:
         hydra_main(version_base="1.3", config_path="pkg://ramet.conf", config_name="config")(task)()
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"sweep: {'; '.join(str(error).split(chr(10)))}") from error
+        text = str(error).partition("Config search path")[0]
+        raise SweepRefused(f"sweep: {' '.join(text.split())}") from error
     finally:
         sys.argv = argv
         os.environ.pop("HYDRA_FULL_ERROR")
@@ -174,7 +220,8 @@ def register() -> Catalog:
         for name, component in catalog.components[group.name].items():
             if component.unusable is None:
                 package = f"{group.name}.{name}" if group.many else group.name
-                store.store(group=group.name, name=name, node=component.node(), package=package)
+                node, plugin = component.node(), component.plugin
+                store.store(group=group.name, name=name, node=node, package=package, provider=plugin)
     HydraPlugins.instance().register(RametSearchPath)
     return catalog
 

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.catalog import Catalog, Component, first_line
 from ramet.config.schema import Config
+from ramet.config.secrets import written_secrets
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError, PluginError, raise_all
 
@@ -21,14 +22,22 @@ def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> 
 
     Types the options in `config` itself, so that a record written from it shows them all. Raises `ConfigErrors`.
     """
+    chosen, problems = type_options(config, sections, catalog)
+    raise_all([*problems, *_incomplete(config, sections), *written_secrets(_raw(config, sections))])
+    values = {section: _section(config, section, chosen, problems) for section in sections}
+    raise_all(problems)
+    return Config(**values)
+
+
+def type_options(
+    config: DictConfig, sections: Sequence[str], catalog: Catalog
+) -> tuple[dict[str, Component], list[str]]:
+    """Give the options of every chosen component their types and defaults, in place. Path -> component; problems."""
     problems = _unknown_keys(config, sections)
     chosen = dict(_chosen(config, sections, catalog, problems))
     for path, component in chosen.items():
         problems += _type_params(config, path, component)
-    raise_all([*problems, *_incomplete(config, sections)])
-    values = {section: _section(config, section, chosen, problems) for section in sections}
-    raise_all(problems)
-    return Config(**values)
+    return chosen, problems
 
 
 def _unknown_keys(config: DictConfig, sections: Sequence[str]) -> list[str]:

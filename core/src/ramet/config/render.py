@@ -45,9 +45,9 @@ def _public(raw: Any, resolved: Any, secrets: set[str]) -> Any:
         return [_public(one, other, secrets) for one, other in zip(raw, resolved, strict=True)]
     if isinstance(raw, str) and "${" in raw:
         hidden = "oc.env" in raw or any(secret in str(resolved) for secret in secrets)
-        return raw if hidden else _plain(resolved)
-    return _plain(raw)
+        return raw if hidden else plain(resolved)
+    return plain(raw)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value

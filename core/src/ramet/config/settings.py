@@ -28,6 +28,10 @@ class Setting:
     key: str  # dotted
     value: Any  # str, int, float, bool, None, list, dict
 
+    @property
+    def section(self) -> str:
+        return self.key.partition(".")[0]
+
 
 def apply_settings(config: DictConfig, settings: Sequence[Setting]) -> list[str]:
     """Set every value in `config`, in order. Returns what is wrong with those that cannot be set."""

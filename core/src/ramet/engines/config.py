@@ -27,7 +27,8 @@ class VllmEngineConfig:
     """The engine `vllm`, in this process; it loads the folder `model.path` itself.
 
     slots: sequences decoded at once. max_tokens: prompt and response of one sequence; null: what data and rollout
-    allow. prefill_tokens: tokens of one round at most, prompts and decoding together; null: vLLM's choice.
+    allow. prefill_tokens: tokens of one round at most, prompts and decoding together; null: vLLM's choice. On a CPU
+    prompts are computed whole, so it is at least max_tokens there.
     kv_cache_bytes: memory for keys and values; null: 1 GiB on a CPU, and on a GPU what gpu_memory_utilization, a share
     of its memory, leaves. enforce_eager: neither compile nor capture graphs; null: true on a CPU, false on a GPU.
     """

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ramet.cluster.engines import check_engine
 from ramet.cluster.local import LocalRollouts, build_encoder
 from ramet.cluster.parts import build_benchmarks, check_parts
 from ramet.config.checks import check
@@ -72,6 +73,7 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
         *check(resolved, "eval"),
         *check_model(config.model),
         *check_torch(config.run, config.model),
+        *check_engine(config),
         *check_parts(config, training=False),
     ]
     if not config.benchmarks:

@@ -8,27 +8,31 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from ramet.config.schema import Attention, Dtype, ModelConfig
 from ramet.errors import ConfigError
+from ramet.models.weight_files import check_weights, read_json
 
 logger = logging.getLogger(__name__)
 DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check_model(config: ModelConfig) -> list[str]:
     """Problems of the model's folder, tokenizer and chat template. Loads no weights."""
     folder = Path(config.path)
     if config.path == "???" or not folder.is_dir():
-        return [f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"]
-    problems = _check_config(folder) + _check_weights(folder) + _check_device(config)
+        problem = f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
+        return [problem + _fetch(config)]
+    problems = _check_config(folder) + check_weights(folder) + _check_device(config)
     try:
         tokenizer = load_tokenizer(config)
     except ConfigError as error:
@@ -49,7 +53,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             folder, local_files_only=True, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise ConfigError(f"{key}: {folder!r} holds no tokenizer that can be loaded: {error}") from error
+        raise ConfigError(f"{key}: {folder!r} holds no tokenizer that can be loaded: {_reason(error)}") from error
     if tokenizer.eos_token_id is None or _is_invented(tokenizer.eos_token, Path(folder)):
         raise ConfigError(f"{key}: the tokenizer in {folder!r} has no end-of-sequence token (eos_token)")
     if config.chat_template is not None:
@@ -82,19 +86,27 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     """The causal language model in evaluation mode, on its device. Raises `ConfigError`."""
     device = resolve_device(config)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any
+        loaded = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=DTYPES[config.dtype],
             attn_implementation=_attention(config, device),
             local_files_only=True,
             trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
-            f"model.path: could not load a causal language model from {config.path!r}: {error}"
+            f"model.path: could not load a causal language model from {config.path!r}: {_reason(error)}"
         ) from error
-    loaded: PreTrainedModel = model.to(device).eval()
-    return loaded
+    model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
+    if missing:  # transformers would go on with random numbers in their place
+        raise ConfigError(
+            f"model.path: the files in {config.path!r} lack {len(missing)} weights of the model that config.json "
+            f"describes: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}"
+        )
+    ready: PreTrainedModel = model.to(device).eval()
+    return ready
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
@@ -133,26 +145,7 @@ def _check_config(folder: Path) -> list[str]:
     file = folder / "config.json"
     if not file.is_file():
         return [f"model.path: {folder} has no config.json"]
-    return [] if isinstance(_read_json(file), dict) else [f"model.path: {file} is not a JSON object"]
-
-
-def _check_weights(folder: Path) -> list[str]:
-    if any((folder / name).is_file() for name in WEIGHTS):
-        return []
-    for name in WEIGHTS:
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            return _check_index(index)
-    return [f"model.path: {folder} has no weights; looked for {', '.join(WEIGHTS)} and their .index.json"]
-
-
-def _check_index(index: Path) -> list[str]:
-    content = _read_json(index)
-    names = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(names, dict) or not names:
-        return [f"model.path: {index} has no weight_map"]
-    missing = sorted({str(name) for name in names.values() if not (index.parent / str(name)).is_file()})
-    return [f"model.path: {index.name} names files that are missing: {', '.join(missing)}"] if missing else []
+    return [] if isinstance(read_json(file), dict) else [f"model.path: {file} is not a JSON object"]
 
 
 def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -161,7 +154,7 @@ def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -
             config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
-        return [f"model.path: transformers cannot read {config.path}/config.json: {error}"]
+        return [f"model.path: transformers cannot read {config.path}/config.json: {_reason(error)}"]
     size = getattr(model, "vocab_size", None)
     if size is not None and len(tokenizer) > size:
         return [
@@ -170,16 +163,22 @@ def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -
     return []
 
 
+def _fetch(config: ModelConfig) -> str:
+    """Nothing is ever downloaded, so a name of the Hugging Face hub must be fetched first."""
+    if not HUB_NAME.fullmatch(config.path):
+        return ""
+    return f" (fetch one of the hub with `hf download {config.path} --local-dir FOLDER`)"
+
+
+def _reason(error: Exception) -> str:
+    """transformers' message in one line, in the words of this configuration."""
+    if "trust_remote_code" in str(error):
+        return "it brings Python code of its own; read that, and set model.trust_remote_code=true to let it run"
+    return " ".join(str(error).split())
+
+
 def _read_template(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"model.chat_template: cannot read the template file {file!r}: {error}") from error
-
-
-def _read_json(file: Path) -> object:
-    try:
-        content: object = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content

@@ -6,7 +6,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
@@ -162,7 +162,7 @@ class TurnContext:
                 f"rollout step {self._step} made more tool calls than the {self.max_tool_calls} allowed; it must "
                 "stop the rollout with StopReason.CALL_LIMIT"
             )
-        call = replace(call, rollout=str(live.key), turn=live.turn)
+        call = ToolCall(name=call.name, arguments=call.arguments, rollout=str(live.key), turn=live.turn)
         outcome = await self._run(call)
         live.tool_calls.append(_record(call, outcome))
         live.add_stat("tool_s", outcome.run_s)

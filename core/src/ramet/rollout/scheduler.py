@@ -140,8 +140,7 @@ class GroupScheduler:
     def _apply(self, note: Note) -> None:
         self.ledger.apply(note)
         live = self._live[note.path]
-        event = _event_of(note, live)
-        if event is not None and self.ledger.budget_left:
+        if self.ledger.budget_left and (event := _event_of(note, live)) is not None:
             self._ask(event, live.key, note.turn)
         if note.phase is Phase.END:
             self._ended.add(note.path)

@@ -32,7 +32,7 @@ MAX_BACKOFF_S = 5.0
 CLOSE_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ToolOutcome:
     """How one call ended, whoever is to blame. `raised`: the tool raised `ToolError` instead of returning."""
 
@@ -181,7 +181,8 @@ class _Lane:
             await self._back_off(attempts, call)
         self.stats.wait_s.append(clock.wait_s)
         self.stats.run_s.append(clock.run_s)
-        return replace(end, wait_s=clock.wait_s, run_s=clock.run_s, attempts=attempts)
+        end.wait_s, end.run_s, end.attempts = clock.wait_s, clock.run_s, attempts
+        return end
 
     async def _back_off(self, attempts: int, call: ToolCall) -> None:
         self.stats.retries += 1

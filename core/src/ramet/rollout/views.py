@@ -74,10 +74,16 @@ class Ledger:
         line = self._lines[note.path]
         line.view = None
         last = line.turns[-1]
-        if note.phase is Phase.FIRST:
-            line.turns[-1] = replace(last, entropies=note.entropies, n_tokens=len(note.entropies))
+        first = note.phase is Phase.FIRST
+        line.turns[-1] = TurnView(
+            index=last.index,
+            entropies=note.entropies if first else last.entropies,
+            n_tokens=len(note.entropies) if first else note.n_tokens,
+            ended=not first,
+            n_forks=last.n_forks,
+        )
+        if first:
             return
-        line.turns[-1] = replace(last, n_tokens=note.n_tokens, ended=True)
         if note.phase is Phase.BEGIN:
             line.turns.append(_begun(note.turn))
         else:

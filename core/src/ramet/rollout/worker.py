@@ -90,7 +90,10 @@ class RolloutWorker:
         with self._watchdog.watching():
             try:
                 async with asyncio.TaskGroup() as group:
-                    runs = [group.create_task(self._play(job, chosen, ends_at, group, on_group)) for job in jobs]
+                    runs = []
+                    for job in jobs:
+                        runs.append(group.create_task(self._play(job, chosen, ends_at, group, on_group)))
+                        await asyncio.sleep(0)  # the first groups' tools already run while later groups start
             except BaseExceptionGroup as errors:
                 failure = errors.exceptions[0]
         if failure is not None:

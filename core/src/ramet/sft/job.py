@@ -29,7 +29,7 @@ def run(resolved: Resolved) -> int:
     config = resolved.config
     prepared = prepare(resolved)
     set_up_torch(config.run)
-    manifest = _manifest(resolved, prepared)
+    manifest = sft_manifest(resolved, prepared)
     with RunDir.open(config.run.root, config.run.name) as directory:
         raise_all(directory.check_resume(resolved, manifest))
         directory.record(resolved, manifest)
@@ -37,7 +37,8 @@ def run(resolved: Resolved) -> int:
     return 0
 
 
-def _manifest(resolved: Resolved, prepared: Prepared) -> Manifest:
+def sft_manifest(resolved: Resolved, prepared: Prepared) -> Manifest:
+    """What the run records of itself."""
     config = resolved.config
     files = DataRecord(files=list(config.sft.data), fingerprint=prepared.fingerprint, tasks=prepared.rows)
     return make_manifest(resolved, data={"train": files}, model=model_fingerprint(*model_files(config.model)))

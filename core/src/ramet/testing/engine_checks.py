@@ -73,9 +73,10 @@ def check_stop_strings(subject: Subject) -> None:
 
 
 def _is_new(encoder: Encoder, ids: Sequence[int], i: int) -> bool:
-    """Tokens i - 1 and i spell whole characters that stand nowhere before them."""
-    pair, text = encoder.decode(ids[i - 1 : i + 1]), encoder.decode(ids[: i + 1])
-    return len(pair) > 1 and "\ufffd" not in pair and text.endswith(pair) and text.find(pair) == len(text) - len(pair)
+    """Tokens i - 1 and i spell whole characters that stand nowhere before token i ends."""
+    pair, before = encoder.decode(ids[i - 1 : i + 1]), encoder.decode(ids[:i])
+    spelled = len(pair) > 1 and "\ufffd" not in pair and encoder.decode(ids[: i + 1]).endswith(pair)
+    return spelled and pair not in before  # token i may have no text of its own
 
 
 def check_stop_tokens(subject: Subject) -> None:
@@ -213,7 +214,7 @@ def check_weight_update(subject: Subject) -> None:
     changed = _changed_copy(subject.model)
 
     async def use(engine: Engine) -> None:
-        request = replace(subject.request("old", TEXTS[2]), cache_key="key")
+        request = replace(subject.request("old", TEXTS[3]), cache_key="key")  # longer than the blocks of caches
         under_way = asyncio.create_task(engine.generate(request))
         await asyncio.sleep(0)
         update = asyncio.create_task(engine.update_weights(changed.state_dict().items(), 7))

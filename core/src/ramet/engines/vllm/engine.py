@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -53,8 +54,10 @@ class VllmEngine(ThreadedEngine):
         @contextmanager
         def build() -> Iterator[Batcher]:
             prepare_environment(cpu=cpu)
-            from ramet.engines.vllm.batcher import VllmBatcher  # vLLM reads the environment when it is imported
-            from ramet.engines.vllm.launch import launched
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of vLLM, about its own code
+                from ramet.engines.vllm.batcher import VllmBatcher  # vLLM reads the environment when it is imported
+                from ramet.engines.vllm.launch import launched
 
             with launched(config, model=model, max_tokens=limit, cpu=cpu) as (engine, probe):
                 yield VllmBatcher(engine, probe, shapes=shapes, encoder=encoder, counters=counters)

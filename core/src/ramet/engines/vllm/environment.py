@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 
@@ -26,6 +27,7 @@ def prepare_environment(*, cpu: bool) -> None:
     defaults: Mapping[str, str] = {**REQUIRED, **DEFAULTS, **(CPU_DEFAULTS if cpu else {})}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # while vLLM is imported, nothing else does
     for name, value in REQUIRED.items():
         if os.environ[name] != value:
             raise ConfigError(f"engine=vllm: needs {name}={value} in the environment, got {os.environ[name]!r}")

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from vllm import EngineArgs, LLMEngine
+from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
 
 from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
-from ramet.engines.vllm.probe import Probe, processor
+from ramet.engines.vllm.probe import KEY, Probe, processor
 from ramet.errors import ConfigError
 
 CPU_KV_CACHE_BYTES = 2**30
@@ -39,9 +41,9 @@ def launched(
         raise RuntimeError("another vLLM engine lives in this process; close it first")
     try:
         probe = Probe()
-        with _process_kept():
-            engine = LLMEngine.from_engine_args(_arguments(config, model, max_tokens, probe, cpu=cpu))
+        engine = _start(_arguments(config, model, max_tokens, probe, cpu=cpu))
         try:
+            _try_out(engine, model)
             yield engine, probe
         finally:
             engine.engine_core.shutdown()
@@ -49,19 +51,41 @@ def launched(
         _alone.release()
 
 
+def _start(arguments: EngineArgs) -> LLMEngine:
+    try:
+        with _process_kept():
+            return LLMEngine.from_engine_args(arguments)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise ConfigError(f"engine=vllm: vLLM could not start with {arguments.model!r}: {error}") from error
+
+
+def _try_out(engine: LLMEngine, model: ModelConfig) -> None:
+    """Sample one token, since some kernels refuse a model only when they run."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, extra_args={KEY: ""})
+    try:
+        engine.add_request("first", tokens_input([0]), params)
+        while engine.has_unfinished_requests():
+            engine.step()
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        raise ConfigError(f"engine=vllm: vLLM cannot compute the model in {model.path!r}: {error}") from error
+
+
 def _arguments(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, probe: Probe, *, cpu: bool) -> EngineArgs:
     """Text stays outside: no tokenizer. Nothing is sampled ahead: a request that ends has ended everywhere."""
     options: dict[str, Any] = {}
-    if config.prefill_tokens is not None:
-        options["max_num_batched_tokens"] = config.prefill_tokens
+    tokens = config.prefill_tokens
     if cpu:
-        options["block_size"] = CPU_BLOCK
+        # A prompt in parts breaks requests with seeds (0.32.0: "CPU Generator does not use offset"): whole prompts only.
+        options |= {"block_size": CPU_BLOCK, "enable_chunked_prefill": False}
+        tokens = None if tokens is None else max(tokens, max_tokens)
+    if tokens is not None:
+        options["max_num_batched_tokens"] = tokens
     return EngineArgs(
         model=model.path,
         skip_tokenizer_init=True,
         generation_config="vllm",
         trust_remote_code=model.trust_remote_code,
-        dtype=str(model.dtype),
+        dtype=model.dtype.value,
         max_model_len=max_tokens,
         max_num_seqs=config.slots,
         enable_prefix_caching=True,
@@ -71,6 +95,7 @@ def _arguments(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, pr
         gpu_memory_utilization=config.gpu_memory_utilization,
         logits_processors=[processor(probe)],
         disable_log_stats=True,
+        use_tqdm_on_load=False,
         **options,
     )
 
@@ -82,7 +107,8 @@ def _process_kept() -> Iterator[None]:
     states = random.getstate(), np.random.get_state()
     set_num_threads(torch.get_num_threads())  # OpenMP counts by thread, and this one is new
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of vLLM, about its own code
             yield
     finally:
         torch.set_num_threads = set_num_threads

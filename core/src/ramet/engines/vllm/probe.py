@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from vllm import SamplingParams
 from vllm.config import VllmConfig
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, process_dict_updates
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 KEY = "ramet"  # of `SamplingParams.extra_args`: the request's name here
 

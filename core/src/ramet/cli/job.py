@@ -1,0 +1,65 @@
+"""A command that takes a configuration: `ramet train|sft|eval [key=value …]`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.cli.terminal import Parser, say
+from ramet.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`module` holds `run(resolved) -> int`; `plan(resolved)` stands in the module `plan` beside it."""
+
+    name: str
+    module: str
+    summary: str
+
+    def run(self, arguments: Sequence[str]) -> int:
+        found = self._parser().parse_intermixed_args(arguments)
+        if found.help:
+            from ramet.cli.job_help import job_help
+
+            say(job_help(self.name, self.summary, found.config_dir))
+            return 0
+        if found.multirun:
+            return self._sweep(found)
+        from ramet.config.compose import compose
+
+        resolved = compose(found.overrides, job=self.name, config_dir=found.config_dir)
+        if found.cfg:
+            say(resolved.text.rstrip("\n"))
+            return 0
+        if found.dry_run:
+            say(str(importlib.import_module(self.plan_module).plan(resolved)))
+            return 0
+        code: int = importlib.import_module(self.module).run(resolved)
+        return code
+
+    @property
+    def plan_module(self) -> str:
+        return f"{self.module.rpartition('.')[0]}.plan"
+
+    def _sweep(self, found: argparse.Namespace) -> int:
+        if found.cfg:
+            raise ConfigError("--cfg prints one configuration, and -m means many; leave one of them out")
+        from ramet.cli.sweep import run_sweep
+
+        module = self.plan_module if found.dry_run else self.module
+        run_sweep(self.name, module, found.overrides, config_dir=found.config_dir, dry_run=found.dry_run)
+        return 0
+
+    def _parser(self) -> argparse.ArgumentParser:
+        parser = Parser(prog=f"ramet {self.name}", add_help=False)
+        parser.add_argument("overrides", nargs="*")
+        parser.add_argument("-h", "--help", action="store_true")
+        parser.add_argument("-m", "--multirun", action="store_true")
+        parser.add_argument("--dry-run", action="store_true")
+        parser.add_argument("--cfg", choices=["job"])
+        parser.add_argument("--config-dir", type=Path)
+        return parser

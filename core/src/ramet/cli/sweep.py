@@ -1,0 +1,113 @@
+"""`ramet JOB -m key=1,2 …`: one run for every combination. Each is the run that `ramet JOB` with its values would be.
+
+All points are composed before the first begins, so that a mistake in any of them costs nothing. With `run.name=NAME`
+the points are called `NAME-0`, `NAME-1`, …, in the order of the combinations, so the same command resumes them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.cli.terminal import print_problems, say, set_up_logging
+from ramet.config.compose import SweepRefused, compose, sweep, sweep_points
+from ramet.config.resolved import Resolved
+from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError, RametError, raise_all
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Runs one point, possibly in another process: what it holds is pickled."""
+
+    job: str
+    module: str
+    config_dir: Path | None
+    debug: bool
+
+    def __call__(self, number: int, overrides: list[str]) -> None:
+        """Prints what went wrong and raises it: the launcher goes on with the other points."""
+        set_up_logging(self.debug)
+        logger.info("point %d: %s", number, " ".join(overrides))
+        try:
+            resolved = self.resolved(number, overrides)
+            code = importlib.import_module(self.module).run(resolved)
+        except RametError as error:
+            problems = error.problems if isinstance(error, ConfigErrors) else [str(error)]
+            print_problems(ConfigErrors(f"point {number}: {problem}" for problem in problems))
+            raise
+        if code:
+            raise InfraError(f"point {number} ended with exit code {code}")
+
+    def resolved(self, number: int, overrides: Sequence[str]) -> Resolved:
+        return compose(_named(overrides, number), job=self.job, config_dir=self.config_dir)
+
+
+def run_sweep(
+    job: str, module: str, overrides: Sequence[str], *, config_dir: Path | None = None, dry_run: bool = False
+) -> None:
+    """Run all points, or print the plan of each. Raises before the first for what is wrong with any, or at the end."""
+    debug = logging.getLogger("ramet").isEnabledFor(logging.DEBUG)
+    point = Point(job=job, module=module, config_dir=config_dir, debug=debug)
+    points = sweep_points(overrides)
+    if points is None and dry_run:
+        raise ConfigError("--dry-run: which points another sweeper than Hydra's own will choose is not known before")
+    found = _composed(point, points or [])
+    if not dry_run:
+        _run(overrides, point)
+        return
+    plan = importlib.import_module(module).plan
+    say("\n\n".join(f"point {n}: {' '.join(one.overrides)}\n{plan(one)}" for n, one in enumerate(found)))
+
+
+def _run(overrides: Sequence[str], point: Point) -> None:
+    try:
+        sweep(overrides, point, config_dir=point.config_dir)
+    except SweepRefused:
+        raise
+    except RametError as error:
+        kind = ConfigError if isinstance(error, ConfigError | PluginError) else InfraError
+        raise kind("the sweep is over, and not every point of it ended well; the errors stand above") from error
+
+
+def _composed(point: Point, points: Sequence[Sequence[str]]) -> list[Resolved]:
+    """The configuration of every point. Raises `ConfigErrors` with the problems of all of them."""
+    found, problems = [], list[str]()
+    for number, overrides in enumerate(points):
+        try:
+            found.append(point.resolved(number, overrides))
+        except ConfigErrors as error:
+            problems += error.problems
+    raise_all(dict.fromkeys([*problems, *_shared(found)]))
+    return found
+
+
+def _shared(found: Sequence[Resolved]) -> list[str]:
+    """Outputs that more than one point would write to."""
+    problems = []
+    outputs = {
+        "run.name": [one.config.run.name for one in found],
+        "sft.out": [one.config.sft.out if one.job == "sft" else None for one in found],
+        "evaluate.out": [one.config.evaluate.out if one.job == "eval" else None for one in found],
+    }
+    for key, values in outputs.items():
+        given = [value for value in values if value is not None]
+        twice = sorted({value for value in given if given.count(value) > 1})
+        problems += [f"{key}={value}: {given.count(value)} points of the sweep would write to it" for value in twice]
+    return problems
+
+
+def _named(overrides: Sequence[str], number: int) -> list[str]:
+    """A name that holds for all points becomes one for each. Names that points have of their own cannot be told
+    from it here, so they get the number too.
+    """
+    return [f"{text}-{number}" if _is_name(text) else text for text in overrides]
+
+
+def _is_name(text: str) -> bool:
+    key, _, value = text.partition("=")
+    return key.lstrip("+") == "run.name" and value not in ("null", "")

@@ -1,0 +1,36 @@
+"""What all commands share: an argument parser that raises, printing, problems as lines, and the log."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from typing import NoReturn
+
+from ramet.errors import ConfigError, ConfigErrors, RametError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see `{self.prog} --help`")
+
+
+def say(text: str) -> None:
+    """Print, and be quiet if the reader went away, as in `ramet plugins | head -1`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
+
+
+def print_problems(error: RametError) -> None:
+    for problem in error.problems if isinstance(error, ConfigErrors) else [str(error)]:
+        print("error: " + problem.replace("\n", "\n       "), file=sys.stderr)
+
+
+def set_up_logging(debug: bool) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("ramet").setLevel(logging.DEBUG if debug else logging.INFO)

@@ -1,0 +1,131 @@
+"""Where a value comes from: the schema and files that a configuration was composed of, and what the user typed.
+
+Later layers win. Values are shown as they were written: an interpolation stays one, so no secret is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ramet.config.render import plain
+from ramet.config.sections import GROUPS, PRESETS
+from ramet.config.settings import unknown_key
+from ramet.errors import ConfigError
+
+CORE_CHOICES = "config"  # conf/config.yaml, which begins every composition
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One node of the schema, or one file."""
+
+    name: str  # schema, branch_policy/arpo, experiment/quickstart
+    package: str  # where its keys stand in the whole
+    provider: str  # plugin of a node; search-path entry of a file
+    path: str
+    config: DictConfig
+
+    def value(self, key: str) -> Any:
+        """What this layer sets `key` to, as it was written. Raises `KeyError` if it does not set it."""
+        if self.package and not key.startswith(f"{self.package}."):
+            raise KeyError(key)
+        node: Any = OmegaConf.to_container(self.config, resolve=False)
+        for part in (key.removeprefix(f"{self.package}.") if self.package else key).split("."):
+            if not isinstance(node, dict):
+                raise KeyError(key)
+            node = node[part]
+        return node
+
+    @property
+    def kind(self) -> str:
+        if self.path.startswith("structured://"):
+            return "default"
+        group = self.name.partition("/")[0]
+        return "experiment" if group == "experiment" else "choice" if self.name == CORE_CHOICES else "preset"
+
+    @property
+    def where(self) -> str:
+        if self.name == "schema":
+            return "the core's schema"
+        return f"{self.name} of {self.provider}" if self.kind == "default" else f"{self.name} in {self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """One step on the way to a value."""
+
+    kind: str  # default, preset, experiment, command line
+    value: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """A composed configuration taken apart."""
+
+    layers: Sequence[Layer]
+    chosen_by: dict[str, str]  # group -> name of the layer that overrode it, or the command line
+    overrides: Sequence[str]
+    tree: DictConfig  # the result, options typed
+
+    def origins(self, key: str) -> list[Origin]:
+        """Every place that set `key`, the one that holds last. Raises `ConfigError` for a key that there is not."""
+        if key in GROUPS:
+            return [self._choice(key)]
+        problem = unknown_key(self.tree, key)
+        if problem:
+            raise ConfigError(problem)
+        if OmegaConf.is_dict(OmegaConf.select(self.tree, key)):
+            example = next(iter(OmegaConf.select(self.tree, key)), "KEY")
+            raise ConfigError(f"{key}: is a section; ask for one of its keys, as in {key}.{example}")
+        found = [*self._written(key), *self._typed(key)]
+        return found or [self._option(key)]
+
+    def _written(self, key: str) -> Iterator[Origin]:
+        for layer in self.layers:
+            try:
+                value = layer.value(key)
+            except KeyError:
+                continue
+            yield Origin(kind=layer.kind, value=text_of(value), where=layer.where)
+
+    def _typed(self, key: str) -> list[Origin]:
+        typed = [text for text in self.overrides if text.partition("=")[0].lstrip("+") == key]
+        return [Origin(kind=COMMAND_LINE, value=text.partition("=")[2], where=text) for text in typed[-1:]]
+
+    def _option(self, key: str) -> Origin:
+        """A default that no layer wrote: the options of a component that a file chose by its name."""
+        value = OmegaConf.to_container(self.tree, resolve=False)
+        for part in key.split("."):
+            assert isinstance(value, dict)
+            value = value[part]
+        return Origin(kind="default", value=text_of(value), where=f"options of {key.partition('.params')[0]}")
+
+    def _choice(self, group: str) -> Origin:
+        value = ", ".join(self._chosen(group)) or "none"
+        by = self.chosen_by.get(group)
+        if by == COMMAND_LINE:
+            typed = [text for text in self.overrides if text.partition("=")[0].lstrip("+") == group]
+            return Origin(kind=COMMAND_LINE, value=value, where=typed[-1])
+        layer = next(one for one in self.layers if one.name == (by or CORE_CHOICES))
+        return Origin(kind=layer.kind, value=value, where=layer.where)
+
+    def _chosen(self, group: str) -> list[str]:
+        if group in PRESETS:
+            return [one.name.partition("/")[2] for one in self.layers if one.name.startswith(f"{group}/")]
+        node = self.tree[group]
+        return [str(node.name)] if "name" in node else [str(name) for name in node]
+
+
+def text_of(value: Any) -> str:
+    """As it would be written on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return "[" + ",".join(text_of(item) for item in value) + "]"
+    return str(plain(value))

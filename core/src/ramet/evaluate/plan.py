@@ -1,0 +1,34 @@
+"""`ramet eval --dry-run`: every check that needs no weights, and what would be measured. Nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ramet.config.resolved import Resolved
+from ramet.errors import raise_all
+from ramet.evaluate.job import prepare
+from ramet.models.loading import resolve_device
+from ramet.tracking.manifest import make_manifest, model_files, model_fingerprint
+from ramet.tracking.plan import RECORDS, Plan, look, not_writable, placement
+
+
+def plan(resolved: Resolved) -> Plan:
+    """Raises `ConfigErrors` with every problem found."""
+    config = resolved.config
+    _, tasks = prepare(resolved)
+    place = look(resolved, make_manifest(resolved, model=model_fingerprint(*model_files(config.model))))
+    out = Path(config.evaluate.out) if config.evaluate.out else place.path / "results.json"
+    raise_all([*place.problems, *not_writable(out.parent, "evaluate.out")])
+    rollouts = config.evaluate.k * sum(map(len, tasks.values()))
+    return Plan(
+        job="eval",
+        facts={
+            "directory": str(place),
+            "benchmarks": ", ".join(f"{name} ({len(found)} tasks)" for name, found in tasks.items()),
+            "rollouts": f"{config.evaluate.k} of each task = {rollouts}",
+            "tokens": f"at most {rollouts * config.rollout.max_response_tokens:,} in all responses",
+            "tools": ", ".join(config.tools) or "none",
+            "placement": placement(str(resolve_device(config.model)), config.engine.name, config.cluster.name),
+        },
+        files=[*(f"{place.path}/{name}" for name in RECORDS if name != "metrics.jsonl"), str(out)],
+    )

@@ -1,0 +1,40 @@
+"""`ramet sft --dry-run`: every check, the data encoded, and what the training would do. Nothing is written."""
+
+from __future__ import annotations
+
+from ramet.config.resolved import Resolved
+from ramet.errors import raise_all
+from ramet.models.loading import resolve_device
+from ramet.sft.job import CURVE, sft_manifest
+from ramet.sft.output import SUMMARY
+from ramet.sft.prepare import Prepared, prepare
+from ramet.sft.trainer import CHECKPOINTS, total_steps
+from ramet.tracking.plan import RECORDS, Plan, look, placement
+
+
+def plan(resolved: Resolved) -> Plan:
+    """Raises `ConfigErrors` with every problem found."""
+    config = resolved.config
+    prepared = prepare(resolved)
+    place = look(resolved, sft_manifest(resolved, prepared))
+    raise_all(place.problems)
+    steps = total_steps(config.sft, len(prepared.examples))
+    return Plan(
+        job="sft",
+        facts={
+            "directory": str(place),
+            "rows": f"{prepared.rows} from {', '.join(config.sft.data)}" + _left_out(prepared),
+            "steps": f"{steps} of {config.sft.batch_size} x {config.sft.accumulate} sequences",
+            "tokens": f"{prepared.trained_tokens:,} trained a pass; a sequence has at most {config.sft.max_tokens}",
+            "placement": placement(str(resolve_device(config.model)), None, "local"),
+        },
+        files=[
+            *(f"{place.path}/{name}" for name in (*RECORDS, CURVE, SUMMARY)),
+            *([f"{place.path}/{CHECKPOINTS}/checkpoint-…/"] if config.sft.save_every < steps else []),
+            f"{config.sft.out or place.path / 'model'}/",
+        ],
+    )
+
+
+def _left_out(prepared: Prepared) -> str:
+    return f" ({prepared.too_long} too long)" if prepared.too_long else ""

@@ -1,0 +1,75 @@
+"""Whether what a plugin built has the shape that its hook asks for: attributes, methods, parameters, async or not.
+
+Found here it is one line that names the plugin, before anything starts; found later it is a traceback in the middle of
+a step, or rollouts that nobody can judge. What the methods *do* is the business of `ramet.testing`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool
+
+PROTOCOLS: dict[str, type[Any]] = {
+    "rollout step": RolloutStep,
+    "branch policy": BranchPolicy,
+    "advantage estimator": AdvantageEstimator,
+    "policy loss": PolicyLoss,
+    "tool": Tool,
+    "reward": Reward,
+    "benchmark": Benchmark,
+}
+
+
+def misfits(built: object, kind: str) -> list[str]:
+    """What keeps `built` from being a component of this kind (as registries call it), empty if nothing does."""
+    protocol = PROTOCOLS.get(kind)
+    return [] if protocol is None else [*_attributes(built, protocol), *_methods(built, protocol)]
+
+
+def _attributes(built: object, protocol: type[Any]) -> Iterator[str]:
+    for name, expected in typing.get_type_hints(protocol).items():
+        if not hasattr(built, name):
+            yield f"lacks the attribute {name!r}"
+        elif dataclasses.is_dataclass(expected) and not isinstance(getattr(built, name), typing.cast(type, expected)):
+            yield f"its attribute {name!r} is {getattr(built, name)!r:.80}, not a {getattr(expected, '__name__', '')}"
+
+
+def _methods(built: object, protocol: type[Any]) -> Iterator[str]:
+    for name, expected in vars(protocol).items():
+        if inspect.isfunction(expected) and (name == "__call__" or not name.startswith("_")):
+            problem = _method(built, name, expected)
+            if problem:
+                yield problem
+
+
+def _method(built: object, name: str, expected: Any) -> str | None:
+    wanted = f"{'async ' if inspect.iscoroutinefunction(expected) else ''}def {name}{_without_types(expected)}"
+    found: Any = built if name == "__call__" and callable(built) else getattr(built, name, None)
+    if isinstance(found, type):
+        return f"is the class {found.__name__} itself; the factory must return an object"
+    if not callable(found):
+        return f"lacks `{wanted}`"
+    if _is_async(found) != _is_async(expected):
+        return f"has {'an async' if _is_async(found) else 'a plain'} `{name}`; expected `{wanted}`"
+    parameters = list(inspect.signature(expected).parameters)[1:]
+    try:
+        inspect.signature(found).bind(*parameters)
+    except TypeError:
+        return f"has `{name}{inspect.signature(found)}`; expected `{wanted}`"
+    except ValueError:  # a built-in says nothing about its parameters
+        return None
+    return None
+
+
+def _is_async(function: Any) -> bool:
+    inner = inspect.unwrap(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))
+
+
+def _without_types(function: Any) -> str:
+    return f"({', '.join(list(inspect.signature(function).parameters)[1:])})"

@@ -1,0 +1,155 @@
+"""`-m`: every combination is one run, as `ramet JOB` would make it; launchers may use other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramet.cli import main
+from ramet.cli.commands import COMMANDS
+from ramet.cli.job import Job
+
+JOB = '''
+"""Notes what it was told, one file for each point."""
+import json, os
+from pathlib import Path
+from ramet.errors import ConfigError
+
+def run(resolved):
+    config = resolved.config
+    if config.train.steps == 13:
+        raise ConfigError("unlucky")
+    told = {
+        "name": config.run.name, "steps": config.train.steps, "lr": config.policy.lr, "set": resolved.overrides,
+        "aggregation": config.train.loss_aggregation.value, "pid": os.getpid(),
+        "params": type(config.branch_policy.params).__name__,
+    }
+    Path(os.environ["SWEEP_OUT"], f"{config.train.steps}_{config.policy.lr:g}.json").write_text(json.dumps(told))
+    return 0
+'''
+PLAN = "def plan(resolved):\n    return f'steps {resolved.config.train.steps}'\n"
+
+
+@pytest.fixture
+def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
+    """A job in the place of training, in a package that other processes can import; what its points noted."""
+    package, out = tmp_path / "site/sweep_job", tmp_path / "out"
+    package.mkdir(parents=True)
+    out.mkdir()
+    for name, text in (("__init__", ""), ("job", JOB), ("plan", PLAN)):
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("SWEEP_OUT", str(out))
+    monkeypatch.chdir(tmp_path)
+    job = Job("train", "sweep_job.job", "as a test")
+    monkeypatch.setitem(COMMANDS, "train", replace(COMMANDS["train"], run=job.run))
+    return lambda: sorted((json.loads(path.read_text()) for path in out.iterdir()), key=lambda told: told["name"] or "")
+
+
+def train(*overrides: str) -> int:
+    return main(["train", "-m", "model.path=m", *overrides])
+
+
+def test_every_combination_runs_once_in_order_under_a_name_of_its_own(points, tmp_path: Path):
+    overrides = ["run.name=grid", "train.steps=1,2", "policy.lr=0.1,0.01", "branch_policy=random"]
+    assert train(*overrides, "train.loss_aggregation=seq-mean-token-sum") == 0
+    found = points()
+    assert [(told["name"], told["steps"], told["lr"]) for told in found] == [
+        ("grid-0", 1, 0.1), ("grid-1", 1, 0.01), ("grid-2", 2, 0.1), ("grid-3", 2, 0.01),
+    ]  # fmt: skip
+    assert {told["aggregation"] for told in found} == {"seq-mean-token-sum"}
+    assert {told["params"] for told in found} == {"RandomBranchConfig"}
+    assert found[0]["set"] == [
+        "model.path=m", "run.name=grid-0", "train.steps=1", "policy.lr=0.1", "branch_policy=random",
+        "train.loss_aggregation=seq-mean-token-sum",
+    ]  # fmt: skip
+    assert [path.name for path in tmp_path.glob("runs/sweeps/*/*.yaml")] == ["multirun.yaml"]
+
+
+def test_a_point_that_fails_is_named_and_the_others_run(points, capsys: pytest.CaptureFixture[str]):
+    assert train("run.name=grid", "train.steps=1,13,2") == 1
+    assert [told["steps"] for told in points()] == [1, 2]
+    err = capsys.readouterr().err
+    assert "error: point 1: unlucky\n" in err
+    assert err.endswith("error: the sweep is over, and not every point of it ended well; the errors stand above\n")
+    assert "Traceback" not in err
+
+
+def test_a_mistake_in_one_point_is_found_before_any_point_begins(points, capsys: pytest.CaptureFixture[str]):
+    assert train("run.name=grid", "train.steps=1,soon", "policy.lrr=1") == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "error: policy.lrr: no such key. Did you mean 'policy.lr'? policy has: lr, beta1, beta2, weight_decay, "
+        "grad_clip, schedule, warmup_steps, min_lr_ratio, max_microbatch_tokens, activation_checkpointing",
+        "error: train.steps: expected int or null, got 'soon'",
+    ]
+    assert points() == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["hydra.run.dir=x"], "hydra.run.dir: of Hydra's own keys a sweep takes hydra/launcher"),
+        (["train.steps=interval(1,2)"], "sweep: BasicSweeper does not support sweep type"),
+        (["train.steps=1,2", "oops"], "cannot read 'oops'"),
+        (["train.steps=1,2", "--cfg", "job"], "--cfg prints one configuration, and -m means many"),
+        (
+            ["hydra/launcher=nope", "train.steps=1,2"],
+            "error: sweep: In 'hydra/config': Could not find 'hydra/launcher/nope'",
+        ),
+    ],
+)
+def test_what_a_sweep_cannot_do_is_said_in_one_line(points, capsys, overrides: list[str], expected: str):
+    assert train(*overrides) == 1
+    assert expected in capsys.readouterr().err
+    assert points() == []
+
+
+def test_points_that_would_write_to_one_place_are_refused(points, tmp_path: Path, capsys):
+    recipe = tmp_path / "hydra_configs/experiment/named.yaml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text("# @package _global_\nrun:\n  name: same\n")
+    assert train("experiment=named", "train.steps=1,2,3") == 1
+    assert "error: run.name=same: 3 points of the sweep would write to it\n" in capsys.readouterr().err
+
+
+def test_choices_ranges_and_choice_of_groups_are_swept_too(points):
+    assert train("branch_policy=none,random", "train.steps=range(1,3)", "policy.lr=choice(0.5)") == 0
+    assert len(points()) == 2  # files are named by steps and rate only
+    assert {told["params"] for told in points()} == {"RandomBranchConfig"}
+
+
+def test_a_dry_run_of_a_sweep_shows_every_plan_and_runs_nothing(points, tmp_path: Path, capsys):
+    assert train("run.name=grid", "train.steps=1,2", "--dry-run") == 0
+    assert capsys.readouterr().out == (
+        "point 0: model.path=m run.name=grid-0 train.steps=1\nsteps 1\n\n"
+        "point 1: model.path=m run.name=grid-1 train.steps=2\nsteps 2\n"
+    )
+    assert points() == [] and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "package"),
+    [
+        ("joblib", ["hydra.launcher.n_jobs=2"], "hydra_plugins.hydra_joblib_launcher"),
+        ("submitit_local", ["hydra.launcher.timeout_min=5"], "hydra_plugins.hydra_submitit_launcher"),
+    ],
+)
+def test_other_launchers_run_the_points_in_processes_of_their_own(points, launcher: str, options, package: str):
+    if find_spec("hydra_plugins") is None or find_spec(package) is None:
+        pytest.skip(f"{package} is not installed (pip install 'ramet[sweeps]')")
+    overrides = ["run.name=grid", "train.steps=1,2", "train.loss_aggregation=seq-mean-token-sum"]
+    assert train(f"hydra/launcher={launcher}", *options, *overrides, "branch_policy=random") == 0
+    found = points()
+    assert [(told["name"], told["steps"], told["params"]) for told in found] == [
+        ("grid-0", 1, "RandomBranchConfig"), ("grid-1", 2, "RandomBranchConfig"),
+    ]  # fmt: skip
+    assert {told["aggregation"] for told in found} == {"seq-mean-token-sum"}
+    assert os.getpid() not in {told["pid"] for told in found}

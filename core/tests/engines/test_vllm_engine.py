@@ -1,0 +1,373 @@
+"""The vLLM engine passes every engine check, agrees with the torch engine, and its faults reach whom they concern.
+
+Starting vLLM takes seconds, and one engine at most lives in a process: checks share one, which gets its first weights
+and an empty cache back after each. Tests that break or shape an engine start their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ramet.algorithms.config import PpoClipConfig
+from ramet.algorithms.ppo_clip import PpoClip
+from ramet.config.schema import (
+    ModelConfig,
+    OldLogprobs,
+    PolicyConfig,
+    RolloutConfig,
+    SystemPrompt,
+    ToolConfig,
+    TrainConfig,
+)
+from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
+from ramet.engines.protocol import Completion, Engine, Sampling
+from ramet.engines.torch import TorchEngine
+from ramet.engines.vllm import VllmEngine
+from ramet.errors import ConfigError, InfraError
+from ramet.models.encoder import Encoder
+from ramet.models.loading import load_model
+from ramet.models.tiny import make_tokenizer
+from ramet.policy.batch import Row, rows_of
+from ramet.policy.spec import PolicySpec
+from ramet.policy.worker import PolicyWorker
+from ramet.rollout.branching import NoBranching
+from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.rollout.worker import RolloutWorker
+from ramet.testing.doubles import echo_tool
+from ramet.testing.engine_checks import (
+    CHECKS,
+    check_close,
+    check_logprobs_match,
+    check_prefix_reuse,
+    check_queueing,
+    check_weight_update,
+)
+from ramet.testing.engine_subject import TEXTS, Subject, complete, expect_reference, run
+from ramet.types import Markup, StepResult, StopReason, Task, ToolCall, Untrusted, user_prompt
+
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (requirements-vllm-cpu.txt)")
+
+BLOCK = 32  # tokens, of vLLM's prefix cache on a CPU
+KV_BYTES = 16 * 2**20
+SHAPES = {"qwen2": (2, 1, True), "qwen3": (2, 2, True), "llama": (2, 1, False)}  # heads, kv heads, tied head
+ENCODER = Encoder(make_tokenizer())
+
+
+def make_model(architecture: str, *, head_dim: int = 32) -> PreTrainedModel:
+    heads, kv_heads, tied = SHAPES[architecture]
+    config = AutoConfig.for_model(
+        architecture,
+        vocab_size=288,
+        hidden_size=heads * head_dim,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        tie_word_embeddings=tied,
+    )
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.eval()
+
+
+def save(model: PreTrainedModel, folder: Path) -> ModelConfig:
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return ModelConfig(path=str(folder), device="cpu")
+
+
+def start(config: ModelConfig, **options: Any) -> VllmEngine:
+    max_tokens = options.pop("max_tokens", 160)
+    params = VllmEngineConfig(**{"slots": 8, "kv_cache_bytes": KV_BYTES, **options})
+    return VllmEngine(params, model=config, encoder=ENCODER, max_tokens=max_tokens)
+
+
+class Lent:
+    """The shared engine, for one check: closing it puts it back as it was."""
+
+    def __init__(self, engine: VllmEngine, model: PreTrainedModel) -> None:
+        self.engine = engine
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    async def close(self) -> None:
+        await self.engine.update_weights(self.model.state_dict().items(), 0)
+        self.engine.metrics()
+
+
+class Shared:
+    """The engine that is alive, if any, and the models on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine: VllmEngine | None = None
+        self.architecture = ""
+        self.models: dict[str, tuple[PreTrainedModel, ModelConfig]] = {}
+
+    def model(self, architecture: str) -> tuple[PreTrainedModel, ModelConfig]:
+        if architecture not in self.models:
+            model = make_model(architecture)
+            self.models[architecture] = model, save(model, self.folder / architecture)
+        return self.models[architecture]
+
+    def subject(self, architecture: str) -> Subject:
+        """Checks of this subject share an engine, whatever number of slots they ask for."""
+        model, config = self.model(architecture)
+        if self.engine is None or self.architecture != architecture:
+            self.close()
+            self.engine, self.architecture = start(config), architecture
+        lent: Any = Lent(self.engine, model)
+        return Subject(make=lambda **_: lent, model=model, encoder=ENCODER, block=BLOCK)
+
+    def fresh(self, architecture: str = "qwen2", **options: Any) -> Subject:
+        """Every use starts and ends an engine of its own, with these options."""
+        self.close()
+        model, config = self.model(architecture)
+        return Subject(make=lambda **_: start(config, **options), model=model, encoder=ENCODER, block=BLOCK)
+
+    def close(self) -> None:
+        if self.engine is not None:
+            asyncio.run(self.engine.close())
+            self.engine = None
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    shared = Shared(tmp_path_factory.mktemp("vllm"))
+    yield shared
+    shared.close()
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check is not check_close], ids=lambda c: c.__name__)
+def test_the_engine_passes(check: Callable[[Subject], None], shared: Shared) -> None:
+    check(shared.subject("qwen2"))
+
+
+def test_a_forgotten_reset_of_the_prefix_cache_is_caught(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = shared.subject("qwen2")
+    changed = copy.deepcopy(subject.model)
+    with torch.no_grad():
+        for parameter in changed.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+
+    async def use(engine: Engine) -> None:
+        request = subject.request("r", TEXTS[3])
+        await engine.generate(request)
+        with monkeypatch.context() as patch:
+            patch.setattr("vllm.LLMEngine.reset_prefix_cache", lambda self: True)
+            await engine.update_weights(changed.state_dict().items(), 1)
+        stale = await engine.generate(request)
+        assert stale.cached_tokens == BLOCK
+        with pytest.raises(AssertionError, match="differ by"):
+            expect_reference(subject, changed, request, stale)
+        await engine.update_weights(changed.state_dict().items(), 2)
+        expect_reference(subject, changed, request, await engine.generate(request))
+
+    run(subject, use)
+    with monkeypatch.context() as patch:
+        patch.setattr("vllm.LLMEngine.reset_prefix_cache", lambda self: True)
+        with pytest.raises(AssertionError, match="a cache of the old weights was used"):
+            check_weight_update(subject)
+    complete(subject, [subject.request("puts the engine back")])
+
+
+def test_new_weights_are_copies(shared: Shared) -> None:
+    subject = shared.subject("qwen2")
+    weights = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
+
+    async def use(engine: Engine) -> None:
+        await engine.update_weights(weights.items(), 1)
+        for tensor in weights.values():
+            tensor.zero_()  # as an optimiser would change the trainer's
+        request = subject.request("r")
+        expect_reference(subject, subject.model, request, await engine.generate(request))
+
+    run(subject, use)
+
+
+def test_temperatures_that_vllm_would_change_are_refused(shared: Shared) -> None:
+    subject = shared.subject("qwen2")
+    with pytest.raises(ValueError, match=r"'cold'.*temperature=0.001; allowed: 0 and at least 0.01"):
+        complete(subject, [subject.request("cold", sampling=Sampling(max_tokens=4, temperature=0.001))])
+
+
+def test_two_engines_cannot_live_in_one_process(shared: Shared) -> None:
+    complete(shared.subject("qwen2"), [shared.subject("qwen2").request("r")])
+    with pytest.raises(RuntimeError, match="another vLLM engine lives in this process"):
+        start(shared.model("qwen2")[1])
+
+
+class CallsOften:
+    """A step under which an untrained model calls tools: a vowel ends each turn."""
+
+    def system_prompt(self, tools: Any) -> str:
+        return ""
+
+    async def __call__(self, state: Any, ctx: Any) -> StepResult:
+        generation = await ctx.generate(stop=list("aeiou"))
+        if state.turn == 2 or generation.truncated or generation.finished:
+            return StepResult(stop=StopReason.END)
+        result = await ctx.call_tool(ToolCall(name="echo", arguments={"text": generation.text[-9:]}))
+        return StepResult(insert=(Markup(text="<result>"), Untrusted(text=result.text), Markup(text="</result>")))
+
+
+async def play(engine: Any) -> list[Row]:
+    """Greedy rollouts, so that two engines sample the same tokens, as rows with rewards by turns."""
+    worker = RolloutWorker(
+        engine=engine,
+        encoder=ENCODER,
+        step=CallsOften(),
+        branch_policy=NoBranching(),
+        tools={"echo": (echo_tool(), ToolConfig())},
+        config=RolloutConfig(max_response_tokens=80, group_size=2, max_concurrent=8),
+        system_prompt=SystemPrompt.NEVER,
+        seed=1,
+        deterministic=False,
+    )
+    tasks = [Task(id=f"t{i}", prompt=user_prompt("2+2?" * (i + 1))) for i in range(4)]
+    plan = RolloutPlan(group_size=2, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="train")
+    try:
+        groups = await worker.run(tasks, step=1, plan=plan)
+    finally:
+        await worker.close()
+        await engine.close()
+    return rows_of(
+        [
+            ScoredGroup(
+                task=g.task, rollouts=tuple(ScoredRollout(rollout=r, reward=i % 2) for i, r in enumerate(g.rollouts))
+            )
+            for g in groups
+        ]
+    )
+
+
+def losses(model: ModelConfig, rows: list[Row]) -> list[float]:
+    """Of two training steps from the same rollouts; the second is off-policy."""
+    spec = PolicySpec(
+        model=model,
+        policy=PolicyConfig(lr=1e-3),
+        train=TrainConfig(old_logprobs=OldLogprobs.ENGINE, minibatches=2),
+        policy_loss=PpoClip(PpoClipConfig()),
+        temperature=1.0,
+        max_response_tokens=80,
+        total_steps=4,
+        seed=1,
+    )
+    advantages = torch.zeros(len(rows), max(len(row.mask) for row in rows))
+    for i, row in enumerate(rows):
+        advantages[i, : len(row.mask)] = torch.from_numpy(row.mask).float() * (2 * row.reward - 0.7)
+    worker = PolicyWorker(spec)
+    return [worker.update(rows, advantages, step=step)["train/loss"] for step in (1, 2)]
+
+
+def test_a_training_step_has_the_same_loss_with_both_engines(shared: Shared) -> None:
+    subject, (_, config) = shared.subject("qwen2"), shared.model("qwen2")
+
+    async def both() -> tuple[list[Row], list[Row]]:
+        other = TorchEngine(TorchEngineConfig(slots=8), model=load_model(config), encoder=ENCODER, max_tokens=160)
+        return await play(subject.make()), await play(other)
+
+    ours, others = asyncio.run(both())
+    assert len(ours) == 8 and any(not row.mask.all() for row in ours)
+    for one, other in zip(ours, others, strict=True):
+        assert one.response_ids.tolist() == other.response_ids.tolist()
+        assert abs(one.engine_logprobs - other.engine_logprobs).max() < 1e-4
+        assert one.entropies is not None and other.entropies is not None
+        assert abs(one.entropies - other.entropies).max() < 1e-4
+    assert losses(config, ours) == pytest.approx(losses(config, others), abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_other_architectures_pass(architecture: str, shared: Shared) -> None:
+    for check in (check_logprobs_match, check_prefix_reuse, check_weight_update):
+        check(shared.subject(architecture))
+
+
+def test_a_request_with_logits_that_are_not_finite_fails_alone(shared: Shared) -> None:
+    subject = shared.subject("llama")
+    poison = 200
+    weights = copy.deepcopy(subject.model.state_dict())
+    weights["model.embed_tokens.weight"][poison] = float("nan")
+
+    async def use(engine: Engine) -> list[Completion | BaseException]:
+        await engine.update_weights(weights.items(), 1)
+        greedy = Sampling(max_tokens=6, temperature=0.0)
+        good = [subject.request(f"g{i}", "ordinary text", sampling=greedy) for i in range(3)]
+        bad = replace(good[0], id="bad", token_ids=array("i", [*good[0].token_ids, poison]))
+        found = await asyncio.gather(*(engine.generate(r) for r in (*good, bad)), return_exceptions=True)
+        assert isinstance(found.pop(), InfraError)
+        assert engine.metrics()["engine/failed_requests"] == 1
+        later = [replace(request, id=f"later {request.id}") for request in good]
+        return [*found, *await asyncio.gather(*(engine.generate(r) for r in later), return_exceptions=True)]
+
+    for completion in run(subject, use):
+        assert isinstance(completion, Completion)
+
+
+def test_weights_that_are_not_finite_leave_nothing_behind(shared: Shared) -> None:
+    subject = shared.subject("llama")
+    broken = {name: torch.full_like(t, float("nan")) for name, t in subject.model.state_dict().items()}
+
+    async def use(engine: Engine) -> None:
+        request = subject.request("r")
+        await engine.update_weights(broken.items(), 1)
+        with pytest.raises(InfraError, match="not finite"):
+            await engine.generate(request)
+        await engine.update_weights(subject.model.state_dict().items(), 2)
+        expect_reference(subject, subject.model, request, await engine.generate(request))
+
+    run(subject, use)
+
+
+def test_small_rounds_and_too_small_a_cache_change_no_numbers(shared: Shared) -> None:
+    check_queueing(shared.fresh(prefill_tokens=16, kv_cache_bytes=16 * 2**10 * 8))
+
+
+def test_closing_fails_what_is_under_way_and_leaves_the_process_as_it_was(shared: Shared) -> None:
+    set_num_threads, state, draws = torch.set_num_threads, random.getstate(), torch.get_rng_state()
+    check_close(shared.fresh())
+    assert torch.set_num_threads is set_num_threads
+    assert random.getstate() == state
+    assert torch.equal(torch.get_rng_state(), draws)
+
+
+def test_an_exception_in_vllm_fails_all_requests(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = shared.fresh()
+
+    def broken(self: object) -> None:
+        raise RuntimeError("out of memory")
+
+    async def use(engine: Engine) -> None:
+        monkeypatch.setattr("vllm.LLMEngine.step", broken)
+        requests = [subject.request(f"r{i}") for i in range(3)]
+        found = await asyncio.gather(*(engine.generate(r) for r in requests), return_exceptions=True)
+        found += await asyncio.gather(engine.update_weights([], 1), return_exceptions=True)
+        for error in found:
+            assert isinstance(error, InfraError) and "the vllm engine failed: RuntimeError: out of memory" in str(error)
+            assert isinstance(error.__cause__, RuntimeError)
+
+    run(subject, use)
+
+
+def test_a_model_that_vllm_cannot_compute_is_refused_at_the_start(shared: Shared, tmp_path: Path) -> None:
+    shared.close()
+    with pytest.raises(ConfigError, match=r"vLLM cannot compute the model in .*head_dim=12"):
+        start(save(make_model("qwen2", head_dim=12), tmp_path))

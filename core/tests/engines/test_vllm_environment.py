@@ -1,0 +1,62 @@
+"""What is refused and set before vLLM is imported; none of this needs vLLM."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ramet.config.schema import ModelConfig
+from ramet.engines.config import VllmEngineConfig
+from ramet.engines.vllm import VllmEngine, check_vllm
+from ramet.engines.vllm import engine as vllm_engine
+from ramet.engines.vllm.environment import CPU_DEFAULTS, DEFAULTS, REQUIRED, prepare_environment
+from ramet.errors import ConfigError
+from ramet.models.encoder import Encoder
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*REQUIRED, *DEFAULTS, *CPU_DEFAULTS):
+        monkeypatch.setenv(name, "")  # so that it is restored, whatever the test sets
+        monkeypatch.delenv(name)
+
+
+def test_without_vllm_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
+    monkeypatch.setattr(vllm_engine, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as error:
+        VllmEngine(VllmEngineConfig(), model=ModelConfig(path="anywhere"), encoder=encoder, max_tokens=64)
+    assert 'pip install "ramet[vllm]"' in str(error.value)
+    assert "pip install -r requirements-vllm-cpu.txt" in str(error.value)
+
+
+def test_a_gpu_cannot_be_chosen_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_engine, "find_spec", lambda name: object())
+    assert not check_vllm(ModelConfig(path="anywhere", device="cuda"))
+    (problem,) = check_vllm(ModelConfig(path="anywhere", device="cuda:1"))
+    assert "CUDA_VISIBLE_DEVICES" in problem
+
+
+def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    prepare_environment(cpu=True)
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert os.environ["TORCHDYNAMO_DISABLE"] == "1"
+
+
+def test_settings_for_cpus_stay_off_gpus() -> None:
+    prepare_environment(cpu=False)
+    assert not [name for name in CPU_DEFAULTS if name in os.environ]
+
+
+def test_a_setting_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(ConfigError, match="needs VLLM_ENABLE_V1_MULTIPROCESSING=0 in the environment, got '1'"):
+        prepare_environment(cpu=True)
+
+
+@pytest.mark.parametrize("options", [{"slots": 0}, {"gpu_memory_utilization": 0.0}, {"gpu_memory_utilization": 1.5}])
+def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        VllmEngineConfig(**options)

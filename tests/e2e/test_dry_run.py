@@ -1,0 +1,93 @@
+"""`--dry-run`: all checks, a plan that is true, and not a byte written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def everything(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Path -> kind, size and time of change of all that stands in a folder."""
+    found = {path: path.lstat() for path in [folder, *folder.rglob("*")]}
+    return {str(path): (stat.st_mode, stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    path = tmp_path / "traces.jsonl"
+    talk = [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "<answer>2</answer>"}]
+    path.write_text((json.dumps({"conversations": talk}) + "\n") * 4)
+    return path
+
+
+def test_a_training_says_what_it_would_do_and_does_nothing(ramet, house, tmp_path: Path):
+    command = house.train("run.root=runs", "run.name=new", "data.limit=5")
+    before = everything(tmp_path), everything(house.folder)
+    ended = ramet(*command, "--dry-run", cwd=tmp_path)
+    assert (everything(tmp_path), everything(house.folder)) == before
+    assert ended.code == 0, ended.err
+    lines = [" ".join(line.split()) for line in ended.out.splitlines()]
+    assert lines == [
+        "ramet train would do this, and has done nothing:",
+        "directory runs/new (new)",
+        f"tasks 5 of 5 from {house.folder}/tasks.jsonl",
+        "validation 2 tasks, before the first step and every 2 steps",
+        "steps 4 of 3 tasks x 8 rollouts = 24, 2 optimiser steps each",
+        "tokens at most 2,304 in the responses of a step, 9,216 in all; a sequence has at most 32 + 96",
+        "algorithm advantage grpo, loss ppo_clip, branch policy arpo, rollout step e2e_turns",
+        "rewards e2e_even",
+        "tools e2e_digest",
+        "placement cluster local: engine torch and the policy in this process, on cpu",
+        "would write",
+        *(f"runs/new/{name}" for name in ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl")),
+        "runs/new/rollouts/step_000001.jsonl.gz … step_000004.jsonl.gz",
+        "runs/new/checkpoints/step_…/ (every 2 steps and the last, 2 kept)",
+        "runs/new/model/",
+    ]
+
+
+def test_the_files_of_the_plan_are_those_of_the_run(ramet, house, tmp_path: Path):
+    command = house.train("run.root=runs", "run.name=short", "train.steps=1", "train.eval_every=0")
+    planned = ramet(*command, "--dry-run", cwd=tmp_path).out.partition("would write\n")[2].splitlines()
+    assert ramet(*command, cwd=tmp_path).code == 0
+    names = {line.split("/")[2].split()[0] for line in planned}
+    assert {path.name for path in (tmp_path / "runs/short").iterdir()} == names
+    before = everything(tmp_path)
+    ended = ramet(*command, "train.steps=2", "--dry-run", cwd=tmp_path)
+    assert "runs/short (goes on with what is there)" in ended.out
+    refused = ramet(*command, "run.seed=12", "--dry-run", cwd=tmp_path)
+    assert refused.code == 1 and "run.seed was 11, is 12" in refused.err
+    assert everything(tmp_path) == before
+
+
+def test_fine_tuning_and_evaluation_have_a_dry_run_too(ramet, house, traces: Path, tmp_path: Path):
+    before = everything(tmp_path)
+    common = [f"model.path={house.model}", "run.name=new", "--dry-run"]
+    ended = ramet("sft", *common, f"sft.data=[{traces}]", "sft.max_steps=3", "sft.out=trained", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert f"rows 4 from {traces}" in " ".join(ended.out.split())
+    assert "steps 3 of 16 x 1 sequences" in " ".join(ended.out.split())
+    assert [line.strip() for line in ended.out.splitlines()][-3:] == [
+        "runs/new/sft_loss.png", "runs/new/sft.json", "trained/",
+    ]  # fmt: skip
+    measure = ["benchmarks=[arithmetic]", "benchmarks.arithmetic.limit=3", "evaluate.k=2", "data.max_prompt_tokens=32"]
+    ended = ramet("eval", *common, *measure, "rollout.max_response_tokens=8", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    said = " ".join(ended.out.split())
+    assert "benchmarks arithmetic (3 tasks)" in said and "rollouts 2 of each task = 6" in said
+    assert ended.out.rstrip().endswith("runs/new/results.json")
+    assert everything(tmp_path) == before
+
+
+def test_a_dry_run_finds_every_problem_that_the_run_would(ramet, house, tmp_path: Path):
+    broken = ["data.train=[nowhere.jsonl]", "train.save_every=0", "model.path=nomodel", "--dry-run"]
+    ended = ramet(*house.train(f"run.root={tmp_path}"), *broken, cwd=tmp_path)
+    assert ended.code == 1
+    assert [error.partition(":")[0] for error in ended.errors] == [
+        "train.save_every=0", "model.path", "nowhere.jsonl",
+    ]  # fmt: skip
+    (tmp_path / "file").touch()
+    ended = ramet(*house.train("run.root=file", "run.name=x"), "--dry-run", cwd=tmp_path)
+    assert ended.code == 1 and "run.root: 'file/x' cannot be written" in ended.err

@@ -1,0 +1,191 @@
+"""F29, F30, F31: a run goes on with another configuration, other data, another tokenizer, plugin or batch size.
+
+What would mix two runs is refused with both values, and nothing in the run directory is touched. What goes on, goes on
+at the exact next task, also where an epoch ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ramet.config.compose import compose
+from ramet.errors import ConfigError, ConfigErrors
+from ramet.evaluate.job import run as evaluate
+
+LINES = [f"task {i}" + "!" * i for i in range(7)]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Hashes of all files of a run, but of the lock, which every process takes."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "LOCK")
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def stopped(house) -> str:
+    """A run of two steps, with weights, metrics and rollouts of its own."""
+    house.train("stopped", steps=2)
+    return "stopped"
+
+
+@pytest.fixture
+def refused(house, stopped) -> Callable[..., list[str]]:
+    """Problems of a resume that must not happen."""
+
+    def resume(*more: str) -> list[str]:
+        before = contents(house.runs / stopped)
+        with pytest.raises(ConfigErrors) as caught:
+            house.train(stopped, *more, steps=3)
+        assert contents(house.runs / stopped) == before, "a refused resume leaves everything as it was"
+        return caught.value.problems
+
+    return resume
+
+
+def test_all_differences_are_listed_and_what_alters_the_numbers_needs_a_permission(refused):
+    """F29."""
+    problems = refused("policy.lr=0.002", "rollout.max_response_tokens=48", "train.minibatches=2", "trackers=[]")
+    assert [problem.partition(";")[0] for problem in problems] == [
+        "policy.lr was 0.001, is 0.002",
+        "rollout.max_response_tokens was 64, is 48",
+        "train.minibatches was 1, is 2",
+    ]
+    assert all("run.allow_config_change=true" in problem for problem in problems)
+
+
+def test_changes_of_logging_evaluation_saving_and_length_go_on_and_are_told(house, stopped, tmp_path, caplog):
+    """F29."""
+    shutil.copytree(house.runs / stopped, house.runs / "safe")
+    valid = tmp_path / "valid.jsonl"
+    valid.write_text('{"prompt": "one", "answer": "x"}\n')
+    safe = ["train.save_every=2", "train.keep_checkpoints=1", f"data.valid=[{valid}]", "train.eval_every=1"]
+    with caplog.at_level(logging.INFO, logger="ramet"):
+        house.train("safe", *safe, steps=3)
+    for text in ("train.save_every was 1, is 2", "train.eval_every was 0, is 1", "train.steps was 2, is 3"):
+        assert f"resume with a change: {text}" in caplog.text
+    assert [line["step"] for line in house.metrics("safe")] == [1, 2, 3]
+    assert "valid/reward" in house.metrics("safe")[2]
+
+
+def test_with_permission_other_changes_go_on_and_are_recorded(house, stopped, caplog):
+    """F29."""
+    shutil.copytree(house.runs / stopped, house.runs / "allowed")
+    house.train("allowed", "policy.lr=0.002", "run.allow_config_change=true", steps=3)
+    assert "resume with a change that alters the numbers: policy.lr was 0.001, is 0.002" in caplog.text
+    assert house.metrics("allowed")[2]["train/lr"] == pytest.approx(0.002)
+    assert "lr: 0.002" in (house.runs / "allowed/config.yaml").read_text()
+
+
+DATA_CHANGES = {
+    "a text": [*LINES[:6], "another task"],
+    "the order": LINES[::-1],
+    "a task more": [*LINES, "task 7"],
+    "a task less": LINES[:6],
+}
+
+
+@pytest.mark.parametrize("change", DATA_CHANGES)
+@pytest.mark.parametrize("allowed", ["false", "true"])
+def test_other_training_data_is_refused_with_its_fingerprints(house, refused, change, allowed):
+    """F30: no permission makes the position in one order mean anything in another."""
+    before = house.tasks.read_text()
+    rows = [{"prompt": prompt, "answer": "x"} for prompt in DATA_CHANGES[change]]
+    house.tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    try:
+        [problem] = refused(f"run.allow_config_change={allowed}")
+    finally:
+        house.tasks.write_text(before)
+    assert problem.startswith(f"the training data changed: the run began with 7 tasks of {house.tasks} (sha256 ")
+    assert f"now there are {len(rows)} of" in problem or f"now there are {len(rows)} tasks of" in problem
+
+
+@pytest.mark.parametrize("more", [["data.limit=5"], ["data.max_prompt_tokens=12"]])
+def test_another_choice_of_the_same_data_is_refused_too(house, refused, more):
+    """F30: what is left out shifts everything behind it."""
+    problems = refused(*more, "run.allow_config_change=true")
+    assert [problem.partition(":")[0] for problem in problems] == ["the training data changed"]
+
+
+def test_another_tokenizer_or_chat_template_is_refused(house, stopped, refused, tmp_path):
+    """F30."""
+    template = house.model / "chat_template.jinja"
+    before = template.read_text()
+    template.write_text(before + " ")
+    try:
+        [problem] = refused()
+    finally:
+        template.write_text(before)
+    assert problem.startswith("files of the model, tokenizer or chat template: sha256 was ")
+    own = tmp_path / "own.jinja"
+    own.write_text(before)
+    house.train("templated", f"model.chat_template={own}", steps=1)
+    own.write_text("x" + before)
+    with pytest.raises(ConfigErrors, match="files of the model, tokenizer or chat template"):
+        house.train("templated", f"model.chat_template={own}", steps=2)
+
+
+def test_another_version_of_a_plugin_is_refused(house, stopped, refused):
+    """F30."""
+    manifest = house.runs / stopped / "manifest.json"
+    before = manifest.read_text()
+    record = json.loads(before)
+    record["plugins"][0]["version"] = "0.0.1"
+    manifest.write_text(json.dumps(record))
+    try:
+        [problem] = refused()
+    finally:
+        manifest.write_text(before)
+    assert problem.startswith("plugin core was ramet 0.0.1, is ramet ")
+
+
+def test_a_checkpoint_of_other_data_is_refused_even_where_the_manifest_agrees(house, stopped):
+    """F30: somebody copied checkpoints from another run."""
+    run = house.runs / "copied"
+    shutil.copytree(house.runs / stopped, run)
+    house.train("other", "data.limit=6", steps=1)
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(house.runs / "other/checkpoints", run / "checkpoints")
+    with pytest.raises(ConfigError, match="step_000001: written with other training data"):
+        house.train("copied", steps=3)
+
+
+def test_an_evaluation_of_other_tasks_is_refused(house, tmp_path, monkeypatch):
+    """F30, in `ramet eval`: finished tasks are kept, so they must be the same tasks."""
+    out = tmp_path / "results.json"
+    evaluate(compose(house.measure("first", f"evaluate.out={out}"), job="eval"))
+    more = ["benchmarks.arithmetic.params.seed=99", f"evaluate.out={out}"]
+    with pytest.raises(ConfigError, match=r"differs in: settings\.config, settings\.tasks_sha256\.arithmetic; remove"):
+        evaluate(compose(house.measure("second", *more), job="eval"))
+
+
+@pytest.mark.parametrize("limit", [6, 7], ids=["an epoch ends between two steps", "an epoch ends within a step"])
+def test_a_run_resumed_where_an_epoch_ends_takes_the_exact_next_tasks(house, limit):
+    """F31: 3 tasks a step; behind step 2 an epoch of 6 is over, and one of 7 within step 3."""
+    data = f"data.limit={limit}"
+    whole, cut = f"whole_{limit}", f"cut_{limit}"
+    house.train(whole, data, steps=5)
+    for steps in (2, 3, 5):
+        house.train(cut, data, steps=steps)
+    played = [house.seen(cut, step) for step in range(1, 6)]
+    assert played == [house.seen(whole, step) for step in range(1, 6)]
+    assert len({task for step in played[:2] for task in step}) == 6, "no task twice in an epoch"
+    in_order = [task for step in played for task in step]
+    assert len(set(in_order[:limit])) == limit, "none lost"
+    for step in range(1, 6):
+        assert house.sampled(cut, step) == house.sampled(whole, step)
+
+
+@pytest.mark.parametrize("change", ["train.tasks_per_step=2", "run.seed=12", "data.shuffle=false"])
+@pytest.mark.parametrize("allowed", ["false", "true"])
+def test_what_decides_which_tasks_a_step_gets_is_never_changed_on_the_way(refused, change, allowed):
+    """F31: the exact next task, or no next task."""
+    [problem] = refused(change, f"run.allow_config_change={allowed}")
+    assert problem.startswith(change.partition("=")[0])
+    assert "a resumed run would skip some and repeat others" in problem

@@ -1,0 +1,180 @@
+"""Every wheel works beside the core alone: those of this repository, and those of what `ramet new` writes.
+
+`scripts/check_wheels.sh` proves it in fresh virtual environments; it runs once for all the tests here. Scaffolds that
+need torch are tried in this environment instead, since a second torch would take minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ramet.plugins import load_plugins
+from ramet.scaffold import KINDS, write_package
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+LIGHT = [name for name, kind in KINDS.items() if not kind.torch]
+TORCH = [name for name, kind in KINDS.items() if kind.torch]
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the script said, and the directory that it left behind."""
+
+    code: int
+    said: str
+    work: Path
+
+    def row(self, distribution: str) -> str:
+        """The row of one package in the script's table."""
+        (row,) = [line for line in self.said.splitlines() if line.split(" ")[0] == distribution]
+        return row
+
+
+def check_wheels(work: Path, packages: list[Path]) -> Proof:
+    done = subprocess.run(
+        [ROOT / "scripts/check_wheels.sh", "--work", work, *packages],
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    return Proof(done.returncode, done.stdout + done.stderr, work)
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def name_of(package: Path) -> str:
+    return str(tomllib.loads((package / "pyproject.toml").read_text())["project"]["name"])
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Removed at the end: environments are too large to be kept."""
+    with tempfile.TemporaryDirectory(prefix="ramet-wheels-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def scaffolds(folder: Path) -> dict[str, Path]:
+    """Kind -> a package as `ramet new KIND my_KIND` writes it."""
+    return {kind: write_package(kind, f"my_{kind}", folder / f"my_{kind}").folder for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def proof(folder: Path, scaffolds: dict[str, Path]) -> Proof:
+    return check_wheels(folder / "work", [*PACKAGES, *(scaffolds[kind] for kind in LIGHT)])
+
+
+def test_every_package_stands_alone(proof: Proof) -> None:
+    assert proof.code == 0 and "every package stands alone" in proof.said, proof.said
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name_of)
+def test_only_the_absence_of_an_extra_keeps_modules_and_tests_of_a_package_back(proof: Proof, package: Path) -> None:
+    row = proof.row(name_of(package))
+    assert row.endswith("  ok")
+    assert int(re.findall(r"(\d+) passed", row)[0]) >= 3
+    assert int(re.findall(r"(\d+) compose", row)[0]) >= 1
+    for reason in re.findall(r"\(\d+ (?:need|skipped:) ([^)]+)\)", row):
+        assert re.match(r"ramet[\w-]*\[\w+\]", reason), f"not for want of an extra: {reason}"
+
+
+def test_the_bare_core_installs_in_seconds_and_without_torch(proof: Proof) -> None:
+    row = proof.row("ramet")
+    assert float(re.findall(r"([\d.]+) s", row)[0]) < 60
+    assert int(re.findall(r"(\d+) passed", row)[0]) > 300
+    (packages,) = (proof.work / "environments/ramet").glob("lib/python3*/site-packages")
+    assert {"ramet", "hydra"} <= {path.name for path in packages.iterdir()}
+    assert not {"torch", "transformers", "numpy"} & {path.name for path in packages.iterdir()}
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name_of)
+def test_a_wheel_holds_types_and_licence_and_no_tests(proof: Proof, package: Path) -> None:
+    (wheel,) = (proof.work / "built").glob(f"{name_of(package).replace('-', '_')}-[0-9]*.whl")
+    files = zipfile.ZipFile(wheel).namelist()
+    assert any(file.endswith("/py.typed") for file in files)
+    assert any(file.endswith(".dist-info/licenses/LICENSE") for file in files)
+    own = {path.name for path in (package / "src").iterdir()}
+    assert {file.split("/")[0] for file in files if ".dist-info/" not in file} == own
+    assert not [file for file in files if Path(file).match("test_*.py") or Path(file).name == "conftest.py"]
+
+
+@pytest.mark.parametrize("kind", LIGHT)
+def test_a_scaffold_stands_beside_the_core_alone(kind: str, proof: Proof) -> None:
+    row = proof.row(f"ramet-my-{kind.replace('_', '-')}")
+    assert row.endswith("  ok")
+    assert "1 compose" in row and "skipped" not in row
+    assert int(re.findall(r"(\d+) passed", row)[0]) >= 2
+
+
+@pytest.fixture(scope="module")
+def torch_wheels(proof: Proof, scaffolds: dict[str, Path], folder: Path) -> Path:
+    """Built by the environment that built the others."""
+    out = folder / "torch-wheels"
+    pip = [sys.executable, "-m", "pip", "-q", "--python", str(proof.work / "builder/bin/python")]
+    packages = [str(scaffolds[kind]) for kind in TORCH]
+    run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", str(out), *packages, cwd=folder)
+    return out
+
+
+@pytest.mark.parametrize("kind", TORCH)
+def test_a_scaffold_that_needs_torch_works_where_torch_is(
+    kind: str, torch_wheels: Path, scaffolds: dict[str, Path], tmp_path: Path
+) -> None:
+    """Every other plugin is blocked, as if it were not installed."""
+    others = ",".join(info.name for info in load_plugins().infos if info.name != "core")
+    (wheel,) = torch_wheels.glob(f"ramet_my_{kind}-*.whl")
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel, cwd=empty)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", scaffolds[kind] / "tests"]
+    said = run(*command, cwd=empty, PYTHONPATH=str(site), RAMET_BLOCK_PLUGINS=others)
+    assert "2 passed" in said
+
+
+def test_the_installed_core_writes_the_same_packages(proof: Proof, scaffolds: dict[str, Path], tmp_path: Path) -> None:
+    """The templates are in its wheel, hidden files too."""
+    ramet = proof.work / "environments/ramet/bin/ramet"
+    for kind, expected in scaffolds.items():
+        made = tmp_path / kind
+        assert f"made {made}" in run(ramet, "new", kind, f"my_{kind}", "--dir", made, cwd=tmp_path)
+        assert texts(made) == texts(expected)
+
+
+def texts(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
+def test_the_proof_sees_what_a_plugin_forgot(folder: Path) -> None:
+    """Every one of these passes in an environment for development."""
+    package = write_package("tool", "forgetful", folder / "forgetful").folder
+    module = package / "src/ramet_forgetful"
+    (module / "builder.py").write_text("import hatchling\n")
+    (module / "numbers.py").write_text("import numpy\n")
+    with (module / "__init__.py").open("a") as file:
+        file.write('    register("absent", "ramet_forgetful.absent:Absent")\n')
+    proof = check_wheels(folder / "forgetful-work", [package])
+    row = proof.row("ramet-forgetful")
+    assert proof.code == 1 and "1 of 1 packages are not in order" in proof.said
+    assert row.endswith("WRONG")
+    assert "ramet_forgetful.builder cannot be imported: ModuleNotFoundError: No module named 'hatchling'" in proof.said
+    assert "1 need ramet[train]" in row  # numpy, which an extra of the core brings
+    assert "tools.absent: cannot build it with its default options" in proof.said
