@@ -14,6 +14,7 @@ CODE = {
     "import ramet": "import ramet",
     "ramet --help": RUN.format(arguments=["--help"]),
     "ramet --version": RUN.format(arguments=["--version"]),
+    "ramet new --help": RUN.format(arguments=["new", "--help"]),
     "ramet plugins": RUN.format(arguments=["plugins"]),
     "ramet plugins --json": RUN.format(arguments=["plugins", "--json"]),
     "ramet train --help": RUN.format(arguments=["train", "--help"]),

@@ -57,8 +57,8 @@ class Case:
 
 def cases(repeats: int) -> list[Case]:
     few = max(2, repeats // 2)
-    tails = Load(rollouts=128, calls=6, latency_s=0.04, slow_share=0.05)
-    fewer_calls = Load(rollouts=128, calls=3, latency_s=0.04, slow_share=0.05)
+    tails = Load(rollouts=128, calls=6, latency_s=0.03, slow_share=0.05)
+    fewer_calls = Load(rollouts=128, calls=3, latency_s=0.03, slow_share=0.05)
     every = ("barrier", "bare", "ramet")
     return [
         Case(name="speed 64", load=Load(rollouts=64), loops=("bare", "ramet"), repeats=repeats),

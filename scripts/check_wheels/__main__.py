@@ -12,11 +12,13 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from isolated import Result, check
-from warehouse import build
+from warehouse import CommandFailed, build
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_A_TIME = 2
@@ -28,11 +30,25 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="an empty directory for wheels and environments, which then stay")
     found = parser.parse_args()
     packages = [ROOT / one for one in found.packages] or every_package()
-    if found.work is not None:
-        found.work.mkdir(parents=True, exist_ok=True)
-        return prove(packages, found.work.resolve())
-    with tempfile.TemporaryDirectory(prefix="ramet-wheels-") as folder:
-        return prove(packages, Path(folder).resolve())
+    if found.work is not None and found.work.is_dir() and any(found.work.iterdir()):
+        parser.error(f"--work: {found.work} is not empty")
+    try:
+        with work_folder(found.work) as work:
+            return prove(packages, work)
+    except CommandFailed as error:
+        print(f"the wheels could not be built: {error}", file=sys.stderr)
+        return 2
+
+
+@contextmanager
+def work_folder(chosen: Path | None) -> Iterator[Path]:
+    """The one that was chosen, which stays, or one that is removed."""
+    if chosen is None:
+        with tempfile.TemporaryDirectory(prefix="ramet-wheels-") as folder:
+            yield Path(folder).resolve()
+    else:
+        chosen.mkdir(parents=True, exist_ok=True)
+        yield chosen.resolve()
 
 
 def every_package() -> list[Path]:

@@ -68,7 +68,7 @@ def _method(built: object, name: str, expected: Any) -> str | None:
 
 def _is_async(function: Any) -> bool:
     inner = inspect.unwrap(function)
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
 def _without_types(function: Any) -> str:

@@ -126,6 +126,7 @@ def raising(error: BaseException) -> Callable[[Any], int]:
         (PluginError("broken"), 1, "error: broken"),
         (InfraError("disk full"), 2, "error: disk full"),
         (ZeroDivisionError("oh"), 2, "error: internal: ZeroDivisionError: oh"),
+        (SystemExit(0), 2, "error: internal: something left the program with exit code 0"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
@@ -134,7 +135,7 @@ def test_the_exit_code_says_whose_fault_it_was(job, capsys, error: BaseException
     assert main(["train", "model.path=m"]) == code
     err = capsys.readouterr().err
     assert err.splitlines()[-1] == last
-    assert ("Traceback" in err) == isinstance(error, ZeroDivisionError)
+    assert ("Traceback" in err) == isinstance(error, ZeroDivisionError | SystemExit)
 
 
 def test_a_package_that_an_extra_brings_is_named_with_the_command_that_installs_it(job, capsys):

@@ -74,8 +74,10 @@ def test_every_combination_runs_once_in_order_under_a_name_of_its_own(points, tm
     assert [path.name for path in tmp_path.glob("runs/sweeps/*/*.yaml")] == ["multirun.yaml"]
 
 
-def test_a_point_that_fails_is_named_and_the_others_run(points, capsys: pytest.CaptureFixture[str]):
+def test_a_point_that_fails_is_named_and_the_others_run(points, capsys, caplog: pytest.LogCaptureFixture):
     assert train("run.name=grid", "train.steps=1,13,2") == 1
+    said = [record.message for record in caplog.records if record.name == "ramet.cli.sweep"]
+    assert said == [f"point {n}: model.path=m run.name=grid train.steps={steps}" for n, steps in enumerate((1, 13, 2))]
     assert [told["steps"] for told in points()] == [1, 2]
     err = capsys.readouterr().err
     assert "error: point 1: unlucky\n" in err

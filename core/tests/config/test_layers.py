@@ -94,6 +94,8 @@ def test_a_key_that_there_is_not_is_refused():
             why(key)
     with pytest.raises(ConfigErrors, match=r"policy\.lr: expected float, got 'fast'"):
         why("train.steps", "policy.lr=fast")
+    with pytest.raises(ConfigErrors, match="branch_policy: no 'arpoo'"):
+        why("train.steps", "branch_policy=arpoo")
 
 
 def test_the_command_prints_the_way_to_a_value_and_needs_no_model(capsys: pytest.CaptureFixture[str]):

@@ -117,6 +117,10 @@ def test_options_that_cannot_be_typed_are_fatal_only_for_who_selects_them(proble
             ["branch_policy: no 'arpo'", "brk", "(asked for by experiment=bad)"],
         ),
         ("nonsense: 1\n", ["experiment/bad", "nonsense"]),
+        ("policy:\n  lr: 1\n  lr: 2\n", ["bad.yaml", "line 4", "duplicate key lr"]),
+        ("policy: [1\n", ["bad.yaml", "line 2"]),
+        ("run:\n  name: no\n", ["run.name: takes a text, got the boolean False", "no, off or false", "in quotes"]),
+        ("tools:\n  search:\n    params: {key: on}\n", ["tools.search.params.key: takes a text", "yes, on or true"]),
         ("train:\n\tsteps: 3\n", ["bad.yaml", "line 3"]),
         ("tools:\n  pyhton:\n    timeout_s: 3\n", ["tools: no 'pyhton'. Did you mean 'python'?"]),
         (
@@ -133,3 +137,23 @@ def test_a_mistake_in_a_preset_is_named(problems: Problems, house: Path, body: s
     path.write_text("# @package _global_\n" + body, encoding="utf-8")
     found = "\n".join(problems(MODEL, "experiment=bad"))
     assert all(part in found for part in expected), found
+
+
+def test_a_preset_that_is_no_text_is_named(problems: Problems, house: Path):
+    path = house / "hydra_configs/experiment/bad.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"# @package _global_\npolicy:\n  lr: \xff\n")
+    assert problems(MODEL, "experiment=bad") == ["a file of experiment=bad is not UTF-8: invalid start byte b'\\xff'"]
+
+
+@pytest.mark.parametrize("text", ["no", "true", "1e3", "010", "1_000"])
+def test_a_key_that_takes_a_text_takes_what_was_typed(house: Path, text: str):
+    assert compose([MODEL, f"run.name={text}"], job="train").config.run.name == text
+
+
+def test_numbers_of_yaml_are_numbers_and_quoted_words_are_texts(house: Path):
+    path = house / "hydra_configs/experiment/good.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("# @package _global_\npolicy:\n  lr: 1e-6\nrun:\n  name: 'no'\ndata:\n  shuffle: no\n")
+    config = compose([MODEL, "experiment=good"], job="train").config
+    assert (config.policy.lr, config.run.name, config.data.shuffle) == (1e-6, "no", False)

@@ -21,8 +21,10 @@ class Add:
         self.start = config.start
 
 
-def entry(name: str = "add", factory: Any = Add, config: Any = AddConfig, plugin: str = "sums") -> Entry[Any]:
-    return Entry(kind="tool", name=name, factory=factory, config=config, plugin=plugin, distribution=f"ramet-{plugin}")
+def entry(
+    name: str = "add", factory: Any = Add, config: Any = AddConfig, plugin: str = "sums", kind: str = "tool"
+) -> Entry[Any]:
+    return Entry(kind=kind, name=name, factory=factory, config=config, plugin=plugin, distribution=f"ramet-{plugin}")
 
 
 def registry(*entries: Entry[Any]) -> Registry[Any]:
@@ -33,16 +35,16 @@ def registry(*entries: Entry[Any]) -> Registry[Any]:
 
 
 def test_an_entry_builds_with_its_default_options_and_with_given_ones() -> None:
-    assert entry().build().start == 1
-    assert entry().build(AddConfig(start=7)).start == 7
+    assert entry(kind="sum").build().start == 1
+    assert entry(kind="sum").build(AddConfig(start=7)).start == 7
 
 
 def test_a_factory_without_options_is_called_without_arguments() -> None:
-    assert entry(factory=dict, config=None).build() == {}
+    assert entry(factory=dict, config=None, kind="sum").build() == {}
 
 
 def test_a_factory_string_is_imported_when_it_is_built() -> None:
-    assert entry(factory="fractions:Fraction", config=None).build() == 0
+    assert entry(factory="fractions:Fraction", config=None, kind="sum").build() == 0
 
 
 def test_iteration_and_names_are_sorted() -> None:

@@ -94,8 +94,11 @@ def test_none_means_not_judged_and_masks_the_rollout() -> None:
     assert fault == Fault(where="reward:length", message="not judged")
 
 
-@pytest.mark.parametrize("error", [ValueError("bad"), InfraError("judge down"), TimeoutError("socket"), KeyError("x")])
-def test_a_reward_that_raises_masks_its_rollouts_and_never_scores_them_0(error: Exception) -> None:
+RAISED = [ValueError("bad"), InfraError("judge down"), TimeoutError("socket"), KeyError("x"), SystemExit(3)]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=repr)
+def test_a_reward_that_raises_masks_its_rollouts_and_never_scores_them_0(error: BaseException) -> None:
     async def fails(_: Sequence[Rollout]) -> list[float]:
         raise error
 

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from ramet.config.schema import ColumnsConfig, OnBadRow
-from ramet.data.filter import leave_out_long
+from ramet.data.filter import leave_out_long, warn_of_overlap
 from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.types import Message, Task, user_prompt
@@ -223,6 +223,16 @@ def test_the_fingerprint_changes_with_any_value_and_the_order(lines):
     ]
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
+
+
+def test_tasks_that_are_trained_on_and_measured_are_counted_and_named(caplog):
+    train = [Task(id=f"train/{n}", prompt=user_prompt(n)) for n in "abc"]
+    valid = [Task(id=f"valid/{n}", prompt=user_prompt(n)) for n in "bxc"]
+    assert warn_of_overlap(train, valid) == 2
+    assert (
+        "2 of 3 tasks of data.valid have a prompt that data.train has too, the first: valid/b, valid/c" in caplog.text
+    )
+    assert warn_of_overlap(train, valid[1:2]) == 0
 
 
 def test_long_prompts_are_left_out_and_counted():

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -341,12 +342,21 @@ def test_small_rounds_and_too_small_a_cache_change_no_numbers(shared: Shared) ->
     check_queueing(shared.fresh(prefill_tokens=16, kv_cache_bytes=16 * 2**10 * 8))
 
 
-def test_closing_fails_what_is_under_way_and_leaves_the_process_as_it_was(shared: Shared) -> None:
-    set_num_threads, state, draws = torch.set_num_threads, random.getstate(), torch.get_rng_state()
+def test_closing_fails_what_is_under_way(shared: Shared) -> None:
     check_close(shared.fresh())
-    assert torch.set_num_threads is set_num_threads
-    assert random.getstate() == state
-    assert torch.equal(torch.get_rng_state(), draws)
+
+
+def test_starting_leaves_threads_and_random_states_as_they_were(shared: Shared) -> None:
+    set_num_threads = torch.set_num_threads
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1]
+
+    async def use(engine: Engine) -> None:
+        assert torch.set_num_threads is set_num_threads
+        assert random.getstate() == states[0]
+        assert torch.equal(torch.get_rng_state(), states[1])
+        assert (np.random.get_state()[1] == states[2]).all()
+
+    run(shared.fresh(), use)
 
 
 def test_an_exception_in_vllm_fails_all_requests(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,20 +179,21 @@ def test_a_cancellation_that_an_engine_lets_out_masks_the_rollout_and_hangs_noth
     assert list(faults(played)) == ["1"]
 
 
-def test_a_step_that_raises_masks_the_rollout_and_says_where(play: Play) -> None:
+@pytest.mark.parametrize("error", [KeyError("choices"), SystemExit("choices")], ids=repr)
+def test_a_step_that_raises_masks_the_rollout_and_says_where(play: Play, error: BaseException) -> None:
     class Raises:
         def system_prompt(self, tools: Any) -> str:
             return ""
 
         async def __call__(self, state: Any, ctx: Any) -> StepResult:
             if state.rollout == "0":
-                raise KeyError("choices")
+                raise error
             await ctx.generate()
             return StepResult(stop=StopReason.END)
 
     played = play(calls_with_path, step=Raises(), group_size=2)
     assert faults(played) == {"0": "step"}
-    assert "KeyError: 'choices'" in played.rollouts[0].fault.message
+    assert f"{type(error).__name__}: {error}" in played.rollouts[0].fault.message
 
 
 def test_a_tool_that_the_model_invents_is_told_to_it(play: Play) -> None:

@@ -33,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print_problems(error)
         return USER if isinstance(error, ConfigError | PluginError) else INTERNAL
+    except SystemExit as error:  # a plugin or a library that takes this process for its own
+        traceback.print_exc()
+        print(f"error: internal: something left the program with exit code {error.code}", file=sys.stderr)
+        return INTERNAL
     except Exception as error:
         missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None:

@@ -132,7 +132,7 @@ def _new(arguments: Sequence[str]) -> int:
 _JOBS = (
     Job("train", "ramet.train.job", "teach a model by reinforcement learning"),
     Job("sft", "ramet.sft.job", "teach a model from traces"),
-    Job("eval", "ramet.evaluate.job", "measure a model on benchmarks or data files"),
+    Job("eval", "ramet.evaluate.job", "measure a model on benchmarks"),
 )
 COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.run) for job in _JOBS} | {
     "config": Command(summary="print a configuration, or where a value comes from", run=_config),

@@ -92,12 +92,13 @@ def layers(overrides: Sequence[str], *, job: str, config_dir: Path | None = None
     request = _read(overrides, job)
     with _hydra(config_dir):
         tree = _tree(request, catalog)
+        raise_all(request.problems)
         loader = GlobalHydra.instance().config_loader()
         found = loader.compute_defaults_list("config", list(request.typed.values()), RunMode.RUN)
         files = ConfigRepository(loader.get_search_path())
         made = [_layer(files, one.config_path, one.package) for one in found.defaults if one.config_path]
     _, problems = type_options(tree, JOBS[job], catalog)
-    raise_all([*request.problems, *problems])
+    raise_all(problems)
     chosen = {
         group: "command line" if meta.external_override else str(meta.containing_config_path)
         for group, meta in found.overrides.override_metadata.items()
@@ -115,7 +116,7 @@ def _tree(request: _Request, catalog: Catalog) -> DictConfig:
     usable = [text for group, text in request.typed.items() if group not in wrong]
     try:
         tree = hydra_compose("config", overrides=usable)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         raise ConfigErrors([*request.problems, _explain(error, catalog, usable)]) from error
     request.problems += apply_settings(tree, [s for s in request.settings.values() if s.section not in wrong])
     return tree
@@ -277,7 +278,7 @@ def _read(overrides: Sequence[str], job: str) -> _Request:
             request.typed[override.key_or_group] = text.lstrip("+")
         else:
             key = override.key_or_group
-            request.settings[key] = Setting(key=key, value=override.value())
+            request.settings[key] = Setting(key=key, value=override.value(), text=text.partition("=")[2])
     return request
 
 
@@ -333,6 +334,8 @@ def _explain(error: Exception, catalog: Catalog, chosen: list[str]) -> str:
         return _unknown(catalog, group, name, list(error.options or [])) + (
             f" (asked for by {asking})" if asking else ""
         )
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file of {' '.join(chosen)} is not UTF-8: {error.reason} {error.object[error.start : error.end]!r}"
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
     key = re.search(r"full_key: (\S+)", text)
     schema = ConfigStore.instance().load("schema.yaml").node

@@ -14,6 +14,7 @@ from ramet.config.catalog import Catalog, Component, first_line
 from ramet.config.schema import Config
 from ramet.config.secrets import written_secrets
 from ramet.config.sections import COMPONENTS
+from ramet.config.settings import TEXT, expected_type
 from ramet.errors import ConfigError, PluginError, raise_all
 
 
@@ -23,7 +24,14 @@ def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> 
     Types the options in `config` itself, so that a record written from it shows them all. Raises `ConfigErrors`.
     """
     chosen, problems = type_options(config, sections, catalog)
-    raise_all([*problems, *_incomplete(config, sections), *written_secrets(_raw(config, sections))])
+    raise_all(
+        [
+            *problems,
+            *_incomplete(config, sections),
+            *written_secrets(_raw(config, sections)),
+            *_misread(config, sections),
+        ]
+    )
     values = {section: _section(config, section, chosen, problems) for section in sections}
     raise_all(problems)
     return Config(**values)
@@ -125,6 +133,14 @@ def _incomplete(config: DictConfig, sections: Sequence[str]) -> Iterator[str]:
                 variable = re.search(r"Environment variable '([^']+)'", str(error))
                 reason = f"environment variable {variable[1]} is not set" if variable else first_line(error)
                 yield f"{key}: {reason} (in {text})"
+
+
+def _misread(config: DictConfig, sections: Sequence[str]) -> Iterator[str]:
+    """Texts that YAML took for a boolean: `name: no`."""
+    for key, text in _raw(config, sections):
+        if text in ("True", "False") and "[" not in key and expected_type(config, key) in TEXT:
+            words = "yes, on or true" if text == "True" else "no, off or false"
+            yield f"{key}: takes a text, got the boolean {text}, as YAML reads {words}; write it in quotes"
 
 
 def _section(config: DictConfig, section: str, chosen: dict[str, Component], problems: list[str]) -> Any:

@@ -21,12 +21,14 @@ from ramet.config.sections import COMPONENTS, PRESETS
 
 MANY = frozenset(group.name for group in COMPONENTS if group.many)
 SINGLE = frozenset(group.name for group in COMPONENTS if not group.many)
+TEXT = ("str", "str or null")  # types in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     key: str  # dotted
     value: Any  # str, int, float, bool, None, list, dict
+    text: str  # as it was typed
 
     @property
     def section(self) -> str:
@@ -50,13 +52,19 @@ def _apply(config: DictConfig, setting: Setting) -> str | None:
         example = next(iter(OmegaConf.select(config, setting.key)), "KEY")
         return f"{setting.key}: is a section, got {setting.value!r}; set its keys, as in {setting.key}.{example}=…"
     try:
-        OmegaConf.update(config, setting.key, setting.value, merge=True)
+        OmegaConf.update(config, setting.key, _meant(config, setting), merge=True)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         expected = expected_type(config, setting.key)
         if isinstance(setting.value, dict) or expected is None:
             return f"{setting.key}: {first_line(error)}"
         return f"{setting.key}: expected {expected}, got {setting.value!r}{_list_hint(expected, setting)}"
     return None
+
+
+def _meant(config: DictConfig, setting: Setting) -> Any:
+    """A key that takes a text takes what was typed: `run.name=1e3` is no number, `run.name=no` no boolean."""
+    wants_text = expected_type(config, setting.key) in TEXT
+    return setting.text if wants_text and isinstance(setting.value, bool | int | float) else setting.value
 
 
 def _list_hint(expected: str, setting: Setting) -> str:

@@ -1,4 +1,4 @@
-"""Leaving out tasks whose prompt is too long, with counts."""
+"""Leaving out tasks whose prompt is too long, and noticing tasks that are trained on and measured; both with counts."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ def leave_out_long(tasks: Sequence[Task], count_tokens: Callable[[Task], int], m
     if found.left_out:
         logger.warning("left out: %s (longest: %d tokens)", counts, found.longest)
     return found
+
+
+def warn_of_overlap(train: Sequence[Task], valid: Sequence[Task]) -> int:
+    """How many tasks of `valid` ask what `train` asks too; said in the log, since it flatters every measurement."""
+    asked = {task.prompt for task in train}
+    shared = [task.id for task in valid if task.prompt in asked]
+    if shared:
+        logger.warning(
+            "%d of %d tasks of data.valid have a prompt that data.train has too, the first: %s",
+            len(shared),
+            len(valid),
+            ", ".join(shared[:3]),
+        )
+    return len(shared)

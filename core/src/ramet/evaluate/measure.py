@@ -90,6 +90,6 @@ class _Finished:
             return await self.benchmark.score(rollout)
         except PluginError:
             raise
-        except Exception as error:  # a plugin may raise anything; not judged is counted, never a failure of the model
+        except (Exception, SystemExit) as error:  # not judged is counted, never a failure of the model
             logger.warning("benchmark %s could not score task %s: %r", self.name, rollout.task.id, error)
             return {}

@@ -16,7 +16,7 @@ def ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) 
         actions = list(policy.decide(event, view, rng))
     except (ConfigError, PluginError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(
             f"branch policy {origin(policy)} raised {type(error).__name__} on {event}: {error}"
         ) from error

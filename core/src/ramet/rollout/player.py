@@ -69,7 +69,7 @@ class Player:
                 await self._turns(live)
         except (PluginError, ConfigError):
             raise
-        except (Exception, asyncio.CancelledError) as error:  # one rollout's failure is data: masked, counted, logged
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # one rollout's failure is data: it is masked
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             live.fault = self._fault(error, live, expired=limit.expired(), step_over=own_end > self.step_ends_at)

@@ -112,7 +112,7 @@ class Scorer:
                 raw = await reward.reward(rollouts)
         except PluginError:
             raise
-        except Exception as error:  # a plugin may raise anything; its rollouts are masked and counted
+        except (Exception, SystemExit) as error:  # a plugin may raise anything; its rollouts are masked and counted
             what = f"timed out after {reward.timeout_s:g} s" if deadline.expired() else repr(error)
             logger.warning("reward %s of plugin %s failed: %s", reward.name, reward.plugin, what)
             return [Fault(where=f"reward:{reward.name}", message=what)] * len(rollouts)

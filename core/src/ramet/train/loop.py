@@ -28,7 +28,7 @@ from ramet.tracking.metrics import Tracker
 from ramet.train.algorithm import estimate
 from ramet.train.groups import check_infrastructure, play
 from ramet.train.state import TrainState
-from ramet.train.step_metrics import reward_metrics
+from ramet.train.step_metrics import reward_metrics, warn_of_silence
 from ramet.train.validation import validate
 from ramet.types import Need, Task
 
@@ -93,6 +93,7 @@ class Loop:
         self._check(step, groups)
         metrics |= self.scorer.metrics()
         clock.lap("rollout")
+        warn_of_silence(step, groups)
         rows = rows_of(groups)
         greedy = await self._greedy_rewards(tasks, rows, step)
         metrics |= self._learn(step, groups, rows, greedy, clock)

@@ -12,7 +12,7 @@ from ramet.cluster.parts import check_parts, task_messages
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.data.filter import Filtered, leave_out_long
+from ramet.data.filter import Filtered, leave_out_long, warn_of_overlap
 from ramet.data.sampler import Sampler
 from ramet.data.tasks import TaskSet, fingerprint, load_tasks
 from ramet.errors import ConfigError, ConfigErrors, RametError, raise_all
@@ -99,6 +99,7 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared
     count = prompt_counter(config, build_encoder(config))
     kept = leave_out_long(train.tasks, count, config.data.max_prompt_tokens)
     kept_valid = leave_out_long(valid.tasks, count, config.data.max_prompt_tokens) if valid else None
+    warn_of_overlap(kept.tasks, kept_valid.tasks if kept_valid else [])
     sampler = Sampler(len(kept.tasks), config.train.tasks_per_step, config.run.seed, config.data.shuffle)
     data = {"train": _record(train, kept)}
     if valid and kept_valid:

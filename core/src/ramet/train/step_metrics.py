@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Sequence
 
 from ramet.rollout.scoring import ScoredGroup
+
+logger = logging.getLogger(__name__)
 
 
 def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
@@ -24,6 +27,18 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     for name in names:
         metrics[f"reward/{name}"] = statistics.fmean(r.parts[name] for r in valid if name in r.parts)
     return metrics
+
+
+def warn_of_silence(step: int, groups: Sequence[ScoredGroup]) -> None:
+    """Say so if the rewards of a step cannot teach anything: within every group they are all equal."""
+    if groups and _no_signal(groups) == 1:
+        rewards = sorted({r.reward for group in groups for r in group.valid if r.reward is not None})
+        logger.warning(
+            "step %d: in all %d groups the rewards are equal within the group (%s): no advantage, nothing to learn",
+            step,
+            len(groups),
+            ", ".join(f"{reward:g}" for reward in rewards[:3]) or "none is valid",
+        )
 
 
 def _no_signal(groups: Sequence[ScoredGroup]) -> float:

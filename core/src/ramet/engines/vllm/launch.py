@@ -75,7 +75,7 @@ def _arguments(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, pr
     options: dict[str, Any] = {}
     tokens = config.prefill_tokens
     if cpu:
-        # A prompt in parts breaks requests with seeds (0.32.0: "CPU Generator does not use offset"): whole prompts only.
+        # Whole prompts: one in parts breaks requests with seeds (0.32.0: "CPU Generator does not use offset").
         options |= {"block_size": CPU_BLOCK, "enable_chunked_prefill": False}
         tokens = None if tokens is None else max(tokens, max_tokens)
     if tokens is not None:

@@ -1,0 +1,177 @@
+"""Ramet's side: `ramet_side.py texts|measure|fit|serve FOLDER`.
+
+An ordinary training run: composed configuration, the step `tags`, the engine `torch`, GRPO, records on disk. Only its
+tracker is the bench's: it is called at the end of every step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+os.environ["RAMET_PLUGINS"] = "search_plugin"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import search_plugin
+import torch
+import transformers
+from fit import fit
+from protocol import say
+from task import FILL, GROUP_SIZE, LEARNING_RATE, MAX_COMPLETION, N_QUESTIONS, TASKS, Example, Lengths, question
+from transformers import PreTrainedTokenizerFast
+from words import CHAT_TEMPLATE
+
+import ramet
+from ramet import user_prompt
+from ramet.cluster.local import LocalRollouts, build_encoder
+from ramet.cluster.parts import build_branch_policy
+from ramet.config.compose import compose
+from ramet.config.schema import SystemPrompt
+from ramet.models.encoder import Encoder
+from ramet.models.torch_setup import set_up_torch
+from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.worker import PolicyWorker
+from ramet.rollout.config import TagsConfig
+from ramet.rollout.prompts import messages_of
+from ramet.rollout.tags import Tags
+from ramet.train.job import policy_spec
+from ramet.train.loop import Loop
+from ramet.train.prepare import prepare
+from ramet.train.state import TrainState
+from ramet.types import Task
+
+STEP = Tags(TagsConfig())
+
+
+def call(fill: int) -> str:
+    return f"<think>{FILL * fill}</think><search>capital</search>"
+
+
+def answer(fill: int) -> str:
+    return f"<think>{FILL * fill}</think><answer>42</answer>"
+
+
+def result(fill: int) -> str:
+    return search_plugin.RESULT + FILL * fill
+
+
+def task(number: int, fill: int) -> Task:
+    return Task(id=str(number), prompt=user_prompt(question(number, fill)))
+
+
+def example(encoder: Encoder, number: int, fill: Lengths) -> Example:
+    system = STEP.system_prompt([search_plugin.SCHEMA])
+    prompt = encoder.prompt(messages_of(task(number, fill.prompt), system, SystemPrompt.AUTO))
+    inserted = [i for part in STEP.result(result(fill.result)) for i in encoder.insert(part)]
+    return Example(
+        list(prompt), list(encoder.markup(call(fill.call))), inserted, list(encoder.markup(answer(fill.answer)))
+    )
+
+
+def tokenizer_of(work: Path) -> PreTrainedTokenizerFast:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "trl_tokenizer")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+class Steps:
+    """A tracker that hands over the step's numbers, and holds the loop until the next step is asked for."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        n = metrics["rollout/rollouts"]
+        work = {
+            "rollouts": n,
+            "prompt_tokens": self.prompt_tokens * n,
+            "response_tokens": round(metrics["rollout/response_tokens_mean"] * n),
+            "sampled_tokens": metrics["rollout/executed_sampled_tokens"],
+            "trained_tokens": metrics["train/tokens"],
+        }
+        phases = {name: value for name, value in metrics.items() if name.startswith("time/")}
+        search_plugin.gate.report(work, phases)
+        search_plugin.gate.wait()
+
+    def rewind(self, step: int) -> None:
+        """Nothing was logged before."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def serve(work: Path) -> None:
+    fill = Lengths.read(work / "ramet_fill.json")
+    search_plugin.Search.fill = fill.result
+    rows = [{"id": str(i), "prompt": question(i, fill.prompt), "answer": "42"} for i in range(N_QUESTIONS)]
+    data = work / "tasks.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    resolved = compose(
+        [
+            "algorithm=grpo",
+            "engine=torch",
+            "tools=[search]",
+            "rewards=[by_place]",
+            f"model.path={work / 'ramet_model'}",
+            f"data.train=[{data}]",
+            "run.threads=1",
+            f"rollout.group_size={GROUP_SIZE}",
+            f"rollout.max_response_tokens={MAX_COMPLETION}",
+            f"train.tasks_per_step={TASKS}",
+            "train.steps=1000000",
+            "train.save_every=0",
+            f"policy.lr={LEARNING_RATE}",
+        ],
+        job="train",
+    )
+    config, prepared = resolved.config, prepare(resolved)
+    set_up_torch(config.run)
+    folder = work / "ramet_run"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "rollouts").mkdir(parents=True)
+    encoder = build_encoder(config)
+    rollouts = LocalRollouts(config, encoder, branch_policy=build_branch_policy(config))
+    loop = Loop(
+        config,
+        folder=folder,
+        rollouts=rollouts,
+        policy=PolicyWorker(policy_spec(config, prepared.total_steps)),
+        tasks=prepared.tasks,
+        valid=[],
+        sampler=prepared.sampler,
+        checkpoints=Checkpoints(folder / "checkpoints", keep=1),
+        tracker=Steps(len(example(encoder, 0, fill).prompt)),
+        total_steps=prepared.total_steps,
+        state=TrainState(),
+    )
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    say({"ready": "ramet", "ramet": ramet.__version__, **versions})
+    search_plugin.gate.wait()
+    asyncio.run(loop.run())
+
+
+def main() -> None:
+    what, work = sys.argv[1], Path(sys.argv[2])
+    if what == "texts":
+        texts = [call(0), answer(0), result(0), STEP.system_prompt([search_plugin.SCHEMA])]
+        (work / "ramet_texts.json").write_text(json.dumps(texts), encoding="utf-8")
+    elif what == "measure":
+        example(Encoder(tokenizer_of(work)), 0, Lengths()).lengths.write(work / "ramet_lengths.json")
+    elif what == "fit":
+        torch.set_num_threads(1)
+        fill = Lengths.read(work / "ramet_fill.json")
+        tokenizer = tokenizer_of(work)
+        examples = [example(Encoder(tokenizer), i, fill) for i in range(N_QUESTIONS)]
+        examples[0].lengths.write(work / "ramet_filled.json")
+        fit(examples, tokenizer, work / "ramet_model")
+    else:
+        serve(work)
+
+
+if __name__ == "__main__":
+    main()

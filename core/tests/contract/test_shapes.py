@@ -1,0 +1,113 @@
+"""A component of the wrong shape is refused when it is built, with what is expected and what was found."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from ramet.errors import PluginError
+from ramet.plugins import load_plugins
+from ramet.registry import Entry, Registries
+from ramet.shapes import PROTOCOLS, misfits
+from ramet.testing.doubles import echo_tool
+from ramet.types import ToolSchema, per_rollout
+
+SCHEMA = ToolSchema(name="t", description="", parameters={"type": "object"})
+
+
+class SyncReward:
+    def __call__(self, group: Any) -> list[float]:
+        return []
+
+
+class RewardOfOneRollout:
+    async def __call__(self, rollout: Any, gold: str) -> float:
+        return 0.0
+
+
+class AsyncPolicy:
+    async def decide(self, event: Any, group: Any, rng: Any) -> list[Any]:
+        return []
+
+
+class PolicyWithoutRandomness:
+    def decide(self, event: Any, group: Any) -> list[Any]:
+        return []
+
+
+class LossWithoutNeeds:
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+
+class ToolWithoutSchema:
+    schema = "t"
+
+    async def __call__(self, call: Any) -> Any:
+        return call
+
+
+class StepWithoutPrompt:
+    async def __call__(self, state: Any, ctx: Any) -> Any:
+        return state
+
+
+class Empty:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "built", "expected"),
+    [
+        ("reward", Empty(), ["lacks `async def __call__(group)`"]),
+        ("reward", None, ["lacks `async def __call__(group)`"]),
+        ("reward", SyncReward(), ["has a plain `__call__`; expected `async def __call__(group)`"]),
+        ("reward", RewardOfOneRollout(), ["has `__call__(rollout: 'Any', gold: 'str') -> 'float'`; expected `async"]),
+        ("reward", SyncReward, ["is the class SyncReward itself; the factory must return an object"]),
+        ("branch policy", AsyncPolicy(), ["has an async `decide`; expected `def decide(event, group, rng)`"]),
+        ("branch policy", PolicyWithoutRandomness(), ["expected `def decide(event, group, rng)`"]),
+        ("policy loss", LossWithoutNeeds(), ["lacks the attribute 'needs'"]),
+        ("advantage estimator", Empty(), ["lacks the attribute 'needs'", "lacks `def __call__(batch)`"]),
+        ("tool", ToolWithoutSchema(), ["its attribute 'schema' is 't', not a ToolSchema"]),
+        ("rollout step", StepWithoutPrompt(), ["lacks `def system_prompt(tools)`"]),
+        ("benchmark", Empty(), ["lacks the attribute 'info'", "lacks `def load(", "lacks `async def score(rollout)`"]),
+    ],
+)
+def test_what_does_not_fit_is_named_with_what_is_expected(kind: str, built: object, expected: list[str]) -> None:
+    found = misfits(built, kind)
+    assert len(found) == len(expected)
+    assert all(part in problem for part, problem in zip(expected, found, strict=True)), found
+
+
+def test_functions_partials_and_wrapped_functions_fit() -> None:
+    async def reward(group: Any, scale: float = 1.0) -> list[float]:
+        return []
+
+    @functools.wraps(reward)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return reward(*args, **kwargs)
+
+    for built in (reward, functools.partial(reward, scale=2.0), wrapped, per_rollout(lambda rollout: 1.0)):
+        assert misfits(built, "reward") == []
+    assert misfits(echo_tool(), "tool") == []
+
+
+def test_building_names_plugin_package_and_component() -> None:
+    entry: Entry[Any] = Entry(
+        kind="reward", name="kind", factory=SyncReward, config=None, plugin="nice", distribution="ramet-nice"
+    )
+    with pytest.raises(PluginError) as error:
+        entry.build()
+    assert str(error.value).startswith(
+        "plugin 'nice' (ramet-nice): the reward 'kind' does not keep the contract: has a plain `__call__`"
+    )
+
+
+def test_every_kind_of_registry_has_its_shape_and_everything_installed_fits() -> None:
+    assert {registry.kind for _, registry in Registries()} == set(PROTOCOLS)
+    for _, registry in load_plugins().registries:
+        for entry in registry:
+            if entry.config is None:
+                assert misfits(entry.build(), entry.kind) == []

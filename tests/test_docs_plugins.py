@@ -1,0 +1,203 @@
+"""docs/plugins.md is true: its signatures are the code's, and its examples are what `ramet new` writes, small, and
+keep the contract.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import importlib
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ramet
+from ramet import ConfigError, hookspecs
+from ramet.config.compose import CONF_GROUP, compose
+from ramet.config.sections import COMPONENTS
+from ramet.plugins import GROUP, Source, load_from, load_plugins
+from ramet.scaffold import KINDS
+from ramet.scaffold.package import render
+from ramet.testing.plugin import load_check
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "plugins.md").read_text()
+HEADINGS = set(re.findall(r"^#{3,4} `(.+)`$", PAGE, re.MULTILINE))
+FILES = dict(re.findall(r"^`([\w./]+)`\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+EXAMPLES = {
+    "tool": "count_words",
+    "reward": "exact_match",
+    "benchmark": "quiz",
+    "advantage": "leave_one_out",
+    "policy_loss": "cispo",
+    "branch_policy": "uncertain",
+    "rollout_step": "json_calls",
+}
+# Lines that are not blank, over all modules of the example.
+MOST_LINES = {
+    "tool": 10,
+    "reward": 6,
+    "benchmark": 40,
+    "advantage": 30,
+    "policy_loss": 30,
+    "branch_policy": 80,
+    "rollout_step": 40,
+}
+
+
+def hooks() -> dict[str, Any]:
+    return {name: found for name, found in vars(hookspecs).items() if hasattr(found, "ramet_spec")}
+
+
+def signature(name: str, function: Any) -> str:
+    """As a heading gives it: `async Tool.__call__(call: ToolCall) -> ToolResult`."""
+    text = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations are strings
+    return f"{'async ' if inspect.iscoroutinefunction(function) else ''}{name}{text}"
+
+
+def members(protocol: type) -> Iterator[str]:
+    """Headings for everything that a Protocol asks for."""
+    for name, annotation in protocol.__annotations__.items():
+        yield f"{protocol.__name__}.{name}: {annotation}"
+    for name, found in vars(protocol).items():
+        if isinstance(found, property):
+            yield f"{protocol.__name__}.{name}: {inspect.signature(found.fget).return_annotation}"
+        elif inspect.isfunction(found) and (name == "__call__" or not name.startswith("_")):
+            yield signature(f"{protocol.__name__}.{name}", found)
+
+
+def offered_by(hook: Any) -> type:
+    """The Protocol that a hook registers."""
+    (name,) = re.findall(r"Register\[(\w+)\]", str(inspect.signature(hook)))
+    return getattr(ramet, name)
+
+
+@pytest.mark.parametrize("name", hooks())
+def test_every_hook_and_what_it_registers_stand_as_headings_with_their_exact_signatures(name: str) -> None:
+    hook = hooks()[name]
+    assert signature(name, hook) in HEADINGS
+    assert set(members(offered_by(hook))) <= HEADINGS
+
+
+def test_every_heading_with_a_signature_is_one_of_the_code() -> None:
+    helpers = [ramet.function_tool, ramet.per_rollout, ramet.from_jsonl]
+    known = {signature(name, hook) for name, hook in hooks().items()}
+    known |= {signature(helper.__name__, helper) for helper in helpers}
+    for protocol in (*map(offered_by, hooks().values()), ramet.StepContext, ramet.TraceReader):
+        known |= set(members(protocol))
+    assert {heading for heading in HEADINGS if not heading.startswith("register(")} == known
+
+
+def test_register_is_described_as_it_is() -> None:
+    (heading,) = [heading for heading in HEADINGS if heading.startswith("register(")]
+    arguments = [
+        node.arg for node in ast.walk(ast.parse(inspect.getsource(hookspecs.Register))) if isinstance(node, ast.arg)
+    ]
+    assert set(re.findall(r"(\w+):", heading)) == set(arguments) - {"self"}
+
+
+def test_everything_that_crosses_the_seams_is_listed_with_its_fields() -> None:
+    expected = []
+    for name in ramet.__all__:
+        found = getattr(ramet, name)
+        if dataclasses.is_dataclass(found):
+            fields = ", ".join(f"{field.name}: {field.type}" for field in dataclasses.fields(found))
+            derived = [f"`{key}`" for key, value in vars(found).items() if isinstance(value, property)]
+            expected.append(f"* `{name}({fields})`" + (f" with {', '.join(derived)}" if derived else ""))
+        elif isinstance(found, type) and issubclass(found, enum.Enum):
+            expected.append(f"* `{name}`: " + ", ".join(f"`{member.name}`" for member in found))
+        elif isinstance(found, types.UnionType):
+            expected.append(f"* `{name}`: " + " or ".join(f"`{one.__name__}`" for one in found.__args__))
+    lines = PAGE.splitlines()
+    missing = [one for one in expected if not any(line == one or line.startswith(f"{one}: ") for line in lines)]
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_of_a_kind_is_what_ramet_new_writes(kind: str) -> None:
+    name = EXAMPLES[kind]
+    written = render(KINDS[kind], name)
+    sources = {path for path, text in written.items() if path.startswith("src/") and text}
+    own = sources if kind != "tool" else {*sources, "pyproject.toml", f"tests/test_{name}.py"}
+    shown = {path: text for path, text in FILES.items() if path in own}
+    assert set(shown) == own
+    assert shown == {path: written[path] for path in shown}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_of_a_kind_is_small(kind: str) -> None:
+    modules = [text for path, text in FILES.items() if path.startswith(f"src/ramet_{EXAMPLES[kind]}/")]
+    lines = [line for text in modules for line in text.splitlines() if line.strip() and not line.startswith('{"')]
+    assert 0 < len(lines) <= MOST_LINES[kind]
+
+
+@pytest.fixture
+def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of the page, importable."""
+    for path, text in FILES.items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (tmp_path / "src" / "ramet_repeat.py").write_text(blocks_without_a_path()[0])
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    return tmp_path
+
+
+def blocks_without_a_path() -> list[str]:
+    return [
+        text
+        for text in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+        if text not in FILES.values()
+    ]
+
+
+@pytest.mark.parametrize("module", [*(f"ramet_{name}" for name in EXAMPLES.values()), "ramet_repeat"])
+def test_every_example_keeps_the_contract(module: str, examples: Path) -> None:
+    plugins = load_from([Source(module, module, module, "0", lambda: importlib.import_module(module))])
+    (info,) = plugins.infos
+    assert info.broken is None and len(info.offers) == 1
+    for kind, registry in plugins.registries:
+        for entry in registry:
+            load_check(kind)(entry.build())
+
+
+def test_the_presets_of_the_page_compose(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMET_PLUGINS", "ramet_uncertain")
+    load_plugins.cache_clear()
+    try:
+        resolved = compose(
+            ["algorithm=uncertain", "model.path=m"], job="train", config_dir=examples / "src/ramet_uncertain/conf"
+        )
+    finally:
+        load_plugins.cache_clear()
+    policy = resolved.config.branch_policy
+    assert (policy.name, policy.params.threshold, policy.params.max_forks) == ("uncertain", 0.5, 4)
+    assert resolved.config.rollout.group_size == 16
+
+
+def test_options_behave_as_the_page_says(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMET_PLUGINS", "ramet_uncertain,ramet_repeat")
+    load_plugins.cache_clear()
+    try:
+        chosen = ["model.path=m", "branch_policy=uncertain", "tools=[repeat]"]
+        resolved = compose([*chosen, "tools.repeat.params.most=3"], job="train")
+        assert resolved.config.tools["repeat"].params.most == 3
+        with pytest.raises(ConfigError) as caught:
+            compose([*chosen, "tools.repeat.params.most=x", "branch_policy.params.max_fork=3"], job="train")
+        assert "tools.repeat.params.most" in str(caught.value) and "branch_policy.params.max_fork" in str(caught.value)
+        with pytest.raises(ConfigError, match="max_forks must not be negative, got -1"):
+            compose([*chosen, "branch_policy.params.max_forks=-1"], job="train")
+    finally:
+        load_plugins.cache_clear()
+
+
+def test_the_page_names_groups_and_settings_that_exist() -> None:
+    named = set(re.findall(r"Fills the group `(\w+)`", PAGE))
+    assert named == {group.name for group in COMPONENTS if group.kind is not None}
+    assert f'[project.entry-points."{CONF_GROUP}"]' in PAGE and f"[project.entry-points.{GROUP}]" in PAGE
