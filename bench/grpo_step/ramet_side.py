@@ -49,11 +49,11 @@ STEP = Tags(TagsConfig())
 
 
 def call(fill: int) -> str:
-    return f"<think>{FILL * fill}</think><search>capital</search>"
+    return f"<think>{FILL * (fill + 1)}</think><search>capital</search>"
 
 
 def answer(fill: int) -> str:
-    return f"<think>{FILL * fill}</think><answer>42</answer>"
+    return f"<think>{FILL * (fill + 1)}</think><answer>42</answer>"
 
 
 def result(fill: int) -> str:
@@ -120,11 +120,12 @@ def serve(work: Path) -> None:
             f"model.path={work / 'ramet_model'}",
             f"data.train=[{data}]",
             "run.threads=1",
+            "data.max_prompt_tokens=256",
             f"rollout.group_size={GROUP_SIZE}",
             f"rollout.max_response_tokens={MAX_COMPLETION}",
             f"train.tasks_per_step={TASKS}",
             "train.steps=1000000",
-            "train.save_every=0",
+            "train.save_every=1000000",
             f"policy.lr={LEARNING_RATE}",
         ],
         job="train",
@@ -147,7 +148,7 @@ def serve(work: Path) -> None:
         checkpoints=Checkpoints(folder / "checkpoints", keep=1),
         tracker=Steps(len(example(encoder, 0, fill).prompt)),
         total_steps=prepared.total_steps,
-        state=TrainState(),
+        state=TrainState(data_fingerprint=""),
     )
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     say({"ready": "ramet", "ramet": ramet.__version__, **versions})

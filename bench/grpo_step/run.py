@@ -17,12 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from grpo_step.task import Lengths, longest
 from harness import print_table, shown, spread, write_results
 
+HERE = Path(__file__).resolve().parent
 LATENCIES = (0.0, 0.2)
 GOALS = {"0.2": 5.0, "0.0": 1.0}  # how many times faster than TRL, at least
 MARK = "BENCH "

@@ -7,7 +7,7 @@ import asyncio
 from protocol import Gate
 from task import FILL
 
-from ramet import Register, Rollout, Tool, ToolCall, ToolResult, ToolSchema, hookimpl, per_rollout
+from ramet import Register, Rollout, ToolCall, ToolResult, ToolSchema, hookimpl, per_rollout
 
 ramet_contract = "1"
 SCHEMA = ToolSchema(

@@ -63,9 +63,8 @@ def test_sections_of_other_jobs_are_not_checked():
     assert found("model.path=m", "sft.data=[x]", "rollout_step.system_prompt=never", job="sft") == []
 
 
-def test_evaluation_needs_something_to_measure_and_rewards_for_data_files():
-    assert "nothing to measure" in found("model.path=m", job="eval")[0]
-    assert "data.valid is scored by them" in found("model.path=m", "data.valid=[x]", job="eval")[0]
+def test_evaluation_needs_something_to_measure():
+    assert "benchmarks: none chosen" in found("model.path=m", job="eval")[0]
 
 
 def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):

@@ -46,6 +46,11 @@ Problems = Callable[..., list[str]]
         (["train.steps=1,2"], ["several values for one key; a list is written train.steps=[a,b]"]),
         (["~train.steps"], ["deleting is not possible"]),
         (["train.steps"], ["cannot read 'train.steps'", "write key=value"]),
+        (
+            ["run.root=/tmp/räume"],
+            ["cannot read 'run.root=/tmp/räume'", "put the value in quotes", "\"run.root='VALUE'\""],
+        ),
+        (["data.train=[a(1).jsonl]"], ["cannot read", "\"data.train=['VALUE']\""]),
         (["hydra.run.dir=/x"], ["Hydra's own keys cannot be set"]),
         (["run.root=${oc.env:RAMET_NO_SUCH}"], ["run.root: environment variable RAMET_NO_SUCH is not set"]),
         (["run.root=${no.such}"], ["run.root: ", "no.such"]),

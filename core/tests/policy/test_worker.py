@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ramet.algorithms.config import PpoClipConfig
+from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, OldLogprobs
 from ramet.errors import ConfigError, PluginError
 from ramet.policy.batch import Row
 from ramet.policy.errors import TrainingDiverged
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
-from ramet.types import LossInputs, LossOutput, Need
+from ramet.train.algorithm import estimate
+from ramet.types import AdvantageInputs, AdvantageOutput, LossInputs, LossOutput, Need
 
 MakeSpec = Callable[..., PolicySpec]
 MakeRows = Callable[..., list[Row]]
@@ -298,6 +301,38 @@ def test_a_loss_of_the_wrong_shape_is_the_plugins_error(
     worker = PolicyWorker(make_spec(policy_loss=Summed()))
     with pytest.raises(PluginError, match=r"policy loss .*Summed returned another shape than .* for per_token"):
         worker.update(rows, make_advantages(rows), step=1)
+
+
+class Overwrites:
+    """The usual loss, which clips the engine's log-probabilities where they lie."""
+
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        batch.engine_logprobs.clamp_(max=-6.0)
+        return PpoClip(PpoClipConfig())(batch)
+
+
+def test_a_loss_that_changes_its_inputs_is_named_with_what_it_changed(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(4)
+    worker = PolicyWorker(make_spec(policy_loss=Overwrites()))
+    with pytest.raises(PluginError, match=r"policy loss .*Overwrites changed its inputs in place: engine_logprobs"):
+        worker.update(rows, make_advantages(rows), step=1)
+
+
+def test_an_estimator_that_changes_its_inputs_is_named_with_what_it_changed(make_rows: MakeRows) -> None:
+    class Centres:
+        needs: frozenset[Need] = frozenset()
+
+        def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+            batch.rewards.sub_(batch.rewards.mean())
+            return AdvantageOutput(advantages=batch.rewards[:, None] * batch.mask)
+
+    rows = make_rows(4)
+    with pytest.raises(PluginError, match=r"advantage estimator .*Centres changed its inputs in place: rewards; work"):
+        estimate(Centres(), rows, old_logprobs=[row.engine_logprobs for row in rows])
 
 
 def test_weights_are_the_names_and_values_of_the_plain_model(make_spec: MakeSpec, tiny: Path) -> None:

@@ -65,10 +65,10 @@ def public_modules(distribution: str) -> list[str]:
 
 def presets(distribution: str) -> list[str]:
     """`group=name` for every YAML file in its packages of presets."""
-    packages = [point.value for point in entry_points(group="ramet.conf") if point.dist.name == distribution]
+    packages = [p.value for p in entry_points(group="ramet.conf") if p.dist and p.dist.name == distribution]
     choices = []
     for package in ["ramet.conf"] if distribution == CORE else packages:
-        folder = Path(importlib.import_module(package).__file__).parent
+        folder = Path(str(importlib.import_module(package).__file__)).parent
         for file in sorted(folder.rglob("*.yaml")):
             group, _, name = file.relative_to(folder).with_suffix("").as_posix().rpartition("/")
             choices += [choice(group, name)] if group else []

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import ramet
 from ramet.cli.commands import COMMANDS
 from ramet.cli.extras import missing_package
-from ramet.cli.terminal import print_problems, set_up_logging
+from ramet.cli.terminal import accept_any_text, print_problems, set_up_logging
 from ramet.errors import ConfigError, PluginError, RametError
 
 OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    accept_any_text()
     set_up_logging(debug)
     try:
         return _run([argument for argument in given if argument != "--debug"])

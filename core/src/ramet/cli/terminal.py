@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -29,6 +30,12 @@ def say(text: str) -> None:
 def print_problems(error: RametError) -> None:
     for problem in error.problems if isinstance(error, ConfigErrors) else [str(error)]:
         print("error: " + problem.replace("\n", "\n       "), file=sys.stderr)
+
+
+def accept_any_text() -> None:
+    """Write out what the locale has no character for (as stderr does by itself), instead of failing on it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def set_up_logging(debug: bool) -> None:

@@ -82,10 +82,8 @@ def check(resolved: Resolved, job: str) -> list[str]:
         problems += _training(config)
     if job == "sft" and not config.sft.data:
         problems.append("sft.data: missing; name at least one file, as in sft.data=[traces.jsonl]")
-    if job == "eval" and not config.benchmarks and not config.data.valid:
-        problems.append("benchmarks: nothing to measure; choose some, as in benchmarks=[NAME], or name data.valid")
-    if job == "eval" and config.data.valid and not config.rewards:
-        problems.append("rewards: none chosen; data.valid is scored by them, as in rewards=[NAME]")
+    if job == "eval" and not config.benchmarks:
+        problems.append("benchmarks: none chosen; name at least one, as in benchmarks=[NAME]")
     return problems
 
 

@@ -265,10 +265,14 @@ def _hydra(config_dir: Path | None) -> Iterator[None]:
 def _read(overrides: Sequence[str], job: str) -> _Request:
     request, parser = _Request(), OverridesParser.create()
     for text in overrides:
+        if any("\ud800" <= char <= "\udfff" for char in text):  # bytes that Python could not read
+            shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            request.problems.append(f"cannot read {shown!r}: not UTF-8 here; set a UTF-8 locale, as in LC_ALL=C.UTF-8")
+            continue
         try:
             override = parser.parse_override(text)
         except HydraException as error:
-            request.problems.append(f"cannot read {text!r}: {first_line(error)}; write key=value")
+            request.problems.append(f"cannot read {text!r}: {first_line(error)}; {_spelling(text)}")
             continue
         problem = _refused(override, text) or unused_key(override.key_or_group, job)
         if problem:
@@ -280,6 +284,15 @@ def _read(overrides: Sequence[str], job: str) -> _Request:
             key = override.key_or_group
             request.settings[key] = Setting(key=key, value=override.value(), text=text.partition("=")[2])
     return request
+
+
+def _spelling(text: str) -> str:
+    """How to write an override that cannot be read. Hydra takes only ASCII letters and some signs outside quotes."""
+    key, given, value = text.partition("=")
+    if not given:
+        return "write key=value"
+    quoted = "['VALUE']" if value.startswith("[") else "'VALUE'"
+    return f'put the value in quotes, and all of it for the shell: "{key}={quoted}"'
 
 
 def _refused(override: Override, text: str) -> str | None:

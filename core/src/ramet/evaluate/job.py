@@ -76,8 +76,6 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
         *check_engine(config),
         *check_parts(config, training=False),
     ]
-    if not config.benchmarks:
-        problems.append("benchmarks: none chosen; set benchmarks=[NAME,…], see `ramet eval --help`")
     benchmarks: dict[str, Benchmark] = {}
     tasks: dict[str, list[Task]] = {}
     try:

@@ -22,6 +22,7 @@ from ramet.plugins import origin
 from ramet.policy.forward import TokenScores
 from ramet.policy.spec import PolicySpec
 from ramet.policy.tally import Tally
+from ramet.policy.untouched import left_alone
 from ramet.types import LossInputs, LossOutput, Need
 
 
@@ -97,7 +98,8 @@ class Objective:
             ref_logprobs=inputs.ref_logprobs if Need.REFERENCE in loss.needs else None,
             returns=inputs.returns,
         )
-        output = loss(batch)
+        with left_alone(batch, f"policy loss {origin(loss)}"):
+            output = loss(batch)
         wrong = [name for name, values in output.metrics.items() if values.shape != scores.mask.shape]
         if wrong or output.per_token.shape != scores.mask.shape:
             raise PluginError(

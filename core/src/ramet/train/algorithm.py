@@ -9,6 +9,7 @@ import torch
 from ramet.errors import PluginError
 from ramet.plugins import origin
 from ramet.policy.batch import Floats, Row, advantage_inputs
+from ramet.policy.untouched import left_alone
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, Need
 
 
@@ -25,7 +26,7 @@ def estimate(
     name = origin(estimator)
     if Need.ENTROPY in estimator.needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
-    with torch.no_grad():
+    with torch.no_grad(), left_alone(batch, f"advantage estimator {name}"):
         output = estimator(batch)
     _check(output, batch, name)
     return output

@@ -29,8 +29,10 @@ class Probe:
 
     def keep(self, logits: Tensor, temperatures: Tensor, rows: dict[str, int]) -> None:
         """Measure the logits `[R, V]` of a step; row `rows[name]` is the request `name`'s."""
-        logps = torch.log_softmax(logits / temperatures[:, None], dim=-1)
-        self._logps, self._entropies, self._rows = logps, -(logps.exp() * logps).sum(dim=-1), rows
+        self._logps = torch.empty(0)  # gone before another as large is made
+        self._logps = torch.log_softmax(logits / temperatures[:, None], dim=-1)
+        self._entropies = -(self._logps.exp().mul_(self._logps)).sum(dim=-1)
+        self._rows = rows
 
     def take(self, names: Sequence[str], tokens: Sequence[int]) -> tuple[list[float], list[float]]:
         """Log-probabilities of the tokens that these requests sampled in the step, and the entropies."""
