@@ -27,7 +27,7 @@ def train_tokenizer(texts: Sequence[str], chat_template: str = CHAT_TEMPLATE) ->
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,

@@ -74,7 +74,7 @@ def example(encoder: Encoder, number: int, fill: Lengths) -> Example:
 
 
 def tokenizer_of(work: Path) -> PreTrainedTokenizerFast:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "trl_tokenizer")
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(work / "trl_tokenizer")
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

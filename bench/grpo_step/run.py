@@ -19,13 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from grpo_step.task import Lengths, longest
 from harness import print_table, shown, spread, write_results
+from protocol import MARK
+from task import Lengths, longest
 
 HERE = Path(__file__).resolve().parent
 LATENCIES = (0.0, 0.2)
 GOALS = {"0.2": 5.0, "0.0": 1.0}  # how many times faster than TRL, at least
-MARK = "BENCH "
 
 
 def environment() -> dict[str, str]:

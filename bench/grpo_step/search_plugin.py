@@ -7,7 +7,7 @@ import asyncio
 from protocol import Gate
 from task import FILL
 
-from ramet import Register, Rollout, ToolCall, ToolResult, ToolSchema, hookimpl, per_rollout
+from ramet import Register, Reward, Rollout, Tool, ToolCall, ToolResult, ToolSchema, hookimpl, per_rollout
 
 ramet_contract = "1"
 SCHEMA = ToolSchema(
@@ -38,10 +38,10 @@ def by_place(rollout: Rollout) -> float:
 
 
 @hookimpl
-def register_tools(register: Register) -> None:
+def register_tools(register: Register[Tool]) -> None:
     register("search", Search)
 
 
 @hookimpl
-def register_rewards(register: Register) -> None:
+def register_rewards(register: Register[Reward]) -> None:
     register("by_place", lambda: per_rollout(by_place))

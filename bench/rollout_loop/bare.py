@@ -72,7 +72,7 @@ class Loop:
         played.ids.extend(said.ids)
         played.mask.extend([1] * len(said.ids))
         played.logprobs.extend(said.logprobs)
-        return FIND_CALL.search(self._decode(said.ids)) is not None
+        return FIND_CALL.search(str(self._decode(said.ids.tolist()))) is not None
 
     async def _use(self, played: Played, task: int, member: int, turn: int) -> None:
         try:

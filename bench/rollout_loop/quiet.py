@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 
-class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+class _Selector(selectors.DefaultSelector):
     """Skips the time that the loop would wait."""
 
     def __init__(self) -> None:

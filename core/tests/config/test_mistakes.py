@@ -34,6 +34,8 @@ Problems = Callable[..., list[str]]
         (["branch_policy=null"], ["branch_policy: null is no choice; allowed: none, random"]),
         (["branch_policy.name=random"], ["choose with branch_policy=random"]),
         (["branch_policy.params.x=1"], ["'none' takes no options"]),
+        (["branch_policy=random", "branch_policy.params.probability=2"], ["probability must be in [0, 1], got 2"]),
+        (["branch_policy=random", "branch_policy.params.roots=0"], ["roots must be at least 1, got 0"]),
         (["tools=[echo]", "tools.echo.params.x=1"], ["'echo' takes no options"]),
         (["tools.python.timeout_s=1"], ["tools.python.timeout_s: 'python' is not chosen; add tools=[python]"]),
         (["tools=[python]", "tools.python.params.memory=1"], ["Did you mean 'tools.python.params.memory_mb'?"]),
@@ -104,6 +106,11 @@ def test_a_key_that_another_key_replaces_in_evaluation_is_refused(problems: Prob
     assert problems(MODEL, "rollout.temperature=1", job="eval") == [
         "rollout.temperature: `ramet eval` does not read it; set evaluate.temperature"
     ]
+
+
+def test_a_benchmark_that_nobody_offers_is_named(problems: Problems):
+    [problem] = problems(MODEL, "benchmarks=[arithmatic]", job="eval")
+    assert problem.startswith("benchmarks: no 'arithmatic'. Did you mean 'arithmetic'?")
 
 
 def test_options_that_cannot_be_typed_are_fatal_only_for_who_selects_them(problems: Problems):

@@ -123,6 +123,31 @@ def test_long_untrusted_text_is_not_cut() -> None:
     assert len(Encoder(tokenizer).untrusted("a" * 30)) == 30
 
 
+@pytest.mark.parametrize("text", [*TEXTS, "".join(ADDED)])
+def test_markup_gives_the_ids_and_the_text_that_transformers_gives(encoder: Encoder, text: str) -> None:
+    ids = encoder.tokenizer.encode(text, add_special_tokens=False)
+    assert list(encoder.markup(text)) == ids
+    assert encoder.decode(ids) == encoder.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def test_a_tokenizer_that_changes_encoding_in_python_is_used_as_it_is() -> None:
+    class Shouting(PreTrainedTokenizerFast):
+        def _encode_plus(self, text, *args, **kwargs):
+            return super()._encode_plus(text.upper(), *args, **kwargs)
+
+    tokenizer = make_tokenizer()
+    tokenizer.__class__ = Shouting
+    encoder = Encoder(tokenizer)
+    assert encoder.decode(encoder.markup("ab")) == encoder.decode(encoder.untrusted("ab")) == "AB"
+
+
+def test_what_is_inserted_may_be_changed_by_whoever_gets_it(encoder: Encoder) -> None:
+    for part in (Markup(text="<result>"), Untrusted(text="12")):
+        first = encoder.insert(part)
+        first.append(1)
+        assert len(encoder.insert(part)) == len(first) - 1
+
+
 def test_tokenizers_written_in_python_keep_untrusted_text_apart_too() -> None:
     tokenizer = ByT5Tokenizer()
     assert not tokenizer.is_fast

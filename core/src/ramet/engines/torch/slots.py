@@ -119,7 +119,8 @@ class SlotTable:
         """Leading tokens that each slot has in common with the prompt."""
         differs = self.tokens[:, : len(prompt)] != prompt
         first = np.where(differs.any(axis=1), differs.argmax(axis=1), len(prompt))
-        return np.minimum(first, self.known)
+        shared: Counts = np.minimum(first, self.known)
+        return shared
 
     def _same_bits(self, ready: Counts, coming: Counts, usable: int, source: int | None) -> tuple[Counts, Counts]:
         if source is not None:
