@@ -24,7 +24,7 @@ FLOORS = [
     {"conf", "config", *OPTIONS},
     {"algorithms", "builtin", "data", "engines", "models", "policy", "rollout", "tracking"},
     {"cluster"},
-    {"evaluate", "export", "report", "scaffold", "sft", "train"},
+    {"check", "evaluate", "export", "report", "scaffold", "sft", "train"},
     {"cli", "testing"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -43,6 +43,7 @@ from ramet.train.job import policy_spec
 from ramet.train.loop import Loop
 from ramet.train.prepare import prepare
 from ramet.train.state import TrainState
+from ramet.train.stop import StopRequest
 from ramet.types import Task
 
 STEP = Tags(TagsConfig())
@@ -149,6 +150,7 @@ def serve(work: Path) -> None:
         tracker=Steps(len(example(encoder, 0, fill).prompt)),
         total_steps=prepared.total_steps,
         state=TrainState(data_fingerprint=""),
+        stop=StopRequest(grace_s=0),
     )
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     say({"ready": "ramet", "ramet": ramet.__version__, **versions})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -38,6 +39,7 @@ def start(request: dict[str, Any]) -> int:
     try:
         os.chdir(request["cwd"])
         os.environ.update(request["env"])
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' own parent did with it
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, path in ((1, request["out"]), (2, request["err"])):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from ramet import ConfigError
 from ramet.config.schema import Attention, Dtype, ModelConfig
 from ramet.models.loading import check_model, load_model, load_tokenizer, resolve_device
+from ramet.models.tiny import make_tiny_model
 
 MakeFolder = Callable[..., Path]
 
@@ -50,6 +51,15 @@ def test_missing_config_and_weights_are_both_reported(make_folder: MakeFolder) -
     (folder / "model.safetensors").unlink()
     problems = "\n".join(check_model(config(folder)))
     assert "has no config.json" in problems and "has no weights" in problems
+
+
+def test_a_folder_without_a_vocabulary_is_reported(make_folder: MakeFolder) -> None:
+    """transformers itself would make an empty tokenizer and say nothing."""
+    folder = make_folder()
+    for file in folder.glob("token*"):
+        file.unlink()
+    (problem,) = check_model(config(folder))
+    assert problem.startswith("model.path: ") and "holds no tokenizer; looked for" in problem
 
 
 def test_an_index_that_names_missing_files_is_reported(make_folder: MakeFolder) -> None:
@@ -180,3 +190,10 @@ def test_devices_that_are_not_there_are_reported(make_folder: MakeFolder, monkey
 def test_flash_attention_is_refused_where_it_cannot_run(make_folder: MakeFolder) -> None:
     with pytest.raises(ConfigError, match=r"model\.attention: flash_attention_2 needs"):
         load_model(config(make_folder(), attention=Attention.FLASH))
+
+
+def test_a_generation_config_that_could_not_be_saved_again_is_a_problem_before_the_training(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "m", hidden=32, layers=1, intermediate=32, heads=2)
+    (tmp_path / "m/generation_config.json").write_text('{"do_sample": false, "temperature": 0.5}')
+    [problem] = check_model(ModelConfig(path=str(tmp_path / "m")))
+    assert "generation_config.json" in problem and "temperature" in problem

@@ -1,7 +1,9 @@
-"""Kill this process (SIGKILL) at one exact place of one step: `E2E_KILL=place:step`. Product code knows nothing of it.
+"""Send this process a signal at exact places of its steps: `E2E_KILL=place:step`, or several with a comma between them.
+
+The signal is SIGKILL, or the one that `E2E_SIGNAL` names. Product code knows nothing of it.
 
 A place is a call of a function of Ramet, which is wrapped from here. What was going on then is written to the file
-`E2E_KILL_LOG` first, so that a test can see that the kill struck, and what it struck.
+`E2E_KILL_LOG` first, so that a test can see that the signal struck, and what it struck.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class Killer:
     def strike(self) -> None:
         with self.log.open("w") as file:
             json.dump({"place": self.name, "step": self.step, "rollouts": self.rollouts()}, file)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.Signals[os.environ.get("E2E_SIGNAL", "SIGKILL")])
 
     def rollouts(self) -> list[str]:
         """Branch paths of the rollouts under way."""
@@ -87,14 +89,12 @@ class Killer:
 
 
 def arm() -> None:
-    """Wrap the place that the environment names, if it names one."""
-    wanted = os.environ.get("E2E_KILL")
-    if wanted is None:
-        return
-    name, _, step = wanted.partition(":")
-    killer = Killer(name, int(step), Path(os.environ["E2E_KILL_LOG"]))
-    replace("ramet.train.loop:Loop._step", functools.partial(noting, killer))
-    replace(killer.place.target, functools.partial(watched, killer))
+    """Wrap the places that the environment names, if it names any."""
+    for wanted in filter(None, os.environ.get("E2E_KILL", "").split(",")):
+        name, _, step = wanted.partition(":")
+        killer = Killer(name, int(step), Path(os.environ["E2E_KILL_LOG"]))
+        replace("ramet.train.loop:Loop._step", functools.partial(noting, killer))
+        replace(killer.place.target, functools.partial(watched, killer))
 
 
 def replace(target: str, wrap: Callable[[Any], Any]) -> None:
@@ -114,10 +114,11 @@ def noting(killer: Killer, step: Callable[..., Any]) -> Callable[..., Any]:
 
 def watched(killer: Killer, function: Callable[..., Any]) -> Callable[..., Any]:
     def before() -> bool:
+        """Whether it is still to strike, behind the call."""
         due = killer.due()
         if due and not killer.place.behind:
             killer.strike()
-        return due
+        return due and killer.place.behind
 
     async def wrapped_async(*arguments: Any, **named: Any) -> Any:
         due = before()

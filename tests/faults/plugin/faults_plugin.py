@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ramet import (
+    LossInputs,
+    LossOutput,
     Markup,
+    Need,
+    PolicyLoss,
     Register,
     Reward,
     Rollout,
@@ -76,6 +80,31 @@ def even_bytes(rollout: Rollout) -> float:
     """The share of even bytes in the response."""
     said = rollout.response.encode()
     return sum(byte % 2 == 0 for byte in said) / max(1, len(said))
+
+
+@dataclass(kw_only=True, slots=True)
+class BreakableConfig:
+    first_bad: int = 0  # training step, counted from 1
+    last_bad: int = -1
+
+
+class Breakable:
+    """The plain policy gradient; not a number in some steps."""
+
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(self, config: BreakableConfig) -> None:
+        self.config = config
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        step = int(batch.policy_versions.max()) + 1
+        broken = self.config.first_bad <= step <= self.config.last_bad
+        return LossOutput(per_token=-batch.advantages * batch.logprobs * (float("nan") if broken else 1.0))
+
+
+@hookimpl
+def register_policy_losses(register: Register[PolicyLoss]) -> None:
+    register("fault_loss", Breakable, config=BreakableConfig)
 
 
 @hookimpl

@@ -1,6 +1,7 @@
 """`ramet COMMAND …`: runs one command, turns errors into one line each and an exit code.
 
-Exit codes: 0 done, 1 the user's mistake or a broken plugin, 2 a failure of ours, 130 interrupted.
+Exit codes: 0 done, 1 the user's mistake or a broken plugin, 2 a failure of ours, 130 interrupted, 143
+asked to end (SIGTERM).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ramet.cli.commands import COMMANDS
 from ramet.cli.extras import missing_package
 from ramet.cli.terminal import accept_any_text, print_problems, set_up_logging
 from ramet.errors import ConfigError, PluginError, RametError
+from ramet.train.stop import Stopped
 
 OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
 
@@ -26,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_up_logging(debug)
     try:
         return _run([argument for argument in given if argument != "--debug"])
+    except Stopped as stopped:
+        print(f"stopped by {stopped}", file=sys.stderr)
+        return stopped.code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -66,7 +71,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _overview() -> str:
-    commands = "\n".join(f"  {name:10}{command.summary}" for name, command in COMMANDS.items())
+    width = max(map(len, COMMANDS)) + 2
+    commands = "\n".join(f"  {name:{width}}{command.summary}" for name, command in COMMANDS.items())
     return f"""usage: ramet COMMAND [key=value …] [--help] [--debug]
 
 Agentic reinforcement learning of language models, with branching rollouts.

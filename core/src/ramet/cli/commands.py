@@ -107,6 +107,58 @@ def _data(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _checkpoints(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="ramet checkpoints",
+        add_help=False,
+        description="What a run could go on from. Every file is read, and its hash compared.",
+        epilog="Ends with exit code 1 if no checkpoint verifies.",
+    )
+    parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("-h", "--help", action="store_true")
+    found = parser.parse_args(arguments)
+    if found.help:
+        say(parser.format_help().rstrip("\n"))
+        return 0
+    if found.run is None:
+        raise ConfigError("which run? give its directory, or its name under runs/")
+    checkpoints = importlib.import_module("ramet.cli.checkpoints")
+    run = _run_folder(found.run)
+    entries = checkpoints.inventory(run)
+    say(checkpoints.as_json(entries) if found.json else checkpoints.as_table(run, entries))
+    return 0 if any(entry.resume for entry in entries) else 1
+
+
+def _check_logprobs(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="ramet check-logprobs",
+        add_help=False,
+        usage="ramet check-logprobs [--tasks N] [--rollouts N] [--threshold NATS] [--config-dir DIR] [key=value …]",
+        description="Do engine and trainer agree? Plays a few tasks and computes their log-probabilities with both.",
+        epilog="Keys are those of `ramet train`. Ends with exit code 1 if the two disagree.",
+    )
+    parser.add_argument("overrides", nargs="*", help="as for the run that is to be trained")
+    parser.add_argument("--tasks", type=int, default=8, help="of data.train (default: 8)")
+    parser.add_argument("--rollouts", type=int, default=2, help="of each task (default: 2)")
+    parser.add_argument(
+        "--threshold", type=float, help="default: 1e-3 in float32, 0.1 in bfloat16; see docs/engines.md"
+    )
+    parser.add_argument("--config-dir", type=Path, help="more presets and experiments")
+    parser.add_argument("-h", "--help", action="store_true")
+    found = parser.parse_intermixed_args(arguments)
+    if found.help:
+        say(parser.format_help().rstrip("\n"))
+        return 0
+    from ramet.config.compose import compose
+
+    resolved = compose(found.overrides, job="train", config_dir=found.config_dir)
+    job = importlib.import_module("ramet.check.job")
+    options = job.Options(tasks=found.tasks, rollouts=found.rollouts, threshold=found.threshold)
+    code: int = job.run(resolved, options)
+    return code
+
+
 def _new(arguments: Sequence[str]) -> int:
     new = importlib.import_module("ramet.cli.new")
     parser = Parser(
@@ -129,6 +181,11 @@ def _new(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _export(arguments: Sequence[str]) -> int:
+    code: int = importlib.import_module("ramet.cli.export").run(arguments, _run_folder)
+    return code
+
+
 _JOBS = (
     Job("train", "ramet.train.job", "teach a model by reinforcement learning"),
     Job("sft", "ramet.sft.job", "teach a model from traces"),
@@ -136,8 +193,11 @@ _JOBS = (
 )
 COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.run) for job in _JOBS} | {
     "config": Command(summary="print a configuration, or where a value comes from", run=_config),
+    "check-logprobs": Command(summary="see whether engine and trainer agree", run=_check_logprobs),
     "data": Command(summary="look at data files before training on them", run=_data),
+    "checkpoints": Command(summary="list and verify what a run could go on from", run=_checkpoints),
     "report": Command(summary="write one HTML file about a run", run=_report),
     "plugins": Command(summary="list what is installed, and what failed to load", run=_plugins),
+    "export": Command(summary="write a trained policy as a Hugging Face folder", run=_export),
     "new": Command(summary="start a plugin package of your own", run=_new),
 }

@@ -53,7 +53,7 @@ RANGES: dict[str, dict[str, Range]] = {
     },
     "train": {
         "steps": ONE, "tasks_per_step": ONE, "minibatches": ONE, "epochs": ONE, "tis_cap": POSITIVE, "kl_coef": ZERO,
-        "eval_every": ZERO, "save_every": ONE, "keep_checkpoints": ONE, "max_bad_steps": ONE,
+        "eval_every": ZERO, "save_every": ONE, "keep_checkpoints": ONE, "max_bad_steps": ONE, "grace_s": ZERO,
     },
     "policy": {
         "lr": ZERO, "beta1": SHARE, "beta2": SHARE, "weight_decay": ZERO, "grad_clip": POSITIVE, "warmup_steps": ZERO,

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
     except ConfigErrors as error:
         raise ConfigErrors([*request.problems, *error.problems]) from error
     raise_all(request.problems)
-    return resolved
+    return replace(resolved, config_dir=config_dir)
 
 
 def layers(overrides: Sequence[str], *, job: str, config_dir: Path | None = None) -> Layers:

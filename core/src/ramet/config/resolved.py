@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ramet.config.schema import Config
 
@@ -20,3 +21,4 @@ class Resolved:
     text: str  # resolved YAML; what comes from the environment stays as `${oc.env:NAME}`
     overrides: list[str]  # as the user typed them
     set_by_user: frozenset[str]  # dotted keys and groups among them
+    config_dir: Path | None = None  # more presets and experiments

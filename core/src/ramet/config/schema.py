@@ -181,6 +181,7 @@ class TrainConfig:
     save_every: int = 10  # steps between checkpoints; the last step is always saved
     keep_checkpoints: int = 3
     max_bad_steps: int = 3  # non-finite updates in a row before the run stops
+    grace_s: float = 60.0  # from SIGTERM or SIGINT to the checkpoint; an update that has begun is carried through
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from ramet.config.schema import Attention, Dtype, ModelConfig
@@ -39,6 +46,10 @@ def check_model(config: ModelConfig) -> list[str]:
         return [*problems, str(error)]
     if not problems:
         problems += _check_vocabulary(config, tokenizer)
+    try:
+        load_generation_config(config)
+    except ConfigError as error:
+        problems.append(str(error))
     return problems
 
 
@@ -54,6 +65,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise ConfigError(f"{key}: {folder!r} holds no tokenizer that can be loaded: {_reason(error)}") from error
+    _check_vocabulary_files(tokenizer, Path(folder), key)
     if tokenizer.eos_token_id is None or _is_invented(tokenizer.eos_token, Path(folder)):
         raise ConfigError(f"{key}: the tokenizer in {folder!r} has no end-of-sequence token (eos_token)")
     if config.chat_template is not None:
@@ -71,6 +83,13 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 @functools.cache  # a run loads its tokenizer several times
 def _note_missing_pad(folder: str) -> None:
     logger.info("the tokenizer in %s has no pad token: its end-of-sequence token is used", folder)
+
+
+def _check_vocabulary_files(tokenizer: PreTrainedTokenizerBase, folder: Path, key: str) -> None:
+    """Where there is none, transformers makes an empty tokenizer of the class that belongs to the model."""
+    names = list(dict.fromkeys(tokenizer.vocab_files_names.values()))
+    if names and not any((folder / name).is_file() for name in names):
+        raise ConfigError(f"{key}: {str(folder)!r} holds no tokenizer; looked for {', '.join(names)}")
 
 
 def _is_invented(token: str, folder: Path) -> bool:
@@ -107,6 +126,22 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
         )
     ready: PreTrainedModel = model.to(device).eval()
     return ready
+
+
+def load_generation_config(config: ModelConfig) -> GenerationConfig | None:
+    """The folder's `generation_config.json`; None if it has none. Raises `ConfigError` for one that contradicts itself:
+    transformers reads such a file, and refuses to write it when the trained model is saved.
+    """
+    file = Path(config.path) / "generation_config.json"
+    if not file.is_file():
+        return None
+    try:
+        found: GenerationConfig = GenerationConfig.from_pretrained(config.path, local_files_only=True)
+        found.validate(strict=True)
+    except (OSError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{file}: transformers does not write such a generation config: {reason}") from error
+    return found
 
 
 def resolve_device(config: ModelConfig) -> torch.device:

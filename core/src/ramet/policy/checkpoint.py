@@ -84,16 +84,22 @@ def verify(folder: Path) -> list[str]:
         expected = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"{file}: not a manifest: {error!r}"]
-    problems = []
-    for name, (size, digest) in expected.items():
-        path = folder / name
+    return [
+        f"{folder / name}: {problem}"
+        for name, (size, digest) in expected.items()
+        if (problem := _compare(folder / name, size, digest)) is not None
+    ]
+
+
+def _compare(path: Path, size: int, digest: str) -> str | None:
+    try:
         if not path.is_file():
-            problems.append(f"{path}: missing")
-        elif path.stat().st_size != size:
-            problems.append(f"{path}: {path.stat().st_size} bytes, the manifest says {size}")
-        elif _sha256(path) != digest:
-            problems.append(f"{path}: its content does not match the manifest's hash")
-    return problems
+            return "missing"
+        if path.stat().st_size != size:
+            return f"{path.stat().st_size} bytes, the manifest says {size}"
+        return None if _sha256(path) == digest else "its content does not match the manifest's hash"
+    except OSError as error:
+        return f"cannot be read: {error}"
 
 
 def _verified(checkpoint: Checkpoint) -> bool:

@@ -6,7 +6,12 @@ from ramet.errors import RametError
 
 
 class TrainingDiverged(RametError):
-    """Loss or gradient was not finite several times in a row. The weights are those of the last good step."""
+    """Loss or gradient was not finite several times in a row. The weights are those of the last good optimiser step.
+
+    `mid_step` says that this one was part of the training step that failed, so they belong to no whole step.
+    """
+
+    mid_step = False
 
 
 class CheckpointError(RametError):

@@ -100,7 +100,11 @@ class PolicyWorker:
         rate = self._set_rate(step)
         tally, skipped = Tally(), 0
         for i, chosen in enumerate(order):
-            skipped += not self._optimizer_step(data, chosen, tally, step=step, first_step=i == 0)
+            try:
+                skipped += not self._optimizer_step(data, chosen, tally, step=step, first_step=i == 0)
+            except TrainingDiverged as error:
+                error.mid_step = skipped < i
+                raise
         seconds = time.monotonic() - started
         fed = sum(rows[i].n_tokens for chosen in order for i in chosen)
         return tally.result() | {

@@ -95,7 +95,8 @@ class RunDir:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._manifest is not None and self._manifest.attempts[-1].ended is None:
-            self.finish("done" if kind is None else "interrupted" if kind is KeyboardInterrupt else "failed")
+            stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+            self.finish("done" if kind is None else "interrupted" if stopped else "failed")
         self.close()
 
 

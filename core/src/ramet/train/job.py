@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from pathlib import Path
 
 from ramet.cluster.local import LocalRollouts, build_encoder
@@ -21,31 +22,52 @@ from ramet.tracking.run_dir import RunDir
 from ramet.train.loop import Loop
 from ramet.train.prepare import Prepared, prepare
 from ramet.train.state import TrainState
+from ramet.train.stop import StopRequest
 
 logger = logging.getLogger(__name__)
 
 
 def run(resolved: Resolved) -> int:
-    """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong."""
+    """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong, and
+    `Stopped` if a signal ended the run.
+    """
     config = resolved.config
-    prepared = prepare(resolved)
-    set_up_torch(config.run)
-    with RunDir.open(config.run.root, config.run.name) as run_dir:
-        manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
-        raise_all(run_dir.check_resume(resolved, manifest))
-        policy = PolicyWorker(policy_spec(config, prepared.total_steps))
-        rollouts = LocalRollouts(config, build_encoder(config), branch_policy=build_branch_policy(config))
-        try:
-            raise_all(_needs(config, rollouts))
-            run_dir.record(resolved, manifest)
-            _announce(config, prepared, run_dir.path)
-            asyncio.run(_train(config, prepared, run_dir, policy, rollouts))
-        except KeyboardInterrupt:
-            logger.warning("interrupted; go on with: ramet train … run.name=%s", run_dir.path.name)
-            raise
-        policy.export(run_dir.path / "model")
-        logger.info("model in %s; report: ramet report %s", run_dir.path / "model", run_dir.path)
+    stop = StopRequest(config.train.grace_s)
+    with stop.listening():
+        prepared = prepare(resolved)
+        set_up_torch(config.run)
+        with RunDir.open(config.run.root, config.run.name) as run_dir:
+            try:
+                _run(resolved, prepared, run_dir, stop)
+            except KeyboardInterrupt:
+                logger.warning("resume with: %s", resume_command(resolved, run_dir.path.name))
+                raise
     return 0
+
+
+def _run(resolved: Resolved, prepared: Prepared, run_dir: RunDir, stop: StopRequest) -> None:
+    config = resolved.config
+    manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
+    raise_all(run_dir.check_resume(resolved, manifest))
+    policy = PolicyWorker(policy_spec(config, prepared.total_steps))
+    rollouts = LocalRollouts(config, build_encoder(config), branch_policy=build_branch_policy(config))
+    problems = _needs(config, rollouts)
+    if problems:
+        asyncio.run(rollouts.close())
+    raise_all(problems)
+    run_dir.record(resolved, manifest)
+    _announce(config, prepared, run_dir.path)
+    asyncio.run(_train(config, prepared, run_dir, policy, rollouts, stop))
+    stop.settle()
+    policy.export(run_dir.path / "model")
+    logger.info("model in %s; report: ramet report %s", run_dir.path / "model", run_dir.path)
+
+
+def resume_command(resolved: Resolved, name: str) -> str:
+    """The command line that goes on with this run, in the working directory of this one."""
+    given = [text for text in resolved.overrides if text.partition("=")[0].lstrip("+~") != "run.name"]
+    place = [] if resolved.config_dir is None else ["--config-dir", str(resolved.config_dir)]
+    return shlex.join(["ramet", resolved.job, *place, *given, f"run.name={name}"])
 
 
 def policy_spec(config: Config, total_steps: int) -> PolicySpec:
@@ -89,32 +111,39 @@ def _announce(config: Config, prepared: Prepared, folder: Path) -> None:
 
 
 async def _train(
-    config: Config, prepared: Prepared, run_dir: RunDir, policy: PolicyWorker, rollouts: LocalRollouts
+    config: Config,
+    prepared: Prepared,
+    run_dir: RunDir,
+    policy: PolicyWorker,
+    rollouts: LocalRollouts,
+    stop: StopRequest,
 ) -> None:
-    checkpoints = Checkpoints(run_dir.checkpoints, keep=config.train.keep_checkpoints)
-    tracker = make_trackers(config.trackers, run_dir.path, prepared.total_steps)
-    try:
-        state = await _restore(checkpoints, policy, rollouts, tracker, prepared.data["train"].fingerprint)
-        loop = Loop(
-            config,
-            folder=run_dir.path,
-            rollouts=rollouts,
-            policy=policy,
-            tasks=prepared.tasks,
-            valid=prepared.valid,
-            sampler=prepared.sampler,
-            checkpoints=checkpoints,
-            tracker=tracker,
-            total_steps=prepared.total_steps,
-            state=state,
-        )
+    with stop.deferred():
+        checkpoints = Checkpoints(run_dir.checkpoints, keep=config.train.keep_checkpoints)
+        tracker = make_trackers(config.trackers, run_dir.path, prepared.total_steps)
         try:
-            await loop.run()
+            state = await _restore(checkpoints, policy, rollouts, tracker, prepared.data["train"].fingerprint)
+            loop = Loop(
+                config,
+                folder=run_dir.path,
+                rollouts=rollouts,
+                policy=policy,
+                tasks=prepared.tasks,
+                valid=prepared.valid,
+                sampler=prepared.sampler,
+                checkpoints=checkpoints,
+                tracker=tracker,
+                total_steps=prepared.total_steps,
+                state=state,
+                stop=stop,
+            )
+            try:
+                await loop.run()
+            finally:
+                await loop.scorer.aclose()
         finally:
-            await loop.scorer.aclose()
-    finally:
-        await rollouts.close()
-        tracker.close()
+            await rollouts.close()
+            tracker.close()
 
 
 async def _restore(

@@ -20,6 +20,7 @@ from ramet.data.sampler import Sampler
 from ramet.errors import RametError
 from ramet.policy.batch import Floats, Row, row_metrics, rows_of, unpadded
 from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.errors import TrainingDiverged
 from ramet.policy.worker import PolicyWorker
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup
@@ -27,8 +28,10 @@ from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.metrics import Tracker
 from ramet.train.algorithm import estimate
 from ramet.train.groups import check_infrastructure, play
+from ramet.train.saving import Saver
 from ramet.train.state import TrainState
 from ramet.train.step_metrics import reward_metrics, warn_of_silence
+from ramet.train.stop import Dropped, StopRequest
 from ramet.train.validation import validate
 from ramet.types import Need, Task
 
@@ -52,6 +55,7 @@ class Loop:
         tracker: Tracker,
         total_steps: int,
         state: TrainState,
+        stop: StopRequest,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -60,10 +64,11 @@ class Loop:
         self.tasks = tasks
         self.valid = valid
         self.sampler = sampler
-        self.checkpoints = checkpoints
         self.tracker = tracker
         self.total_steps = total_steps
         self.state = state
+        self.stop = stop
+        self.saver = Saver(checkpoints, self._save, every=config.train.save_every, last=total_steps, saved=state.step)
         self.scorer = build_scorer(config)
         self.estimator = build_advantage(config)
         self._save_s = 0.0  # seconds that the last step spent on its checkpoint
@@ -77,33 +82,50 @@ class Loop:
         )
 
     async def run(self) -> TrainState:
-        """Play all steps that are left. The last one is always saved."""
-        if self.state.step == 0 and self.config.train.eval_first and self.valid:
-            self.tracker.log(0, await validate(self.rollouts, self.scorer, self.valid, step=0))
-        while self.state.step < self.total_steps:
-            await self._step(self.state.step + 1)
+        """Play all steps that are left, or those until a stop is asked for. The last one is always saved."""
+        try:
+            if self.state.step == 0 and self.config.train.eval_first and self.valid:
+                self.tracker.log(0, await self.stop.drop(validate(self.rollouts, self.scorer, self.valid, step=0)))
+            while self.state.step < self.total_steps:
+                self.stop.check()
+                await self._step(self.state.step + 1)
+        except Dropped:
+            logger.warning("stopped behind step %d of %d", self.state.step, self.total_steps)
+            self.saver.save(self.state.step)
+        except TrainingDiverged as error:
+            if not error.mid_step:  # skipped updates left the weights as they were
+                self.saver.save(self.state.step)
+            raise
         return self.state
 
     async def _step(self, step: int) -> None:
         started = time.monotonic()
         clock = _Clock()
         tasks = [self.tasks[i] for i in self.sampler.batch(step - 1)]
-        groups = await play(self.rollouts, self.scorer, tasks, step=step, plan=self.plan)
+        groups = await self.stop.drop(play(self.rollouts, self.scorer, tasks, step=step, plan=self.plan))
         metrics = {**reward_metrics(groups), **self.rollouts.metrics(), **row_metrics(groups)}
         self._check(step, groups)
         metrics |= self.scorer.metrics()
         clock.lap("rollout")
         warn_of_silence(step, groups)
         rows = rows_of(groups)
-        greedy = await self._greedy_rewards(tasks, rows, step)
+        greedy = await self.stop.drop(self._greedy_rewards(tasks, rows, step))
         metrics |= self._learn(step, groups, rows, greedy, clock)
-        await self.rollouts.engine.update_weights(self.policy.weights(), step)
-        clock.lap("sync")
-        self.state.step = step
-        if self.valid and self.config.train.eval_every and step % self.config.train.eval_every == 0:
-            metrics |= await validate(self.rollouts, self.scorer, self.valid, step=step)
-            clock.lap("valid")
+        try:
+            metrics |= await self._use_weights(step, clock)
+        except Dropped:
+            logger.warning("step %d: no time left for its weight sync and validation; its metrics lack them", step)
         self._finish(step, metrics, clock, started)
+
+    async def _use_weights(self, step: int, clock: _Clock) -> dict[str, float]:
+        """Give the new weights to the engine, and validate them if it is time."""
+        await self.stop.finish(self.rollouts.engine.update_weights(self.policy.weights(), step))
+        clock.lap("sync")
+        if not (self.valid and self.config.train.eval_every and step % self.config.train.eval_every == 0):
+            return {}
+        metrics = await self.stop.finish(validate(self.rollouts, self.scorer, self.valid, step=step))
+        clock.lap("valid")
+        return metrics
 
     def _check(self, step: int, groups: Sequence[ScoredGroup]) -> None:
         """Stop if too much failed; the groups are on disk then, for whoever looks for the cause."""
@@ -133,6 +155,7 @@ class Loop:
         output = estimate(self.estimator, rows, old_logprobs=old, ref_logprobs=reference, greedy_rewards=greedy)
         self._write(step, groups, rows, unpadded(rows, output.advantages))
         clock.lap("record")
+        self.stop.check()  # the last place where the weights are those of the step before
         update = self.policy.update(
             rows,
             output.advantages,
@@ -155,6 +178,8 @@ class Loop:
             return None
         plan = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy")
         groups = await play(self.rollouts, self.scorer, tasks, step=step, plan=plan)
+        self.rollouts.metrics()  # the next step's counts must not hold these
+        self.scorer.metrics()
         rewards = [group.rollouts[0].reward for group in groups]
         return [float("nan") if (reward := rewards[row.group]) is None else reward for row in rows]
 
@@ -173,15 +198,14 @@ class Loop:
         """Report, then save if it is time. The other way round a kill in between would lose the report for good: what
         was reported behind the last checkpoint is redone, and trackers are rewound first.
         """
-        every = self.config.train.save_every
         metrics |= clock.metrics()
         metrics["time/save_s"] = self._save_s  # of the step before
         metrics["time/step_s"] = time.monotonic() - started
         self.tracker.log(step, metrics)
+        self.state.step = step
         self.state.seconds += time.monotonic() - started
         saving = time.monotonic()
-        if step == self.total_steps or (every and step % every == 0):
-            self.checkpoints.save(step, self._save)
+        self.saver.save_if_due(step)
         self._save_s = time.monotonic() - saving
 
     def _save(self, folder: Path) -> None:

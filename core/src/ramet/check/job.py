@@ -1,0 +1,132 @@
+"""`ramet check-logprobs`: play a few tasks as training would, recompute the log-probabilities as training would.
+
+It takes what `ramet train` takes and makes the same checks, so that the command line of a run is its own test. It
+writes nothing and starts no run. All rollouts begin at the prompt, whatever `branch_policy` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+
+from ramet.check.agreement import DEFAULTS, Agreement, Threshold, compare
+from ramet.check.table import agreement_table, describe_token, describe_weights, verdict
+from ramet.cluster.local import LocalRollouts, build_encoder
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.data.sampler import Sampler
+from ramet.errors import ConfigErrors, InfraError, raise_all
+from ramet.models.encoder import Encoder
+from ramet.models.torch_setup import set_up_torch
+from ramet.policy.batch import Row, rows_of
+from ramet.policy.worker import PolicyWorker
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.rollout.whole import check_whole
+from ramet.rollout.worker import RolloutPlan
+from ramet.train.groups import check_infrastructure
+from ramet.train.job import policy_spec
+from ramet.train.prepare import prepare
+from ramet.types import Group, Task
+
+logger = logging.getLogger(__name__)
+DISAGREE = 1  # exit code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is played, and how far apart the two may be."""
+
+    tasks: int = 8
+    rollouts: int = 2  # per task
+    threshold: float | None = None  # nats; None: by model.dtype
+
+    def problems(self, config: Config) -> list[str]:
+        most = config.rollout.max_concurrent
+        wrong = []
+        if self.tasks < 1:
+            wrong.append(f"--tasks {self.tasks}: must be at least 1")
+        if not 2 <= self.rollouts <= most:
+            wrong.append(f"--rollouts {self.rollouts}: must be at least 2 and at most rollout.max_concurrent={most}")
+        if self.threshold is not None and not self.threshold > 0:
+            wrong.append(f"--threshold {self.threshold:g}: must be over 0")
+        return wrong
+
+
+def run(resolved: Resolved, options: Options | None = None) -> int:
+    """The job; returns the exit code. Raises `ConfigErrors` before anything starts if something is wrong."""
+    config, options = resolved.config, options or Options()
+    tasks = prepare_tasks(resolved, options)
+    threshold = DEFAULTS[config.model.dtype]
+    if options.threshold is not None:
+        threshold = replace(threshold, value=options.threshold)
+    set_up_torch(config.run)
+    logger.info(
+        "%s: %d tasks x %d rollouts, engine %s against the trainer; nothing is written",
+        config.model.path, len(tasks), options.rollouts, config.engine.name,
+    )  # fmt: skip
+    encoder = build_encoder(config)
+    rows = _rows(asyncio.run(_play(config, encoder, tasks, options)), config)
+    agreement = _compare(config, rows)
+    _show(agreement, rows, config, encoder, threshold)
+    return DISAGREE if agreement.exceeds(threshold) else 0
+
+
+def prepare_tasks(resolved: Resolved, options: Options) -> list[Task]:
+    """The tasks to play, drawn by `run.seed`, after all checks of a training run, reported together."""
+    config, problems = resolved.config, options.problems(resolved.config)
+    try:
+        prepared = prepare(resolved)
+    except ConfigErrors as error:
+        raise ConfigErrors([*problems, *error.problems]) from error
+    raise_all(problems)
+    n = len(prepared.tasks)
+    drawn = Sampler(n, min(options.tasks, n), config.run.seed, config.data.shuffle).batch(0)
+    return [prepared.tasks[i] for i in drawn]
+
+
+async def _play(config: Config, encoder: Encoder, tasks: Sequence[Task], options: Options) -> list[Group]:
+    plan = RolloutPlan(group_size=options.rollouts, branch=False, salt="check")
+    rollouts = LocalRollouts(config, encoder)
+    try:
+        groups = await rollouts.run(tasks, step=0, plan=plan)
+    finally:
+        await rollouts.close()
+    check_whole(groups, tasks, options.rollouts)
+    return groups
+
+
+def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
+    """What training would see of them; rewards do not matter here."""
+    scored = [
+        ScoredGroup(
+            task=group.task,
+            rollouts=tuple(ScoredRollout(rollout=one, reward=0.0 if one.valid else None) for one in group.rollouts),
+        )
+        for group in groups
+    ]
+    check_infrastructure(scored, config.rollout.max_infra_rate)
+    rows = rows_of(scored)
+    if not any(row.n_trained for row in rows):
+        raise InfraError("no sampled tokens to compare: every group has fewer than two rollouts that are not masked")
+    return rows
+
+
+def _compare(config: Config, rows: Sequence[Row]) -> Agreement:
+    """The trainer is built when the engine is gone, and without a reference: half of the memory of training."""
+    spec = policy_spec(config, total_steps=1)
+    spec = replace(spec, train=replace(spec.train, kl_coef=0.0), needs=frozenset())
+    logprobs, entropies = PolicyWorker(spec).logprobs_and_entropies(rows)
+    return compare(rows, logprobs, entropies, tis_cap=config.train.tis_cap)
+
+
+def _show(agreement: Agreement, rows: Sequence[Row], config: Config, encoder: Encoder, threshold: Threshold) -> None:
+    console = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+    console.print(agreement_table(agreement, engine=config.engine.name))
+    console.print(describe_weights(agreement.weights, config.train.tis_cap))
+    console.print(describe_token(agreement.worst, rows, encoder))
+    console.print(verdict(agreement, threshold))

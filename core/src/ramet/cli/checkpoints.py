@@ -1,0 +1,64 @@
+"""`ramet checkpoints RUN`: what a run could go on from, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ramet.errors import ConfigError
+from ramet.policy.inventory import Entry, take_inventory
+
+FOLDER = "checkpoints"
+HEADER = ("NAME", "STEP", "SIZE", "WRITTEN", "STATE")
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def inventory(run: Path) -> list[Entry]:
+    """What lies in the run's folder of checkpoints, oldest first. Raises `ConfigError` if there is no such folder."""
+    folder = run / FOLDER
+    if not folder.is_dir():
+        raise ConfigError(f"{run}: not the directory of a run: it has no folder {FOLDER}/")
+    return take_inventory(folder)
+
+
+def as_json(entries: Sequence[Entry]) -> str:
+    return json.dumps([asdict(entry) | {"written": _time(entry)} for entry in entries], indent=2)
+
+
+def as_table(run: Path, entries: Sequence[Entry]) -> str:
+    """One line each, then every problem of the broken ones, then what a resume would do."""
+    rows = [HEADER, *(_row(entry) for entry in entries)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    problems = [f"  {problem}" for entry in entries for problem in entry.problems]
+    taken = next((entry for entry in entries if entry.resume), None)
+    last = (
+        f"a resume goes on behind step {taken.step}"
+        if taken
+        else f"{run}: no checkpoint that verifies; a resume begins at the first step"
+    )
+    return "\n".join([*(lines if entries else []), *problems, last])
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    state = "verified" if not entry.problems else "BROKEN"
+    if entry.leftover:
+        state = "left by a killed save, or being written"
+    if entry.resume:
+        state += ", taken by a resume"
+    return entry.name, str(entry.step), _amount(entry.size), _time(entry).partition("+")[0].replace("T", " "), state
+
+
+def _time(entry: Entry) -> str:
+    return datetime.fromtimestamp(entry.written, UTC).astimezone().isoformat(timespec="seconds")
+
+
+def _amount(size: float) -> str:
+    for unit in UNITS[:-1]:
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} {UNITS[-1]}"

@@ -1,0 +1,73 @@
+"""`ramet export`: its arguments, and what it says about the folder it wrote."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ramet.cli.terminal import Parser, say
+from ramet.config.schema import Dtype
+from ramet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ramet.export.job import Exported
+
+USAGE = """ramet export RUN DIR [--step N] [--dtype float32|bfloat16] [--model DIR]
+       ramet export --from-verl SHARDS DIR [--dtype float32|bfloat16] [--model DIR]"""
+
+
+def run(arguments: Sequence[str], find_run: Callable[[Path], Path]) -> int:
+    """`find_run` turns a name under runs/ into its folder."""
+    parser = _parser()
+    found = parser.parse_intermixed_args(arguments)
+    if found.help:
+        say(parser.format_help().rstrip("\n"))
+        return 0
+    if found.source is None or found.out is None:
+        raise ConfigError("export: give a run and the folder to write, as in `ramet export runs/NAME model`")
+    dtype = None if found.dtype is None else Dtype(found.dtype)
+    job = importlib.import_module("ramet.export.job")
+    if found.from_verl:
+        if found.step is not None:
+            raise ConfigError("--step chooses a checkpoint of a run; with --from-verl name the folder of its shards")
+        exported = job.export_verl(found.source, found.out, dtype=dtype or Dtype.BFLOAT16, model=found.model)
+    else:
+        exported = job.export_run(find_run(found.source), found.out, dtype=dtype, step=found.step, model=found.model)
+    say(report(exported))
+    return 0
+
+
+def report(exported: Exported) -> str:
+    compared = exported.comparison
+    rounded = f", rounded to {exported.dtype}" if exported.dtype is Dtype.BFLOAT16 else ""
+    where = "recorded sequences" if exported.recorded else "sequences of random tokens"
+    return f"""{exported.folder}: {exported.n_parameters:,} parameters in {exported.dtype}, from {exported.source}
+read back: all weights are equal to the bit to those in {exported.source}{rounded}
+log-probabilities of {compared.n_tokens} tokens in {compared.n_sequences} {where}: largest difference \
+{compared.largest:.3g}, mean {compared.mean:.3g} (allowed: {compared.threshold:g})"""
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="ramet export",
+        add_help=False,
+        usage=USAGE,
+        description="A Hugging Face folder of a trained policy: weights, configuration, tokenizer with chat template, "
+        "generation config. It is loaded again and compared before it takes its place.",
+    )
+    parser.add_argument(
+        "source", nargs="?", metavar="RUN", type=Path, help="the run's directory, or its name under runs/"
+    )
+    parser.add_argument("out", nargs="?", metavar="DIR", type=Path, help="the folder to write; must be new or empty")
+    parser.add_argument("--step", type=int, help="behind which step; default: the newest whole checkpoint")
+    parser.add_argument(
+        "--dtype", choices=[str(dtype) for dtype in Dtype], help="default: the run's model.dtype; --from-verl: bfloat16"
+    )
+    parser.add_argument("--model", type=Path, help="where configuration and tokenizer lie, if not where expected")
+    parser.add_argument(
+        "--from-verl", action="store_true", help="RUN is a folder of FSDP shards: model_world_size_W_rank_R.pt"
+    )
+    parser.add_argument("-h", "--help", action="store_true")
+    return parser

@@ -1,0 +1,50 @@
+"""Everything that lies in a run's folder of checkpoints, looked at and left as it is: a run may be writing there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ramet.policy.checkpoint import NAME, verify
+
+LEFTOVER = re.compile(r"\.tmp_step_(\d{6,})_\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A checkpoint, or what a save left that was killed."""
+
+    name: str
+    step: int  # steps that were done
+    size: int  # bytes
+    written: float  # seconds since the epoch
+    leftover: bool
+    problems: Sequence[str]  # what is wrong with a checkpoint; empty if it verifies
+    resume: bool = False  # a resume would take this one
+
+
+def take_inventory(root: Path) -> list[Entry]:
+    """Oldest step first. Reads every file of every checkpoint, to compare its hash."""
+    seen = [entry for path in root.iterdir() if path.is_dir() and (entry := _look(path)) is not None]
+    entries = sorted(seen, key=lambda entry: (entry.step, entry.leftover, entry.name))
+    whole = [entry for entry in entries if not entry.leftover and not entry.problems]
+    return [replace(entry, resume=entry is whole[-1]) for entry in entries] if whole else entries
+
+
+def _look(folder: Path) -> Entry | None:
+    """None for another kind of folder, and for one that a running job deletes in this moment."""
+    whole, torn = NAME.fullmatch(folder.name), LEFTOVER.fullmatch(folder.name)
+    match = whole or torn
+    if match is None:
+        return None
+    problems = verify(folder) if whole else []
+    try:
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        written = folder.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    return Entry(
+        name=folder.name, step=int(match[1]), size=size, written=written, leftover=whole is None, problems=problems
+    )

@@ -1,0 +1,39 @@
+"""What a run directory says about its own run, for whoever comes later: the model and how it was sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from ramet.config.enums import accept_enum_values
+from ramet.config.schema import ModelConfig
+from ramet.errors import ConfigError
+from ramet.tracking.manifest import read_manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    job: str  # train, sft or eval
+    model: ModelConfig
+    temperature: float  # of the rollouts
+
+
+def read_run(run: Path) -> SavedRun:
+    """Read `manifest.json` and `config.yaml`. Raises `ConfigError` if this is no run directory, or they are broken."""
+    file = run / "config.yaml"
+    if missing := [name for name in (file.name, "manifest.json") if not (run / name).is_file()]:
+        raise ConfigError(f"{run} is no run directory: it has no {' and no '.join(missing)}")
+    accept_enum_values()
+    try:
+        config = OmegaConf.load(file)
+        section = OmegaConf.select(config, "model", throw_on_missing=True)
+        model: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConfig), section))
+        temperature = float(OmegaConf.select(config, "rollout.temperature", default=1.0))
+    except (OSError, ValueError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{file}: not the configuration of a run: {error}") from error
+    return SavedRun(job=read_manifest(run / "manifest.json").job, model=model, temperature=temperature)

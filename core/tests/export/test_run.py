@@ -1,0 +1,204 @@
+"""From a run directory to a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ramet.cli import main
+from ramet.config.schema import Dtype
+from ramet.errors import ConfigError, InfraError
+from ramet.export import job
+from ramet.export.check import Comparison, different_weights
+from ramet.export.job import export_run
+from ramet.export.sequences import LONGEST, Sequence, recorded_sequences
+
+
+def test_the_newest_checkpoint_becomes_a_folder_that_transformers_loads(run, tmp_path: Path, policy: PreTrainedModel):
+    exported = export_run(run, tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert different_weights(policy, loaded) == []
+    assert (exported.dtype, exported.recorded) == (Dtype.FLOAT32, True)
+    assert exported.source == run / "checkpoints" / "step_000002"
+    assert exported.comparison.largest <= 1e-6
+    assert (exported.comparison.n_sequences, exported.comparison.n_tokens) == (4, 16)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_tokenizer_chat_template_and_generation_config_come_along(run: Path, tmp_path: Path, base: Path):
+    export_run(run, tmp_path / "out")
+    ours, theirs = AutoTokenizer.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(base)
+    message = [{"role": "user", "content": "2+2?"}]
+    assert ours.apply_chat_template(message) == theirs.apply_chat_template(message)
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert generation["top_p"] == 0.9 and generation["eos_token_id"] == theirs.eos_token_id
+
+
+def test_the_chat_template_that_the_run_named_is_the_one_that_is_written(run: Path, tmp_path: Path):
+    (tmp_path / "template.jinja").write_text("{{ messages[0]['content'] }}!")
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("model:", f"model:\n  chat_template: {tmp_path / 'template.jinja'}"))
+    export_run(run, tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a!"
+
+
+def test_bfloat16_holds_the_rounded_weights_and_says_how_far_they_are(run: Path, tmp_path: Path, policy):
+    exported = export_run(run, tmp_path / "out", dtype=Dtype.BFLOAT16)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert loaded.dtype is torch.bfloat16
+    assert all(torch.equal(t.bfloat16(), loaded.state_dict()[name]) for name, t in policy.state_dict().items())
+    assert 0 < exported.comparison.largest < 0.1
+
+
+def test_a_step_can_be_chosen(run: Path, tmp_path: Path, base: Path):
+    exported = export_run(run, tmp_path / "out", step=1)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert different_weights(AutoModelForCausalLM.from_pretrained(base), loaded) == []
+    assert not exported.recorded  # the only recorded rollouts are those of step 2
+
+
+def test_a_broken_newest_checkpoint_is_passed_over_and_refused_when_it_is_asked_for(run: Path, tmp_path: Path):
+    (run / "checkpoints" / "step_000002" / "weights.safetensors").write_bytes(b"cut")
+    assert export_run(run, tmp_path / "out").source.name == "step_000001"
+    with pytest.raises(ConfigError, match=r"no whole checkpoint of step 2; .*weights\.safetensors"):
+        export_run(run, tmp_path / "other", step=2)
+    with pytest.raises(ConfigError, match=r"--step=7: no such checkpoint .*; there: 1, 2"):
+        export_run(run, tmp_path / "other", step=7)
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_a_run_under_way_is_writing_is_left_alone(run: Path, tmp_path: Path):
+    (writing := run / "checkpoints" / ".tmp_step_000003_1").mkdir()
+    export_run(run, tmp_path / "out")
+    assert writing.is_dir()
+
+
+def test_the_base_model_may_have_moved(run: Path, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch):
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace(str(base), "models/gone"))
+    with pytest.raises(ConfigError, match=r"model\.path: models/gone has no config\.json .*by --model"):
+        export_run(run, tmp_path / "out")
+    moved = shutil.copytree(base, tmp_path / "moved", ignore=shutil.ignore_patterns("*.safetensors"))
+    export_run(run, tmp_path / "out", model=Path(moved))
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_another_architecture_is_refused_with_the_shapes(run: Path, tmp_path: Path, base: Path):
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    values = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(values | {"intermediate_size": 44}))
+    with pytest.raises(ConfigError, match=r"6 shapes do not fit .*config\.json: .*\[60, 32\], must be \[44, 32\]"):
+        export_run(run, tmp_path / "out", model=other)
+
+
+def test_a_generation_config_that_contradicts_itself_is_named(run: Path, tmp_path: Path, base: Path):
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    (other / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.7}')
+    with pytest.raises(ConfigError, match=r"generation_config\.json: transformers does not write .*temperature"):
+        export_run(run, tmp_path / "out", model=other)
+
+
+def test_a_folder_that_holds_something_is_never_touched(run: Path, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        export_run(run, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes.txt"]
+
+
+def test_an_empty_folder_is_filled(run: Path, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    export_run(run, tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_only_a_training_run_has_a_policy(run: Path, tmp_path: Path, set_job: Callable[[Path, str], None]):
+    set_job(run, "eval")
+    with pytest.raises(ConfigError, match="is a `ramet eval` run"):
+        export_run(run, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"no run directory: it has no config\.yaml and no manifest\.json"):
+        export_run(tmp_path, tmp_path / "out")
+
+
+def test_a_folder_that_answers_differently_is_not_left_behind(run: Path, tmp_path: Path, monkeypatch):
+    """A chat model whose positions are encoded otherwise has the same weights and other log-probabilities."""
+    load = job.load_model
+
+    def load_changed(config):
+        file = Path(config.path) / "config.json"
+        values = json.loads(file.read_text())
+        values["rope_parameters"]["rope_theta"] = 2.0
+        file.write_text(json.dumps(values))
+        return load(config)
+
+    monkeypatch.setattr(job, "load_model", load_changed)
+    with pytest.raises(InfraError, match=r"not written: log-probabilities differ by up to .* at most 1e-05"):
+        export_run(run, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_weights_that_come_back_otherwise_are_not_left_behind(run: Path, tmp_path: Path, monkeypatch):
+    load = job.load_model
+
+    def load_changed(config):
+        model = load(config)
+        with torch.no_grad():
+            model.get_input_embeddings().weight[271, 0] += 1e-6
+        return model
+
+    monkeypatch.setattr(job, "load_model", load_changed)
+    with pytest.raises(InfraError, match=r"2 weights differ, such as lm_head\.weight"):
+        export_run(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_nan_does_not_pass():
+    nan = Comparison(n_sequences=1, n_tokens=1, largest=float("nan"), mean=0.0, threshold=1.0)
+    assert not nan.passed
+
+
+def test_recorded_sequences_compare_what_was_sampled(run: Path):
+    found = recorded_sequences(run, 2)
+    assert found[0] == Sequence(ids=[258, 63, 257, 65, 70, 71, 257], sampled=[3, 4, 5, 6])
+    assert all(len(one.ids) <= LONGEST for one in found) and recorded_sequences(run, 1) == []
+
+
+def test_the_command_says_what_it_wrote_and_how_far_it_is(run: Path, tmp_path: Path, capsys):
+    assert main(["export", str(run), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+    out = capsys.readouterr().out
+    assert "parameters in bfloat16, from" in out and "step_000002, rounded to bfloat16" in out
+    assert "log-probabilities of 16 tokens in 4 recorded sequences: largest difference" in out
+
+
+def test_the_command_ends_with_2_if_the_folder_is_not_the_policy(run: Path, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setitem(job.compare.__globals__["THRESHOLDS"], Dtype.BFLOAT16, 1e-9)
+    assert main(["export", str(run), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 2
+    assert "error: " in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs/x"], "give a run and the folder to write"),
+        (["nowhere", "out"], "no run 'nowhere'"),
+        (["a", "b", "--from-verl", "--step", "1"], "--step chooses a checkpoint of a run"),
+        (["a", "b", "--dtype", "float16"], "invalid choice: 'float16'"),
+    ],
+)
+def test_mistakes_in_the_arguments_are_named(arguments: list[str], message: str, capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_help_shows_both_uses(capsys: pytest.CaptureFixture[str]):
+    assert main(["export", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "ramet export RUN DIR" in out and "ramet export --from-verl SHARDS DIR" in out

@@ -1,0 +1,189 @@
+"""What the options of `train` do to a whole run: `ramet train` with a tiny model, two steps, no tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from ramet.config.compose import compose
+from ramet.errors import ConfigError
+from ramet.models.tiny import make_tiny_model
+from ramet.plugins import load_plugins
+from ramet.policy.spec import PolicySpec
+from ramet.registry import Entry
+from ramet.train.job import run
+from ramet.types import AdvantageInputs, AdvantageOutput, Need
+
+pytestmark = pytest.mark.skipif(
+    "format" not in load_plugins().registries.rewards, reason="the plugin ramet-rewards is not installed"
+)
+Train = Callable[..., dict[int, Mapping[str, float]]]
+TASKS, GROUP = 2, 2  # of a step
+
+
+class Alternating:
+    """Every other rollout is good, whatever its reward: an untrained model's rewards are all the same."""
+
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        signs = 1.0 - 2.0 * (torch.arange(len(batch.rewards)) % 2)
+        return AdvantageOutput(advantages=signs[:, None] * batch.mask)
+
+
+class AgainstGreedy(Alternating):
+    """Keeps the baselines that it was given."""
+
+    needs = frozenset({Need.GREEDY_ROLLOUT})
+    given: list[torch.Tensor | None] = []  # noqa: RUF012 - estimators are built anew, what they saw is looked at here
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        self.given.append(batch.greedy_rewards)
+        return super().__call__(batch)
+
+
+class WithCritic(Alternating):
+    needs = frozenset({Need.VALUES})
+
+
+@pytest.fixture(autouse=True)
+def estimators(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = load_plugins().registries.advantages
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    for name, cls in (("alternating", Alternating), ("against_greedy", AgainstGreedy), ("with_critic", WithCritic)):
+        entry = Entry(kind=registry.kind, name=name, factory=cls, config=None, plugin="test", distribution="test")
+        registry.add(entry)
+    AgainstGreedy.given.clear()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(
+        tmp_path_factory.mktemp("model") / "tiny", hidden=32, layers=2, heads=2, intermediate=64, initializer_range=0.2
+    )
+
+
+def tasks(path: Path, first: int, count: int) -> Path:
+    rows = [{"prompt": f"{i}+1?", "answer": str(i + 1), "data_source": "sums"} for i in range(first, first + count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def train(model: Path, tmp_path: Path) -> Train:
+    """Trains with these overrides; the metrics of each step."""
+
+    def start(*more: str) -> dict[int, Mapping[str, float]]:
+        data, valid = tasks(tmp_path / "train.jsonl", 0, 6), tasks(tmp_path / "valid.jsonl", 50, 3)
+        overrides = [
+            f"model.path={model}", "model.device=cpu", f"data.train=[{data}]", f"data.valid=[{valid}]",
+            f"run.root={tmp_path}", "run.name=run", "run.deterministic=true", "data.max_prompt_tokens=32",
+            "rollout_step.system_prompt=never", "rollout.max_response_tokens=8", f"rollout.group_size={GROUP}",
+            "rollout.max_concurrent=8", "engine.params.slots=8", "tools=[]", "rewards=[format]",
+            "rewards.format.params.bad=0.25", "advantage=alternating", "train.steps=2",
+            f"train.tasks_per_step={TASKS}", "policy.lr=1e-2", "trackers=[jsonl]", *more,
+        ]  # fmt: skip
+        assert run(compose(overrides, job="train")) == 0
+        lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+        return {line["step"]: line for line in lines}
+
+    return start
+
+
+def validated(metrics: Mapping[int, Mapping[str, float]]) -> list[int]:
+    return [step for step, found in metrics.items() if "valid/reward" in found]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (["train.eval_first=true", "train.eval_every=2"], [0, 2]),
+        (["train.eval_every=1"], [1, 2]),
+        (["train.eval_first=true"], [0]),
+        ([], []),
+    ],
+)
+def test_validation_happens_at_the_steps_that_were_asked_for(
+    train: Train, options: list[str], steps: list[int]
+) -> None:
+    metrics = train(*options)
+    assert validated(metrics) == steps
+    for step in steps:
+        assert metrics[step]["valid/reward"] == metrics[step]["valid/reward/sums"] == 0.25
+        assert metrics[step]["valid/masked_share"] == 0
+
+
+def test_validation_does_not_change_what_is_learned(train: Train, tmp_path: Path) -> None:
+    with_validation = train("train.eval_first=true", "train.eval_every=1")
+    (tmp_path / "run").rename(tmp_path / "before")
+    without = train()
+    for step in (1, 2):
+        assert with_validation[step]["train/loss"] == without[step]["train/loss"]
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_a_reference_is_loaded_for_a_kl_alone(
+    train: Train, coefficient: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ramet.policy.worker as worker
+
+    loaded, load = [], worker.reference_model
+
+    def counting(spec: PolicySpec) -> object:
+        loaded.append(spec)
+        return load(spec)
+
+    monkeypatch.setattr(worker, "reference_model", counting)
+    metrics = train(f"train.kl_coef={coefficient}")
+    assert len(loaded) == (coefficient > 0)
+    if coefficient:
+        assert metrics[1]["train/kl_reference"] == pytest.approx(0, abs=1e-6)  # the policy is the reference yet
+        assert metrics[2]["train/kl_reference"] > 1e-4
+    else:
+        assert not any("train/kl_reference" in found for found in metrics.values())
+
+
+def test_minibatches_and_epochs_multiply_to_optimiser_steps_and_ratios_leave_one(train: Train) -> None:
+    metrics = train("train.minibatches=2", "train.epochs=2")
+    for step in (1, 2):
+        assert metrics[step]["train/optimizer_steps"] == 4
+        assert metrics[step]["train/ratio_p99"] > 1.01 > 0.99 > metrics[step]["train/ratio_p01"]
+
+
+def test_one_optimiser_step_keeps_all_ratios_at_one(train: Train) -> None:
+    metrics = train()
+    for step in (1, 2):
+        assert metrics[step]["train/optimizer_steps"] == 1
+        assert metrics[step]["train/ratio_max"] == pytest.approx(1, abs=1e-6)
+
+
+def test_the_engines_log_probabilities_serve_as_the_trainers_own(train: Train, tmp_path: Path) -> None:
+    trainer = train("train.old_logprobs=trainer")[1]
+    (tmp_path / "run").rename(tmp_path / "before")
+    engine = train("train.old_logprobs=engine")[1]
+    assert engine["train/engine_gap_max"] < 1e-4
+    for name in ("train/loss", "train/grad_norm", "train/entropy"):
+        assert engine[name] == pytest.approx(trainer[name], rel=1e-3, abs=1e-5)
+
+
+def test_an_estimator_that_needs_a_greedy_rollout_gets_one_reward_per_row(train: Train) -> None:
+    train("advantage=against_greedy")
+    assert len(AgainstGreedy.given) == 2
+    for rewards in AgainstGreedy.given:
+        assert rewards is not None and rewards.tolist() == [0.25] * (TASKS * GROUP)
+
+
+def test_other_estimators_cost_no_greedy_rollout(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AgainstGreedy, "needs", frozenset())
+    train("advantage=against_greedy")
+    assert AgainstGreedy.given == [None, None]
+
+
+def test_an_estimator_that_needs_values_is_refused_before_the_start(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="advantage=with_critic needs values, and this release has no critic"):
+        train("advantage=with_critic")
+    assert not (tmp_path / "run/manifest.json").exists() and not (tmp_path / "run/metrics.jsonl").exists()

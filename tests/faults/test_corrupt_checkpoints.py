@@ -1,0 +1,85 @@
+"""F15: a resume meets checkpoints that were damaged after they were written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ramet.policy import checkpoint
+from ramet.policy.checkpoint import MANIFEST, verify
+from ramet.policy.errors import CheckpointError
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "weights.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def flip(folder: Path) -> None:
+    file = folder / "rank_00000.pt"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (truncate, "weights.safetensors: 1000 bytes, the manifest says "),
+    "flipped byte": (flip, "rank_00000.pt: its content does not match the manifest's hash"),
+    "missing rank file": (lambda folder: (folder / "rank_00000.pt").unlink(), "rank_00000.pt: missing"),
+    "empty manifest": (lambda folder: (folder / MANIFEST).write_text(""), "MANIFEST.json: not a manifest: "),
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), "MANIFEST.json: not a manifest: FileNotFoundError"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(house) -> Path:
+    """A run of three steps, all of which are saved."""
+    return house.train("whole", steps=3)
+
+
+def contents(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in ("weights.safetensors", "rank_00000.pt")]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_skipped_with_its_reason_and_written_anew_from_the_one_before(
+    house, whole, caplog, damage
+):
+    harm, reason = DAMAGE[damage]
+    name = f"damaged_{damage.replace(' ', '_')}"
+    newest = shutil.copytree(whole, house.runs / name) / "checkpoints/step_000003"
+    harm(newest)
+    with caplog.at_level(logging.INFO, logger="ramet"):
+        house.train(name, steps=3)
+    [skipped] = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    assert skipped.startswith("checkpoint step_000003 skipped: ") and reason in skipped
+    assert "resumed behind step 2" in caplog.text
+    assert verify(newest) == []
+    assert contents(newest) == contents(whole / "checkpoints/step_000003")
+
+
+def test_if_all_are_damaged_the_run_begins_anew_and_every_reason_is_told(house, whole, caplog):
+    run = shutil.copytree(whole, house.runs / "all_damaged")
+    for folder in (run / "checkpoints").iterdir():
+        truncate(folder)
+    house.train("all_damaged", steps=3)
+    skipped = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    assert [text.split()[1] for text in skipped] == ["step_000003", "step_000002", "step_000001"]
+    assert [line["step"] for line in house.metrics("all_damaged")] == [1, 2, 3]
+
+
+def test_a_whole_checkpoint_of_another_world_size_is_refused_with_both(house, whole):
+    newest = shutil.copytree(whole, house.runs / "ranks") / "checkpoints/step_000003"
+    state = torch.load(newest / "rank_00000.pt", weights_only=True)
+    torch.save({**state, "world_size": 2}, newest / "rank_00000.pt")
+    (newest / MANIFEST).unlink()
+    checkpoint._seal(newest)
+    assert json.loads((newest / MANIFEST).read_text())["files"]
+    with pytest.raises(CheckpointError, match="written by 2 ranks, this run has 1"):
+        house.train("ranks", steps=4)
