@@ -22,10 +22,8 @@ def _report(arguments: Sequence[str]) -> int:
     parser = Parser(prog="ramet report", add_help=False, description="One self-contained HTML file of a run.")
     parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
     parser.add_argument("--out", type=Path, help="the file to write; default: report.html in the run's directory")
-    parser.add_argument("-h", "--help", action="store_true")
-    found = parser.parse_args(arguments)
-    if found.help:
-        say(parser.format_help().rstrip("\n"))
+    found = parser.read(arguments)
+    if found is None:
         return 0
     if found.run is None:
         raise ConfigError("which run? give its directory, or its name under runs/")
@@ -46,10 +44,8 @@ def _run_folder(run: Path) -> Path:
 def _plugins(arguments: Sequence[str]) -> int:
     parser = Parser(prog="ramet plugins", add_help=False, description="What is installed, and what failed to load.")
     parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("-h", "--help", action="store_true")
-    found = parser.parse_args(arguments)
-    if found.help:
-        say(parser.format_help().rstrip("\n"))
+    found = parser.read(arguments)
+    if found is None:
         return 0
     from ramet.cli.plugin_list import as_json, as_table
     from ramet.plugins import load_plugins
@@ -70,10 +66,8 @@ def _config(arguments: Sequence[str]) -> int:
     parser.add_argument("--job", choices=[job.name for job in _JOBS], default="train", help="default: train")
     parser.add_argument("--why", metavar="KEY", help="every place that sets KEY; the last one holds")
     parser.add_argument("--config-dir", type=Path, help="more presets and experiments")
-    parser.add_argument("-h", "--help", action="store_true")
-    found = parser.parse_intermixed_args(arguments)
-    if found.help:
-        say(parser.format_help().rstrip("\n"))
+    found = parser.read(arguments)
+    if found is None:
         return 0
     config = importlib.import_module("ramet.cli.config")
     if found.why is None:
@@ -95,10 +89,8 @@ def _data(arguments: Sequence[str]) -> int:
     parser.add_argument("files", nargs="*", help="parquet or JSON lines; default: data.train and data.valid")
     parser.add_argument("--model", type=Path, help="a model's folder: lengths in tokens, prompts as it sees them")
     parser.add_argument("--prompts", type=int, default=1, help="how many prompts to print of each file (default: 1)")
-    parser.add_argument("-h", "--help", action="store_true")
-    found = parser.parse_intermixed_args(arguments)
-    if found.help or found.what is None:
-        say(parser.format_help().rstrip("\n"))
+    found = parser.read(arguments if arguments else ["--help"])
+    if found is None:
         return 0
     overrides = [text for text in found.files if "=" in text and not Path(text).exists()]
     files = [text for text in found.files if text not in overrides]
@@ -116,10 +108,8 @@ def _checkpoints(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
     parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("-h", "--help", action="store_true")
-    found = parser.parse_args(arguments)
-    if found.help:
-        say(parser.format_help().rstrip("\n"))
+    found = parser.read(arguments)
+    if found is None:
         return 0
     if found.run is None:
         raise ConfigError("which run? give its directory, or its name under runs/")
@@ -145,10 +135,8 @@ def _check_logprobs(arguments: Sequence[str]) -> int:
         "--threshold", type=float, help="default: 1e-3 in float32, 0.1 in bfloat16; see docs/engines.md"
     )
     parser.add_argument("--config-dir", type=Path, help="more presets and experiments")
-    parser.add_argument("-h", "--help", action="store_true")
-    found = parser.parse_intermixed_args(arguments)
-    if found.help:
-        say(parser.format_help().rstrip("\n"))
+    found = parser.read(arguments)
+    if found is None:
         return 0
     from ramet.config.compose import compose
 
@@ -170,10 +158,8 @@ def _new(arguments: Sequence[str]) -> int:
     parser.add_argument("kind", nargs="?", metavar="KIND", help=new.describe_kinds())
     parser.add_argument("name", nargs="?", metavar="NAME", help="as in the configuration: count_words, exact_match")
     parser.add_argument("--dir", type=Path, help="the folder to make; default: ramet-NAME in the working directory")
-    parser.add_argument("-h", "--help", action="store_true")
-    found = parser.parse_args(arguments)
-    if found.help:
-        say(parser.format_help().rstrip("\n"))
+    found = parser.read(arguments)
+    if found is None:
         return 0
     if found.kind is None or found.name is None:
         raise ConfigError("new: give a kind and a name, as in `ramet new tool count_words`; see `ramet new --help`")

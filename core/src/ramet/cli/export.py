@@ -20,10 +20,8 @@ USAGE = """ramet export RUN DIR [--step N] [--dtype float32|bfloat16] [--model D
 
 def run(arguments: Sequence[str], find_run: Callable[[Path], Path]) -> int:
     """`find_run` turns a name under runs/ into its folder."""
-    parser = _parser()
-    found = parser.parse_intermixed_args(arguments)
-    if found.help:
-        say(parser.format_help().rstrip("\n"))
+    found = _parser().read(arguments)
+    if found is None:
         return 0
     if found.source is None or found.out is None:
         raise ConfigError("export: give a run and the folder to write, as in `ramet export runs/NAME model`")
@@ -69,5 +67,4 @@ def _parser() -> Parser:
     parser.add_argument(
         "--from-verl", action="store_true", help="RUN is a folder of FSDP shards: model_world_size_W_rank_R.pt"
     )
-    parser.add_argument("-h", "--help", action="store_true")
     return parser

@@ -7,13 +7,23 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from ramet.errors import ConfigError, ConfigErrors, RametError
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of leaving the process."""
+    """Raises instead of leaving the process. Made with `add_help=False`."""
+
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace | None:
+        """What the user gave, options and positions in any order; None if it was `--help`, which is then answered."""
+        self.add_argument("-h", "--help", action="store_true")
+        found = self.parse_intermixed_args(arguments)
+        if not found.help:
+            return found
+        say(self.format_help().rstrip("\n"))
+        return None
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")
