@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from ramet.algorithms.gae import Gae
 from ramet.algorithms.grpo import Grpo
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.plugins import load_plugins
@@ -24,8 +25,8 @@ FOLDER = Path(__file__).parent / "golden"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "golden"
 published = pytest.mark.skipif(not SHARED.is_dir(), reason="the golden values are not beside the repository")
 HERE = {
-    "agg_loss", "entropy_from_logits", "grpo", "kl_penalty", "logprobs_from_logits", "policy_loss",
-    "policy_loss_scalar", "python_tool.execute",
+    "agg_loss", "entropy_from_logits", "gae", "grpo", "kl_penalty", "logprobs_from_logits", "policy_loss",
+    "policy_loss_scalar", "python_tool.execute", "value_loss",
 }  # fmt: skip
 
 
@@ -104,6 +105,26 @@ def test_a_wrong_loss_is_seen(checker: ModuleType, register, capsys, wrong: type
     found = lines_of(capsys.readouterr().out)
     assert {name for name, (_, failed, _) in found.items() if failed} <= {"policy_loss", "policy_loss_scalar"}
     assert found["policy_loss"][1] > 0
+
+
+class ForgetsTheCritic(Gae):
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        assert batch.values is not None
+        return super().__call__(dataclasses.replace(batch, values=torch.zeros_like(batch.values)))
+
+
+class FillsThePadding(Gae):
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        output = super().__call__(batch)
+        return dataclasses.replace(output, advantages=torch.where(batch.mask, output.advantages, 1.0))
+
+
+@published
+@pytest.mark.parametrize("wrong", [ForgetsTheCritic, FillsThePadding])
+def test_a_wrong_use_of_the_critic_is_seen(checker: ModuleType, register, capsys, wrong: type[Gae]) -> None:
+    register(load_plugins().registries.advantages, "gae", wrong)
+    assert checker.main([str(SHARED / "algorithms.json")]) == 1
+    assert lines_of(capsys.readouterr().out)["gae"] == (0, 3, 0)
 
 
 @published

@@ -28,14 +28,13 @@ from words import CHAT_TEMPLATE
 
 import ramet
 from ramet import user_prompt
-from ramet.cluster.local import LocalRollouts, build_encoder
+from ramet.cluster.local import LocalPlace
 from ramet.cluster.parts import build_branch_policy
 from ramet.config.compose import compose
 from ramet.config.schema import SystemPrompt
 from ramet.models.encoder import Encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint import Checkpoints
-from ramet.policy.worker import PolicyWorker
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.prompts import messages_of
 from ramet.rollout.tags import Tags
@@ -136,18 +135,18 @@ def serve(work: Path) -> None:
     folder = work / "ramet_run"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "rollouts").mkdir(parents=True)
-    encoder = build_encoder(config)
-    rollouts = LocalRollouts(config, encoder, branch_policy=build_branch_policy(config))
+    place = LocalPlace(config, policy_spec(config, prepared.total_steps), branch_policy=build_branch_policy(config))
     loop = Loop(
         config,
         folder=folder,
-        rollouts=rollouts,
-        policy=PolicyWorker(policy_spec(config, prepared.total_steps)),
+        place=place,
+        needs_reference=False,
+        critic=None,
         tasks=prepared.tasks,
         valid=[],
         sampler=prepared.sampler,
         checkpoints=Checkpoints(folder / "checkpoints", keep=1),
-        tracker=Steps(len(example(encoder, 0, fill).prompt)),
+        tracker=Steps(len(example(place.rollouts.encoder, 0, fill).prompt)),
         total_steps=prepared.total_steps,
         state=TrainState(data_fingerprint=""),
         stop=StopRequest(grace_s=0),

@@ -42,7 +42,7 @@ class FakeEngine:
             entropies=said.entropies,
             finish=FinishReason.STOP,
             stop="</search>" if turn < self.load.calls else "</answer>",
-            policy_version=0,
+            policy_versions=array("i", [0]) * len(said.ids),
             prompt_tokens=len(request.token_ids),
             cached_tokens=0,
         )
@@ -53,8 +53,16 @@ class FakeEngine:
     def release(self, cache_keys: Sequence[str]) -> None:
         """Nothing is kept."""
 
-    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def update_weights(
+        self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool = False
+    ) -> None:
         """There are no weights."""
+
+    async def pause(self) -> None:
+        """Nothing is computed."""
+
+    async def resume(self) -> None:
+        """Nothing was paused."""
 
     def metrics(self) -> Mapping[str, float]:
         return {}

@@ -50,7 +50,7 @@ class Run:
     def weights(self) -> dict[str, str]:
         """Hashes of the trained model and of the last checkpoint's weights and optimiser."""
         files = {"model": self.path / "model/model.safetensors"} | {
-            file.name: file for file in (self.path / f"checkpoints/step_{STEPS:06d}").glob("[wr]*")
+            file.name: file for file in (self.path / f"checkpoints/step_{STEPS:06d}").glob("[_r.]*")
         }
         return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
@@ -90,7 +90,7 @@ def test_the_undisturbed_run_has_forks_signal_and_every_step(undisturbed: Run):
         assert len({rollout["reward"] for rollout in rollouts}) > 8
         assert sum(len(rollout["tool_calls"]) for rollout in rollouts) > 24
     assert [line["step"] for line in undisturbed.metrics()] == [0, 1, 2, 3, 4]
-    assert sorted(undisturbed.weights()) == ["model", "rank_00000.pt", "weights.safetensors"]
+    assert sorted(undisturbed.weights()) == [".metadata", "__0_0.distcp", "model", "rank_00000.pt"]
 
 
 @pytest.mark.parametrize("chain", CHAINS)

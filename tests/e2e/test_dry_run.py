@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+PLACEMENT = "placement cluster local: engine torch and the policy in this process, on cpu"
+
 
 def everything(folder: Path) -> dict[str, tuple[int, int, int]]:
     """Path -> kind, size and time of change of all that stands in a folder."""
@@ -29,17 +31,22 @@ def test_a_training_says_what_it_would_do_and_does_nothing(ramet, house, tmp_pat
     assert (everything(tmp_path), everything(house.folder)) == before
     assert ended.code == 0, ended.err
     lines = [" ".join(line.split()) for line in ended.out.splitlines()]
+    memory = slice(lines.index(PLACEMENT) + 1, lines.index("would write"))
+    table = "".join(lines[memory])
+    assert table.startswith("memory each of 1: policy and engine, GiB each") and "all processes together" in table
+    del lines[memory]
     assert lines == [
         "ramet train would do this, and has done nothing:",
         "directory runs/new (new)",
         f"tasks 5 of 5 from {house.folder}/tasks.jsonl",
         "validation 2 tasks, before the first step and every 2 steps",
         "steps 4 of 3 tasks x 8 rollouts = 24, 2 optimiser steps each",
-        "tokens at most 2,304 in the responses of a step, 9,216 in all; a sequence has at most 32 + 96",
+        "tokens at most 2,304 in the responses of a step, 9,216 in all; a sequence has at most 32 + 96; a policy "
+        "rank is fed at most 3,072 a step and pass",
         "algorithm advantage grpo, loss ppo_clip, branch policy arpo, rollout step e2e_turns",
         "rewards e2e_even",
         "tools e2e_digest",
-        "placement cluster local: engine torch and the policy in this process, on cpu",
+        PLACEMENT,
         "would write",
         *(f"runs/new/{name}" for name in ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl")),
         "runs/new/rollouts/step_000001.jsonl.gz … step_000004.jsonl.gz",
@@ -91,3 +98,18 @@ def test_a_dry_run_finds_every_problem_that_the_run_would(ramet, house, tmp_path
     (tmp_path / "file").touch()
     ended = ramet(*house.train("run.root=file", "run.name=x"), "--dry-run", cwd=tmp_path)
     assert ended.code == 1 and "run.root: 'file/x' cannot be written" in ended.err
+
+
+def test_a_dry_run_plans_for_another_machine_and_refuses_what_does_not_fit_there(ramet, house, tmp_path: Path):
+    command = [*house.train(f"run.root={tmp_path}"), "--dry-run"]
+    ended = ramet(*command, "--on", "1x80GiB", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "cuda 0: policy and engine, GiB each" in ended.out and "of 80.0 GiB" in ended.out
+    ended = ramet(*command, "--on", "1x8MiB", cwd=tmp_path)
+    assert ended.code == 1
+    (problem,) = ended.errors
+    assert problem.startswith("memory: cuda 0 (policy and engine) would need") and "what helps most" in problem
+    ended = ramet(*command, "--on", "80", cwd=tmp_path)
+    assert ended.errors == ["--on: '80' is no machine; allowed: DEVICESxMEMORY, such as 8x80GiB (GiB, GB, MiB)"]
+    ended = ramet(*command[:-1], "--on", "1x80GiB", cwd=tmp_path)
+    assert ended.errors == ["--on: a machine is named for `ramet train --dry-run` alone"]

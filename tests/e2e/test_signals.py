@@ -52,7 +52,7 @@ def outcome(root: Path) -> dict[str, Any]:
         ],
         "files": [
             hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (run / "model/model.safetensors", last / "weights.safetensors", last / "rank_00000.pt")
+            for path in (run / "model/model.safetensors", last / "__0_0.distcp", last / "rank_00000.pt")
         ],
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -13,11 +12,10 @@ import torch
 
 from ramet.policy import checkpoint
 from ramet.policy.checkpoint import MANIFEST, verify
-from ramet.policy.errors import CheckpointError
 
 
 def truncate(folder: Path) -> None:
-    file = folder / "weights.safetensors"
+    file = folder / "__0_0.distcp"
     file.write_bytes(file.read_bytes()[:1000])
 
 
@@ -29,7 +27,7 @@ def flip(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "truncated": (truncate, "weights.safetensors: 1000 bytes, the manifest says "),
+    "truncated": (truncate, "__0_0.distcp: 1000 bytes, the manifest says "),
     "flipped byte": (flip, "rank_00000.pt: its content does not match the manifest's hash"),
     "missing rank file": (lambda folder: (folder / "rank_00000.pt").unlink(), "rank_00000.pt: missing"),
     "empty manifest": (lambda folder: (folder / MANIFEST).write_text(""), "MANIFEST.json: not a manifest: "),
@@ -44,7 +42,7 @@ def whole(house) -> Path:
 
 
 def contents(folder: Path) -> list[bytes]:
-    return [(folder / name).read_bytes() for name in ("weights.safetensors", "rank_00000.pt")]
+    return [(folder / name).read_bytes() for name in ("__0_0.distcp", ".metadata", "rank_00000.pt")]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -74,12 +72,17 @@ def test_if_all_are_damaged_the_run_begins_anew_and_every_reason_is_told(house, 
     assert [line["step"] for line in house.metrics("all_damaged")] == [1, 2, 3]
 
 
-def test_a_whole_checkpoint_of_another_world_size_is_refused_with_both(house, whole):
+def test_a_checkpoint_of_another_world_size_goes_on_with_the_same_weights(house, whole, caplog):
     newest = shutil.copytree(whole, house.runs / "ranks") / "checkpoints/step_000003"
     state = torch.load(newest / "rank_00000.pt", weights_only=True)
     torch.save({**state, "world_size": 2}, newest / "rank_00000.pt")
     (newest / MANIFEST).unlink()
     checkpoint._seal(newest)
-    assert json.loads((newest / MANIFEST).read_text())["files"]
-    with pytest.raises(CheckpointError, match="written by 2 ranks, this run has 1"):
+    with caplog.at_level(logging.INFO, logger="ramet"):
         house.train("ranks", steps=4)
+    assert "was written by 2 policy ranks, now there are 1" in caplog.text
+    house.train("one", steps=4)
+    assert (
+        contents(house.runs / "ranks/checkpoints/step_000004")[:1]
+        == contents(house.runs / "one/checkpoints/step_000004")[:1]
+    )

@@ -20,8 +20,16 @@ class Adapter:
     run: Callable[[Any], Any]  # the case's input -> what ours gives, as JSON would hold it
     covers: Callable[[Case], bool] = _always  # False: this case counts as not implemented
     leaves_out: Mapping[str, str] | None = None  # parts of the output that ours does not have -> why
+    inside_mask: frozenset[str] = frozenset()  # parts of the output that the release fills outside `response_mask` too
 
     def expected(self, case: Case) -> Any:
-        if not self.leaves_out:
+        if not isinstance(case.output, dict):
             return case.output
-        return {key: value for key, value in case.output.items() if key not in self.leaves_out}
+        kept = {key: value for key, value in case.output.items() if key not in (self.leaves_out or {})}
+        return {key: _inside(value, case) if key in self.inside_mask else value for key, value in kept.items()}
+
+
+def _inside(rows: Any, case: Case) -> Any:
+    """0 outside the mask, where ours must be."""
+    mask = case.input["response_mask"]
+    return [[v if m else 0.0 for v, m in zip(*pair, strict=True)] for pair in zip(rows, mask, strict=True)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
 from ramet.algorithms.kl import kl_estimate
 from ramet.algorithms.logprobs import Entropy, logprobs_from_logits
+from ramet.algorithms.value_loss import value_loss as clipped_value_loss
 from ramet.config.schema import KlEstimator, LossAggregation
 from ramet.plugins import load_plugins
 from ramet.policy.tally import Tally
@@ -37,20 +38,27 @@ def build(kind: str, name: str, **options: Any) -> Any:
 
 def grpo(given: dict[str, Any]) -> dict[str, Any]:
     estimator = build("advantages", "grpo", normalize_std=given["norm_adv_by_std"], eps=given["epsilon"])
-    output = estimator(advantage_inputs(given))
+    output = estimator(advantage_inputs(given, given["index"]))
     return {"advantages": output.advantages.tolist()}
 
 
-def advantage_inputs(given: dict[str, Any]) -> AdvantageInputs:
+def gae(given: dict[str, Any]) -> dict[str, Any]:
+    estimator = build("advantages", "gae", gamma=given["gamma"], lam=given["lam"])
+    no_groups = [str(row) for row in range(len(given["values"]))]
+    output = estimator(advantage_inputs(given, no_groups, values=floats(given["values"])))
+    return {"advantages": output.advantages.tolist(), "returns": output.returns.tolist()}
+
+
+def advantage_inputs(given: dict[str, Any], groups: list[str], values: Tensor | None = None) -> AdvantageInputs:
     """The rewards come token by token; groups are numbered in the order of their names."""
     rewards, mask = floats(given["token_level_rewards"]), floats(given["response_mask"]).bool()
-    names = sorted(set(given["index"]))
+    names = sorted(set(groups))
     rows, tokens = len(rewards), torch.zeros(mask.shape)
     return AdvantageInputs(
         rewards=torch.zeros(rows),
         reward_parts={},
         mask=mask,
-        group_ids=torch.tensor([names.index(name) for name in given["index"]]),
+        group_ids=torch.tensor([names.index(name) for name in groups]),
         turn_ids=tokens.long(),
         parent=torch.full((rows,), -1),
         fork_position=torch.zeros(rows, dtype=torch.int64),
@@ -58,6 +66,7 @@ def advantage_inputs(given: dict[str, Any]) -> AdvantageInputs:
         old_logprobs=tokens,
         policy_versions=tokens.long(),
         token_rewards=rewards,
+        values=values,
     )
 
 
@@ -78,6 +87,16 @@ def policy_loss(given: dict[str, Any]) -> dict[str, Any]:
     assert logprobs.grad is not None
     found = {theirs: means[ours] for theirs, ours in METRICS.items()}
     return {"pg_loss": total.item(), "grad_log_prob": logprobs.grad.tolist(), **found}
+
+
+def value_loss(given: dict[str, Any]) -> dict[str, Any]:
+    values, old, returns = (floats(given[key]) for key in ("vpreds", "values", "returns"))
+    mask = floats(given["response_mask"]).bool()
+    loss = clipped_value_loss(values.flatten(), old.flatten(), returns.flatten(), given["cliprange_value"])
+    tally = Tally()
+    tally.tokens("clipped", loss.clipped, mask.flatten())
+    total = aggregated(loss.per_token, mask, given["loss_agg_mode"])
+    return {"vf_loss": total.item(), "vf_clipfrac": tally.result()["clipped"]}
 
 
 def policy_loss_scalar(given: dict[str, Any]) -> dict[str, Any]:
@@ -145,8 +164,10 @@ ADAPTERS = {
     "grpo": Adapter(
         run=grpo, leaves_out={"returns": "the release's copy of the advantages, which only a critic reads"}
     ),
+    "gae": Adapter(run=gae, inside_mask=frozenset({"advantages"})),
     "policy_loss": Adapter(run=policy_loss),
     "policy_loss_scalar": Adapter(run=policy_loss_scalar),
+    "value_loss": Adapter(run=value_loss),
     "agg_loss": Adapter(run=agg_loss),
     "kl_penalty": Adapter(run=kl_penalty),
     "logprobs_from_logits": Adapter(run=logprobs),

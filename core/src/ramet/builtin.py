@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramet.algorithms.config import GrpoConfig, PpoClipConfig
+from ramet.algorithms.config import GaeConfig, GrpoConfig, PpoClipConfig
 from ramet.hookspecs import Register, hookimpl
 from ramet.rollout.config import RandomBranchConfig, TagsConfig
 from ramet.types import AdvantageEstimator, BranchPolicy, PolicyLoss, RolloutStep
@@ -24,6 +24,7 @@ def register_branch_policies(register: Register[BranchPolicy]) -> None:
 @hookimpl
 def register_advantages(register: Register[AdvantageEstimator]) -> None:
     register("grpo", "ramet.algorithms.grpo:Grpo", config=GrpoConfig)
+    register("gae", "ramet.algorithms.gae:Gae", config=GaeConfig)
 
 
 @hookimpl

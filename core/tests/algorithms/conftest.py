@@ -18,6 +18,7 @@ def advantage_batch() -> Callable[..., AdvantageInputs]:
         group_ids: list[int],
         mask: Tensor | None = None,
         token_rewards: Tensor | None = None,
+        values: Tensor | None = None,
     ) -> AdvantageInputs:
         n = len(group_ids)
         mask = torch.ones(n, 3, dtype=torch.bool) if mask is None else mask
@@ -34,6 +35,7 @@ def advantage_batch() -> Callable[..., AdvantageInputs]:
             old_logprobs=zeros,
             policy_versions=zeros.long(),
             token_rewards=token_rewards,
+            values=values,
         )
 
     return build

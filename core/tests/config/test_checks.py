@@ -39,7 +39,7 @@ def test_a_sound_configuration_has_no_problems():
         (["rollout.max_infra_rate=1.5"], "rollout.max_infra_rate=1.5: must be at least 0 and at most 1"),
         (["rollout.deadline_s=nan"], "rollout.deadline_s=nan: must be over 0"),
         (["tools=[echo]", "tools.echo.concurrency=0"], "tools.echo.concurrency=0: must be at least 1"),
-        (["cluster.name=mars"], "cluster.name=mars: allowed: local"),
+        (["cluster.name=mars"], "cluster.name=mars: allowed: local, ray"),
         (["run.name=../x"], "run.name=../x: allowed: letters"),
         ([*DETERMINISTIC, "run.threads=4"], "run.deterministic=true: needs run.threads=1, got 4"),
         ([*DETERMINISTIC, "model.device=cuda"], "run.deterministic=true: holds on CPU only"),

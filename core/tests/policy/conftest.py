@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import pickle
+import socket
+import subprocess
+import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
@@ -27,6 +35,82 @@ VOCABULARY = 256
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"), hidden=32, layers=2, heads=2, intermediate=64)
+
+
+@pytest.fixture(scope="session")
+def untied(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
+    """As `tiny`, with an output head of its own."""
+    folder = tmp_path_factory.mktemp("untied")
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(tiny, tie_word_embeddings=False)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
+    return folder
+
+
+class Ranks:
+    """Two processes that have joined each other. Started once; a test sends them to work."""
+
+    WORLD_SIZE = 2
+    DEADLINE_S = 120.0
+
+    def __init__(self) -> None:
+        script = Path(__file__).with_name("on_ranks.py")
+        address = f"tcp://127.0.0.1:{free_port()}"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Connection] = []
+        for rank in range(self.WORLD_SIZE):
+            ours, theirs = Pipe()
+            command = [sys.executable, str(script), str(theirs.fileno()), str(rank), str(self.WORLD_SIZE), address]
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            self._processes.append(subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]))
+            self._connections.append(ours)
+            theirs.close()
+        try:
+            for connection in self._connections:
+                self._receive(connection, "joining")
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self, task: str, *arguments: Any, file: str = "rank_tasks.py", **named: Any) -> list[Any]:
+        """What the function `task` of `file` returned on each rank. Fails with the traceback if it raised."""
+        path = Path(__file__).with_name(file)
+        for connection in self._connections:
+            connection.send_bytes(pickle.dumps((path, task, arguments, named)))  # send() would share tensors' memory
+        replies = [self._receive(connection, task) for connection in self._connections]
+        errors = [f"rank {rank}:\n{error}" for rank, (_, error) in enumerate(replies) if error]
+        if errors:
+            pytest.fail("\n".join(errors), pytrace=False)
+        return [result for result, _ in replies]
+
+    def _receive(self, connection: Connection, what: str) -> Any:
+        if not connection.poll(self.DEADLINE_S):
+            pytest.fail(f"no rank answered {what} within {self.DEADLINE_S:g} s", pytrace=False)
+        return pickle.loads(connection.recv_bytes())
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    started = Ranks()
+    yield started
+    started.close()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import pickle
 import random
 import resource
@@ -21,8 +23,9 @@ from ramet.models.tiny import make_tiny_model
 from ramet.policy.batch import Row
 from ramet.policy.checkpoint import Checkpoints
 from ramet.policy.errors import CheckpointError
+from ramet.policy.generators import rng_state, set_rng_state
 from ramet.policy.spec import PolicySpec
-from ramet.policy.state import rng_state, set_rng_state
+from ramet.policy.state import saved_weights
 from ramet.policy.worker import PolicyWorker
 
 MakeSpec = Callable[..., PolicySpec]
@@ -79,7 +82,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
 
 def test_the_count_of_bad_steps_is_part_of_the_state(make_spec: MakeSpec, tmp_path: Path) -> None:
     worker = PolicyWorker(make_spec())
-    worker.bad_steps = 2
+    worker._replica.bad_steps = 2
     worker.save(tmp_path)
     again = PolicyWorker(make_spec())
     again.load(tmp_path)
@@ -119,23 +122,105 @@ def test_a_checkpoint_of_another_model_is_refused(make_spec: MakeSpec, tmp_path:
             worker.load(tmp_path / "saved")
 
 
-def test_a_missing_or_torn_file_is_a_checkpoint_error(make_spec: MakeSpec, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rank_00000.pt", "__0_0.distcp", ".metadata"])
+def test_a_missing_or_torn_file_is_a_checkpoint_error_that_names_it(
+    make_spec: MakeSpec, tmp_path: Path, name: str
+) -> None:
     worker = PolicyWorker(make_spec())
     with pytest.raises(CheckpointError, match="could not read the policy"):
         worker.load(tmp_path)
     worker.save(tmp_path)
-    file = tmp_path / "rank_00000.pt"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="could not read the policy"):
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:100])
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}: could not read the policy: .*({name}|rank 0)"):
+        worker.load(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"could not read the policy: .*{name}"):
         worker.load(tmp_path)
 
 
-def test_another_number_of_ranks_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_a_table_of_contents_that_would_run_code_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
     worker = PolicyWorker(make_spec())
     worker.save(tmp_path)
-    worker.world_size = 2
-    with pytest.raises(CheckpointError, match="written by 1 ranks, this run has 2"):
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
+    with pytest.raises(CheckpointError, match=r"\.metadata: names .*\.system"):
         worker.load(tmp_path)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps({"no": "table"}))
+    with pytest.raises(CheckpointError, match="holds dict, not a table of contents"):
+        worker.load(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+class Touch:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.file}",)
+
+
+def test_two_saves_of_one_state_are_the_same_bytes(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
+) -> None:
+    rows = make_rows(2)
+    worker, again = PolicyWorker(make_spec()), PolicyWorker(make_spec())
+    worker.update(rows, make_advantages(rows), step=1)
+    worker.save(tmp_path / "one")
+    again.load(tmp_path / "one")
+    again.save(tmp_path / "two")
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert names == [".metadata", "__0_0.distcp", "rank_00000.pt"]
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+def test_what_is_staged_is_the_state_of_then(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
+) -> None:
+    rows = make_rows(4)
+    worker = PolicyWorker(make_spec())
+    worker.update(rows, make_advantages(rows), step=1)
+    worker.save(tmp_path / "then")
+    worker.stage()
+    worker.update(rows, make_advantages(rows), step=2)
+    worker.write_staged(tmp_path / "staged")
+    for path in (tmp_path / "then").iterdir():
+        assert path.read_bytes() == (tmp_path / "staged" / path.name).read_bytes(), path.name
+    with pytest.raises(RuntimeError, match="nothing is staged"):
+        worker.write_staged(tmp_path / "again")
+
+
+def test_adapters_are_saved_without_the_weights_under_them(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    rows = make_rows(4)
+    worker, again = PolicyWorker(make_spec(lora_rank=2)), PolicyWorker(make_spec(lora_rank=2, seed=9))
+    worker.update(rows, make_advantages(rows), step=1)
+    worker.save(tmp_path)
+    assert all("lora_" in name for name in saved_weights(tmp_path))
+    again.load(tmp_path)
+    assert digest(again) == digest(worker)
+    with pytest.raises(CheckpointError, match="holds another model"):
+        PolicyWorker(make_spec()).load(tmp_path)
+
+
+def test_other_ranks_than_those_that_wrote_go_on_with_generators_of_their_own(
+    make_spec: MakeSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = PolicyWorker(make_spec())
+    worker._replica.step = 7
+    worker.save(tmp_path)
+    own = torch.load(tmp_path / "rank_00000.pt", weights_only=True)
+    torch.save(own | {"world_size": 2}, tmp_path / "rank_00000.pt")
+    drawn = []
+    for seed in (1, 1, 2):
+        with caplog.at_level(logging.INFO, logger="ramet"):
+            PolicyWorker(make_spec(seed=seed)).load(tmp_path)
+        drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert "was written by 2 policy ranks, now there are 1" in caplog.text
+    assert "begin anew from seed 2, step 7 and rank" in caplog.text
 
 
 def test_a_write_that_fails_is_a_checkpoint_error_and_leaves_the_old_one(make_spec: MakeSpec, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig
 from ramet.errors import ConfigError, PluginError
 from ramet.policy.batch import Row
 from ramet.policy.errors import TrainingDiverged
+from ramet.policy.shares import minibatches
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.train.algorithm import estimate
@@ -107,7 +108,7 @@ def test_packed_rows_train_as_padded_ones(
 ) -> None:
     rows = make_rows(8)
     padded, packed = PolicyWorker(make_spec()), PolicyWorker(make_spec())
-    packed._cost = None
+    packed._replica._cost = None
     found, expected = (w.update(rows, make_advantages(rows), step=1) for w in (packed, padded))
     assert found["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-5)
     torch.testing.assert_close(parameters(packed), parameters(padded), rtol=0, atol=2e-5)
@@ -162,14 +163,14 @@ def test_the_engines_log_probabilities_can_stand_for_the_old_policy(
     assert metrics["train/ratio_max"] > 1.01
 
 
-def test_minibatches_are_drawn_by_seed_step_and_epoch(make_spec: MakeSpec, make_rows: MakeRows) -> None:
-    rows = make_rows(10)
-    worker = PolicyWorker(make_spec(minibatches=4, epochs=2))
-    order = worker._minibatches(rows, 5)
+def test_minibatches_are_drawn_by_seed_step_and_epoch(make_spec: MakeSpec) -> None:
+    train = make_spec(minibatches=4, epochs=2).train
+    order = minibatches(10, train, seed=1, step=5)
     assert [len(chosen) for chosen in order] == [2, 3, 2, 3] * 2
     assert sorted(chain(*order[:4])) == sorted(chain(*order[4:])) == list(range(10))
-    assert order == worker._minibatches(rows, 5)
-    assert order[:4] != order[4:] and order != worker._minibatches(rows, 6)
+    assert order == minibatches(10, train, seed=1, step=5)
+    assert order[:4] != order[4:]
+    assert order != minibatches(10, train, seed=1, step=6) and order != minibatches(10, train, seed=2, step=5)
 
 
 def test_more_minibatches_than_rows_leave_out_the_empty_ones(
@@ -394,8 +395,8 @@ def test_a_spec_and_its_results_pickle(
     assert pickle.loads(pickle.dumps(metrics)) == metrics
 
 
-def test_more_than_one_rank_is_refused_instead_of_training_copies(make_spec: MakeSpec) -> None:
-    with pytest.raises(ConfigError, match="the policy runs on 1 rank, got 2"):
+def test_more_ranks_than_have_met_are_refused_instead_of_training_copies(make_spec: MakeSpec) -> None:
+    with pytest.raises(RuntimeError, match="policy rank 0 of 2: this process is rank 0 of 1; call join_ranks first"):
         PolicyWorker(make_spec(), world_size=2)
 
 

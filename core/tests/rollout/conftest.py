@@ -57,6 +57,8 @@ def play(encoder: Encoder) -> Callable[..., Played]:
         plan: RolloutPlan | None = None,
         engine: Any = None,
         on_group: Any = None,
+        version: int | None = None,
+        newest: Any = None,
         **config: Any,
     ) -> Played:
         async def main() -> Played:
@@ -73,7 +75,9 @@ def play(encoder: Encoder) -> Callable[..., Played]:
                 deterministic=deterministic,
             )
             try:
-                groups = await worker.run(tasks or [task()], step=3, plan=plan, on_group=on_group)
+                groups = await worker.run(
+                    tasks or [task()], step=3, plan=plan, on_group=on_group, version=version, newest=newest
+                )
                 return Played(groups, used, worker.metrics())
             finally:
                 await worker.close()

@@ -47,7 +47,7 @@ def test_shared_work_counts_once_as_executed_and_per_rollout_as_logical() -> Non
         stats={"seconds": 1.0, "drifted_segments": 1.0},
     )
     metrics = RolloutMetrics(first_tokens=2)
-    metrics.add(Group(task=TASK, rollouts=(parent, fork)), n_filled=0)
+    metrics.add(Group(task=TASK, rollouts=(parent, fork)))
     found = metrics.take()
     expected = {
         "rollouts": 2,
@@ -74,7 +74,9 @@ def test_shared_work_counts_once_as_executed_and_per_rollout_as_logical() -> Non
 def test_metrics_begin_anew_and_are_empty_without_rollouts() -> None:
     metrics = RolloutMetrics(first_tokens=2)
     assert metrics.take() == {}
-    metrics.add(Group(task=TASK, rollouts=(Rollout(id="0", task=TASK, segments=(), stop=StopReason.END),)), n_filled=1)
+    metrics.add(
+        Group(task=TASK, rollouts=(Rollout(id="0", task=TASK, segments=(), stop=StopReason.END, stats={"filled": 1}),))
+    )
     assert metrics.take()["rollout/filled_per_group"] == 1
     assert metrics.take() == {}
 
@@ -85,9 +87,15 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert percentile([3.0], 0.95) == 3.0
 
 
-def test_tool_counters_begin_anew() -> None:
+def test_counters_of_a_tool_in_several_workers_add_up_and_their_percentiles_are_those_of_all_calls() -> None:
     stats = ToolStats(calls=3, run_s=[1.0, 2.0])
-    assert stats.take("tool/x")["tool/x/run_p95_s"] == 2.0
-    assert stats.take("tool/x") == {
+    stats.add(ToolStats(calls=4, errors=1, run_s=[3.0, 4.0]))
+    metrics = stats.metrics("tool/x")
+    assert (metrics["tool/x/calls"], metrics["tool/x/errors"]) == (7.0, 1.0)
+    assert (metrics["tool/x/run_p50_s"], metrics["tool/x/run_p95_s"]) == (2.0, 4.0)
+
+
+def test_a_tool_that_was_not_called_has_counts_and_no_times() -> None:
+    assert ToolStats().metrics("tool/x") == {
         f"tool/x/{n}": 0.0 for n in ("calls", "executed", "shared", "errors", "infra", "retries", "truncated")
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from array import array
 from typing import Any
 
 import pytest
 
 from ramet.config.schema import ModelConfig, RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.config import TorchEngineConfig
+from ramet.engines.protocol import Request, Sampling
 from ramet.engines.torch import TorchEngine
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model, load_tokenizer
@@ -18,6 +20,8 @@ from ramet.rollout.branching import RandomBranching
 from ramet.rollout.config import RandomBranchConfig
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import echo_tool
+from ramet.testing.engine_subject import reference
+from ramet.testing.engine_updates import changed_copy
 from ramet.types import Group, Markup, RolloutState, StepContext, StepResult, StopReason, Task, ToolCall, Untrusted
 from ramet.types import user_prompt as prompt
 
@@ -82,3 +86,46 @@ def test_random_tool_latencies_change_not_a_bit(model: ModelConfig) -> None:
     assert all(len(group.valid) == 5 for group in first)
     assert metrics["engine/forks"] == metrics["rollout/forks_per_group"] * 3 > 0
     assert metrics["engine/recomputed_prefix_tokens"] <= metrics["engine/forks"]
+
+
+async def play_through_an_update(model: ModelConfig) -> tuple[list[Group], dict[str, float], dict[int, Any]]:
+    """The weights change in flight, when the first rollout calls a tool and others are sampling."""
+    encoder = Encoder(load_tokenizer(model))
+    models = {0: load_model(model), 1: changed_copy(load_model(model))}
+    engine = TorchEngine(TorchEngineConfig(slots=12), model=load_model(model), encoder=encoder, max_tokens=200)
+    called = asyncio.Event()
+    worker = RolloutWorker(
+        engine=engine,
+        encoder=encoder,
+        step=CallsOften(),
+        branch_policy=RandomBranching(RandomBranchConfig(roots=2, probability=0.6)),
+        tools={"python": (echo_tool(delay_s=lambda call: called.set() or 0.01), ToolConfig())},
+        config=RolloutConfig(max_response_tokens=100, group_size=5, max_concurrent=12),
+        system_prompt=SystemPrompt.NEVER,
+        seed=1,
+        deterministic=False,
+    )
+    tasks = [Task(id=f"t{i}", prompt=prompt("2+2?" * (i + 1))) for i in range(2)]
+    try:
+        playing = asyncio.create_task(worker.run(tasks, step=0, version=0, newest=lambda: engine.policy_version))
+        await called.wait()
+        await engine.update_weights(models[1].state_dict().items(), 1, in_flight=True)
+        groups = await playing
+        return groups, {**worker.metrics(), **engine.metrics()}, models
+    finally:
+        await worker.close()
+        await engine.close()
+
+
+def test_rollouts_go_on_under_new_weights_and_every_token_says_whose_it_is(model: ModelConfig) -> None:
+    groups, metrics, models = asyncio.run(play_through_an_update(model))
+    assert all(len(group.valid) == 5 for group in groups)
+    assert metrics["rollout/mixed_version_share"] > 0
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        context = array("i")
+        for segment in rollout.segments:
+            if segment.is_sampled:
+                request = Request(id="", token_ids=context[:], sampling=Sampling(max_tokens=1), seed=0)
+                logprobs, _ = reference(models[segment.policy_version or 0], request, segment.token_ids)
+                assert list(segment.logprobs or ()) == pytest.approx(logprobs, abs=1e-4)
+            context.extend(segment.token_ids)

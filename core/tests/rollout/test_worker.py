@@ -247,7 +247,7 @@ def test_sampled_ids_that_their_text_would_not_give_are_kept_and_counted(play: P
         def _completion(self, request: Any, reply: Any) -> Any:
             done = super()._completion(request, reply)
             done.token_ids[:] = encoder.untrusted("<answer>") + encoder.markup("2</answer>")
-            for values in (done.logprobs, done.entropies):
+            for values in (done.logprobs, done.entropies, done.policy_versions):
                 values[:] = values[:1] * len(done.token_ids)
             return done
 

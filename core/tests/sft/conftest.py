@@ -1,11 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from ramet.config.compose import compose
 from ramet.models.tiny import make_tiny_model
+from ramet.sft.job import run
+from ramet.tracking.metrics import read_metrics
 from ramet.types import Insert, Markup, Sampled, TracePart, Untrusted
 
 
@@ -56,3 +62,80 @@ def recorded() -> Recorded:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     return make_tiny_model(folder, hidden=32, layers=2, heads=2, intermediate=64)
+
+
+@pytest.fixture(scope="session")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """50 rows of different lengths, which 16 sequences a step do not divide."""
+    file = tmp_path_factory.mktemp("data") / "traces.jsonl"
+    rows = [
+        {
+            "conversations": [
+                {"from": "human", "value": f"{i}+{i}?"},
+                {"from": "gpt", "value": f"<answer>{2 * i}</answer>{'.' * (i % 7)}"},
+            ]
+        }
+        for i in range(50)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def sft_arguments(tiny_model: Path, traces: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """24 steps with checkpoints at 8 and 16. Every run of a module stands in one folder."""
+    return [
+        f"model.path={tiny_model}", f"sft.data=[{traces}]", f"run.root={tmp_path_factory.mktemp('runs')}",
+        "run.threads=1", "sft.lr=3e-3", "sft.batch_size=4", "sft.max_steps=24", "sft.save_every=8", "sft.log_every=1",
+        "rollout_step.system_prompt=never",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sft_run(sft_arguments: list[str]) -> Callable[..., Path]:
+    """Runs the job under a name; returns its directory."""
+
+    def start(name: str, *more: str) -> Path:
+        resolved = compose([*sft_arguments, f"run.name={name}", *more], job="sft")
+        assert run(resolved) == 0
+        return Path(resolved.config.run.root) / name
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def one_rank(sft_run: Callable[..., Path]) -> Path:
+    """As many sequences a step as two ranks have."""
+    return sft_run("one", "sft.accumulate=2")
+
+
+@pytest.fixture(scope="session")
+def losses() -> Callable[[Path], list[float]]:
+    """The loss of every step of a run."""
+    return lambda folder: [entry.metrics["sft/loss"] for entry in read_metrics(folder / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="session")
+def when() -> Callable[..., AbstractContextManager[None]]:
+    """Within the block: call `act` once, as soon as a file is there or a condition holds."""
+
+    @contextmanager
+    def watched(happened: Path | Callable[[], bool], act: Callable[[], None]) -> Iterator[None]:
+        over = threading.Event()
+        holds = happened.exists if isinstance(happened, Path) else happened
+
+        def watch() -> None:
+            while not over.wait(0.02):
+                if holds():
+                    act()
+                    return
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    return watched

@@ -4,7 +4,7 @@ from array import array
 
 import torch
 
-from ramet.sft.batches import Collator
+from ramet.sft.batches import IGNORED, NOTHING, Collator, EvenShuffle, Examples
 from ramet.sft.encode import Example
 
 
@@ -31,3 +31,23 @@ def test_a_batch_that_fits_is_not_padded_and_owns_its_memory() -> None:
     assert batch["input_ids"].shape == (1, 8)
     assert source.token_ids.tolist() == [1] * 8
     assert batch["labels"].dtype == torch.int64
+
+
+def test_a_pass_over_several_ranks_holds_every_example_once_and_is_filled_with_nothing() -> None:
+    sampler = EvenShuffle(10, multiple=4, seed=1)
+    first = list(sampler)
+    assert len(sampler) == len(first) == 12
+    assert sorted(first[:10]) == list(range(10))
+    assert first[10:] == [10, 10]
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+
+
+def test_what_fills_a_batch_has_no_label() -> None:
+    examples = Examples([example([1, 2], [0, 1])])
+    assert len(examples) == 1
+    assert examples[1] == NOTHING
+    batch = Collator(pad_id=0)([examples[1], examples[1]])
+    assert batch["labels"].tolist() == [[IGNORED] * 8] * 2

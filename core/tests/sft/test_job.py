@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ramet.config.compose import compose
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.sft.job import run
+from ramet.tracking.manifest import read_manifest
 from ramet.tracking.metrics import read_metrics
 from ramet.tracking.run_dir import RunDir
+from ramet.tracking.stopped import Stopped
 
 SCRIPT = """
 import sys
@@ -82,6 +86,28 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(arguments: lis
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     steps = [entry.step for entry in read_metrics(tmp_path / "killed" / "metrics.jsonl")]
     assert steps == [10, 20, 30, 40, 50, 60]
+
+
+def test_a_signal_saves_the_step_and_the_same_command_goes_on_exactly(
+    arguments: list[str], tmp_path: Path, when: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    more = ("run.name=stopped", "sft.save_every=50", "sft.log_every=1")
+    sft(arguments, "run.name=whole", *more[1:])
+    metrics = tmp_path / "stopped" / "metrics.jsonl"
+    with (
+        caplog.at_level(logging.INFO),
+        when(lambda: metrics.exists() and metrics.stat().st_size > 0, lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        pytest.raises(Stopped, match="SIGTERM") as stopped,
+    ):
+        sft(arguments, *more)
+    assert stopped.value.code == 143
+    assert "resume with: ramet sft" in caplog.text
+    assert read_manifest(tmp_path / "stopped" / "manifest.json").attempts[-1].status == "interrupted"
+    saved = int(next((tmp_path / "stopped" / "checkpoints").glob("checkpoint-*")).name.partition("-")[2])
+    assert f"saved step {saved} of 60" in caplog.text
+    assert sft(arguments, *more) == 0
+    assert json.loads((tmp_path / "stopped" / "sft.json").read_text())["resumed_step"] == saved
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
 
 
 def test_a_run_leaves_a_model_that_loads_a_curve_and_a_summary(arguments: list[str], tmp_path: Path) -> None:

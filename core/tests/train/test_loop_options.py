@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ramet.cluster.local import LocalRollouts
 from ramet.config.compose import compose
-from ramet.errors import ConfigError
+from ramet.errors import PluginError
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.spec import PolicySpec
@@ -133,9 +135,9 @@ def test_a_reference_is_loaded_for_a_kl_alone(
 
     loaded, load = [], worker.reference_model
 
-    def counting(spec: PolicySpec) -> object:
+    def counting(spec: PolicySpec, **place: Any) -> object:
         loaded.append(spec)
-        return load(spec)
+        return load(spec, **place)
 
     monkeypatch.setattr(worker, "reference_model", counting)
     metrics = train(f"train.kl_coef={coefficient}")
@@ -183,7 +185,31 @@ def test_other_estimators_cost_no_greedy_rollout(train: Train, monkeypatch: pyte
     assert AgainstGreedy.given == [None, None]
 
 
-def test_an_estimator_that_needs_values_is_refused_before_the_start(train: Train, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="advantage=with_critic needs values, and this release has no critic"):
+def test_the_critic_learns_alone_while_it_warms_up(train: Train) -> None:
+    metrics = train("algorithm=ppo", "advantage=gae", "advantage.params.critic_warmup_steps=1")
+    assert "train/loss" not in metrics[1] and "train/loss" in metrics[2]
+    assert metrics[1]["critic/value_mean"] == 0 and metrics[2]["critic/value_mean"] != 0
+    assert all(metrics[step]["critic/loss"] > 0 for step in (1, 2))
+
+
+def test_an_estimator_with_a_critic_must_say_what_it_learns(train: Train) -> None:
+    with pytest.raises(PluginError, match=r"WithCritic.* needs values but returned no returns"):
         train("advantage=with_critic")
-    assert not (tmp_path / "run/manifest.json").exists() and not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_with_lora_the_engine_gets_the_adapters_alone_and_samples_as_the_trainer_scores(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft")
+    synced: list[set[str]] = []
+    update = LocalRollouts.update_weights
+
+    async def noting(self: LocalRollouts, weights: list[tuple[str, torch.Tensor]], *args: Any, **named: Any) -> None:
+        synced.append({name.rpartition(".lora_")[2] for name, _ in weights})
+        await update(self, weights, *args, **named)
+
+    monkeypatch.setattr(LocalRollouts, "update_weights", noting)
+    metrics = train("policy.lora_rank=4", "train.steps=3")
+    assert synced == [{"A.weight", "B.weight"}] * 3
+    assert metrics[3]["train/engine_gap_max"] < 1e-4
+    assert metrics[3]["train/grad_norm"] > 0

@@ -46,7 +46,7 @@ PLACES = {
     "updated": Place("ramet.policy.worker:PolicyWorker.update", behind=True),
     "sync": Place("ramet.engines.torch.compute:copy_weights", behind=True),  # in the engine's thread
     "validation": Place("ramet.train.validation:play", behind=True),
-    "saving": Place("ramet.policy.worker:PolicyWorker.save", behind=True),
+    "saving": Place("ramet.policy.worker:PolicyWorker.write_staged", behind=True),
     "sealing": Place("ramet.policy.checkpoint:_seal"),  # all files, no manifest
     "sealed": Place("ramet.policy.checkpoint:_seal", behind=True),  # manifest, not renamed
     "renamed": Place("ramet.policy.checkpoint:_prune"),

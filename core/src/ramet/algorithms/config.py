@@ -14,6 +14,30 @@ class GrpoConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class GaeConfig:
+    """Generalized advantage estimation (arXiv 1506.02438) with a critic. The defaults are those of the release."""
+
+    gamma: float = 1.0  # discount of a reward for every sampled token that stands before it
+    lam: float = 1.0  # 1: the return decides alone; 0: the critic's value of the next token does
+    whiten: bool = True  # advantages get mean 0 and standard deviation 1 over all sampled tokens of the step
+    critic_lr: float = 1e-5
+    critic_warmup_steps: int = 0  # first training steps in which only the critic is updated
+    value_clip: float = 0.5  # a value moves at most so far from the one before the update, in the critic's loss
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        if self.critic_lr < 0 or self.critic_warmup_steps < 0:
+            raise ValueError(
+                f"critic_lr and critic_warmup_steps must not be negative, got {self.critic_lr} and "
+                f"{self.critic_warmup_steps}"
+            )
+        if self.value_clip <= 0:
+            raise ValueError(f"value_clip must be over 0, got {self.value_clip}")
+
+
+@dataclass(kw_only=True, slots=True)
 class PpoClipConfig:
     """The clipped surrogate: ratio in [1 - clip_low, 1 + clip_high]; dual_clip bounds the loss where A < 0."""
 

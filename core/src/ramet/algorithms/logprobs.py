@@ -32,7 +32,7 @@ def logprobs_from_logits(
 
     Temperature 0 stands for greedy sampling, whose probabilities are those at temperature 1.
     """
-    scaled = logits.float() / (temperature or 1.0)
+    scaled = logits.float() if temperature in (0, 1) else logits.float() / temperature  # a copy of all logits less
     everything = torch.log_softmax(scaled, dim=-1)
     chosen = everything.gather(-1, targets[:, None]).squeeze(-1)
     if entropy is Entropy.NONE:

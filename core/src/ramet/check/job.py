@@ -16,9 +16,9 @@ from rich.console import Console
 
 from ramet.check.agreement import DEFAULTS, Agreement, Threshold, compare
 from ramet.check.table import agreement_table, describe_token, describe_weights, verdict
-from ramet.cluster.local import LocalRollouts, build_encoder
+from ramet.cluster.place import build_encoder, open_rollouts
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config
+from ramet.config.schema import Config, Offload
 from ramet.data.sampler import Sampler
 from ramet.errors import ConfigErrors, InfraError, raise_all
 from ramet.models.encoder import Encoder
@@ -70,7 +70,7 @@ def run(resolved: Resolved, options: Options | None = None) -> int:
         config.model.path, len(tasks), options.rollouts, config.engine.name,
     )  # fmt: skip
     encoder = build_encoder(config)
-    rows = _rows(asyncio.run(_play(config, encoder, tasks, options)), config)
+    rows = _rows(asyncio.run(_play(config, tasks, options)), config)
     agreement = _compare(config, rows)
     _show(agreement, rows, config, encoder, threshold)
     return DISAGREE if agreement.exceeds(threshold) else 0
@@ -89,13 +89,10 @@ def prepare_tasks(resolved: Resolved, options: Options) -> list[Task]:
     return [prepared.tasks[i] for i in drawn]
 
 
-async def _play(config: Config, encoder: Encoder, tasks: Sequence[Task], options: Options) -> list[Group]:
+async def _play(config: Config, tasks: Sequence[Task], options: Options) -> list[Group]:
     plan = RolloutPlan(group_size=options.rollouts, branch=False, salt="check")
-    rollouts = LocalRollouts(config, encoder)
-    try:
+    async with open_rollouts(config) as rollouts:
         groups = await rollouts.run(tasks, step=0, plan=plan)
-    finally:
-        await rollouts.close()
     check_whole(groups, tasks, options.rollouts)
     return groups
 
@@ -117,9 +114,10 @@ def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
 
 
 def _compare(config: Config, rows: Sequence[Row]) -> Agreement:
-    """The trainer is built when the engine is gone, and without a reference: half of the memory of training."""
+    """The trainer is built when the engine is gone: one rank without a reference, half of the memory of training."""
     spec = policy_spec(config, total_steps=1)
-    spec = replace(spec, train=replace(spec.train, kl_coef=0.0), needs=frozenset())
+    alone = replace(spec.policy, sequence_parallel=1, offload=Offload.NONE)
+    spec = replace(spec, policy=alone, train=replace(spec.train, kl_coef=0.0), needs=frozenset())
     logprobs, entropies = PolicyWorker(spec).logprobs_and_entropies(rows)
     return compare(rows, logprobs, entropies, tis_cap=config.train.tis_cap)
 

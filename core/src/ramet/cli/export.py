@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ramet.export.job import Exported
 
 USAGE = """ramet export RUN DIR [--step N] [--dtype float32|bfloat16] [--model DIR]
+       ramet export --adapter RUN DIR [--step N] [--model DIR]
        ramet export --from-verl SHARDS DIR [--dtype float32|bfloat16] [--model DIR]"""
 
 
@@ -27,10 +28,15 @@ def run(arguments: Sequence[str], find_run: Callable[[Path], Path]) -> int:
         raise ConfigError("export: give a run and the folder to write, as in `ramet export runs/NAME model`")
     dtype = None if found.dtype is None else Dtype(found.dtype)
     job = importlib.import_module("ramet.export.job")
+    if found.adapter and (found.from_verl or dtype is not None):
+        other = "--from-verl" if found.from_verl else "--dtype"
+        raise ConfigError(f"--adapter writes what a run has trained, in float32; leave {other} out")
     if found.from_verl:
         if found.step is not None:
             raise ConfigError("--step chooses a checkpoint of a run; with --from-verl name the folder of its shards")
         exported = job.export_verl(found.source, found.out, dtype=dtype or Dtype.BFLOAT16, model=found.model)
+    elif found.adapter:
+        exported = job.export_adapter(find_run(found.source), found.out, step=found.step, model=found.model)
     else:
         exported = job.export_run(find_run(found.source), found.out, dtype=dtype, step=found.step, model=found.model)
     say(report(exported))
@@ -64,6 +70,9 @@ def _parser() -> Parser:
         "--dtype", choices=[str(dtype) for dtype in Dtype], help="default: the run's model.dtype; --from-verl: bfloat16"
     )
     parser.add_argument("--model", type=Path, help="where configuration and tokenizer lie, if not where expected")
+    parser.add_argument(
+        "--adapter", action="store_true", help="only the adapter of a run with policy.lora_rank, for peft"
+    )
     parser.add_argument(
         "--from-verl", action="store_true", help="RUN is a folder of FSDP shards: model_world_size_W_rank_R.pt"
     )

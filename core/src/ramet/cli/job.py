@@ -27,6 +27,8 @@ class Job:
 
             say(job_help(self.name, self.summary, found.config_dir))
             return 0
+        if found.on is not None and (self.name != "train" or not found.dry_run or found.multirun):
+            raise ConfigError("--on: a machine is named for `ramet train --dry-run` alone")
         if found.multirun:
             return self._sweep(found)
         from ramet.config.compose import compose
@@ -36,7 +38,8 @@ class Job:
             say(resolved.text.rstrip("\n"))
             return 0
         if found.dry_run:
-            say(str(importlib.import_module(self.plan_module).plan(resolved)))
+            other = {} if found.on is None else {"on": found.on}
+            say(str(importlib.import_module(self.plan_module).plan(resolved, **other)))
             return 0
         code: int = importlib.import_module(self.module).run(resolved)
         return code
@@ -60,6 +63,7 @@ class Job:
         parser.add_argument("-h", "--help", action="store_true")
         parser.add_argument("-m", "--multirun", action="store_true")
         parser.add_argument("--dry-run", action="store_true")
+        parser.add_argument("--on", metavar="DEVICESxMEMORY")
         parser.add_argument("--cfg", choices=["job"])
         parser.add_argument("--config-dir", type=Path)
         return parser

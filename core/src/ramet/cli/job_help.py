@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from omegaconf import MISSING
 from ramet.config.catalog import Catalog, make_catalog
 from ramet.config.compose import group_options
 from ramet.config.schema import Config
-from ramet.config.sections import COMPONENTS, JOBS, PRESETS
+from ramet.config.sections import COMPONENTS, JOBS, PLACES, PRESETS
 from ramet.config.settings import type_in_words
 from ramet.plugins import load_plugins
 
@@ -29,32 +29,36 @@ _FIELD = re.compile(r"^\s+(\w+): .*?  # (.+)$", re.MULTILINE)
 def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
     """The whole help text."""
     catalog = make_catalog(load_plugins())
-    presets = group_options(PRESETS, config_dir=config_dir)
+    choices = group_options((*PRESETS, PLACES), config_dir=config_dir)
     lines = [
         f"usage: ramet {job} [key=value …] [--dry-run] [-m] [--cfg job] [--config-dir DIR] [--debug]",
         "",
         f"{summary[0].upper()}{summary[1:]}.",
         "",
         "  --dry-run         check everything, print what would be done and written, do nothing",
+        *(
+            ["  --on 8x80GiB      with --dry-run: plan for GPUs that need not be here (docs/scaling.md)"]
+            * (job == "train")
+        ),
         "  -m                a sweep: one run for every combination of key=1,2 (docs/configuration.md)",
         "  --cfg job         print the resolved configuration and do nothing",
         "  --config-dir DIR  more presets and experiments; hydra_configs/ of the working directory is found by itself",
         "",
         "Presets:",
-        *(f"  {group}={'|'.join(names) or '(none found)'}" for group, names in presets.items()),
+        *(f"  {group}={'|'.join(names) or '(none found)'}" for group, names in choices.items() if group in PRESETS),
         "",
         "Keys (type = default):",
-        *(line for section in JOBS[job] for line in _section(section, catalog)),
+        *(line for section in JOBS[job] for line in _section(section, catalog, choices)),
     ]
     return "\n".join(lines)
 
 
-def _section(section: str, catalog: Catalog) -> Iterator[str]:
+def _section(section: str, catalog: Catalog, choices: Mapping[str, Sequence[str]]) -> Iterator[str]:
     group = next((group for group in COMPONENTS if group.name == section), None)
     yield ""
     if group is None:
         hint = typing.get_type_hints(Config)[section]
-        yield section
+        yield f"{section}={'|'.join(choices[section])}" if section in choices else section
         if dataclasses.is_dataclass(hint):
             yield from _keys(typing.cast("type[Any]", hint), section)
         else:

@@ -1,29 +1,41 @@
 """`cluster=local`: one policy worker and one rollout worker with its engine, in this process.
 
-The methods are the seam that another place implements: coarse, and their arguments and results can be pickled.
+The policy computes in a thread of its own, so that rollouts and tools go on meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from torch import Tensor
 
 from ramet.cluster.engines import build_engine
 from ramet.cluster.parts import build_step, build_tools
+from ramet.cluster.place import OnGroup, build_encoder
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.models.encoder import Encoder
-from ramet.models.loading import load_tokenizer
+from ramet.policy.batch import Floats, Row
+from ramet.policy.critic import CriticSpec, CriticWorker
+from ramet.policy.lora import AdapterMerger
+from ramet.policy.spec import PolicySpec
+from ramet.policy.worker import PolicyWorker
 from ramet.rollout.branching import NoBranching
-from ramet.rollout.worker import RolloutPlan, RolloutWorker
+from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.worker import RolloutWorker
 from ramet.types import BranchPolicy, Group, Task, Tool
 
-
-def build_encoder(config: Config) -> Encoder:
-    return Encoder(load_tokenizer(config.model))
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class LocalRollouts:
-    """The rollout side alone: what evaluation needs, and half of what training needs."""
+    """`ramet.cluster.place.Rollouts` over one worker."""
 
     def __init__(
         self,
@@ -36,6 +48,8 @@ class LocalRollouts:
         """`branch_policy` None starts all rollouts from the prompt; `tools` replaces the configured ones by name."""
         self.encoder = encoder
         self.engine = build_engine(config, encoder)
+        self.version = self.engine.policy_version  # of the weights that the engine was given last
+        self._merge = AdapterMerger(Path(config.model.path)) if config.policy.lora_rank else None
         tools = build_tools(config) if tools is None else tools
         self.worker = RolloutWorker(
             engine=self.engine,
@@ -50,7 +64,6 @@ class LocalRollouts:
         )
 
     def group_size(self, plan: RolloutPlan) -> int:
-        """Rollouts per task under this plan."""
         return plan.resolved(self.worker.config).group_size
 
     @property
@@ -58,13 +71,116 @@ class LocalRollouts:
         return self.engine.info
 
     async def run(
-        self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: Callable[[Group], None] | None = None
+        self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: OnGroup | None = None
     ) -> list[Group]:
-        return await self.worker.run(tasks, step=step, plan=plan, on_group=on_group)
+        return await self.worker.run(
+            tasks, step=step, plan=plan, on_group=on_group, version=self.version, newest=lambda: self.version
+        )
 
-    def metrics(self) -> dict[str, float]:
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool) -> None:
+        """As the engine's; from now on its replies must be by these weights. With LoRA they are the adapters alone."""
+        self.version = version
+        weights = weights if self._merge is None else self._merge(weights)
+        await self.engine.update_weights(weights, version, in_flight=in_flight)
+
+    async def metrics(self) -> dict[str, float]:
         return {**self.worker.metrics(), **self.engine.metrics()}
 
     async def close(self) -> None:
         await self.worker.close()
         await self.engine.close()
+
+
+class LocalPolicy:
+    """`ramet.cluster.place.Policy` over one rank. Its thread is the only one that touches the models."""
+
+    def __init__(self, spec: PolicySpec, critic: CriticSpec | None) -> None:
+        self.worker = PolicyWorker(spec)
+        self.critic = None if critic is None else CriticWorker(critic)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ramet-policy")
+
+    async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
+        return await self._do(self.worker.logprobs, rows)
+
+    async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
+        return await self._do(self.worker.reference_logprobs, rows)
+
+    async def update(
+        self,
+        rows: Sequence[Row],
+        advantages: Tensor,
+        *,
+        step: int,
+        old_logprobs: Sequence[Floats] | None,
+        ref_logprobs: Sequence[Floats] | None,
+        returns: Tensor | None,
+    ) -> dict[str, float]:
+        return await self._do(
+            self.worker.update,
+            rows,
+            advantages,
+            step=step,
+            old_logprobs=old_logprobs,
+            ref_logprobs=ref_logprobs,
+            returns=returns,
+        )
+
+    async def values(self, rows: Sequence[Row]) -> list[Floats]:
+        return await self._do(self._critic.values, rows)
+
+    async def update_critic(
+        self, rows: Sequence[Row], *, step: int, returns: Tensor, old_values: Sequence[Floats]
+    ) -> dict[str, float]:
+        return await self._do(self._critic.update, rows, step=step, returns=returns, old_values=old_values)
+
+    async def weights(self) -> list[tuple[str, Tensor]]:
+        """What was trained, the worker's own tensors: for who copies them before the next update."""
+        return await self._do(lambda: list(self.worker.changed_weights()))
+
+    async def stage(self) -> None:
+        for worker in self._workers:
+            await self._do(worker.stage)
+
+    def write_staged(self, folder: Path) -> None:
+        for worker in self._workers:
+            worker.write_staged(folder)
+
+    async def load(self, folder: Path) -> None:
+        for worker in self._workers:
+            await self._do(worker.load, folder)
+
+    async def export(self, folder: Path) -> None:
+        await self._do(self.worker.export, folder)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+
+    @property
+    def _critic(self) -> CriticWorker:
+        if self.critic is None:
+            raise RuntimeError("no critic was built: no algorithm needs values")
+        return self.critic
+
+    @property
+    def _workers(self) -> list[PolicyWorker | CriticWorker]:
+        return [self.worker] if self.critic is None else [self.worker, self.critic]
+
+    async def _do(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **options))
+
+
+class LocalPlace:
+    """`ramet.cluster.place.Place` in this process."""
+
+    def __init__(
+        self, config: Config, spec: PolicySpec, *, branch_policy: BranchPolicy, critic: CriticSpec | None = None
+    ) -> None:
+        self.policy = LocalPolicy(spec, critic)
+        self.rollouts = LocalRollouts(config, build_encoder(config), branch_policy=branch_policy)
+
+    async def sync_weights(self, version: int, *, in_flight: bool = False) -> None:
+        await self.rollouts.update_weights(await self.policy.weights(), version, in_flight=in_flight)
+
+    async def close(self) -> None:
+        await self.rollouts.close()
+        await self.policy.close()

@@ -107,19 +107,21 @@ def check_parts(config: Config, *, training: bool) -> list[str]:
             build(config)
         except RametError as error:
             problems.append(str(error))
+    if training and not problems and Need.VALUES in build_loss(config).needs:
+        problems.append(
+            f"policy_loss={config.policy_loss.name} needs values, which only advantage estimators are given"
+        )
     return problems
 
 
 def check_needs(needs: Mapping[str, frozenset[Need]], info: EngineInfo, *, deterministic: bool) -> list[str]:
     """What algorithms ask for, against what this run has. An algorithm is never silently inert (DESIGN.md §4).
 
-    `needs` maps the component's name in messages to its needs. The reference is loaded on demand, entropies of the
-    trainer are computed on demand; a critic does not exist yet.
+    `needs` maps the component's name in messages to its needs. Reference and critic are built on demand, entropies of
+    the trainer are computed on demand.
     """
     problems = []
     for who, wanted in needs.items():
-        if Need.VALUES in wanted:
-            problems.append(f"{who} needs values, and this release has no critic; choose another one")
         if Need.ENTROPY in wanted and Capability.ENTROPY not in info.capabilities:
             problems.append(f"{who} needs entropies, and engine {info.name!r} reports none")
     if deterministic and Capability.DETERMINISTIC not in info.capabilities:

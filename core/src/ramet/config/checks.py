@@ -17,7 +17,7 @@ from ramet.config.schema import Config
 from ramet.config.sections import JOBS
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 
-CLUSTERS = ("local",)
+CLUSTERS = ("local", "ray")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 RUN_NAME_RULE = "allowed: letters, digits, '.', '_' and '-', a letter or digit first, at most 128 characters"
 
@@ -54,10 +54,11 @@ RANGES: dict[str, dict[str, Range]] = {
     "train": {
         "steps": ONE, "tasks_per_step": ONE, "minibatches": ONE, "epochs": ONE, "tis_cap": POSITIVE, "kl_coef": ZERO,
         "eval_every": ZERO, "save_every": ONE, "keep_checkpoints": ONE, "max_bad_steps": ONE, "grace_s": ZERO,
+        "staleness": ZERO,
     },
     "policy": {
         "lr": ZERO, "beta1": SHARE, "beta2": SHARE, "weight_decay": ZERO, "grad_clip": POSITIVE, "warmup_steps": ZERO,
-        "min_lr_ratio": SHARE, "max_microbatch_tokens": ONE,
+        "min_lr_ratio": SHARE, "max_microbatch_tokens": ONE, "sequence_parallel": ONE, "lora_rank": ZERO,
     },
     "sft": {
         "epochs": POSITIVE, "max_steps": ONE, "batch_size": ONE, "accumulate": ONE, "lr": ZERO, "beta2": SHARE,
@@ -67,6 +68,7 @@ RANGES: dict[str, dict[str, Range]] = {
     "tools": {"timeout_s": POSITIVE, "retries": ZERO, "concurrency": ONE, "max_result_tokens": ONE},
     "rewards": {"timeout_s": POSITIVE},
     "benchmarks": {"limit": ONE},
+    "cluster": {"policy_workers": ONE, "rollout_workers": ONE, "timeout_s": POSITIVE},
 }  # fmt: skip
 
 
@@ -133,6 +135,11 @@ def _training(config: Config) -> Iterator[str]:
     rollouts = train.tasks_per_step * rollout.group_size
     if train.minibatches > rollouts:
         yield f"train.minibatches={train.minibatches}: at most the {rollouts} rollouts of a step"
+    if train.staleness and train.tis_cap is None:
+        yield (
+            f"train.staleness={train.staleness}: needs train.tis_cap, which is null: what older weights sampled is "
+            "corrected by its importance"
+        )
     if (train.eval_every > 0 or train.eval_first) and not config.data.valid:
         which = f"eval_every={train.eval_every}" if train.eval_every > 0 else "eval_first=true"
         yield f"train.{which}: needs data.valid, which is empty"
@@ -145,8 +152,11 @@ def _deterministic(config: Config) -> Iterator[str]:
         return
     if config.engine.name != "torch":
         yield f"run.deterministic=true: needs engine=torch, got engine={config.engine.name}"
-    if config.cluster.name != "local":
-        yield f"run.deterministic=true: needs cluster.name=local, got {config.cluster.name}"
+    for key in ("policy_workers", "rollout_workers"):
+        if (workers := getattr(config.cluster, key)) != 1:
+            yield f"run.deterministic=true: needs cluster.{key}=1, got {workers}"
+    if config.train.staleness:
+        yield f"run.deterministic=true: needs train.staleness=0, got {config.train.staleness}"
     if config.run.threads not in (None, 1):
         yield f"run.deterministic=true: needs run.threads=1, got {config.run.threads}"
     if config.model.device.startswith("cuda"):

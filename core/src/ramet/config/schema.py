@@ -35,6 +35,7 @@ class Attention(StrEnum):
     SDPA = "sdpa"
     EAGER = "eager"
     FLASH = "flash_attention_2"
+    VARLEN = "varlen"  # torch's own kernel for packed sequences; CUDA and bfloat16 only
 
 
 class OldLogprobs(StrEnum):
@@ -60,6 +61,25 @@ class Schedule(StrEnum):
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
+
+
+class Offload(StrEnum):
+    """What waits in host memory while it is not computed with. GPUs only."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    ALL = "all"  # parameters too
+
+
+class Strategy(StrEnum):
+    """How `ramet sft` spreads over its workers."""
+
+    NONE = "none"  # one worker
+    ZERO0 = "zero0"  # DeepSpeed, nothing sharded
+    ZERO2 = "zero2"  # DeepSpeed, optimiser and gradients sharded
+    ZERO3 = "zero3"  # DeepSpeed, parameters too
+    ZERO3_OFFLOAD = "zero3_offload"  # parameters and optimiser wait in host memory; GPUs only
+    FSDP = "fsdp"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -178,7 +198,9 @@ class TrainConfig:
     entropy_coef: float = 0.0
     eval_every: int = 0  # steps between validations on data.valid; 0: never
     eval_first: bool = False  # also before the first step
+    staleness: int = 0  # updates that rollouts may lag behind; over 0 the next step's are played during the update
     save_every: int = 10  # steps between checkpoints; the last step is always saved
+    async_save: bool = False  # go on while a checkpoint is written; holds a copy of it in memory
     keep_checkpoints: int = 3
     max_bad_steps: int = 3  # non-finite updates in a row before the run stops
     grace_s: float = 60.0  # from SIGTERM or SIGINT to the checkpoint; an update that has begun is carried through
@@ -196,11 +218,16 @@ class PolicyConfig:
     min_lr_ratio: float = 0.0  # of lr, at the end of the schedule
     max_microbatch_tokens: int = 16384  # packed tokens per micro-batch
     activation_checkpointing: bool = False
+    sequence_parallel: int = 1  # ranks that share each sequence (Ulysses)
+    offload: Offload = Offload.NONE
+    compile: bool = False  # torch.compile of every block
+    lora_rank: int = 0  # 0: all weights are trained; over 0: adapters of this rank on every linear layer
 
 
 @dataclass(kw_only=True, slots=True)
 class SftConfig:
     data: list[str] = field(default_factory=list)  # JSON lines, sharegpt rows
+    strategy: Strategy = Strategy.NONE  # over cluster.policy_workers processes
     epochs: float = 3.0
     max_steps: int | None = None
     batch_size: int = 16  # sequences per optimiser step on one device
@@ -227,7 +254,12 @@ class EvaluateConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ClusterConfig:
-    name: str = "local"
+    name: str = "local"  # local: everything in this process; ray
+    address: str | None = None  # of a running Ray cluster, `auto` finds it; null: starts one on this machine
+    policy_workers: int = 1  # ranks of the policy
+    rollout_workers: int = 1  # engines, each with its own scheduler
+    colocate: bool = False  # policy and rollout workers take turns on the same devices
+    timeout_s: float = 1800.0  # of every wait for a worker: start, update, weight sync, save
 
 
 @dataclass(kw_only=True, slots=True)

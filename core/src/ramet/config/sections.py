@@ -13,7 +13,7 @@ JOBS: dict[str, tuple[str, ...]] = {
         "run", "data", "model", "engine", "rollout", "rollout_step", "branch_policy", "tools", "rewards",
         "advantage", "policy_loss", "train", "policy", "cluster", "trackers",
     ),
-    "sft": ("run", "model", "rollout_step", "tools", "sft", "trackers"),
+    "sft": ("run", "model", "rollout_step", "tools", "sft", "cluster", "trackers"),
     "eval": (
         "run", "data", "model", "engine", "rollout", "rollout_step", "tools", "evaluate", "benchmarks",
         "cluster", "trackers",
@@ -51,8 +51,9 @@ COMPONENTS: tuple[Group, ...] = (
     Group(name="rewards", kind="rewards", many=True),
     Group(name="benchmarks", kind="benchmarks", many=True),
 )
+PLACES = "cluster"  # a group of the core's own files; its other keys are the same for all of them
 PRESETS = ("algorithm", "experiment")
-GROUPS = (*(group.name for group in COMPONENTS), *PRESETS)
+GROUPS = (*(group.name for group in COMPONENTS), PLACES, *PRESETS)
 
 
 def unused_key(key: str, job: str) -> str | None:

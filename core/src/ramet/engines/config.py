@@ -24,8 +24,11 @@ class TorchEngineConfig:
 
 @dataclass(kw_only=True, slots=True)
 class VllmEngineConfig:
-    """The engine `vllm`, in this process; it loads the folder `model.path` itself.
+    """The engine `vllm`; it loads the folder `model.path` itself.
 
+    tensor_parallel: devices that one copy of the model is spread over. 1: in this process; more: vLLM's workers are
+    processes of their own. timeout_s: deadline of a call to those, as for new weights. transfer: how new weights reach
+    them: host (memory of this machine), or nccl or ipc between GPUs, which has not been run.
     slots: sequences decoded at once. max_tokens: prompt and response of one sequence; null: what data and rollout
     allow. prefill_tokens: tokens of one round at most, prompts and decoding together; null: vLLM's choice. On a CPU
     prompts are computed whole, so it is at least max_tokens there.
@@ -33,6 +36,9 @@ class VllmEngineConfig:
     of its memory, leaves. enforce_eager: neither compile nor capture graphs; null: true on a CPU, false on a GPU.
     """
 
+    tensor_parallel: int = 1
+    timeout_s: float = 600.0
+    transfer: str = "host"
     slots: int = 256
     max_tokens: int | None = None
     prefill_tokens: int | None = None
@@ -43,5 +49,11 @@ class VllmEngineConfig:
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise ValueError(f"slots must be at least 1, got {self.slots}")
+        if self.tensor_parallel < 1:
+            raise ValueError(f"tensor_parallel must be at least 1, got {self.tensor_parallel}")
+        if self.transfer not in ("host", "nccl", "ipc"):
+            raise ValueError(f"transfer must be host, nccl or ipc, got {self.transfer!r}")
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout_s must be over 0, got {self.timeout_s}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be over 0 and at most 1, got {self.gpu_memory_utilization}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
+# recomputed_tokens: of requests under way, whose caches an update in flight dropped.
 NAMES = (
     "prompt_tokens",
     "cached_tokens",
@@ -13,6 +15,8 @@ NAMES = (
     "forks",
     "decode_steps",
     "failed_requests",
+    "updates_in_flight",
+    "recomputed_tokens",
 )
 
 
@@ -31,7 +35,14 @@ class Counters:
         """All counters as metrics, set to zero again."""
         with self._lock:
             sums, self._sums = self._sums, Counter()
-        metrics = {f"engine/{name}": float(sums[name]) for name in NAMES}
-        prompt = sums["prompt_tokens"]
-        metrics["engine/prefix_cache_hit_rate"] = sums["cached_tokens"] / prompt if prompt else 0.0
-        return metrics
+        return merged([{f"engine/{name}": float(sums[name]) for name in NAMES}])
+
+
+def merged(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of several engines together: counts add up, and the hit rate is that of all prompt tokens."""
+    sums: dict[str, float] = {}
+    for part in parts:
+        for name, count in part.items():
+            sums[name] = sums.get(name, 0.0) + count
+    prompt, cached = sums.get("engine/prompt_tokens", 0.0), sums.get("engine/cached_tokens", 0.0)
+    return sums | {"engine/prefix_cache_hit_rate": cached / prompt if prompt else 0.0}

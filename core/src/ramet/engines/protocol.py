@@ -69,14 +69,14 @@ class FirstReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a request produced. The three arrays have one entry per sampled token."""
+    """What a request produced. The four arrays have one entry per sampled token."""
 
     token_ids: array[int]  # int32
     logprobs: array[float]  # float32
     entropies: array[float]  # float32; empty without `Capability.ENTROPY`
     finish: FinishReason
     stop: str | None  # the stop string, if one ended it
-    policy_version: int  # of the weights that sampled all of these tokens
+    policy_versions: array[int]  # int32; of the weights that sampled each token; they never decrease
     prompt_tokens: int
     cached_tokens: int  # prompt tokens whose cache was reused or copied instead of computed
 
@@ -109,11 +109,28 @@ class Engine(Protocol):
         """These rollouts are over: their caches may go. Unknown keys pass."""
         ...
 
-    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def update_weights(
+        self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool = False
+    ) -> None:
         """Copy new weights in place, drop every cache of older ones, and serve as `version` from now on.
 
-        Waits for requests under way. Names are those of the Hugging Face model's `state_dict`.
+        Waits for the requests under way, and later ones wait for it. With `in_flight` nobody waits: between two tokens
+        of the requests under way the weights change, their caches are computed again from prompt and tokens so far,
+        and they go on as if nothing had happened to seed, stops, limits and first report. Updates keep their order.
+        Names are those of the Hugging Face model's `state_dict`. Raises `ValueError`, and changes nothing, if names or
+        shapes do not fit the model.
         """
+        ...
+
+    async def pause(self) -> None:
+        """Returns when nothing is computed any more; nothing will be until `resume`. Requests and updates may come.
+
+        Updates in flight are done meanwhile; others wait for requests that do not end before `resume`.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Go on where `pause` stopped; without a pause nothing happens."""
         ...
 
     def metrics(self) -> Mapping[str, float]:

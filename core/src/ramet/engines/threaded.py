@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from ramet.engines.commands import Abort, Close, Do, Pause, Release, Resume, Ticket, Update
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import Completion, EngineInfo, FirstReport, Request
 from ramet.engines.requests import check_request
-from ramet.engines.worker import Abort, Build, Close, Release, Ticket, Update, Worker
+from ramet.engines.worker import Build, Worker
 from ramet.errors import InfraError
 
 
@@ -49,12 +50,32 @@ class ThreadedEngine:
     def release(self, cache_keys: Sequence[str]) -> None:
         self._worker.send(Release(tuple(cache_keys)))
 
-    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def update_weights(
+        self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool = False
+    ) -> None:
         """Raises `ValueError`, and changes nothing, if names or shapes do not fit the model."""
         self._check_open()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        self._worker.send(Update(list(weights), version, loop, future))
+        self._worker.send(Update(list(weights), version, in_flight, loop, future))
+        await future
+
+    async def pause(self) -> None:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._worker.send(Pause(loop, future))
+        await future
+
+    async def resume(self) -> None:
+        self._worker.send(Resume())
+
+    async def _do(self, work: Callable[[], object]) -> None:
+        """Call this in the thread, between two steps."""
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._worker.send(Do(work, loop, future))
         await future
 
     def metrics(self) -> Mapping[str, float]:

@@ -1,7 +1,8 @@
 """The thread that owns an engine's batcher: commands in through a queue, events out to asyncio loops.
 
 While it computes, tools go on. Nothing else touches batcher, cache or weights. Commands that arrive behind a weight
-update wait for it, and the update waits for the requests before it; aborts and releases never wait.
+update wait for it, and the update waits for the requests before it, unless it is one in flight; aborts and releases
+never wait.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from ramet.engines.protocol import Completion, FirstReport, Request
+from ramet.engines.commands import Abort, Close, Command, Do, Pause, Release, Resume, Ticket, Update
+from ramet.engines.protocol import Request
 from ramet.engines.sequence import Done, Event, Failed, First, Sequence
 from ramet.errors import InfraError
 
@@ -70,48 +71,15 @@ class Batcher(Protocol):
         """Copy new weights in place. Raises `ValueError`, and changes nothing, if they do not fit."""
         ...
 
-    def next_epoch(self, version: int) -> None:
-        """The weights are of this version from now on: forget every cache. Nothing may be running."""
+    def next_epoch(self, version: int | None) -> None:
+        """The weights are of this version from now on: forget every cache, and let what runs compute its own again.
+
+        None: the weights of this epoch were refused, and the old ones stay with their caches.
+        """
         ...
 
 
 Build: TypeAlias = Callable[[], AbstractContextManager[Batcher]]  # entered and left in the thread
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ticket:
-    """Where the events of one request go. Futures and callbacks are touched on their own loop only."""
-
-    request: Request
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Completion]
-    on_first: Callable[[FirstReport], None] | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Update:
-    weights: Seq[tuple[str, Tensor]]
-    version: int
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[None]
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    keys: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    pass
-
-
-Command: TypeAlias = Ticket | Update | Abort | Release | Close
 
 
 class Worker:
@@ -126,6 +94,7 @@ class Worker:
         self._updates: list[Update] = []
         self._broken: tuple[str, Exception | None] | None = None  # why nothing can be served any more, and its cause
         self._stuck = False  # requests wait, and only a command can help them
+        self._paused = False
         self._closed = False
         self._built: Future[Batcher] = Future()
         self._thread = threading.Thread(target=self._run, name=f"ramet-{name}-engine", daemon=True)
@@ -167,7 +136,7 @@ class Worker:
 
     def _compute(self) -> None:
         self._apply_updates()
-        if not self._batcher.idle:
+        if not (self._batcher.idle or self._paused):
             events = self._batcher.step()
             self._stuck = not (events or self._batcher.running)
             self._deliver(events)
@@ -175,14 +144,15 @@ class Worker:
     def _next_commands(self) -> list[Command]:
         """What has arrived; waits for a command if there is nothing to compute."""
         commands: list[Command] = []
-        if self._broken is not None or self._batcher.idle or self._stuck:
+        at_rest = self._batcher.idle or self._stuck or self._paused
+        if self._broken is not None or (at_rest and not self._update_is_due):
             commands.append(self._wait())
         while not self._commands.empty():  # this thread is the only reader
             commands.append(self._commands.get())
         return commands
 
     def _wait(self) -> Command:
-        if self._stuck:
+        if self._stuck and not self._paused:
             try:
                 return self._commands.get(timeout=STALL_S)
             except queue.Empty:
@@ -193,10 +163,17 @@ class Worker:
         match command:
             case Close():
                 self._closed = True
-            case Ticket() | Update() if self._broken is not None:
+            case Ticket() | Update() | Pause() | Do() if self._broken is not None:
                 self._refuse(command)
             case Abort() | Release() if self._broken is not None:
                 pass
+            case Pause():
+                self._paused = True
+                _call(command.loop, [partial(_resolve, command.future, None)])
+            case Do():
+                self._do(command)
+            case Resume():
+                self._paused = False
             case Abort(request_id):
                 self._deliver(self._batcher.abort(request_id))
             case Release(keys):
@@ -207,13 +184,27 @@ class Worker:
             case Update():
                 self._updates.append(command)
 
+    @property
+    def _update_is_due(self) -> bool:
+        """The first of the updates waits for nothing any more."""
+        return bool(self._updates) and (self._updates[0].in_flight or self._batcher.drained)
+
+    def _do(self, command: Do) -> None:
+        try:
+            command.work()
+        except Exception as error:
+            failure = InfraError(f"the {self._name} engine failed: {error}")
+            _call(command.loop, [partial(_reject, command.future, failure)])
+            raise
+        _call(command.loop, [partial(_resolve, command.future, None)])
+
     def _apply_updates(self) -> None:
-        while self._updates and self._batcher.drained:
+        while self._update_is_due:
             update = self._updates.pop(0)
             try:
                 self._batcher.load(update.weights)
             except ValueError as error:
-                self._batcher.next_epoch(self._batcher.version)
+                self._batcher.next_epoch(None)
                 _call(update.loop, [partial(_reject, update.future, error)])
             else:
                 self._batcher.next_epoch(update.version)
@@ -240,7 +231,7 @@ class Worker:
         self._tickets.clear()
         self._updates.clear()
 
-    def _refuse(self, command: Ticket | Update) -> None:
+    def _refuse(self, command: Ticket | Update | Pause | Do) -> None:
         assert self._broken is not None
         message, cause = self._broken
         error = InfraError(message)

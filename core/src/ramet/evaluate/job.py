@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ramet.cluster.check import check_cluster
 from ramet.cluster.engines import check_engine
-from ramet.cluster.local import LocalRollouts, build_encoder
 from ramet.cluster.parts import build_benchmarks, check_parts
+from ramet.cluster.place import open_rollouts
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -74,6 +75,7 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
         *check_model(config.model),
         *check_torch(config.run, config.model),
         *check_engine(config),
+        *check_cluster(config),
         *check_parts(config, training=False),
     ]
     benchmarks: dict[str, Benchmark] = {}
@@ -106,11 +108,8 @@ async def _measure(
         branch=False,
         salt="eval",
     )
-    rollouts = LocalRollouts(config, build_encoder(config))
-    try:
+    async with open_rollouts(config) as rollouts:
         await measure(rollouts, benchmarks, tasks, plan=plan, partial=partial, report=_Progress())
-    finally:
-        await rollouts.close()
 
 
 class _Progress:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from ramet.cluster.local import LocalRollouts
+from ramet.cluster.place import Rollouts
 from ramet.errors import PluginError
 from ramet.evaluate.results import PartialResults
 from ramet.evaluate.tasks import task_result
@@ -19,7 +19,7 @@ Report = Callable[[str, int, int], None]  # benchmark, tasks done, tasks in all
 
 
 async def measure(
-    rollouts: LocalRollouts,
+    rollouts: Rollouts,
     benchmarks: Mapping[str, Benchmark],
     tasks: Mapping[str, Sequence[Task]],
     *,

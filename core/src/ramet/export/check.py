@@ -5,6 +5,7 @@ Both models go through the same plain forward pass, one sequence at a time, so a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -59,7 +60,11 @@ def compare(before: Tensor, after: Tensor, sequences: Many[Sequence], dtype: Dty
 
 def different_weights(before: PreTrainedModel, after: PreTrainedModel) -> list[str]:
     """Names of weights that are not equal to the bit, or stand on one side only."""
-    left, right = before.state_dict(), after.state_dict()
+    return different_tensors(before.state_dict(), after.state_dict())
+
+
+def different_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
+    """As `different_weights`."""
     return sorted(
         name
         for name in left.keys() | right.keys()

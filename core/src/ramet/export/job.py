@@ -9,25 +9,27 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ramet.config.schema import Attention, Dtype, ModelConfig, RunConfig
-from ramet.errors import ConfigError, InfraError
-from ramet.export.check import Comparison, compare, different_weights, logprobs
+from ramet.errors import ConfigError, InfraError, raise_all
+from ramet.export.adapter import check_adapter, load_adapted, write_adapter
+from ramet.export.check import Comparison, compare, different_tensors, different_weights, logprobs
 from ramet.export.model import build_model
 from ramet.export.sequences import Sequence, random_sequences, recorded_sequences
 from ramet.export.verl import model_folder, read_shards
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint import NAME, Checkpoint, verify
-from ramet.policy.state import WEIGHTS
+from ramet.policy.errors import CheckpointError
+from ramet.policy.lora import AdapterMerger, adapter_weights, adapters
+from ramet.policy.state import saved_weights
 from ramet.tracking.saved import SavedRun, read_run
 
 
@@ -49,17 +51,37 @@ def export_run(
     Raises `ConfigError`, and `InfraError` if the folder cannot be written or is not the trained policy.
     """
     _begin(out)
-    saved = read_run(run)
-    if saved.job != "train":
-        raise ConfigError(f"{run} is a `ramet {saved.job}` run, and only `ramet train` runs have a policy to export")
-    config = _located(saved, model)
-    checkpoint = find_checkpoint(run / "checkpoints", step)
-    trained = build_model(config, _read_weights(checkpoint), str(checkpoint.folder))
+    saved, config, checkpoint = _find(run, step, model)
+    weights = _read(checkpoint)
+    adapter = dict(adapters(weights))
+    trained = build_model(config, _merged(adapter, config) if adapter else weights, str(checkpoint.folder))
     recorded = recorded_sequences(run, checkpoint.step)
     sequences = recorded or random_sequences(trained.config.vocab_size)
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     found = _export(trained, config, out, sequences, saved.temperature)
-    return _exported(trained, out, checkpoint.folder, config.dtype, bool(recorded), found)
+    return _exported(trained.parameters(), out, checkpoint.folder, config.dtype, bool(recorded), found)
+
+
+def export_adapter(run: Path, out: Path, *, step: int | None = None, model: Path | None = None) -> Exported:
+    """As `export_run`, the adapter of a run with `policy.lora_rank` only, in float32, beside which peft needs the base.
+
+    Raises as `export_run`.
+    """
+    _begin(out)
+    saved, config, checkpoint = _find(run, step, model)
+    adapter = dict(adapters(_read(checkpoint)))
+    raise_all(check_adapter(adapter, checkpoint.folder))
+    trained = build_model(config, _merged(adapter, config), str(checkpoint.folder))
+    recorded = recorded_sequences(run, checkpoint.step)
+    sequences = recorded or random_sequences(trained.config.vocab_size)
+    before = logprobs(trained, sequences, saved.temperature)
+    config = dataclasses.replace(config, dtype=Dtype.FLOAT32)
+    with _temporary(out) as folder:
+        write_adapter(folder, adapter, config)
+        again = load_adapted(_comparable(config), folder)
+        _require_same(different_tensors(adapter, dict(adapter_weights(again))), out)
+        found = _compared(before, logprobs(again, sequences, saved.temperature), sequences, config.dtype, out)
+    return _exported(adapter.values(), out, checkpoint.folder, config.dtype, bool(recorded), found)
 
 
 def export_verl(shards: Path, out: Path, *, dtype: Dtype = Dtype.BFLOAT16, model: Path | None = None) -> Exported:
@@ -74,7 +96,7 @@ def export_verl(shards: Path, out: Path, *, dtype: Dtype = Dtype.BFLOAT16, model
     trained = build_model(config, read_shards(shards), str(shards))
     sequences = random_sequences(trained.config.vocab_size)
     found = _export(trained, config, out, sequences, temperature=1.0)
-    return _exported(trained, out, shards, dtype, False, found)
+    return _exported(trained.parameters(), out, shards, dtype, False, found)
 
 
 def find_checkpoint(root: Path, step: int | None) -> Checkpoint:
@@ -104,11 +126,23 @@ def _located(saved: SavedRun, model: Path | None) -> ModelConfig:
     return config
 
 
-def _read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def _find(run: Path, step: int | None, model: Path | None) -> tuple[SavedRun, ModelConfig, Checkpoint]:
+    saved = read_run(run)
+    if saved.job != "train":
+        raise ConfigError(f"{run} is a `ramet {saved.job}` run, and only `ramet train` runs have a policy to export")
+    return saved, _located(saved, model), find_checkpoint(run / "checkpoints", step)
+
+
+def _read(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The whole weights, whatever number of ranks wrote them; under LoRA the adapter's."""
     try:
-        return load_file(checkpoint.folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{checkpoint.folder / WEIGHTS}: cannot be read: {error}") from error
+        return saved_weights(checkpoint.folder)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _merged(adapter: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    return dict(AdapterMerger(Path(config.path))(adapter.items()))
 
 
 def _export(
@@ -121,18 +155,31 @@ def _export(
         trained.to(DTYPES[config.dtype])  # type: ignore[arg-type]
         trained.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        attention = Attention.EAGER if config.attention is Attention.EAGER else Attention.SDPA
         again = load_model(
-            dataclasses.replace(config, path=str(folder), tokenizer=None, chat_template=None, attention=attention)
+            dataclasses.replace(_comparable(config), path=str(folder), tokenizer=None, chat_template=None)
         )
-        if different := different_weights(trained, again):
-            raise InfraError(f"{out}: not written: read back, {len(different)} weights differ, such as {different[0]}")
-        found = compare(before, logprobs(again, sequences, temperature), sequences, config.dtype)
-        if not found.passed:
-            raise InfraError(
-                f"{out}: not written: log-probabilities differ by up to {found.largest:.3g} from the trained policy's; "
-                f"at most {found.threshold:g} is allowed in {config.dtype}"
-            )
+        _require_same(different_weights(trained, again), out)
+        return _compared(before, logprobs(again, sequences, temperature), sequences, config.dtype, out)
+
+
+def _comparable(config: ModelConfig) -> ModelConfig:
+    """As `build_model` computes: flash attention rounds otherwise."""
+    attention = Attention.EAGER if config.attention is Attention.EAGER else Attention.SDPA
+    return dataclasses.replace(config, attention=attention)
+
+
+def _require_same(different: list[str], out: Path) -> None:
+    if different:
+        raise InfraError(f"{out}: not written: read back, {len(different)} weights differ, such as {different[0]}")
+
+
+def _compared(before: Tensor, after: Tensor, sequences: list[Sequence], dtype: Dtype, out: Path) -> Comparison:
+    found = compare(before, after, sequences, dtype)
+    if not found.passed:
+        raise InfraError(
+            f"{out}: not written: log-probabilities differ by up to {found.largest:.3g} from the trained policy's; "
+            f"at most {found.threshold:g} is allowed in {dtype}"
+        )
     return found
 
 
@@ -157,13 +204,13 @@ def _begin(out: Path) -> None:
 
 
 def _exported(
-    model: PreTrainedModel, out: Path, source: Path, dtype: Dtype, recorded: bool, comparison: Comparison
+    weights: Iterable[Tensor], out: Path, source: Path, dtype: Dtype, recorded: bool, comparison: Comparison
 ) -> Exported:
     return Exported(
         folder=out,
         source=source,
         dtype=dtype,
-        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        n_parameters=sum(tensor.numel() for tensor in weights),
         recorded=recorded,
         comparison=comparison,
     )

@@ -26,6 +26,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from ramet.config.schema import Attention, Dtype, ModelConfig
 from ramet.errors import ConfigError
+from ramet.models.varlen import has_varlen, register
 from ramet.models.weight_files import check_weights, read_json
 
 logger = logging.getLogger(__name__)
@@ -101,8 +102,11 @@ def _is_invented(token: str, folder: Path) -> bool:
     return json.dumps(token) not in text and json.dumps(token, ensure_ascii=False) not in text
 
 
-def load_model(config: ModelConfig) -> PreTrainedModel:
-    """The causal language model in evaluation mode, on its device. Raises `ConfigError`."""
+def load_model(config: ModelConfig, *, place: torch.device | None = None) -> PreTrainedModel:
+    """The causal language model in evaluation mode, on its device. Raises `ConfigError`.
+
+    `place` holds it instead, for one who will take it to its device piece by piece.
+    """
     device = resolve_device(config)
     try:
         loaded: Any
@@ -124,7 +128,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             f"model.path: the files in {config.path!r} lack {len(missing)} weights of the model that config.json "
             f"describes: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}"
         )
-    ready: PreTrainedModel = model.to(device).eval()
+    ready: PreTrainedModel = model.to(place or device).eval()
     return ready
 
 
@@ -164,6 +168,13 @@ def _attention(config: ModelConfig, device: torch.device) -> str:
             "model.attention: flash_attention_2 needs the package flash-attn, a CUDA device and model.dtype=bfloat16; "
             "allowed here: auto, sdpa, eager"
         )
+    if config.attention is Attention.VARLEN:
+        if not (has_varlen() and device.type == "cuda" and config.dtype is Dtype.BFLOAT16):
+            raise ConfigError(
+                "model.attention: varlen needs a torch with torch.nn.attention.varlen (2.13 has it), a CUDA device and "
+                "model.dtype=bfloat16; allowed here: auto, sdpa, eager"
+            )
+        register()
     return str(config.attention)
 
 

@@ -43,8 +43,9 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
-        """Let `write` fill a temporary folder, make it `step_…`, and prune to the newest `keep`.
+        """Let `write` fill a temporary folder, make it `step_…`, and prune to the newest `keep`. In any thread.
 
+        Where several ranks write, `write` returns when all have; sealing and renaming is one process's business.
         Raises `CheckpointError` if it cannot be written; the checkpoints before it are then as they were.
         """
         final = self.root / f"step_{step:06d}"

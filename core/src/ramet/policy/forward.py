@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
 from ramet.algorithms.logprobs import Entropy, logprobs_from_hidden
 from ramet.errors import ConfigError
 from ramet.policy.packing import MicroBatch
+from ramet.policy.ulysses import join, ulysses_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +29,30 @@ class TokenScores:
     mask: Tensor  # [T] bool
 
 
-def score_tokens(model: PreTrainedModel, batch: MicroBatch, temperature: float, entropy: Entropy) -> TokenScores:
-    """One forward pass. Gradients flow if they are enabled."""
-    hidden = hidden_states(model, batch)
-    states = hidden.flatten(0, 1)[batch.predict]
+def score_tokens(
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    temperature: float,
+    entropy: Entropy,
+    group: ProcessGroup | None = None,
+) -> TokenScores:
+    """One forward pass. Gradients flow if they are enabled. `group`: the ranks that share the sequences (Ulysses)."""
+    n = len(batch.targets)
+    if group is None:
+        states, own = hidden_states(model, batch).flatten(0, 1)[batch.predict], None
+    else:
+        states, own = ulysses_states(model, batch.input_ids, batch.position_ids, batch.predict, group)
     logprobs, entropies = logprobs_from_hidden(
         states,
         _head(model),
-        batch.targets,
+        batch.targets if own is None else batch.targets[own],
         temperature,
         vocab_size=model.config.vocab_size,
         entropy=entropy,
     )
+    if group is not None and own is not None:
+        logprobs = join(logprobs, own, n, group)
+        entropies = entropies if entropy is Entropy.NONE else join(entropies, own, n, group)
     zeros = logprobs.new_zeros(sum(batch.lengths))
     return TokenScores(
         logprobs=zeros.index_put((batch.response,), logprobs),

@@ -1,46 +1,115 @@
-"""The models of a policy worker: the one that is trained and its frozen reference."""
+"""The models of a policy worker: the one that is trained and its frozen reference, whole or sharded over ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
+from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
-from ramet.models.loading import load_model
+from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig
+from ramet.models.loading import load_model, resolve_device
+from ramet.models.varlen import VARLEN
+from ramet.policy.compiled import compile_blocks
 from ramet.policy.forward import check_head
+from ramet.policy.lora import add_adapter
 from ramet.policy.packing import Cost, model_cost
+from ramet.policy.scorer import ScoringModel
+from ramet.policy.sharding import shard
 from ramet.policy.spec import PolicySpec
+from ramet.policy.ulysses import install, own_attention
+
+HOST = torch.device("cpu")
+M = TypeVar("M", bound=torch.nn.Module)
 
 
-def trainable_model(spec: PolicySpec) -> PreTrainedModel:
-    """The model in float32. Without dropout: pi must be the same distribution in every pass.
+def trainable_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> ScoringModel:
+    """The policy, as `trainable` makes it."""
+    return trainable(spec.model, spec.policy, ScoringModel, seed=spec.seed, world_size=world_size, group=group)
+
+
+def trainable(
+    config: ModelConfig,
+    policy: PolicyConfig,
+    wrap: Callable[[PreTrainedModel, ProcessGroup | None], M],
+    *,
+    seed: int,
+    world_size: int = 1,
+    group: ProcessGroup | None = None,
+) -> M:
+    """The model with float32 weights; under LoRA the frozen ones stay in `model.dtype`. Without dropout: pi must be the
+    same distribution in every pass. `group`: the ranks that share each sequence. `wrap` makes the module whose forward
+    pass is run.
 
     Raises `ConfigError` for a model that cannot be loaded or trained.
     """
-    model = load_model(spec.model)
-    model.float()  # type: ignore[no-untyped-call]
+    sharded = world_size > 1
+    model = load_model(config, place=HOST if sharded else None)
+    if policy.lora_rank:
+        add_adapter(model, policy.lora_rank, seed=seed)
+    elif not sharded:
+        model.float()  # type: ignore[no-untyped-call]
     check_head(model)
+    _without_dropout(model)
+    if policy.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    if group is not None:
+        install(model, group)
+    wrapped = wrap(model, group)
+    if policy.compile:
+        compile_blocks(model)
+    if sharded:
+        shard(
+            wrapped,
+            blocks_of(model),
+            resolve_device(config),
+            master=torch.float32,
+            compute=torch.bfloat16 if config.dtype is Dtype.BFLOAT16 else None,
+            offload=policy.offload is Offload.ALL,
+        )
+    return wrapped
+
+
+def reference_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> ScoringModel:
+    """The weights that the run starts from, in `model.dtype`, frozen; resuming does not change them."""
+    sharded = world_size > 1
+    model = load_model(spec.model, place=HOST if sharded else None)
+    model.requires_grad_(False)
+    if group is not None:
+        install(model, group)
+    scorer = ScoringModel(model, group)
+    if sharded:
+        offload = spec.policy.offload is Offload.ALL
+        shard(scorer, blocks_of(model), resolve_device(spec.model), offload=offload)
+    return scorer
+
+
+def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The transformer blocks: what transformers says must not be split."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def row_cost(model: PreTrainedModel, device: torch.device) -> Cost:
+    """What a sequence of its own costs, whichever kernel computes it."""
+    return model_cost(model.config.hidden_size, device)
+
+
+def attention_cost(model: PreTrainedModel, device: torch.device) -> Cost | None:
+    """None for flash attention and varlen, which know where packed sequences end (by the position ids).
+
+    Those need CUDA and are not run by the tests; what they are given, packed rows, is.
+    """
+    own = own_attention(model.config)
+    return None if "flash" in own or own == VARLEN else row_cost(model, device)
+
+
+def _without_dropout(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
             module.attention_dropout = 0.0  # type: ignore[assignment]
-    if spec.policy.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
-    return model
-
-
-def reference_model(spec: PolicySpec) -> PreTrainedModel:
-    """The weights that the run starts from, in `model.dtype`, frozen; resuming does not change them."""
-    model = load_model(spec.model)
-    model.requires_grad_(False)
-    return model
-
-
-def attention_cost(model: PreTrainedModel) -> Cost | None:
-    """None for flash attention, which knows where packed sequences end (transformers tells it by the position ids).
-
-    That path needs CUDA and is not run by the tests; what it is given, packed rows, is.
-    """
-    flash = "flash" in str(model.config._attn_implementation)
-    return None if flash else model_cost(model.config.hidden_size, model.device)

@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from ramet.config.schema import PolicyConfig, Schedule
+from ramet.policy.sharding import whole
 
 
 def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:
@@ -27,12 +29,29 @@ def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:
 
 
 def make_optimizer(parameters: Iterable[Parameter], config: PolicyConfig) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) over all parameters. Its state has the parameters' type, float32."""
+    """AdamW (arXiv 1711.05101) over the parameters that are trained. Its state has their type, float32."""
     return torch.optim.AdamW(
-        list(parameters), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+        [p for p in parameters if p.requires_grad],
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
     )
 
 
 def clip_gradients(parameters: Iterable[Parameter], max_norm: float) -> float:
-    """Scale the gradients to at most `max_norm` and return the norm before; it may not be finite."""
-    return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+    """Scale the gradients to at most `max_norm` and return the norm before; it may not be finite.
+
+    Both are those of whole gradients, also where a rank holds only its part of them.
+    """
+    chosen = list(parameters)
+    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in chosen if p.grad is not None]))
+    torch.nn.utils.clip_grads_with_norm_(chosen, max_norm, norm)
+    return float(norm)
+
+
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Take the optimiser's state to `device`. Counts of steps stay in host memory, where AdamW wants them."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim():
+                state[name] = value.to(device)

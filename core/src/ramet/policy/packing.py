@@ -124,15 +124,33 @@ def micro_batches(rows: Sequence[Row], *, budget: int, cost: Cost | None) -> lis
     Raises `ValueError` for a row without a prompt: nothing would predict its first token.
     """
     lengths = [row.n_tokens - 1 for row in rows]
+    return [micro_batch(rows, chosen, layout) for chosen, layout in plan(lengths, budget=budget, cost=cost)]
+
+
+def plan(lengths: Sequence[int], *, budget: int, cost: Cost | None) -> list[tuple[list[int], Layout]]:
+    """Which sequences share a pass, and how they lie in it."""
     if cost is None:
-        return [micro_batch(rows, chosen, Layout.PACKED) for chosen in first_fit(lengths, budget)]
+        return [(chosen, Layout.PACKED) for chosen in first_fit(lengths, budget)]
     budget = min(budget, cost.best_tokens)
     out = []
     for chosen in similar_lengths(lengths, budget):
         own = [lengths[i] for i in chosen]
-        layout = Layout.PACKED if cost.packed(own) < cost.padded(own) else Layout.PADDED
-        out.append(micro_batch(rows, chosen, layout))
+        out.append((chosen, Layout.PACKED if cost.packed(own) < cost.padded(own) else Layout.PADDED))
     return out
+
+
+def empty_micro_batch() -> MicroBatch:
+    """Feeds one token and predicts none: what a rank passes while others have more to do."""
+    return MicroBatch(
+        rows=(),
+        input_ids=torch.zeros(1, 1, dtype=torch.int64),
+        position_ids=torch.zeros(1, 1, dtype=torch.int64),
+        predict=torch.zeros(0, dtype=torch.int64),
+        targets=torch.zeros(0, dtype=torch.int64),
+        response=torch.zeros(0, dtype=torch.int64),
+        lengths=(),
+        n_tokens=0,
+    )
 
 
 def micro_batch(rows: Sequence[Row], chosen: Sequence[int], layout: Layout) -> MicroBatch:

@@ -1,15 +1,104 @@
-"""Sums over the ranks of a policy. Everything that is counted passes through here."""
+"""The processes that hold a policy together: joining and leaving them, and what they tell each other.
+
+Numbers and small objects go through host memory (gloo) whatever the device; only FSDP moves tensors. Every wait ends
+after the deadline that was given to `join_ranks`.
+"""
 
 from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from ramet.errors import InfraError
+
+T = TypeVar("T")
+_timeout: timedelta | None = None  # of this process's groups; torch would give new ones 30 minutes
+
+
+def join_ranks(*, rank: int, world_size: int, address: str, timeout_s: float) -> None:
+    """Meet the other ranks at `address` (`tcp://HOST:PORT`, where rank 0 listens). Every rank calls this once.
+
+    With CUDA the rank takes the device that is its own: the only one it sees, or one by its rank. `timeout_s` bounds
+    the meeting and every later exchange. Raises `InfraError`.
+    """
+    if dist.is_initialized():
+        raise RuntimeError(f"policy rank {rank}: this process has joined {dist.get_world_size()} ranks already")
+    global _timeout
+    _timeout = timedelta(seconds=timeout_s)
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            init_method=address,
+            rank=rank,
+            world_size=world_size,
+            timeout=_timeout,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise InfraError(
+            f"policy rank {rank} of {world_size} did not meet the others at {address} within {timeout_s:g} s "
+            f"(cluster.timeout_s): {error}"
+        ) from error
+
+
+def leave_ranks() -> None:
+    """The inverse of `join_ranks`; nothing happens if none were joined."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def require_ranks(rank: int, world_size: int) -> None:
+    """Raise `RuntimeError` unless this process can stand for `rank` of `world_size`. One rank needs no group."""
+    found = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if found != (rank, world_size):
+        raise RuntimeError(
+            f"policy rank {rank} of {world_size}: this process is rank {found[0]} of {found[1]}; call join_ranks first"
+        )
+
 
 def sum_over_ranks(value: float) -> float:
     """The sum of every rank's value; the value itself where there is one rank."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not dist.is_initialized():
         return value
     total = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(total)
     return float(total)
+
+
+def gather_on_first(value: T) -> list[T] | None:
+    """Every rank's value in the ranks' order on rank 0, None elsewhere. All ranks call it."""
+    if not dist.is_initialized():
+        return [value]
+    out: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, out)
+    return out
+
+
+def gather_everywhere(value: T) -> list[T]:
+    """Every rank's value in the ranks' order, on all ranks. All ranks call it."""
+    if not dist.is_initialized():
+        return [value]
+    out: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(out, value)
+    return cast("list[T]", out)
+
+
+def neighbours(size: int) -> dist.ProcessGroup | None:
+    """The group of `size` consecutive ranks to which this rank belongs; None for 1. All ranks call it."""
+    if size == 1:
+        return None
+    starts = range(0, dist.get_world_size(), size)
+    groups = [dist.new_group(list(range(first, first + size)), timeout=_timeout) for first in starts]
+    return cast("dist.ProcessGroup", groups[dist.get_rank() // size])
+
+
+def host_group() -> dist.ProcessGroup | None:
+    """A group of all ranks of its own, for a thread that exchanges while others compute; None for one rank."""
+    if not dist.is_initialized():
+        return None
+    return cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=_timeout))

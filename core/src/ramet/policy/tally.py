@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ramet.policy.ranks import sum_over_ranks
+from ramet.policy.ranks import gather_on_first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank saw, on its way to the first."""
+
+    sums: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    largest: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 class Tally:
@@ -42,23 +55,34 @@ class Tally:
         self._sums[name] = self._sums.get(name, torch.zeros((), dtype=torch.float64)) + value
         self._counts[name] += 1
 
-    def result(self) -> dict[str, float]:
-        """Percentiles and maxima are those of this rank."""
+    def result(self, *, counts: bool = True) -> dict[str, float]:
+        """Of all ranks together, on rank 0; empty elsewhere. `counts` False: another rank saw the same tokens."""
+        parts = gather_on_first(self._part() if counts else Part())
+        if parts is None:
+            return {}
         out = {}
-        for name in sorted(self._counts):
-            count = sum_over_ranks(self._counts[name])
-            total = sum_over_ranks(float(self._sums[name]))
+        for name in sorted({name for part in parts for name in part.counts}):
+            count = sum(part.counts.get(name, 0) for part in parts)
             if count:
-                out[name] = total / count
-        out.update({name: float(value) for name, value in self._largest.items()})
-        for name, pieces in self._values.items():
-            everything = torch.cat(pieces).double().cpu().numpy()
+                out[name] = sum(part.sums.get(name, 0.0) for part in parts) / count
+        for name in sorted({name for part in parts for name in part.largest}):
+            out[name] = max(part.largest[name] for part in parts if name in part.largest)
+        for name in sorted({name for part in parts for name in part.values}):
+            everything = np.concatenate([part.values[name] for part in parts if name in part.values])
             if len(everything):
                 low, high = _percentiles(everything)
                 out.update({f"{name}_p01": low, f"{name}_p99": high, f"{name}_max": float(everything.max())})
         return out
 
+    def _part(self) -> Part:
+        return Part(
+            sums={name: float(value) for name, value in self._sums.items()},
+            counts=dict(self._counts),
+            largest={name: float(value) for name, value in self._largest.items()},
+            values={name: torch.cat(pieces).double().cpu().numpy() for name, pieces in self._values.items()},
+        )
 
-def _percentiles(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
+
+def _percentiles(values: NDArray[np.float64]) -> tuple[float, float]:
     low, high = np.percentile(values, [1, 99])
     return float(low), float(high)

@@ -1,76 +1,110 @@
-"""The policy worker: holds the trained model and does everything that touches its weights.
+"""The policy worker: one rank of the trained model, and everything that touches its weights.
 
 A plain class with coarse methods whose arguments and results pickle, so that it runs in this process or as a Ray actor
-unchanged. It is given its rank's rows; whatever is counted passes through `sum_over_ranks`.
+unchanged. Every rank is called with the same arguments, takes its share of the rows (`shares.py`), and rank 0 returns
+the result of all. One rank needs no process group; several must have called `ranks.join_ranks`.
 
 Weights and optimiser state are float32 whatever `model.dtype` says: steps of 1e-6 vanish in bfloat16. With bfloat16 the
-forward and backward passes run under autocast instead, as mixed precision does.
+forward and backward passes run under autocast instead, or on weights that FSDP gathers in bfloat16.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
-from random import Random
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ramet.algorithms.aggregation import TokenCounts
 from ramet.algorithms.logprobs import Entropy
-from ramet.config.schema import Dtype, OldLogprobs
-from ramet.errors import ConfigError
+from ramet.config.schema import OldLogprobs
+from ramet.errors import raise_all
+from ramet.models.loading import resolve_device
 from ramet.policy.batch import Floats, Row, unpadded
+from ramet.policy.check import check_parts
 from ramet.policy.errors import TrainingDiverged
-from ramet.policy.forward import TokenScores, score_tokens
-from ramet.policy.models import attention_cost, reference_model, trainable_model
+from ramet.policy.lora import adapter_weights, merged_weights
+from ramet.policy.models import reference_model, trainable_model
 from ramet.policy.objective import Objective
-from ramet.policy.optim import clip_gradients, learning_rate, make_optimizer
-from ramet.policy.packing import MicroBatch, micro_batches
-from ramet.policy.ranks import sum_over_ranks
+from ramet.policy.optim import learning_rate
+from ramet.policy.ranks import gather_everywhere, gather_on_first, neighbours, require_ranks
+from ramet.policy.replica import Replica
+from ramet.policy.scored import Scored, in_order
+from ramet.policy.scorer import ScoringModel
+from ramet.policy.sharding import keep_only_shards
+from ramet.policy.shares import Place, minibatches
 from ramet.policy.spec import PolicySpec
-from ramet.policy.state import export_model, load_state, save_state
+from ramet.policy.state import export_model
 from ramet.policy.step_data import StepData
 from ramet.policy.tally import Tally
 
-logger = logging.getLogger(__name__)
+ADVICE = "Lower policy.lr or policy.grad_clip, and look at the rollouts of this step"
 
 
 class PolicyWorker:
     """Trains the policy. `spec` says with what; the weights are `spec.model`'s until `load`."""
 
     def __init__(self, spec: PolicySpec, *, rank: int = 0, world_size: int = 1) -> None:
-        if world_size != 1:
-            raise ConfigError(f"cluster: the policy runs on 1 rank, got {world_size}; sharding is not built in")
+        """Raises `ConfigErrors`, and `RuntimeError` if this process has not joined `world_size` ranks as `rank`."""
+        if world_size > 1:
+            require_ranks(rank, world_size)
+        raise_all(check_parts(spec.policy, resolve_device(spec.model).type, world_size))
         self.spec = spec
         self.rank = rank
         self.world_size = world_size
-        self.model = trainable_model(spec)
-        self.reference = reference_model(spec) if spec.needs_reference else None
-        self.optimizer = make_optimizer(self.model.parameters(), spec.policy)
-        self.bad_steps = 0  # non-finite optimiser steps in a row
+        group = neighbours(spec.policy.sequence_parallel)
+        self._scorer = trainable_model(spec, world_size=world_size, group=group)
+        self._reference = reference_model(spec, world_size=world_size, group=group) if spec.needs_reference else None
         self._objective = Objective(spec)
-        self._cost = attention_cost(self.model)
+        self._replica = Replica(
+            self._scorer,
+            self._scorer.model,
+            config=spec.model,
+            policy=spec.policy,
+            place=Place(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel),
+            max_bad_steps=spec.train.max_bad_steps,
+            seed=spec.seed,
+            advice=ADVICE,
+        )
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._scorer.model
+
+    @property
+    def reference(self) -> PreTrainedModel | None:
+        return None if self._reference is None else self._reference.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._replica.optimizer
+
+    @property
+    def bad_steps(self) -> int:
+        """Non-finite optimiser steps in a row."""
+        return self._replica.bad_steps
 
     def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
-        """Log-probabilities of each row's response under the current weights; 0 on inserted tokens."""
-        return self._score(self.model, rows, Entropy.NONE)[0]
+        """Log-probabilities of each row's response under the current weights; 0 on inserted tokens.
+
+        In the rows' order on rank 0, empty on others; so are those below.
+        """
+        return self._on_first(rows, self._score(self._scorer, rows, Entropy.NONE)).logprobs
 
     def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
         """As `logprobs`, with exact entropies in nats; 0 on inserted tokens."""
-        return self._score(self.model, rows, Entropy.DETACHED)
+        found = self._on_first(rows, self._score(self._scorer, rows, Entropy.DETACHED))
+        return found.logprobs, found.entropies
 
     def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         """As `logprobs` under the reference. Raises `RuntimeError` if nobody said that it is needed."""
-        if self.reference is None:
+        if self._reference is None:
             raise RuntimeError("no reference was loaded: kl_coef is 0 and no algorithm needs it")
-        return self._score(self.reference, rows, Entropy.NONE)[0]
+        return self._on_first(rows, self._score(self._reference, rows, Entropy.NONE)).logprobs
 
     def update(
         self,
@@ -82,14 +116,16 @@ class PolicyWorker:
         ref_logprobs: Sequence[Floats] | None = None,
         returns: Tensor | None = None,
     ) -> dict[str, float]:
-        """Train on one step's rows: `train.epochs` passes of `train.minibatches` optimiser steps. Returns metrics.
+        """Train on one step's rows: `train.epochs` passes of `train.minibatches` optimiser steps.
 
         `step` counts from 1. `advantages` and `returns` are `[N, T]` as an estimator gives them. Log-probabilities that
         are not given are found as `train.old_logprobs` says; where one optimiser step is all, pi_old is the policy
-        itself and costs no pass of its own. Raises `TrainingDiverged`.
+        itself and costs no pass of its own. Returns metrics on rank 0, nothing on others. Raises `TrainingDiverged` on
+        all.
         """
         started = time.monotonic()
-        order = self._minibatches(rows, step)
+        self._replica.step = step
+        order = minibatches(len(rows), self.spec.train, seed=self.spec.seed, step=step)
         data = StepData(
             rows=rows,
             advantages=unpadded(rows, advantages),
@@ -97,7 +133,8 @@ class PolicyWorker:
             ref_logprobs=self._ref_logprobs(rows, ref_logprobs),
             returns=None if returns is None else unpadded(rows, returns),
         )
-        rate = self._set_rate(step)
+        rate = learning_rate(self.spec.policy, step, self.spec.total_steps)
+        self._replica.set_rate(rate)
         tally, skipped = Tally(), 0
         for i, chosen in enumerate(order):
             try:
@@ -105,39 +142,58 @@ class PolicyWorker:
             except TrainingDiverged as error:
                 error.mid_step = skipped < i
                 raise
+        found = tally.result(counts=self._replica.place.counts)
+        if self.rank:
+            return {}
         seconds = time.monotonic() - started
         fed = sum(rows[i].n_tokens for chosen in order for i in chosen)
-        return tally.result() | {
+        return found | {
             "train/lr": rate,
             "train/optimizer_steps": float(len(order) - skipped),
             "train/skipped_updates": float(skipped),
-            "train/tokens": sum_over_ranks(sum(row.n_trained for row in rows)),
-            "train/tokens_per_s": sum_over_ranks(fed) / max(seconds, 1e-9),
+            "train/tokens": float(sum(row.n_trained for row in rows)),
+            "train/tokens_per_s": fed / max(seconds, 1e-9),
             "train/update_s": seconds,
         }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of the Hugging Face model's `state_dict`; the tensors are the worker's own."""
-        for name, tensor in self.model.state_dict().items():
-            yield name, tensor.detach()
+        """Names and whole tensors of the Hugging Face model's `state_dict`, adapters merged.
+
+        All ranks go through it together, one tensor at a time; what is neither sharded nor merged is the worker's own.
+        """
+        keep_only_shards(self._scorer)
+        yield from merged_weights(self.model)
+
+    def changed_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What training has changed: as `weights` or, with LoRA, the adapters alone, for `lora.AdapterMerger`."""
+        if not self.spec.policy.lora_rank:
+            yield from self.weights()
+            return
+        keep_only_shards(self._scorer)
+        yield from adapter_weights(self.model)
 
     def save(self, folder: Path) -> None:
-        """Write weights, optimiser and random number states to `folder`, for `load`."""
-        save_state(folder, self.model, self.optimizer, rank=self.rank, world_size=self.world_size, bad=self.bad_steps)
+        """Write weights, optimiser and random number states to `folder`, for `load`. All ranks, the same folder.
+
+        Raises `CheckpointError`.
+        """
+        self._replica.save(folder)
+
+    def stage(self) -> None:
+        """Copy what `save` would write into host memory; training may go on behind it."""
+        self._replica.stage()
+
+    def write_staged(self, folder: Path) -> None:
+        """Write what was staged, and let it go. May run in another thread than training. As `save`."""
+        self._replica.write_staged(folder)
 
     def load(self, folder: Path) -> None:
-        """Go on exactly where `save` was called. Raises `CheckpointError`."""
-        self.bad_steps = load_state(folder, self.model, self.optimizer, rank=self.rank, world_size=self.world_size)
+        """Go on exactly where `save` was called, by as many ranks or others. Raises `CheckpointError`."""
+        self._replica.load(folder)
 
     def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder with weights in `model.dtype`, configuration and tokenizer."""
-        export_model(folder, self.model, self.spec.model)
-
-    def _set_rate(self, step: int) -> float:
-        rate = learning_rate(self.spec.policy, step, self.spec.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+        """Write a Hugging Face folder with weights in `model.dtype`, configuration and tokenizer. Rank 0 writes it."""
+        export_model(folder, self.model, self.weights(), self.spec.model, rank=self.rank)
 
     def _optimizer_step(
         self, data: StepData, chosen: Sequence[int], tally: Tally, *, step: int, first_step: bool
@@ -145,54 +201,25 @@ class PolicyWorker:
         """Accumulate over micro-batches and step. False: not finite, weights and optimiser state are as before."""
         rows = [data.rows[i] for i in chosen]
         counts = TokenCounts(
-            tokens=int(sum_over_ranks(sum(row.n_trained for row in rows))),
-            sequences=int(sum_over_ranks(len(rows))),
+            tokens=sum(row.n_trained for row in rows),
+            sequences=len(rows),
             max_tokens=self.spec.max_response_tokens,
         )
         total = 0.0
-        for batch in self._micro_batches(rows):
-            scores = self._forward(self.model, batch, self._objective.entropy)
-            inputs = data.inputs([chosen[i] for i in batch.rows], self.model.device)
-            loss = self._objective(scores, inputs, counts, tally, first_step=first_step)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        total = sum_over_ranks(total)
-        norm = clip_gradients(self.model.parameters(), self.spec.policy.grad_clip)
-        finite = math.isfinite(total) and math.isfinite(norm)
-        if finite:
-            self.optimizer.step()
-            tally.number("train/loss", total)
-            tally.number("train/grad_norm", norm)
-        self.optimizer.zero_grad(set_to_none=True)
-        self._count_bad(finite, total, norm, step, rows)
-        return finite
-
-    def _count_bad(self, finite: bool, loss: float, norm: float, step: int, rows: Sequence[Row]) -> None:
-        if finite:
-            self.bad_steps = 0
-            return
-        self.bad_steps += 1
-        tasks = sorted({row.task_id for row in rows})
-        what = f"step {step}: loss {loss}, gradient norm {norm}"
-        logger.error("%s: optimiser step skipped, weights unchanged; %d tasks, first %s", what, len(tasks), tasks[:3])
-        if self.bad_steps >= self.spec.train.max_bad_steps:
-            raise TrainingDiverged(
-                f"{what}: not finite {self.bad_steps} times in a row (train.max_bad_steps="
-                f"{self.spec.train.max_bad_steps}); the weights are those of the last good step. Lower policy.lr or "
-                "policy.grad_clip, and look at the rollouts of this step"
-            )
-
-    def _minibatches(self, rows: Sequence[Row], step: int) -> list[list[int]]:
-        """Indices of every optimiser step of this step, over all epochs. Shuffled by (seed, step, epoch)."""
-        train = self.spec.train
-        out: list[list[int]] = []
-        for epoch in range(train.epochs):
-            order = list(range(len(rows)))
-            if train.minibatches > 1:
-                Random(f"minibatches:{self.spec.seed}:{step}:{epoch}").shuffle(order)
-            cuts = [len(rows) * i // train.minibatches for i in range(train.minibatches + 1)]
-            out.extend(order[a:b] for a, b in pairwise(cuts) if b > a)
-        return out
+        for batch in self._replica.micro_batches(rows):
+            with self._replica.precision():
+                scores = self._scorer.score(batch, self.spec.temperature, self._objective.entropy)
+            if batch.rows:
+                inputs = data.inputs([chosen[i] for i in batch.rows], self._replica.device)
+                loss = self._objective(scores, inputs, counts, tally, first_step=first_step)
+            else:
+                loss = scores.logprobs.sum()  # of nothing: 0, with a gradient of 0 for every parameter
+            total += self._replica.backward(loss)
+        outcome = self._replica.optimizer_step(total, rows, step=step)
+        if outcome.finite:
+            tally.number("train/loss", outcome.loss)
+            tally.number("train/grad_norm", outcome.norm)
+        return outcome.finite
 
     def _old_logprobs(
         self, rows: Sequence[Row], given: Sequence[Floats] | None, *, n_steps: int
@@ -201,38 +228,27 @@ class PolicyWorker:
             return given
         if self.spec.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
-        return None if n_steps <= 1 else self.logprobs(rows)
+        return None if n_steps <= 1 else self._everywhere(rows, self._score(self._scorer, rows, Entropy.NONE))
 
     def _ref_logprobs(self, rows: Sequence[Row], given: Sequence[Floats] | None) -> Sequence[Floats] | None:
-        return self.reference_logprobs(rows) if given is None and self.reference is not None else given
+        if given is not None or self._reference is None:
+            return given
+        return self._everywhere(rows, self._score(self._reference, rows, Entropy.NONE))
 
-    def _score(
-        self, model: PreTrainedModel, rows: Sequence[Row], entropy: Entropy
-    ) -> tuple[list[Floats], list[Floats]]:
-        """Log-probabilities and entropies in the rows' order, without gradients."""
-        logprobs, entropies = [_zeros(row) for row in rows], [_zeros(row) for row in rows]
+    def _score(self, scorer: ScoringModel, rows: Sequence[Row], entropy: Entropy) -> Scored:
+        """Log-probabilities and entropies of this rank's rows, without gradients."""
+        found = Scored()
         with torch.no_grad():
-            for batch in self._micro_batches(rows):
-                scores = self._forward(model, batch, entropy)
-                _spread(scores.logprobs, batch, logprobs)
-                if scores.entropies is not None:
-                    _spread(scores.entropies, batch, entropies)
-        return logprobs, entropies
+            for batch in self._replica.micro_batches(rows):
+                with self._replica.precision():
+                    scores = scorer.score(batch, self.spec.temperature, entropy)
+                found.add(scores, batch)
+        keep_only_shards(scorer)
+        return found
 
-    def _micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
-        batches = micro_batches(rows, budget=self.spec.policy.max_microbatch_tokens, cost=self._cost)
-        return [batch.to(self.model.device) for batch in batches]
+    def _on_first(self, rows: Sequence[Row], found: Scored) -> Scored:
+        parts = [found] if self.world_size == 1 else gather_on_first(found)
+        return in_order(rows, parts) if parts else Scored()
 
-    def _forward(self, model: PreTrainedModel, batch: MicroBatch, entropy: Entropy) -> TokenScores:
-        mixed = self.spec.model.dtype is Dtype.BFLOAT16
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=mixed):
-            return score_tokens(model, batch, self.spec.temperature, entropy)
-
-
-def _zeros(row: Row) -> Floats:
-    return np.zeros(len(row.response_ids), np.float32)
-
-
-def _spread(values: Tensor, batch: MicroBatch, out: list[Floats]) -> None:
-    for i, piece in zip(batch.rows, torch.split(values.cpu(), list(batch.lengths)), strict=True):
-        out[i] = piece.numpy().copy()
+    def _everywhere(self, rows: Sequence[Row], found: Scored) -> list[Floats]:
+        return in_order(rows, [found] if self.world_size == 1 else gather_everywhere(found)).logprobs

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.rollout.keys import request_seed
 from ramet.rollout.plan import ResolvedPlan
+from ramet.rollout.replies import Versions, reply_problem, version_runs
 from ramet.rollout.tool_runtime import ToolOutcome, ToolRuntime
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
@@ -48,6 +50,7 @@ class Workplace:
     seed: int
     first_tokens: int
     max_tool_calls: int
+    versions: Versions | None = None  # of the weights that may sample; None: any
 
 
 class TurnContext:
@@ -119,6 +122,9 @@ class TurnContext:
             raise self._failed("engine", f"{type(error).__name__}: {error}") from error
         if completion.finish is FinishReason.ABORT:
             raise self._failed("engine", "the request was aborted")
+        problem = reply_problem(completion, self.place.versions)
+        if problem is not None:
+            raise self._failed("engine", f"request {request.id!r} was answered with what cannot be used: {problem}")
         return completion
 
     def _report(self, entropies: Sequence[float]) -> None:
@@ -133,17 +139,8 @@ class TurnContext:
         ended = completion.finish is FinishReason.END and len(ids) > 0 and ids[-1] in encoder.eos_ids
         said = ids[:-1] if ended else ids
         text = encoder.decode(said)
-        segment = Segment(
-            origin=Origin.SAMPLED,
-            kind=SegmentKind.TURN,
-            turn=self.live.turn,
-            text=text,
-            token_ids=ids,
-            logprobs=completion.logprobs,
-            entropies=completion.entropies if len(completion.entropies) == len(ids) else None,
-            policy_version=completion.policy_version,
-        )
-        self.live.append(segment)
+        for segment in self._segments(completion, text):
+            self.live.append(segment)
         self.live.add_stat("sampled_tokens", len(ids))
         self.live.add_stat("prompt_tokens", completion.prompt_tokens)
         self.live.add_stat("cached_tokens", completion.cached_tokens)
@@ -154,6 +151,29 @@ class TurnContext:
             finished=completion.finish is FinishReason.END,
             truncated=completion.finish is FinishReason.LENGTH,
         )
+
+    def _segments(self, completion: Completion, text: str) -> Iterator[Segment]:
+        """One for each version of the weights that sampled in this turn; their texts join to that of the turn."""
+        ids, has_entropies = completion.token_ids, len(completion.entropies) == len(completion.token_ids)
+        told = 0
+        for version, start, end in version_runs(completion.policy_versions):
+            upto = len(text) if end == len(ids) else max(told, self._settled(ids[:end], text))
+            yield Segment(
+                origin=Origin.SAMPLED,
+                kind=SegmentKind.TURN,
+                turn=self.live.turn,
+                text=text[told:upto],
+                token_ids=ids[start:end],
+                logprobs=completion.logprobs[start:end],
+                entropies=completion.entropies[start:end] if has_entropies else None,
+                policy_version=version,
+            )
+            told = upto
+
+    def _settled(self, ids: array[int], text: str) -> int:
+        """How much of a turn's text its first tokens spell; a character that later ones complete is theirs."""
+        pairs = zip(self.place.encoder.decode(ids), text, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         live = self.live

@@ -7,7 +7,8 @@ each tool call once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from ramet.types import Group, Rollout, Segment, SegmentKind, StopReason
 
@@ -28,13 +29,14 @@ class RolloutMetrics:
         self._n = 0
         self._first: dict[str, list[float]] = {"first_turn": [], "after_tool": []}
 
-    def add(self, group: Group, n_filled: int) -> None:
+    def add(self, group: Group) -> None:
         self._groups += 1
-        self._sums["filled"] += n_filled
         for rollout in group.rollouts:
             self._add_rollout(rollout)
         for segment in _unique(group.rollouts):
             self._add_segment(segment)
+        for turn in _turns(group.rollouts):
+            self._add_turn(turn)
 
     def _add_rollout(self, rollout: Rollout) -> None:
         self._n += 1
@@ -44,7 +46,9 @@ class RolloutMetrics:
         own_calls = sum(call.turn >= (rollout.fork_turn or 0) for call in rollout.tool_calls)
         self._sums.update(
             masked=not rollout.valid,
+            mixed=len({s.policy_version for s in rollout.segments if s.is_sampled}) > 1,
             forks=rollout.parent is not None,
+            filled=int(rollout.stats.get("filled", 0)),
             turns=1 + max((s.turn for s in rollout.segments), default=0),
             response_tokens=length,
             logical_sampled=rollout.n_sampled_tokens,
@@ -55,12 +59,13 @@ class RolloutMetrics:
         )
 
     def _add_segment(self, segment: Segment) -> None:
-        if segment.kind is not SegmentKind.TURN:
-            return
-        self._sums["executed_sampled"] += len(segment)
-        if segment.entropies:
-            first = segment.entropies[: self.first_tokens]
-            self._first["after_tool" if segment.turn else "first_turn"].append(sum(first) / len(first))
+        if segment.kind is SegmentKind.TURN:
+            self._sums["executed_sampled"] += len(segment)
+
+    def _add_turn(self, segments: Sequence[Segment]) -> None:
+        first = [entropy for segment in segments for entropy in segment.entropies or ()][: self.first_tokens]
+        if first:
+            self._first["after_tool" if segments[0].turn else "first_turn"].append(sum(first) / len(first))
 
     def take(self) -> dict[str, float]:
         """Shares are of rollouts, means per rollout. Empty when nothing was played."""
@@ -75,6 +80,7 @@ class RolloutMetrics:
             "rollout/rollout_seconds_mean": sums["rollout_ms"] / 1000 / n,
             "rollout/rollouts": float(n),
             "rollout/masked_share": sums["masked"] / n,
+            "rollout/mixed_version_share": sums["mixed"] / n,
             "rollout/turns_mean": sums["turns"] / n,
             "rollout/response_tokens_mean": sums["response_tokens"] / n,
             "rollout/response_tokens_max": float(self._longest),
@@ -98,3 +104,14 @@ class RolloutMetrics:
 def _unique(rollouts: Iterable[Rollout]) -> Iterable[Segment]:
     """Each segment object once, however many rollouts share it."""
     return {id(segment): segment for rollout in rollouts for segment in rollout.segments}.values()
+
+
+def _turns(rollouts: Iterable[Rollout]) -> Iterable[list[Segment]]:
+    """The sampled segments of each turn once, however many rollouts share it. Updates in flight cut turns."""
+    found: dict[int, list[Segment]] = {}
+    for rollout in rollouts:
+        sampled = [segment for segment in rollout.segments if segment.kind is SegmentKind.TURN]
+        for _, turn in groupby(sampled, lambda segment: segment.turn):
+            segments = list(turn)
+            found[id(segments[0])] = segments
+    return found.values()

@@ -67,7 +67,6 @@ class GroupScheduler:
         self.place = place
         self.deterministic = deterministic
         self.ledger = Ledger(job.task, place.plan.group_size, place.encoder.vocab_size)
-        self.n_filled = 0  # roots that were started because the budget was not used otherwise
         self._order: EventOrder = LogicalOrder() if deterministic else ArrivalOrder()
         self._live: dict[Path, LiveRollout] = {}
         self._n_roots = 0
@@ -147,12 +146,16 @@ class GroupScheduler:
             self._let_go_early(note.path)
 
     def _fill(self) -> None:
-        """Nothing runs and budget is left: the policy may say how to use it, else it goes to fresh roots."""
+        """Nothing runs and budget is left: the policy may say how to use it, else it goes to fresh roots.
+
+        Roots of either kind say so in their `stats`: `filled`.
+        """
         before = self._n_roots
         self._ask(Idle(), self._key(), self.ledger.n_started)
         if not self.ledger.n_live:
             self._start_roots(self.ledger.budget_left)
-        self.n_filled += self._n_roots - before
+        for root in range(before, self._n_roots):
+            self._live[(root,)].add_stat("filled", 1)
 
     def _ask(self, event: BranchEvent, key: RolloutKey, turn: int) -> None:
         rng = branch_rng(self.place.seed, key, type(event).__name__, turn)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.rollout.tool_arguments import check_arguments
-from ramet.rollout.tool_stats import ToolStats
+from ramet.rollout.tool_stats import ToolStats, tool_metrics
 from ramet.rollout.tool_text import fit
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import CallStatus, Tool, ToolCall, ToolResult, ToolSchema
@@ -66,9 +66,16 @@ class ToolRuntime:
         for lane in self._lanes.values():
             await lane.close_rollout(rollout)
 
+    def take_stats(self) -> dict[str, ToolStats]:
+        """Of each tool, since the last call."""
+        taken = {name: lane.stats for name, lane in self._lanes.items()}
+        for lane in self._lanes.values():
+            lane.stats = ToolStats()
+        return taken
+
     def metrics(self) -> dict[str, float]:
         """`tool/NAME/…`, since the last call."""
-        return {k: v for name, lane in self._lanes.items() for k, v in lane.stats.take(f"tool/{name}").items()}
+        return tool_metrics(self.take_stats())
 
     async def close(self) -> None:
         for lane in self._lanes.values():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
 class ToolStats:
-    """Counters and times since they were last taken. Times in seconds."""
+    """Counters and times. Times in seconds."""
 
     calls: int = 0  # made by rollouts
     executed: int = 0  # runs of the tool: without shared calls, with retries
@@ -20,21 +20,27 @@ class ToolStats:
     wait_s: list[float] = field(default_factory=list)
     run_s: list[float] = field(default_factory=list)
 
-    def take(self, prefix: str) -> dict[str, float]:
-        """The metrics under this prefix; starts anew."""
+    def add(self, other: ToolStats) -> None:
+        """Take in what the same tool did in another worker."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+    def metrics(self, prefix: str) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, int):
                 metrics[f"{prefix}/{one.name}"] = float(value)
-                setattr(self, one.name, 0)
-                continue
-            stem = one.name.removesuffix("_s")
-            if value:
+            elif value:
+                stem = one.name.removesuffix("_s")
                 metrics[f"{prefix}/{stem}_p50_s"] = percentile(value, 0.50)
                 metrics[f"{prefix}/{stem}_p95_s"] = percentile(value, 0.95)
-            setattr(self, one.name, [])
         return metrics
+
+
+def tool_metrics(stats: Mapping[str, ToolStats]) -> dict[str, float]:
+    """`tool/NAME/…` of each tool."""
+    return {key: value for name, one in stats.items() for key, value in one.metrics(f"tool/{name}").items()}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

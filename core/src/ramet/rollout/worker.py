@@ -22,15 +22,17 @@ from ramet.rollout.context import Workplace
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
 from ramet.rollout.prompts import messages_of, prompt_segment
+from ramet.rollout.replies import Versions
 from ramet.rollout.scheduler import GroupJob, GroupScheduler
 from ramet.rollout.tool_runtime import ToolRuntime
+from ramet.rollout.tool_stats import ToolStats, tool_metrics
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import BranchPolicy, Group, RolloutStep, Task, Tool, ToolSchema
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
 
-__all__ = ["RolloutPlan", "RolloutWorker"]
+__all__ = ["RolloutPlan", "RolloutWorker", "task_names"]
 OnGroup = Callable[[Group], None]
 
 
@@ -75,8 +77,18 @@ class RolloutWorker:
         step: int,
         plan: RolloutPlan | None = None,
         on_group: OnGroup | None = None,
+        version: int | None = None,
+        newest: Callable[[], int] | None = None,
+        names: Sequence[str] | None = None,
+        deadline_s: float | None = None,
     ) -> list[Group]:
         """Play all tasks; groups in the order of `tasks`. `on_group` is called for each as soon as it is complete.
+
+        `version`: of the weights that the engine was given last. Every token must be of it or, where updates come in
+        flight, of one up to `newest()`; a rollout with others is masked. None: any will do.
+
+        `names` and `deadline_s` are for callers that hand a step over in parts: the names of these tasks among all of
+        the step's (`task_names`), and what is left of `rollout.step_deadline_s`.
 
         Every group has exactly `group_size` rollouts, masked ones included. Raises `PluginError` and `ConfigError`;
         everything else masks the rollouts that it struck.
@@ -84,15 +96,18 @@ class RolloutWorker:
         chosen = (plan or RolloutPlan()).resolved(self.config)
         raise_all([*chosen.problems(self.config.max_concurrent), *self._unknown_tools(tasks)])
         started = time.perf_counter()
-        ends_at = asyncio.get_running_loop().time() + self.config.step_deadline_s
-        jobs = self._jobs(tasks, step)
+        ends_at = asyncio.get_running_loop().time() + (
+            self.config.step_deadline_s if deadline_s is None else deadline_s
+        )
+        jobs = self._jobs(tasks, task_names(tasks) if names is None else names, step)
+        versions = None if version is None else Versions(version, newest or (lambda: version))
         failure: BaseException | None = None
         with self._watchdog.watching():
             try:
                 async with asyncio.TaskGroup() as group:
                     runs = []
                     for job in jobs:
-                        runs.append(group.create_task(self._play(job, chosen, ends_at, group, on_group)))
+                        runs.append(group.create_task(self._play(job, chosen, ends_at, group, on_group, versions)))
                         await asyncio.sleep(0)  # the first groups' tools already run while later groups start
             except BaseExceptionGroup as errors:
                 failure = errors.exceptions[0]
@@ -102,7 +117,13 @@ class RolloutWorker:
         return [run.result() for run in runs]
 
     async def _play(
-        self, job: GroupJob, plan: ResolvedPlan, ends_at: float, tasks: asyncio.TaskGroup, on_group: OnGroup | None
+        self,
+        job: GroupJob,
+        plan: ResolvedPlan,
+        ends_at: float,
+        tasks: asyncio.TaskGroup,
+        on_group: OnGroup | None,
+        versions: Versions | None,
     ) -> Group:
         with self._watchdog.wait(f"admission of task {job.name}, step {job.step}"):
             await self._admission.enter(plan.group_size)
@@ -118,7 +139,7 @@ class RolloutWorker:
             job=job,
             rollout_step=self.step,
             policy=self.branch_policy if plan.branch else NoBranching(),
-            place=self._workplace(job.task, plan),
+            place=self._workplace(job.task, plan, versions),
             config=self.config,
             step_ends_at=ends_at,
             deterministic=self.deterministic,
@@ -129,12 +150,12 @@ class RolloutWorker:
             group = await scheduler.run()
         finally:
             self._admission.leave(left)  # rollouts that were never started
-        self._metrics.add(group, scheduler.n_filled)
+        self._metrics.add(group)
         if on_group is not None:
             on_group(group)
         return group
 
-    def _workplace(self, task: Task, plan: ResolvedPlan) -> Workplace:
+    def _workplace(self, task: Task, plan: ResolvedPlan, versions: Versions | None) -> Workplace:
         return Workplace(
             engine=self.engine,
             encoder=self.encoder,
@@ -145,6 +166,7 @@ class RolloutWorker:
             seed=self.seed,
             first_tokens=self.config.first_tokens,
             max_tool_calls=self.config.max_tool_calls,
+            versions=versions,
         )
 
     def _schemas(self, task: Task) -> tuple[ToolSchema, ...]:
@@ -159,17 +181,13 @@ class RolloutWorker:
             for name, n in missing.items()
         ]
 
-    def _jobs(self, tasks: Sequence[Task], step: int) -> list[GroupJob]:
-        """A task that stands in the batch again gets seeds of its own: its name carries the count."""
-        seen: Counter[str] = Counter()
+    def _jobs(self, tasks: Sequence[Task], names: Sequence[str], step: int) -> list[GroupJob]:
         jobs, problems = [], []
         room = self.engine.info.max_tokens
-        for task in tasks:
+        for task, name in zip(tasks, names, strict=True):
             schemas = self._schemas(task)
             messages = messages_of(task, self.step.system_prompt(schemas), self.system_prompt)
             prompt = prompt_segment(messages, self.encoder)
-            name = task.id if not seen[task.id] else f"{task.id}#{seen[task.id]}"
-            seen[task.id] += 1
             jobs.append(GroupJob(task=task, name=name, step=step, prompt=prompt))
             if len(prompt) >= room:
                 problems.append(
@@ -182,7 +200,23 @@ class RolloutWorker:
 
     def metrics(self) -> dict[str, float]:
         """Of the rollouts and tools since the last call."""
-        return {**self._metrics.take(), **self._tools.metrics()}
+        return {**self._metrics.take(), **tool_metrics(self._tools.take_stats())}
+
+    def take_tool_stats(self) -> dict[str, ToolStats]:
+        """What each tool did since the last call, for who adds it to that of other workers."""
+        return self._tools.take_stats()
 
     async def close(self) -> None:
         await self._tools.close()
+
+
+def task_names(tasks: Sequence[Task]) -> list[str]:
+    """The tasks' part of rollout keys. A task that stands in the batch again gets seeds of its own: its name carries
+    the count.
+    """
+    seen: Counter[str] = Counter()
+    names = []
+    for task in tasks:
+        names.append(task.id if not seen[task.id] else f"{task.id}#{seen[task.id]}")
+        seen[task.id] += 1
+    return names

@@ -1,21 +1,27 @@
-"""From examples to batches: right-padded to a multiple of 8, labels -100 wherever nothing is to be learned."""
+"""From examples to batches: right-padded to a multiple of 8, labels -100 wherever nothing is to be learned.
+
+Several ranks need equally many batches. What is missing at the end of a pass are examples in which nothing is to be
+learned, not copies: every example counts once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from ramet.sft.encode import Example
 
 IGNORED = -100  # label that the loss of transformers leaves out
 MULTIPLE = 8
+NOTHING = Example(token_ids=array("i", [0]), trained=array("b", [0]))
 
 
 class Examples(Dataset[Example]):
-    """The examples as `transformers.Trainer` wants them."""
+    """The examples as `transformers.Trainer` wants them. The index behind the last one stands for `NOTHING`."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self._examples = examples
@@ -24,7 +30,29 @@ class Examples(Dataset[Example]):
         return len(self._examples)
 
     def __getitem__(self, index: int) -> Example:
-        return self._examples[index]
+        return self._examples[index] if index < len(self._examples) else NOTHING
+
+
+class EvenShuffle(Sampler[int]):
+    """The indices of all examples in the order of one rank's Trainer, then as many of `NOTHING` as fill a multiple."""
+
+    def __init__(self, examples: int, *, multiple: int, seed: int) -> None:
+        self._examples = examples
+        self._missing = -examples % multiple
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of this pass, the first one being 0."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._examples + self._missing
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed + self._epoch)  # as accelerate's SeedableRandomSampler
+        yield from torch.randperm(self._examples, generator=generator).tolist()
+        yield from [self._examples] * self._missing
 
 
 class Collator:

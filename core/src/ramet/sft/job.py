@@ -1,40 +1,85 @@
-"""`ramet sft`: check everything, encode, train, leave a model folder. A run that was killed goes on where it was."""
+"""`ramet sft`: check everything, encode, train, leave a model folder. A run that was killed goes on where it was.
+
+Without a strategy the training runs in this process. With one it runs in ranks, which this process starts on its
+machine and watches; under torchrun this process is itself one of them.
+"""
 
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config
-from ramet.errors import raise_all
-from ramet.models.loading import DTYPES, load_model
+from ramet.config.schema import Config, Strategy
+from ramet.errors import InfraError, raise_all
+from ramet.models.loading import DTYPES, load_model, resolve_device
 from ramet.models.torch_setup import set_up_torch
+from ramet.sft.launch import run_ranks
+from ramet.sft.layouts import Layout
 from ramet.sft.output import Summary, read_summary, save_model, write_summary
 from ramet.sft.prepare import Prepared, prepare
+from ramet.sft.stop import StopRequest
+from ramet.sft.strategies import prepare_process
 from ramet.sft.trainer import Trained, total_steps, train
+from ramet.sft.world import ALONE, World, launched_world
 from ramet.tracking.manifest import DataRecord, Manifest, make_manifest, model_files, model_fingerprint
-from ramet.tracking.metrics import make_trackers
+from ramet.tracking.metrics import Trackers, make_trackers
 from ramet.tracking.plots import plot_curves
 from ramet.tracking.run_dir import RunDir
+from ramet.tracking.stopped import resume_command
 
 logger = logging.getLogger(__name__)
 CURVE = "sft_loss.png"
 
 
 def run(resolved: Resolved) -> int:
-    """The job; returns the exit code. Raises `ConfigError` before anything is written if something is wrong."""
-    config = resolved.config
-    prepared = prepare(resolved)
-    set_up_torch(config.run)
-    manifest = sft_manifest(resolved, prepared)
-    with RunDir.open(config.run.root, config.run.name) as directory:
-        raise_all(directory.check_resume(resolved, manifest))
-        directory.record(resolved, manifest)
-        work(config, prepared, directory.path)
+    """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong, and
+    `Stopped` if a signal ended the run.
+    """
+    config, stop = resolved.config, StopRequest()
+    with stop.listening():
+        prepared = prepare(resolved)
+        set_up_torch(config.run)
+        launched = launched_world()
+        if launched is None:
+            _run(resolved, prepared, ALONE, stop)
+            return 0
+        prepare_process(config)
+        with launched.joined(config.cluster.timeout_s, gpus=resolve_device(config.model).type == "cuda"):
+            _run(resolved, prepared, launched, stop)
     return 0
+
+
+def _run(resolved: Resolved, prepared: Prepared, world: World, stop: StopRequest) -> None:
+    """As the only process, which may start others, or as one that torchrun started."""
+    config = resolved.config
+    with ExitStack() as opened:
+        path = world.from_first(lambda: _open(resolved, prepared, opened))
+        try:
+            if config.sft.strategy is Strategy.NONE or world.joins:
+                work(config, prepared, path, stop, world)
+            elif finished(config, prepared, path) is None:
+                run_ranks(config, prepared, path, stop)
+        except (KeyboardInterrupt, InfraError):
+            if world.first:
+                logger.warning("resume with: %s", resume_command(resolved, path.name))
+            raise
+
+
+def _open(resolved: Resolved, prepared: Prepared, opened: ExitStack) -> Path:
+    """The run directory, this process's until `opened` is closed."""
+    directory = opened.enter_context(RunDir.open(resolved.config.run.root, resolved.config.run.name))
+    manifest = sft_manifest(resolved, prepared)
+    layout = Layout.of(resolved.config)
+    raise_all([*directory.check_resume(resolved, manifest), *layout.check(directory.checkpoints)])
+    if layout != Layout():
+        layout.keep(directory.checkpoints)
+    directory.record(resolved, manifest)
+    return directory.path
 
 
 def sft_manifest(resolved: Resolved, prepared: Prepared) -> Manifest:
@@ -44,30 +89,51 @@ def sft_manifest(resolved: Resolved, prepared: Prepared) -> Manifest:
     return make_manifest(resolved, data={"train": files}, model=model_fingerprint(*model_files(config.model)))
 
 
-def work(config: Config, prepared: Prepared, run: Path) -> Summary:
-    """Train under the run directory `run` and leave the model, the curve and the summary there."""
-    out = Path(config.sft.out) if config.sft.out is not None else run / "model"
-    steps = total_steps(config.sft, len(prepared.examples))
-    done = read_summary(run)
-    if done is not None and done.steps == steps and out.is_dir():
-        logger.info("this run is finished: %d steps, model in %s", steps, out)
-        return done
-    _announce(prepared, steps)
-    tracker = make_trackers(config.trackers, run, steps)
-    model = load_model(config.model)
-    _cast(model, torch.float32)  # what the optimiser needs; `model.dtype` is what is computed in
+def finished(config: Config, prepared: Prepared, run: Path) -> Summary | None:
+    """The summary of the training that this one would be, if it is finished and its model is there."""
+    steps = total_steps(config.sft, len(prepared.examples), config.cluster.policy_workers)
+    done, out = read_summary(run), out_folder(config, run)
+    if done is None or done.steps != steps or not out.is_dir():
+        return None
+    logger.info("this run is finished: %d steps, model in %s", steps, out)
+    return done
+
+
+def out_folder(config: Config, run: Path) -> Path:
+    return Path(config.sft.out) if config.sft.out is not None else run / "model"
+
+
+def work(config: Config, prepared: Prepared, run: Path, stop: StopRequest, world: World = ALONE) -> None:
+    """Train under the run directory `run` and leave the model, the curve and the summary there.
+
+    Every rank of `world` calls it, and the first one writes.
+    """
+    if world.from_first(lambda: finished(config, prepared, run)) is not None:
+        return
+    steps = total_steps(config.sft, len(prepared.examples), world.size)
+    if world.first:
+        _announce(prepared, steps)
+    tracker = make_trackers(config.trackers, run, steps) if world.first else Trackers({})
+    model = load_model(config.model, place=torch.device("cpu") if world.joins else None)
+    if not world.joins:  # DeepSpeed and FSDP make their own float32 weights, of the part that a rank has
+        _cast(model, torch.float32)  # what the optimiser needs; `model.dtype` is what is computed in
     pad_id = prepared.tokenizer.pad_token_id
-    trained = train(model, prepared.examples, config, run, pad_id=pad_id, tracker=tracker)
+    trained = train(model, prepared.examples, config, run, pad_id=pad_id, tracker=tracker, stop=stop, world=world)
     tracker.close()
     _cast(model, DTYPES[config.model.dtype])
-    save_model(model, prepared.tokenizer, out)
+    if world.first:
+        _write(config, prepared, run, model, trained)
+
+
+def _write(config: Config, prepared: Prepared, run: Path, model: PreTrainedModel, trained: Trained) -> None:
+    out = out_folder(config, run)
+    save_model(model, prepared.tokenizer, out, trained.weights)
     plot_curves(run / CURVE, trained.curves, title="Supervised fine-tuning", x="step")
     summary = _summary(config, prepared, trained, out)
     write_summary(run, summary)
     logger.info(
         "%d steps in %.1f s, last loss %.4f; model in %s", trained.steps, trained.seconds, summary.final_loss, out
     )
-    return summary
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SUMMARY = "sft.json"
@@ -31,18 +33,32 @@ class Summary:
     seed: int
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a Hugging Face folder, replacing an earlier one only when the new one is complete."""
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write a Hugging Face folder, replacing an earlier one only when the new one is complete.
+
+    `weights` are written in the model's dtype instead of its own, of which it may hold a part.
+    """
     temporary, earlier = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("tmp", "old"))
     for path in (temporary, earlier):
         shutil.rmtree(path, ignore_errors=True)
     temporary.mkdir(parents=True)
-    model.save_pretrained(temporary)
+    model.save_pretrained(temporary, state_dict=None if weights is None else _state(model, weights))
     tokenizer.save_pretrained(temporary)
     if folder.exists():
         folder.replace(earlier)
     temporary.replace(folder)
     shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _state(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gathered weights no longer tell by their memory which of them are tied, that is, stored once."""
+    tied = model.all_tied_weights_keys
+    return {name: weight.to(model.dtype) for name, weight in weights.items() if name not in tied}
 
 
 def write_summary(run: Path, summary: Summary) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ramet.config.resolved import Resolved
+from ramet.config.schema import Config, Strategy
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
 from ramet.sft.job import CURVE, sft_manifest
+from ramet.sft.layouts import Layout
 from ramet.sft.output import SUMMARY
 from ramet.sft.prepare import Prepared, prepare
 from ramet.sft.trainer import CHECKPOINTS, total_steps
@@ -17,16 +19,18 @@ def plan(resolved: Resolved) -> Plan:
     config = resolved.config
     prepared = prepare(resolved)
     place = look(resolved, sft_manifest(resolved, prepared))
-    raise_all(place.problems)
-    steps = total_steps(config.sft, len(prepared.examples))
+    raise_all([*place.problems, *Layout.of(config).check(place.path / CHECKPOINTS)])
+    workers = config.cluster.policy_workers
+    steps = total_steps(config.sft, len(prepared.examples), workers)
+    ranks = f" x {workers} workers" if workers > 1 else ""
     return Plan(
         job="sft",
         facts={
             "directory": str(place),
             "rows": f"{prepared.rows} from {', '.join(config.sft.data)}" + _left_out(prepared),
-            "steps": f"{steps} of {config.sft.batch_size} x {config.sft.accumulate} sequences",
+            "steps": f"{steps} of {config.sft.batch_size} x {config.sft.accumulate}{ranks} sequences",
             "tokens": f"{prepared.trained_tokens:,} trained a pass; a sequence has at most {config.sft.max_tokens}",
-            "placement": placement(str(resolve_device(config.model)), None, "local"),
+            "placement": _placement(config),
         },
         files=[
             *(f"{place.path}/{name}" for name in (*RECORDS, CURVE, SUMMARY)),
@@ -34,6 +38,14 @@ def plan(resolved: Resolved) -> Plan:
             f"{config.sft.out or place.path / 'model'}/",
         ],
     )
+
+
+def _placement(config: Config) -> str:
+    device = str(resolve_device(config.model))
+    if config.sft.strategy is Strategy.NONE:
+        return placement(device, None, "local")
+    workers = config.cluster.policy_workers
+    return f"{config.sft.strategy} over {workers} process{'es' if workers > 1 else ''}, each on {device}"
 
 
 def _left_out(prepared: Prepared) -> str:

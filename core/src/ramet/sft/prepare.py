@@ -21,6 +21,8 @@ from ramet.models.loading import check_model, load_tokenizer
 from ramet.sft.data import SftData, read_data
 from ramet.sft.encode import Example, TraceEncoder
 from ramet.sft.rows import Conversation
+from ramet.sft.strategies import check_strategy
+from ramet.sft.world import launched_world
 from ramet.tracking.metrics import check_trackers
 from ramet.types import RolloutStep, Tool, TraceReader
 
@@ -54,7 +56,7 @@ def prepare(resolved: Resolved) -> Prepared:
     config = resolved.config
     data = read_data(config.sft.data)
     problems = [*check(resolved, "sft"), *check_model(config.model), *data.problems]
-    problems += [*check_trackers(config.trackers), *check_out(config)]
+    problems += [*check_strategy(resolved, launched_world()), *check_trackers(config.trackers), *check_out(config)]
     step, tools = _parts(config, problems)
     raise_all(problems)
     assert step is not None

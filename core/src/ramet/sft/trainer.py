@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from ramet.config.schema import Config, Dtype, Schedule, SftConfig
+from ramet.config.schema import Config, Dtype, Schedule, SftConfig, Strategy
 from ramet.errors import ConfigError
-from ramet.sft.batches import Collator, Examples
+from ramet.models.loading import resolve_device
+from ramet.sft.batches import Collator, EvenShuffle, Examples
 from ramet.sft.encode import Example
+from ramet.sft.layouts import Layout
 from ramet.sft.resume import newest_complete, step_of
+from ramet.sft.stop import StopRequest
+from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
+from ramet.sft.world import ALONE, World
 from ramet.tracking.metrics import Tracker
+from ramet.tracking.stopped import Stopped
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
@@ -37,6 +46,7 @@ class Trained:
     steps: int
     resumed_step: int  # where this process began
     seconds: float  # of this process
+    weights: dict[str, Tensor] | None = None  # all of the first rank's; empty on others; None: they are in the model
     curves: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)  # name -> steps, values
 
     @property
@@ -44,17 +54,18 @@ class Trained:
         return self.curves["loss"][1][-1]
 
 
-def total_steps(config: SftConfig, examples: int) -> int:
-    """Optimiser steps of the whole training on one device."""
+def total_steps(config: SftConfig, examples: int, workers: int = 1) -> int:
+    """Optimiser steps of the whole training."""
     if config.max_steps is not None:
         return config.max_steps
-    batches = math.ceil(examples / config.batch_size)
+    batches = math.ceil(examples / (config.batch_size * workers))  # of each worker
     return math.ceil(config.epochs * math.ceil(batches / config.accumulate))
 
 
 def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) -> TrainingArguments:
-    """All arguments of Trainer in one place; distributed strategies are added here."""
+    """All arguments of Trainer in one place."""
     sft = config.sft
+    fsdp = fsdp_config(sft.strategy)
     saves = sft.save_every < steps
     arguments = TrainingArguments(
         output_dir=str(run / CHECKPOINTS),
@@ -70,6 +81,12 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
         optim="adamw_torch",
         bf16=config.model.dtype is Dtype.BFLOAT16,
         use_cpu=use_cpu,
+        deepspeed=deepspeed_config(sft.strategy),
+        fsdp=True if fsdp is not None else None,  # type: ignore[arg-type]  # its type is for command lines
+        fsdp_config=fsdp,
+        ddp_backend="gloo" if use_cpu and sft.strategy is not Strategy.NONE else None,
+        ddp_timeout=math.ceil(config.cluster.timeout_s),
+        average_tokens_across_devices=True,  # the loss is the mean over the trained tokens of all ranks
         seed=config.run.seed,
         data_seed=config.run.seed,
         logging_steps=sft.log_every,
@@ -84,18 +101,53 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
         dataloader_num_workers=0,
         dataloader_pin_memory=not use_cpu,
     )
+    if fsdp is not None:
+        finish_fsdp(arguments)
     if arguments.n_gpu > 1:
         # Without a launcher Trainer would wrap the model in DataParallel and multiply the batch by the GPUs it sees.
         arguments._n_gpu = 1
     return arguments
 
 
-class _Progress(TrainerCallback):
-    """Hands Trainer's numbers to the trackers and stops at a loss that is no number."""
+class _Trainer(Trainer):
+    """Trainer with batches for several ranks in which every example counts once a pass."""
 
-    def __init__(self, tracker: Tracker, lr: float) -> None:
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        if self.args.world_size == 1:
+            return super().get_train_dataloader()
+        size, examples = self.args.per_device_train_batch_size, self.train_dataset
+        assert isinstance(examples, Examples)
+        sampler = EvenShuffle(len(examples), multiple=size * self.args.world_size, seed=self.args.seed)
+        self.add_callback(_Passes(sampler))
+        loader = DataLoader(
+            examples,
+            batch_size=size,
+            sampler=sampler,
+            collate_fn=self.data_collator,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        return prepared
+
+
+class _Passes(TrainerCallback):
+    """Tells the sampler which pass begins. accelerate 1.15 does so, except for one that is resumed in its middle."""
+
+    def __init__(self, sampler: EvenShuffle) -> None:
+        self._sampler = sampler
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._sampler.set_epoch(int(state.epoch or 0))
+
+
+class _Progress(TrainerCallback):
+    """Hands Trainer's numbers to the trackers, stops at a loss that is no number, and when a signal asks for it."""
+
+    def __init__(self, tracker: Tracker, lr: float, stop: StopRequest, world: World) -> None:
         self._tracker = tracker
         self._lr = lr
+        self._stop = stop
+        self._world = world
         self._last: tuple[float, int] | None = None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -105,6 +157,8 @@ class _Progress(TrainerCallback):
         if state.global_step >= state.max_steps:
             control.should_log = True  # the last steps may be fewer than `log_every`
             control.should_save = False  # the model folder follows at once; Trainer cannot resume behind the last step
+        elif self._world.any(self._stop.asked):  # all ranks leave behind the same step
+            control.should_log = control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs = kwargs["logs"]
@@ -121,10 +175,11 @@ class _Progress(TrainerCallback):
         metrics = {
             "sft/loss": logs["loss"],
             "sft/lr": logs["learning_rate"],
-            "sft/grad_norm": logs["grad_norm"],
             "sft/epoch": logs["epoch"],
             "sft/steps_per_s": (state.global_step - step) / max(now - then, 1e-9),
         }
+        if "grad_norm" in logs:  # DeepSpeed tells none with zero0 in float32
+            metrics["sft/grad_norm"] = logs["grad_norm"]
         self._tracker.log(state.global_step, metrics)
 
 
@@ -136,36 +191,66 @@ def train(
     *,
     pad_id: int,
     tracker: Tracker,
+    stop: StopRequest | None = None,
+    world: World = ALONE,
 ) -> Trained:
-    """Train `model` in place, from the newest complete checkpoint under `run` if there is one."""
-    steps = total_steps(config.sft, len(examples))
-    use_cpu = next(model.parameters()).device.type == "cpu"
-    trainer = Trainer(
+    """Train `model` in place, from the newest complete checkpoint under `run` if there is one.
+
+    Every rank of `world` calls it. Raises `Stopped`, behind a checkpoint, if a signal asked for it.
+    """
+    stop = StopRequest() if stop is None else stop
+    steps = total_steps(config.sft, len(examples), world.size)
+    checkpoint = world.from_first(lambda: _checkpoint(run, config, steps))
+    device = resolve_device(config.model) if world.joins else next(model.parameters()).device
+    trainer = _Trainer(
         model=model,
-        args=training_arguments(config, run, steps=steps, use_cpu=use_cpu),
+        args=training_arguments(config, run, steps=steps, use_cpu=device.type == "cpu"),
         data_collator=Collator(pad_id),
         train_dataset=Examples(examples),
-        callbacks=[_Progress(tracker, config.sft.lr)],
+        callbacks=[_Progress(tracker, config.sft.lr, stop, world)],
     )
     trainer.remove_callback(PrinterCallback)
-    checkpoint = newest_complete(run / CHECKPOINTS)
+    resumed = step_of(checkpoint)
+    tracker.rewind(resumed)
+    start = time.monotonic()
+    with stop.deferred():
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+    if trainer.state.global_step < steps:
+        if world.first:
+            logger.info("saved step %d of %d", trainer.state.global_step, steps)
+        raise Stopped(stop.signal or signal.SIGTERM)  # another rank may have heard it alone
+    return Trained(
+        steps=trainer.state.global_step,
+        resumed_step=resumed,
+        seconds=time.monotonic() - start,
+        weights=_weights(trainer, config.sft.strategy, world),
+        curves=_curves(trainer.state.log_history),
+    )
+
+
+def _checkpoint(run: Path, config: Config, steps: int) -> Path | None:
+    """The checkpoint to go on from. Raises `ConfigError` for one that has more steps than this training."""
+    checkpoint = newest_complete(run / CHECKPOINTS, Layout.of(config))
     resumed = step_of(checkpoint)
     if resumed >= steps:
         raise ConfigError(f"sft: {run} has trained {resumed} steps already, and now {steps} are asked for in all")
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
-    tracker.rewind(resumed)
-    start = time.monotonic()
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
-    return Trained(
-        steps=trainer.state.global_step,
-        resumed_step=resumed,
-        seconds=time.monotonic() - start,
-        curves=_curves(trainer.state.log_history),
-    )
+    return checkpoint
+
+
+def _weights(trainer: Trainer, strategy: Strategy, world: World) -> dict[str, Tensor] | None:
+    """All ranks gather what is sharded; the first one gets it, in host memory."""
+    if strategy is Strategy.NONE:
+        return None
+    if strategy in (Strategy.ZERO0, Strategy.ZERO2) and not world.first:
+        return {}  # nothing is sharded, and each rank would copy all of it
+    weights: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    return weights if world.first else {}
 
 
 def _curves(history: Sequence[dict[str, float]]) -> dict[str, tuple[list[float], list[float]]]:
     logged = [entry for entry in history if "loss" in entry]
     steps = [float(entry["step"]) for entry in logged]
-    return {name: (steps, [entry[name] for entry in logged]) for name in ("loss", "learning_rate", "grad_norm")}
+    names = [name for name in ("loss", "learning_rate", "grad_norm") if logged and name in logged[0]]
+    return {name: (steps, [entry[name] for entry in logged]) for name in names}

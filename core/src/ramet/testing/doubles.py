@@ -29,7 +29,8 @@ class Reply:
     """What the scripted engine says in one turn.
 
     The text ends at the first stop string in it; without one an end of sequence follows. `entropies` are repeated over
-    the sampled tokens. `first_s` passes before the first report, `rest_s` after it.
+    the sampled tokens, and so are `versions`, in order; without any, tokens are of the engine's version. `first_s`
+    passes before the first report, `rest_s` after it.
     """
 
     text: str
@@ -37,6 +38,8 @@ class Reply:
     first_s: float = 0.0
     rest_s: float = 0.0
     fails: str | None = None  # raise `InfraError` with this message instead
+    logprob: float = -1.0  # of every sampled token
+    versions: tuple[int, ...] = ()
 
 
 Script: TypeAlias = Callable[[str, str, int], Reply | str]  # (task, path, turn) -> reply
@@ -67,6 +70,8 @@ class ScriptedEngine:
         self.most_running = 0
         self._version = 0
         self._sampled = 0
+        self._going = asyncio.Event()
+        self._going.set()
 
     @property
     def policy_version(self) -> int:
@@ -89,6 +94,7 @@ class ScriptedEngine:
     ) -> Completion:
         if reply.first_s or reply.rest_s:
             await asyncio.sleep(reply.first_s)
+        await self._going.wait()
         if reply.fails is not None:
             raise InfraError(reply.fails)
         completion = self._completion(request, reply)
@@ -110,13 +116,14 @@ class ScriptedEngine:
             ids, finish, stop = ids[: sampling.max_tokens], FinishReason.LENGTH, None
         spread = [reply.entropies[i % len(reply.entropies)] for i in range(len(ids))]
         able = Capability.ENTROPY in self.info.capabilities
+        versions = reply.versions or (self._version,)
         return Completion(
             token_ids=ids,
-            logprobs=array("f", [-1.0] * len(ids)),
+            logprobs=array("f", [reply.logprob] * len(ids)),
             entropies=array("f", spread if able else []),
             finish=finish,
             stop=stop,
-            policy_version=self._version,
+            policy_versions=array("i", sorted(versions[i % len(versions)] for i in range(len(ids)))),
             prompt_tokens=len(request.token_ids),
             cached_tokens=0,
         )
@@ -127,8 +134,16 @@ class ScriptedEngine:
     def release(self, cache_keys: Sequence[str]) -> None:
         self.released.extend(cache_keys)
 
-    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    async def update_weights(
+        self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool = False
+    ) -> None:
         self._version = version
+
+    async def pause(self) -> None:
+        self._going.clear()
+
+    async def resume(self) -> None:
+        self._going.set()
 
     def metrics(self) -> Mapping[str, float]:
         sampled, self._sampled = self._sampled, 0

@@ -1,7 +1,7 @@
 """Checks that every engine must pass: plain functions that take a `Subject`, so that each engine's tests run the same.
 
-`CHECKS` maps each check to the capabilities that it needs; the checks of deterministic engines are in
-`engine_deterministic`.
+`CHECKS` maps each check to the capabilities that it needs; those of weight updates are written in `engine_updates`, and
+those of deterministic engines, which are not among these, in `engine_deterministic`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,23 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 
 import torch
-from transformers import PreTrainedModel
 
 from ramet.engines.protocol import Capability, Completion, Engine, FinishReason, FirstReport, Sampling
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 from ramet.testing.engine_subject import TEXTS, Subject, complete, expect_reference, run
+from ramet.testing.engine_updates import (
+    check_bad_weights,
+    check_forks_after_update_in_flight,
+    check_pause,
+    check_update_in_flight,
+    check_update_in_flight_changes_nothing_else,
+    check_update_in_flight_keeps_its_place,
+    check_weight_update,
+)
 from ramet.testing.expect import expect
 
 
@@ -209,62 +216,6 @@ def _expect_cached(subject: Subject, what: str, completion: Completion, wanted: 
     expect(completion.cached_tokens >= enough, f"{what}: {completion.cached_tokens} tokens cached instead of {enough}")
 
 
-def check_weight_update(subject: Subject) -> None:
-    """New weights serve what comes after them, no cache survives them, and what was under way ends before them."""
-    changed = _changed_copy(subject.model)
-
-    async def use(engine: Engine) -> None:
-        request = replace(subject.request("old", TEXTS[3]), cache_key="key")  # longer than the blocks of caches
-        under_way = asyncio.create_task(engine.generate(request))
-        await asyncio.sleep(0)
-        update = asyncio.create_task(engine.update_weights(changed.state_dict().items(), 7))
-        await asyncio.sleep(0)
-        follower = replace(request, id="new")
-        after = await engine.generate(follower)
-        before = await under_way
-        await update
-        expect((before.policy_version, after.policy_version) == (0, 7), "a completion names the wrong version")
-        expect(engine.policy_version == 7, f"the engine says version {engine.policy_version}")
-        expect(after.cached_tokens == 0, "a cache of the old weights was used")
-        expect_reference(subject, subject.model, request, before)
-        expect_reference(subject, changed, follower, after)
-
-    run(subject, use)
-
-
-def _changed_copy(model: PreTrainedModel) -> PreTrainedModel:
-    copy = deepcopy(model)
-    generator = torch.Generator().manual_seed(11)
-    with torch.no_grad():
-        for parameter in copy.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter))
-    return copy
-
-
-def check_bad_weights(subject: Subject) -> None:
-    """Weights that do not fit raise and change nothing."""
-    name, tensor = next(iter(subject.model.state_dict().items()))
-    everything = subject.model.state_dict()
-    bad = {
-        "a missing parameter": [(n, t) for n, t in everything.items() if "down_proj" not in n],
-        "an unknown name": [*everything.items(), ("model.unknown.weight", tensor)],
-        "a wrong shape": [*((n, t) for n, t in everything.items() if n != name), (name, tensor[:-1])],
-    }
-
-    async def use(engine: Engine) -> None:
-        request = subject.request("request")
-        for what, weights in bad.items():
-            try:
-                await engine.update_weights([(n, t + 1.0) for n, t in weights], 3)
-            except ValueError:
-                continue
-            expect(False, f"weights with {what} were taken")
-        expect(engine.policy_version == 0, "refused weights changed the version")
-        expect_reference(subject, subject.model, request, await engine.generate(request))
-
-    run(subject, use)
-
-
 def check_close(subject: Subject) -> None:
     """Closing fails what is under way, and whatever comes later; it may be done twice."""
 
@@ -313,6 +264,11 @@ CHECKS: Mapping[Callable[[Subject], None], frozenset[Capability]] = {
     check_shared_prompt: _NONE,
     check_weight_update: _WEIGHTS,
     check_bad_weights: _WEIGHTS,
+    check_update_in_flight: _WEIGHTS,
+    check_forks_after_update_in_flight: _WEIGHTS,
+    check_update_in_flight_changes_nothing_else: _WEIGHTS | _SEEDS,
+    check_update_in_flight_keeps_its_place: _WEIGHTS,
+    check_pause: _SEEDS,
     check_close: _NONE,
     check_metrics: _NONE,
 }

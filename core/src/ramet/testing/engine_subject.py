@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -72,12 +72,22 @@ def reference(model: PreTrainedModel, request: Request, sampled: Sequence[int]) 
     return chosen.tolist(), (-(logps.exp() * logps).sum(-1)).tolist()
 
 
-def expect_reference(subject: Subject, model: PreTrainedModel, request: Request, completion: Completion) -> None:
-    """The completion's numbers must be the plain model's."""
+def expect_reference(
+    subject: Subject, models: PreTrainedModel | Mapping[int, PreTrainedModel], request: Request, completion: Completion
+) -> None:
+    """The completion's numbers must be the plain model's; of several, by policy version, each token's own."""
     count = len(completion.token_ids)
     expect(count > 0, f"request {request.id!r} sampled nothing")
     expect(len(completion.logprobs) == count, f"{len(completion.logprobs)} log-probabilities for {count} tokens")
-    logprobs, entropies = reference(model, request, completion.token_ids)
+    versions = completion.policy_versions
+    expect(len(versions) == count, f"{len(versions)} policy versions for {count} tokens")
+    if isinstance(models, Mapping):
+        expect(set(versions) <= set(models), f"request {request.id!r}: versions {sorted(set(versions))}")
+        expect(list(versions) == sorted(versions), f"request {request.id!r}: its policy versions decrease")
+    by_version = models if isinstance(models, Mapping) else dict.fromkeys(versions, models)
+    numbers = {v: reference(by_version[v], request, completion.token_ids) for v in set(versions)}
+    logprobs = [numbers[v][0][i] for i, v in enumerate(versions)]
+    entropies = [numbers[v][1][i] for i, v in enumerate(versions)]
     _expect_close(subject, "log-probabilities", request, completion.logprobs, logprobs)
     if completion.entropies:
         _expect_close(subject, "entropies", request, completion.entropies, entropies)

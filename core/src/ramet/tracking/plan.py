@@ -30,14 +30,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Facts by name, in order, and the files that would be written."""
+    """Facts by name, in order, each of one or more lines, and the files that would be written."""
 
     job: str
     facts: Mapping[str, str]
     files: Sequence[str]
 
     def __str__(self) -> str:
-        facts = [f"  {name:10}  {text}" for name, text in self.facts.items() if text]
+        below = "\n" + " " * 14
+        facts = [f"  {name:10}  {text.replace(chr(10), below)}" for name, text in self.facts.items() if text]
         files = [f"    {file}" for file in self.files]
         return "\n".join([f"ramet {self.job} would do this, and has done nothing:", *facts, "  would write", *files])
 

@@ -19,10 +19,13 @@ def estimate(
     *,
     old_logprobs: Sequence[Floats],
     ref_logprobs: Sequence[Floats] | None = None,
+    values: Sequence[Floats] | None = None,
     greedy_rewards: Sequence[float] | None = None,
 ) -> AdvantageOutput:
     """Advantages `[N, T]` of these rows. Raises `PluginError` if the estimator breaks the contract."""
-    batch = advantage_inputs(rows, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, greedy_rewards=greedy_rewards)
+    batch = advantage_inputs(
+        rows, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, values=values, greedy_rewards=greedy_rewards
+    )
     name = origin(estimator)
     if Need.ENTROPY in estimator.needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")

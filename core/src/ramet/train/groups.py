@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from ramet.cluster.local import LocalRollouts
+from ramet.cluster.place import Rollouts
 from ramet.errors import InfraError
 from ramet.rollout.scoring import ScoredGroup, Scorer
 from ramet.rollout.whole import check_whole
@@ -15,16 +15,16 @@ from ramet.types import Group, Task
 
 
 async def play(
-    rollouts: LocalRollouts, scorer: Scorer, tasks: Sequence[Task], *, step: int, plan: RolloutPlan
+    rollouts: Rollouts, scorer: Scorer, tasks: Sequence[Task], *, step: int, plan: RolloutPlan
 ) -> list[ScoredGroup]:
     """Groups in order of `tasks`. A group is scored as soon as it is complete, while others are under way.
 
     A reward that breaks the contract stops the playing at once.
     """
-    scored: dict[str, ScoredGroup] = {}
+    scored: dict[int, ScoredGroup] = {}  # by the group itself: a task may stand in a step twice
 
     async def score(group: Group) -> None:
-        scored[group.task.id] = await scorer.score(group)
+        scored[id(group)] = await scorer.score(group)
 
     try:
         async with asyncio.TaskGroup() as work:
@@ -34,7 +34,7 @@ async def play(
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     check_whole(playing.result(), tasks, rollouts.group_size(plan))
-    return [scored[group.task.id] for group in playing.result()]
+    return [scored[id(group)] for group in playing.result()]
 
 
 def _spawn(work: asyncio.TaskGroup, scoring: Coroutine[Any, Any, None]) -> None:

@@ -7,22 +7,25 @@ import logging
 import shlex
 from pathlib import Path
 
-from ramet.cluster.local import LocalRollouts, build_encoder
 from ramet.cluster.parts import build_advantage, build_branch_policy, build_loss, check_needs
+from ramet.cluster.place import Place, open_place
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
+from ramet.engines.protocol import EngineInfo
 from ramet.errors import raise_all
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.critic import CriticSpec
 from ramet.policy.spec import PolicySpec
-from ramet.policy.worker import PolicyWorker
 from ramet.tracking.manifest import make_manifest
 from ramet.tracking.metrics import Tracker, make_trackers
 from ramet.tracking.run_dir import RunDir
 from ramet.train.loop import Loop
+from ramet.train.plan import will_fit
 from ramet.train.prepare import Prepared, prepare
 from ramet.train.state import TrainState
 from ramet.train.stop import StopRequest
+from ramet.types import CriticOptions, Need
 
 logger = logging.getLogger(__name__)
 
@@ -38,28 +41,25 @@ def run(resolved: Resolved) -> int:
         set_up_torch(config.run)
         with RunDir.open(config.run.root, config.run.name) as run_dir:
             try:
-                _run(resolved, prepared, run_dir, stop)
+                asyncio.run(_run(resolved, prepared, run_dir, stop))
             except KeyboardInterrupt:
                 logger.warning("resume with: %s", resume_command(resolved, run_dir.path.name))
                 raise
     return 0
 
 
-def _run(resolved: Resolved, prepared: Prepared, run_dir: RunDir, stop: StopRequest) -> None:
+async def _run(resolved: Resolved, prepared: Prepared, run_dir: RunDir, stop: StopRequest) -> None:
     config = resolved.config
     manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
     raise_all(run_dir.check_resume(resolved, manifest))
-    policy = PolicyWorker(policy_spec(config, prepared.total_steps))
-    rollouts = LocalRollouts(config, build_encoder(config), branch_policy=build_branch_policy(config))
-    problems = _needs(config, rollouts)
-    if problems:
-        asyncio.run(rollouts.close())
-    raise_all(problems)
-    run_dir.record(resolved, manifest)
-    _announce(config, prepared, run_dir.path)
-    asyncio.run(_train(config, prepared, run_dir, policy, rollouts, stop))
-    stop.settle()
-    policy.export(run_dir.path / "model")
+    spec, critic = policy_spec(config, prepared.total_steps), critic_spec(config, prepared.total_steps)
+    async with open_place(config, spec, branch_policy=build_branch_policy(config), critic=critic) as place:
+        raise_all(_needs(config, place.rollouts.info))
+        run_dir.record(resolved, manifest)
+        _announce(config, prepared, run_dir.path)
+        await _train(config, prepared, run_dir, place, stop)
+        stop.settle()
+        await place.policy.export(run_dir.path / "model")
     logger.info("model in %s; report: ramet report %s", run_dir.path / "model", run_dir.path)
 
 
@@ -84,12 +84,27 @@ def policy_spec(config: Config, total_steps: int) -> PolicySpec:
     )
 
 
-def _needs(config: Config, rollouts: LocalRollouts) -> list[str]:
+def critic_spec(config: Config, total_steps: int) -> CriticSpec | None:
+    """None if no algorithm needs values. The estimator may bring the critic's options as `critic`."""
+    estimator = build_advantage(config)
+    if Need.VALUES not in estimator.needs:
+        return None
+    return CriticSpec(
+        model=config.model,
+        policy=config.policy,
+        train=config.train,
+        options=getattr(estimator, "critic", CriticOptions()),
+        total_steps=total_steps,
+        seed=config.run.seed,
+    )
+
+
+def _needs(config: Config, info: EngineInfo) -> list[str]:
     needs = {
         f"advantage={config.advantage.name}": build_advantage(config).needs,
         f"policy_loss={config.policy_loss.name}": build_loss(config).needs,
     }
-    return check_needs(needs, rollouts.info, deterministic=config.run.deterministic)
+    return check_needs(needs, info, deterministic=config.run.deterministic)
 
 
 def _announce(config: Config, prepared: Prepared, folder: Path) -> None:
@@ -108,26 +123,22 @@ def _announce(config: Config, prepared: Prepared, folder: Path) -> None:
         config.engine.name,
         config.branch_policy.name,
     )
+    for problem in will_fit(config):
+        logger.warning("%s", problem)
 
 
-async def _train(
-    config: Config,
-    prepared: Prepared,
-    run_dir: RunDir,
-    policy: PolicyWorker,
-    rollouts: LocalRollouts,
-    stop: StopRequest,
-) -> None:
+async def _train(config: Config, prepared: Prepared, run_dir: RunDir, place: Place, stop: StopRequest) -> None:
     with stop.deferred():
         checkpoints = Checkpoints(run_dir.checkpoints, keep=config.train.keep_checkpoints)
         tracker = make_trackers(config.trackers, run_dir.path, prepared.total_steps)
         try:
-            state = await _restore(checkpoints, policy, rollouts, tracker, prepared.data["train"].fingerprint)
+            state = await _restore(checkpoints, place, tracker, prepared.data["train"].fingerprint)
             loop = Loop(
                 config,
                 folder=run_dir.path,
-                rollouts=rollouts,
-                policy=policy,
+                place=place,
+                needs_reference=policy_spec(config, prepared.total_steps).needs_reference,
+                critic=critic_spec(config, prepared.total_steps),
                 tasks=prepared.tasks,
                 valid=prepared.valid,
                 sampler=prepared.sampler,
@@ -142,21 +153,18 @@ async def _train(
             finally:
                 await loop.scorer.aclose()
         finally:
-            await rollouts.close()
             tracker.close()
 
 
-async def _restore(
-    checkpoints: Checkpoints, policy: PolicyWorker, rollouts: LocalRollouts, tracker: Tracker, data: str
-) -> TrainState:
+async def _restore(checkpoints: Checkpoints, place: Place, tracker: Tracker, data: str) -> TrainState:
     """The state to go on from: the newest verified checkpoint's, or the beginning. `data` is the data's fingerprint."""
     newest = checkpoints.newest()
     if newest is None:
         tracker.rewind(-1)
         return TrainState(data_fingerprint=data)
     state = TrainState.load(newest.folder, data)
-    policy.load(newest.folder)
-    await rollouts.engine.update_weights(policy.weights(), state.step)
+    await place.policy.load(newest.folder)
+    await place.sync_weights(state.step)
     tracker.rewind(state.step)
     logger.info("resumed behind step %d from %s", state.step, newest.folder)
     return state

@@ -2,7 +2,8 @@
 
 The order inside a step is what makes a run resume exactly: a step is a function of the state before it, so a step that
 was cut anywhere is redone from its start and gives the same numbers (deterministic mode) or the same prompts, seeds and
-draws (otherwise). Its groups are on disk before the update.
+draws (otherwise). Its groups are on disk before the update. With `train.staleness` the rollouts of later steps are
+played meanwhile.
 """
 
 from __future__ import annotations
@@ -10,30 +11,33 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ramet.cluster.local import LocalRollouts
 from ramet.cluster.parts import build_advantage, build_scorer
+from ramet.cluster.place import Place
 from ramet.config.schema import Config, OldLogprobs
 from ramet.data.sampler import Sampler
-from ramet.errors import RametError
+from ramet.errors import PluginError, RametError
+from ramet.plugins import origin
 from ramet.policy.batch import Floats, Row, row_metrics, rows_of, unpadded
 from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.critic import CriticSpec
 from ramet.policy.errors import TrainingDiverged
-from ramet.policy.worker import PolicyWorker
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.metrics import Tracker
+from ramet.train.ahead import Ahead
 from ramet.train.algorithm import estimate
 from ramet.train.groups import check_infrastructure, play
 from ramet.train.saving import Saver
 from ramet.train.state import TrainState
-from ramet.train.step_metrics import reward_metrics, warn_of_silence
+from ramet.train.step_metrics import lag_metrics, reward_metrics, warn_of_silence
 from ramet.train.stop import Dropped, StopRequest
 from ramet.train.validation import validate
-from ramet.types import Need, Task
+from ramet.types import AdvantageOutput, Need, Task
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +50,9 @@ class Loop:
         config: Config,
         *,
         folder: Path,
-        rollouts: LocalRollouts,
-        policy: PolicyWorker,
+        place: Place,
+        needs_reference: bool,
+        critic: CriticSpec | None,
         tasks: Sequence[Task],
         valid: Sequence[Task],
         sampler: Sampler,
@@ -59,8 +64,10 @@ class Loop:
     ) -> None:
         self.config = config
         self.folder = folder
-        self.rollouts = rollouts
-        self.policy = policy
+        self.place = place
+        self.policy = place.policy
+        self.rollouts = place.rollouts
+        self.critic = critic
         self.tasks = tasks
         self.valid = valid
         self.sampler = sampler
@@ -68,10 +75,20 @@ class Loop:
         self.total_steps = total_steps
         self.state = state
         self.stop = stop
-        self.saver = Saver(checkpoints, self._save, every=config.train.save_every, last=total_steps, saved=state.step)
+        self.saver = Saver(
+            checkpoints,
+            self._stage,
+            every=config.train.save_every,
+            last=total_steps,
+            saved=state.step,
+            in_background=config.train.async_save,
+        )
+        self.ahead = Ahead(self._play, staleness=config.train.staleness, last=total_steps)
         self.scorer = build_scorer(config)
         self.estimator = build_advantage(config)
+        self.needs_reference = needs_reference
         self._save_s = 0.0  # seconds that the last step spent on its checkpoint
+        self._played: dict[str, float] = {}  # metrics of rollouts that were collected before their step
         self.plan = RolloutPlan(
             group_size=config.rollout.group_size,
             temperature=config.rollout.temperature,
@@ -85,47 +102,66 @@ class Loop:
         """Play all steps that are left, or those until a stop is asked for. The last one is always saved."""
         try:
             if self.state.step == 0 and self.config.train.eval_first and self.valid:
-                self.tracker.log(0, await self.stop.drop(validate(self.rollouts, self.scorer, self.valid, step=0)))
+                self.tracker.log(0, await self.stop.drop(self._validate(0)))
             while self.state.step < self.total_steps:
                 self.stop.check()
                 await self._step(self.state.step + 1)
         except Dropped:
             logger.warning("stopped behind step %d of %d", self.state.step, self.total_steps)
-            self.saver.save(self.state.step)
+            await self.saver.save(self.state.step)
         except TrainingDiverged as error:
-            if not error.mid_step:  # skipped updates left the weights as they were
-                self.saver.save(self.state.step)
+            if not error.mid_step and self.critic is None:  # skipped updates left the weights as they were
+                await self.saver.save(self.state.step)
             raise
+        finally:
+            await self.ahead.cancel()
         return self.state
 
     async def _step(self, step: int) -> None:
         started = time.monotonic()
         clock = _Clock()
-        tasks = [self.tasks[i] for i in self.sampler.batch(step - 1)]
-        groups = await self.stop.drop(play(self.rollouts, self.scorer, tasks, step=step, plan=self.plan))
-        metrics = {**reward_metrics(groups), **self.rollouts.metrics(), **row_metrics(groups)}
+        groups = await self.stop.drop(self.ahead.take(step))
+        metrics = {**reward_metrics(groups), **await self._rollout_metrics(), **row_metrics(groups)}
         self._check(step, groups)
         metrics |= self.scorer.metrics()
         clock.lap("rollout")
         warn_of_silence(step, groups)
         rows = rows_of(groups)
-        greedy = await self.stop.drop(self._greedy_rewards(tasks, rows, step))
-        metrics |= self._learn(step, groups, rows, greedy, clock)
+        metrics |= lag_metrics(rows, version=self.state.step, allowed=self.config.train.staleness)
+        greedy = await self.stop.drop(self._greedy_rewards(rows, step))
+        metrics |= await self._learn(step, groups, rows, greedy, clock)
         try:
             metrics |= await self._use_weights(step, clock)
         except Dropped:
             logger.warning("step %d: no time left for its weight sync and validation; its metrics lack them", step)
-        self._finish(step, metrics, clock, started)
+        await self._finish(step, metrics, clock, started)
 
     async def _use_weights(self, step: int, clock: _Clock) -> dict[str, float]:
         """Give the new weights to the engine, and validate them if it is time."""
-        await self.stop.finish(self.rollouts.engine.update_weights(self.policy.weights(), step))
+        await self.stop.finish(self.place.sync_weights(step, in_flight=self.config.train.staleness > 0))
         clock.lap("sync")
         if not (self.valid and self.config.train.eval_every and step % self.config.train.eval_every == 0):
             return {}
-        metrics = await self.stop.finish(validate(self.rollouts, self.scorer, self.valid, step=step))
+        metrics = await self.stop.finish(self._validate(step))
         clock.lap("valid")
         return metrics
+
+    async def _validate(self, step: int) -> dict[str, float]:
+        """Alone, so that its counts and those of the steps can be told apart."""
+        if self.ahead.playing:
+            await self.ahead.settle()
+            self._played = await self.rollouts.metrics()
+        return await validate(self.rollouts, self.scorer, self.valid, step=step)
+
+    async def _rollout_metrics(self) -> dict[str, float]:
+        metrics, self._played = self._played or await self.rollouts.metrics(), {}
+        return metrics
+
+    def _tasks(self, step: int) -> list[Task]:
+        return [self.tasks[i] for i in self.sampler.batch(step - 1)]
+
+    async def _play(self, step: int) -> list[ScoredGroup]:
+        return await play(self.rollouts, self.scorer, self._tasks(step), step=step, plan=self.plan)
 
     def _check(self, step: int, groups: Sequence[ScoredGroup]) -> None:
         """Stop if too much failed; the groups are on disk then, for whoever looks for the cause."""
@@ -136,7 +172,7 @@ class Loop:
             self._write(step, groups, [], [])
             raise
 
-    def _learn(
+    async def _learn(
         self,
         step: int,
         groups: Sequence[ScoredGroup],
@@ -149,36 +185,53 @@ class Loop:
             logger.warning("step %d: no group has two valid rollouts; nothing to learn from", step)
             self._write(step, groups, [], [])
             return {"train/updates": 0.0}
-        old = self._old_logprobs(rows)
-        reference = self.policy.reference_logprobs(rows) if self.policy.spec.needs_reference else None
+        old = await self._old_logprobs(rows)
+        reference = await self.policy.reference_logprobs(rows) if self.needs_reference else None
+        values = await self.policy.values(rows) if self.critic is not None else None
         clock.lap("logprobs")
-        output = estimate(self.estimator, rows, old_logprobs=old, ref_logprobs=reference, greedy_rewards=greedy)
+        output = estimate(
+            self.estimator, rows, old_logprobs=old, ref_logprobs=reference, values=values, greedy_rewards=greedy
+        )
         self._write(step, groups, rows, unpadded(rows, output.advantages))
         clock.lap("record")
         self.stop.check()  # the last place where the weights are those of the step before
-        update = self.policy.update(
-            rows,
-            output.advantages,
-            step=step,
-            old_logprobs=old,
-            ref_logprobs=reference,
-            returns=output.returns,
-        )
+        metrics = await self._update_critic(rows, output, values, step)
+        if self.critic is None or step > self.critic.options.warmup_steps:
+            metrics |= await self.policy.update(
+                rows,
+                output.advantages,
+                step=step,
+                old_logprobs=old,
+                ref_logprobs=reference,
+                returns=output.returns,
+            )
         clock.lap("update")
-        return {**output.metrics, **update}
+        return {**output.metrics, **metrics}
 
-    def _old_logprobs(self, rows: list[Row]) -> list[Floats]:
+    async def _update_critic(
+        self, rows: Sequence[Row], output: AdvantageOutput, values: Sequence[Floats] | None, step: int
+    ) -> dict[str, float]:
+        if values is None:
+            return {}
+        if output.returns is None:
+            raise PluginError(
+                f"advantage estimator {origin(self.estimator)} needs values but returned no returns; the critic is "
+                "trained on them"
+            )
+        return await self.policy.update_critic(rows, step=step, returns=output.returns, old_values=values)
+
+    async def _old_logprobs(self, rows: list[Row]) -> list[Floats]:
         if self.config.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
-        return self.policy.logprobs(rows)
+        return await self.policy.logprobs(rows)
 
-    async def _greedy_rewards(self, tasks: Sequence[Task], rows: Sequence[Row], step: int) -> list[float] | None:
+    async def _greedy_rewards(self, rows: Sequence[Row], step: int) -> list[float] | None:
         """One greedy rollout per task, for estimators that use it as the baseline (ReMax)."""
         if Need.GREEDY_ROLLOUT not in self.estimator.needs:
             return None
         plan = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy")
-        groups = await play(self.rollouts, self.scorer, tasks, step=step, plan=plan)
-        self.rollouts.metrics()  # the next step's counts must not hold these
+        groups = await play(self.rollouts, self.scorer, self._tasks(step), step=step, plan=plan)
+        await self.rollouts.metrics()  # the next step's counts must not hold these
         self.scorer.metrics()
         rewards = [group.rollouts[0].reward for group in groups]
         return [float("nan") if (reward := rewards[row.group]) is None else reward for row in rows]
@@ -194,7 +247,7 @@ class Loop:
             [GroupRecord(step=step, group=group, advantages=by_group.get(i, {})) for i, group in enumerate(groups)],
         )
 
-    def _finish(self, step: int, metrics: dict[str, float], clock: _Clock, started: float) -> None:
+    async def _finish(self, step: int, metrics: dict[str, float], clock: _Clock, started: float) -> None:
         """Report, then save if it is time. The other way round a kill in between would lose the report for good: what
         was reported behind the last checkpoint is redone, and trackers are rewound first.
         """
@@ -205,12 +258,18 @@ class Loop:
         self.state.step = step
         self.state.seconds += time.monotonic() - started
         saving = time.monotonic()
-        self.saver.save_if_due(step)
+        await self.saver.save_if_due(step)
         self._save_s = time.monotonic() - saving
 
-    def _save(self, folder: Path) -> None:
-        self.policy.save(folder)
-        self.state.save(folder)
+    async def _stage(self) -> Callable[[Path], None]:
+        await self.policy.stage()
+        state = replace(self.state)
+
+        def write(folder: Path) -> None:
+            self.policy.write_staged(folder)
+            state.save(folder)
+
+        return write
 
 
 class _Clock:

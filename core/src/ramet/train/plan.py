@@ -6,19 +6,30 @@ from ramet.cluster.parts import build_advantage, build_loss, check_needs
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.engines.protocol import Capability, EngineInfo
-from ramet.errors import raise_all
-from ramet.models.loading import resolve_device
+from ramet.errors import ConfigError, raise_all
 from ramet.tracking.manifest import make_manifest
-from ramet.tracking.plan import RECORDS, Place, Plan, look, placement
+from ramet.tracking.plan import RECORDS, Place, Plan, look
+from ramet.train.machine import Machine, machine_of
+from ramet.train.memory import Inputs, MemoryPlan, estimate
+from ramet.train.memory_check import check_memory
+from ramet.train.memory_table import table
+from ramet.train.placement import check_placement
+from ramet.train.placement import place as place_workers
 from ramet.train.prepare import Prepared, prepare
+from ramet.train.shape import read_shape
 
 
-def plan(resolved: Resolved) -> Plan:
-    """Raises `ConfigErrors` with every problem found."""
+def plan(resolved: Resolved, on: str | None = None) -> Plan:
+    """`on` names a machine to plan for instead of this one (`8x80GiB`).
+
+    Raises `ConfigErrors` with every problem found.
+    """
     config = resolved.config
+    machine = machine_of(config, on)
     prepared = prepare(resolved)
     place = look(resolved, make_manifest(resolved, data=prepared.data, model=prepared.model))
-    raise_all([*place.problems, *_needs(config)])
+    memory = _memory(config, machine)
+    raise_all([*place.problems, *_needs(config), *check_placement(config, machine), *_fits(memory)])
     return Plan(
         job="train",
         facts={
@@ -30,10 +41,19 @@ def plan(resolved: Resolved) -> Plan:
             "algorithm": _algorithm(config),
             "rewards": ", ".join(config.rewards),
             "tools": ", ".join(config.tools) or "none",
-            "placement": placement(str(resolve_device(config.model)), config.engine.name, config.cluster.name),
+            "placement": str(place_workers(config, machine)),
+            "memory": memory if isinstance(memory, str) else "\n".join(table(memory)),
         },
         files=_files(config, prepared, place),
     )
+
+
+def will_fit(config: Config) -> list[str]:
+    """What is likely not to fit on this machine. Estimates: whoever starts a run is warned, a plan is refused."""
+    if config.cluster.address is not None:
+        return []  # the workers' machines are others
+    machine = machine_of(config)
+    return [*check_placement(config, machine), *_fits(_memory(config, machine))]
 
 
 def _needs(config: Config) -> list[str]:
@@ -44,6 +64,20 @@ def _needs(config: Config) -> list[str]:
     }
     able = EngineInfo(name=config.engine.name, capabilities=frozenset(Capability), vocab_size=0, max_tokens=0)
     return check_needs(needs, able, deterministic=config.run.deterministic)
+
+
+def _memory(config: Config, machine: Machine) -> MemoryPlan | str:
+    """Or why none can be made: a model that is built otherwise can still be trained."""
+    try:
+        shape = read_shape(config.model)
+    except ConfigError as error:
+        return f"not estimated: {error}"
+    needs = build_advantage(config).needs | build_loss(config).needs
+    return estimate(Inputs(config=config, shape=shape, machine=machine, needs=needs))
+
+
+def _fits(memory: MemoryPlan | str) -> list[str]:
+    return [] if isinstance(memory, str) else check_memory(memory)
 
 
 def _tasks(prepared: Prepared) -> str:
@@ -72,10 +106,11 @@ def _steps(config: Config, prepared: Prepared) -> str:
 def _tokens(config: Config, prepared: Prepared) -> str:
     rollouts = config.train.tasks_per_step * config.rollout.group_size
     response, prompt = config.rollout.max_response_tokens, config.data.max_prompt_tokens
-    step = rollouts * response
+    step, ranks = rollouts * response, 1 if config.cluster.name == "local" else config.cluster.policy_workers
+    each = -(-rollouts * (prompt + response) // ranks)
     return (
         f"at most {step:,} in the responses of a step, {prepared.total_steps * step:,} in all; "
-        f"a sequence has at most {prompt} + {response}"
+        f"a sequence has at most {prompt} + {response}; a policy rank is fed at most {each:,} a step and pass"
     )
 
 

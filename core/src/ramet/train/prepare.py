@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ramet.cluster.check import check_cluster
 from ramet.cluster.engines import check_engine
-from ramet.cluster.local import build_encoder
 from ramet.cluster.parts import check_parts, task_messages
+from ramet.cluster.place import build_encoder
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -19,6 +20,7 @@ from ramet.errors import ConfigError, ConfigErrors, RametError, raise_all
 from ramet.models.encoder import Encoder
 from ramet.models.loading import check_model
 from ramet.models.torch_setup import check_torch
+from ramet.policy.check import check_policy
 from ramet.tracking.manifest import DataRecord, model_files, model_fingerprint
 from ramet.tracking.metrics import check_trackers
 from ramet.types import Task
@@ -47,6 +49,8 @@ def prepare(resolved: Resolved) -> Prepared:
         *check_model(config.model),
         *check_torch(config.run, config.model),
         *check_engine(config),
+        *check_cluster(config),
+        *check_policy(config),
         *check_trackers(config.trackers),
         *check_parts(config, training=True),
     ]

@@ -1,9 +1,14 @@
-"""When a run saves itself, and what it does when it cannot: a full disk costs a checkpoint, two of them the run."""
+"""When a run saves itself, and what it does when it cannot: a full disk costs a checkpoint, two of them the run.
+
+The state is copied aside first and written by a thread. With `train.async_save` the run goes on meanwhile, and hears of
+a failure at the step behind.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ramet.policy.checkpoint import Checkpoints
@@ -11,45 +16,73 @@ from ramet.policy.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 MAX_FAILED = 2  # saves in a row
+Write = Callable[[Path], None]
 
 
 class Saver:
-    """Saves through `write`, which fills a folder with the state of now. `saved` is the newest step on disk."""
+    """`saved` is the newest step on disk."""
 
     def __init__(
-        self, checkpoints: Checkpoints, write: Callable[[Path], None], *, every: int, last: int, saved: int
+        self,
+        checkpoints: Checkpoints,
+        stage: Callable[[], Awaitable[Write]],
+        *,
+        every: int,
+        last: int,
+        saved: int,
+        in_background: bool,
     ) -> None:
+        """`stage` copies the state of now aside and returns what fills a folder with it, in any thread."""
         self.checkpoints = checkpoints
-        self.write = write
+        self.stage = stage
         self.every = every
         self.last = last
         self.saved = saved
+        self.in_background = in_background
         self.failed = 0
+        self._under_way: tuple[int, asyncio.Task[None]] | None = None
 
-    def save_if_due(self, step: int) -> None:
+    async def save_if_due(self, step: int) -> None:
         """Every `every` steps, and the last one. A failed save is warned of, and the run goes on to the next.
 
         Raises `CheckpointError` if the one before failed too, or none comes after it.
         """
+        if self._under_way is not None and self._under_way[1].done():
+            await self._settle()
         if step == self.last:
-            self.save(step)
+            await self.save(step)
         elif step % self.every == 0:
-            try:
-                self.save(step)
-            except CheckpointError as error:
-                self.failed += 1
-                if self.failed >= MAX_FAILED:
-                    raise CheckpointError(f"{self.failed} saves in a row failed, so the run stops: {error}") from error
-                logger.warning(
-                    "CHECKPOINT OF STEP %d NOT SAVED: %s; a kill now loses the work behind step %d. The run goes on; "
-                    "if the next save fails too, it stops",
-                    step,
-                    error,
-                    self.saved,
-                )
+            await self._settle()
+            write = await self.stage()
+            self._under_way = step, asyncio.create_task(self._write(step, write), name=f"save of step {step}")
+            if not self.in_background:
+                await self._settle()
 
-    def save(self, step: int) -> None:
-        """Save, unless this step stands on disk. Raises `CheckpointError`."""
+    async def save(self, step: int) -> None:
+        """Save now, unless this step stands on disk. Raises `CheckpointError`."""
+        await self._settle()
         if step > self.saved:
-            self.checkpoints.save(step, self.write)
-            self.saved, self.failed = step, 0
+            await self._write(step, await self.stage())
+
+    async def _write(self, step: int, write: Write) -> None:
+        await asyncio.to_thread(self.checkpoints.save, step, write)
+        self.saved, self.failed = step, 0
+
+    async def _settle(self) -> None:
+        """Wait for the save under way, and bear with its failure if it is the first."""
+        if self._under_way is None:
+            return
+        (step, writing), self._under_way = self._under_way, None
+        try:
+            await writing
+        except CheckpointError as error:
+            self.failed += 1
+            if self.failed >= MAX_FAILED:
+                raise CheckpointError(f"{self.failed} saves in a row failed, so the run stops: {error}") from error
+            logger.warning(
+                "CHECKPOINT OF STEP %d NOT SAVED: %s; a kill now loses the work behind step %d. The run goes on; "
+                "if the next save fails too, it stops",
+                step,
+                error,
+                self.saved,
+            )

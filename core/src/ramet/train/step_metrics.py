@@ -6,6 +6,10 @@ import logging
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
+
+from ramet.errors import InfraError
+from ramet.policy.batch import Row
 from ramet.rollout.scoring import ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -27,6 +31,22 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     for name in names:
         metrics[f"reward/{name}"] = statistics.fmean(r.parts[name] for r in valid if name in r.parts)
     return metrics
+
+
+def lag_metrics(rows: Sequence[Row], *, version: int, allowed: int) -> dict[str, float]:
+    """How many updates lie between the weights that sampled a token and those of now, `version`, over trained tokens.
+
+    Raises `InfraError` if it is more than `train.staleness` allows, or less than none.
+    """
+    if not rows:
+        return {}
+    lags = version - np.concatenate([row.policy_versions[row.mask] for row in rows])
+    if lags.max() > allowed or lags.min() < 0:
+        raise InfraError(
+            f"tokens of policy versions {version - lags.max()} to {version - lags.min()} came in for an update of "
+            f"version {version}; allowed: at most {allowed} behind it (train.staleness). An engine missed a sync"
+        )
+    return {"train/version_lag_mean": float(lags.mean()), "train/version_lag_max": float(lags.max())}
 
 
 def warn_of_silence(step: int, groups: Sequence[ScoredGroup]) -> None:

@@ -17,18 +17,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
+from ramet.tracking.stopped import Stopped
+
+__all__ = ["SIGNALS", "Dropped", "StopRequest", "Stopped"]
+
 T = TypeVar("T")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CANCEL_S = 5.0  # for what is dropped to notice; the state is saved whether it did or not
 SHARE = 0.5  # of the grace time, for what is carried through; the rest is for the checkpoint
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal ended the run. Its text names the signal."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.code = 128 + number  # as a shell reports a process that the signal ended
 
 
 class Dropped(Exception):

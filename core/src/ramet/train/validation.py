@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from ramet.cluster.local import LocalRollouts
+from ramet.cluster.place import Rollouts
 from ramet.rollout.scoring import Scorer
 from ramet.rollout.worker import RolloutPlan
 from ramet.train.groups import play
@@ -14,10 +14,10 @@ from ramet.types import Task
 PLAN = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="valid")
 
 
-async def validate(rollouts: LocalRollouts, scorer: Scorer, tasks: Sequence[Task], *, step: int) -> dict[str, float]:
+async def validate(rollouts: Rollouts, scorer: Scorer, tasks: Sequence[Task], *, step: int) -> dict[str, float]:
     """`valid/…`: mean reward overall and by data source, share of rollouts with tool calls, share masked."""
     groups = await play(rollouts, scorer, tasks, step=step, plan=PLAN)
-    rollouts.metrics()  # what validation played must not stand in the next step's counts
+    await rollouts.metrics()  # what validation played must not stand in the next step's counts
     scorer.metrics()
     played = [group.rollouts[0] for group in groups]
     judged = [r for r in played if r.reward is not None]

@@ -54,6 +54,15 @@ class AdvantageOutput:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticOptions:
+    """How the critic is trained. An estimator with `Need.VALUES` may say it in a property `critic`."""
+
+    lr: float = 1e-5
+    warmup_steps: int = 0  # first training steps in which only the critic is updated
+    value_clip: float = 0.5  # a value moves at most so far from the one before the update, in the loss
+
+
 class AdvantageEstimator(Protocol):
     """Hook 3. Called once per step on the whole batch, without gradients."""
 

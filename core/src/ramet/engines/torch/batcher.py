@@ -2,19 +2,19 @@
 
 A round admits waiting requests to slots, computes at most `prefill_tokens` of prompts, then decodes one token for every
 sequence whose prompt is complete. Prefill stops one token short of the prompt's end: the last one is decoded, so a fork
-of a known prefix copies its rows and computes exactly one token.
+of a known prefix copies its rows and computes exactly one token. New weights send what runs back to the queue, in front
+of it, and what it has sampled counts as its prompt from then on.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
 from ramet.engines.counters import Counters
-from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
+from ramet.engines.protocol import FinishReason, Request
 from ramet.engines.sequence import Done, Event, Failed, First, Sequence
 from ramet.engines.stops import StopStrings
 from ramet.engines.torch.compute import Batch, Compute, Part
@@ -101,14 +101,31 @@ class Batcher:
         """Copy new weights into the model. Raises `ValueError`, and changes nothing, if they do not fit."""
         self._compute.load(weights)
 
-    def next_epoch(self, version: int) -> None:
-        """The weights are of this version from now on: forget every cache. Nothing may be running."""
+    def next_epoch(self, version: int | None) -> None:
+        """The weights are of this version from now on: forget every cache, and let what runs compute its own again.
+
+        None: the weights of this epoch were refused, and the old ones stay with their caches.
+        """
         self.epoch += 1
+        if version is None:
+            return
+        cut = [*self._prefilling, *self._decoding.values()]
+        for sequence in cut:
+            self._cut(sequence)
+        self._waiting = [*cut, *self._waiting]
         self.version = version
-        for slot in range(len(self._table)):
-            self._table.discard(slot)
+        self._table.drop()
         self._compute.reset(clear=self._dirty)
         self._dirty = False
+        self._counters.add(updates_in_flight=int(bool(cut)))
+
+    def _cut(self, sequence: Sequence) -> None:
+        """Take a sequence out of its slot, with everything that only the slot knows of it."""
+        self._compute.read(sequence)
+        sequence.cut(self.version)
+        sequence.lost = int(self._table.valid[sequence.slot])
+        self._leave(sequence)
+        sequence.slot = -1
 
     def _all(self) -> list[Sequence]:
         return [*self._waiting, *self._prefilling, *self._decoding.values()]
@@ -124,7 +141,7 @@ class Batcher:
             if problem is not None:
                 events.append(Failed(sequence, problem))
                 continue
-            place = self._table.find(sequence.prompt, sequence.key, sequence.request.fork_of)
+            place = self._table.find(sequence.context, sequence.key, sequence.request.fork_of)
             if place is None:
                 waiting.append(sequence)
             else:
@@ -133,7 +150,7 @@ class Batcher:
         return events
 
     def _lost_parent(self, sequence: Sequence) -> ValueError | None:
-        parent = sequence.request.fork_of
+        parent = sequence.request.fork_of if sequence.lost is None else ""  # what is computed again needs none
         if not (self._compute.deterministic and parent) or self._table.holds(parent) or self._table.holds(sequence.key):
             return None
         return ValueError(
@@ -142,22 +159,29 @@ class Batcher:
         )
 
     def _start(self, sequence: Sequence, place: Place) -> None:
-        prompt, is_fork = sequence.prompt, bool(sequence.request.fork_of) and not self._table.holds(sequence.key)
-        self._table.occupy(place, prompt, sequence.key)
-        sequence.slot, sequence.cached = place.slot, place.cached
+        is_fork = bool(sequence.request.fork_of) and not self._table.holds(sequence.key)
+        self._table.occupy(place, sequence.context, sequence.key)
+        sequence.slot = place.slot
         self._compute.start(sequence, place)
+        self._count(sequence, place, is_fork)
+        self._prefilling.append(sequence)
+        self._join(sequence)
+
+    def _count(self, sequence: Sequence, place: Place, is_fork: bool) -> None:
+        if sequence.lost is not None:
+            self._counters.add(recomputed_tokens=max(sequence.lost - place.cached, 0))
+            return
+        sequence.cached = place.cached
         self._counters.add(
-            prompt_tokens=len(prompt),
+            prompt_tokens=len(sequence.prompt),
             cached_tokens=place.cached,
             forks=int(is_fork),
             recomputed_prefix_tokens=place.recomputed if is_fork else 0,
         )
-        self._prefilling.append(sequence)
-        self._join(sequence)
 
     def _join(self, sequence: Sequence) -> None:
-        """Decode a sequence from now on, if all but the last token of its prompt is computed."""
-        if self._table.valid[sequence.slot] == len(sequence.prompt) - 1:
+        """Decode a sequence from now on, if all but the last token of its context is computed."""
+        if self._table.valid[sequence.slot] == len(sequence.context) - 1:
             self._prefilling.remove(sequence)
             self._decoding[sequence.slot] = sequence
             self._batch = None
@@ -169,7 +193,7 @@ class Batcher:
         width = 0
         for sequence in self._prefilling:
             start = int(self._table.valid[sequence.slot])
-            tokens = sequence.prompt[start:-1][: self._prefill_tokens]
+            tokens = sequence.context[start:-1][: self._prefill_tokens]
             wider = max(width, len(tokens))
             if spent + wider * (len(parts) + 1) > self._prefill_tokens or (parts and self._compute.deterministic):
                 break
@@ -212,22 +236,13 @@ class Batcher:
 
     def _first(self, sequence: Sequence) -> First:
         sequence.reported = True
-        count = min(sequence.request.first_tokens, len(sequence.sampled))
-        entropies = self._compute.entropies(sequence, count)
-        return First(sequence, FirstReport(request=sequence.request.id, entropies=tuple(entropies)))
+        self._compute.read(sequence)
+        return First(sequence, sequence.first_report())
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop: str | None) -> list[Event]:
         events: list[Event] = [] if sequence.reported else [self._first(sequence)]
-        completion = Completion(
-            token_ids=array("i", sequence.sampled),
-            logprobs=array("f", self._compute.logprobs(sequence)),
-            entropies=array("f", self._compute.entropies(sequence, len(sequence.sampled))),
-            finish=reason,
-            stop=stop,
-            policy_version=self.version,
-            prompt_tokens=len(sequence.prompt),
-            cached_tokens=sequence.cached,
-        )
+        self._compute.read(sequence)
+        completion = sequence.completion(reason, stop, self.version)
         self._counters.add(sampled_tokens=len(sequence.sampled))
         self._leave(sequence)
         return [*events, Done(sequence, completion)]

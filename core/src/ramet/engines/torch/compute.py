@@ -57,8 +57,8 @@ class Compute:
         if place.donor != place.slot:
             self._forward.cache.copy(place.donor, place.slot, place.cached)
         self._lanes.position[place.slot] = place.cached
-        request, prompt = sequence.request, sequence.prompt
-        self._lanes.start(place.slot, request.sampling, request.seed, len(prompt), int(prompt[-1]))
+        request, token = sequence.request, int(sequence.context[-1])
+        self._lanes.start(place.slot, request.sampling, request.seed, len(sequence.prompt), token)
 
     @torch.inference_mode()
     def prefill(self, parts: Seq[Part]) -> None:
@@ -105,12 +105,15 @@ class Compute:
         sampled: list[int] = tokens.tolist()
         return sampled
 
-    def logprobs(self, sequence: Sequence) -> list[float]:
-        return self._lanes.logprobs(sequence.slot, len(sequence.prompt), len(sequence.sampled))
-
-    def entropies(self, sequence: Sequence, count: int) -> list[float]:
-        """Those of the first `count` sampled tokens."""
-        return self._lanes.entropies(sequence.slot, len(sequence.prompt), count)
+    def read(self, sequence: Sequence) -> None:
+        """Fetch the numbers of the tokens that it has sampled since the last time."""
+        done = len(sequence.logprobs)
+        if done == len(sequence.sampled):
+            return
+        start, count = len(sequence.prompt) + done, len(sequence.sampled) - done
+        logprobs, entropies = self._lanes.read(sequence.slot, start, count)
+        sequence.logprobs.extend(logprobs)
+        sequence.entropies.extend(entropies)
 
     def load(self, weights: Seq[tuple[str, Tensor]]) -> None:
         """Copy new weights into the model. Raises `ValueError`, and changes nothing, if they do not fit."""

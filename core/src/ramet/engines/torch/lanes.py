@@ -58,10 +58,7 @@ class Lanes:
         self.token[rows] = torch.where(active, tokens.clamp_min(0), self.token[rows])
         self.position[rows] = position + active
 
-    def entropies(self, slot: int, prompt: int, count: int) -> list[float]:
-        found: list[float] = self._entropies[slot, prompt - 1 : prompt - 1 + count].tolist()
-        return found
-
-    def logprobs(self, slot: int, prompt: int, count: int) -> list[float]:
-        found: list[float] = self._logprobs[slot, prompt - 1 : prompt - 1 + count].tolist()
-        return found
+    def read(self, slot: int, start: int, count: int) -> tuple[list[float], list[float]]:
+        """Log-probabilities and entropies of `count` tokens sampled from position `start` on."""
+        behind = slice(start - 1, start - 1 + count)
+        return self._logprobs[slot, behind].tolist(), self._entropies[slot, behind].tolist()

@@ -110,6 +110,10 @@ class SlotTable:
         if slot is not None:
             self._forget(slot)
 
+    def drop(self) -> None:
+        """No slot holds anything any more; each stays its key's. Nothing is busy."""
+        self.known[:] = self.valid[:] = self.origin[:] = 0
+
     def discard(self, slot: int) -> None:
         """Forget what a slot holds."""
         self._forget(slot)

@@ -7,9 +7,8 @@ a request that ends so never samples a token too many.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -18,7 +17,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 from ramet.engines.counters import Counters
-from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
+from ramet.engines.protocol import FinishReason, Request
 from ramet.engines.sequence import Done, Event, Failed, First, Sequence
 from ramet.engines.stops import StopStrings
 from ramet.engines.vllm.probe import KEY, Probe
@@ -29,12 +28,10 @@ from ramet.models.encoder import Encoder
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A sequence and its numbers. `name` is vLLM's name for it: ids come back, and the runner may still know them."""
+    """A sequence and vLLM's name for it: ids come back, and the runner may still know them."""
 
     sequence: Sequence
     name: str
-    logprobs: array[float] = field(default_factory=lambda: array("f"))
-    entropies: array[float] = field(default_factory=lambda: array("f"))
 
 
 class VllmBatcher:
@@ -117,16 +114,31 @@ class VllmBatcher:
         except ValueError as error:
             raise RuntimeError(f"vLLM could not take the weights: {error}") from error
 
-    def next_epoch(self, version: int) -> None:
-        """The weights are of this version from now on: forget every cached prefix. Nothing may be running."""
+    def next_epoch(self, version: int | None) -> None:
+        """The weights are of this version from now on: forget every cache, and let what runs compute its own again.
+
+        None: the weights of this epoch were refused, and the old ones stay with their caches.
+        """
         self.epoch += 1
-        self.version = version
-        if not self._engine.reset_prefix_cache():
-            raise RuntimeError("vLLM did not reset its prefix cache: blocks are still in use")
+        if version is not None:
+            self._cut()
+            self.version = version
         due = [job for job in self._waiting if job.sequence.epoch <= self.epoch]
         self._waiting = [job for job in self._waiting if job.sequence.epoch > self.epoch]
         for job in due:
             self._start(job)
+
+    def _cut(self) -> None:
+        """Send what runs back to vLLM's queue, with its generators and without its blocks, and forget all prefixes."""
+        begun = [job.sequence for job in self._running.values() if job.sequence.sampled]
+        for sequence in begun:
+            sequence.cut(self.version)
+        self._counters.add(
+            updates_in_flight=int(bool(self._running)),
+            recomputed_tokens=sum(len(s.context) - 1 for s in begun),  # vLLM does not say which of them it shared
+        )
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not reset its prefix cache: blocks are still in use")
 
     def _start(self, job: Job) -> None:
         request, sampling = job.sequence.request, job.sequence.request.sampling
@@ -154,8 +166,8 @@ class VllmBatcher:
             self._counters.add(failed_requests=1)
             problem = InfraError(f"request {sequence.request.id!r}: its logits are not finite")
             return [Failed(sequence, problem)]
-        job.logprobs.append(logprob)
-        job.entropies.append(entropy)
+        sequence.logprobs.append(logprob)
+        sequence.entropies.append(entropy)
         ended = sequence.append(token)
         if ended is not None:
             return self._finish(job, *ended, over=output.finished)
@@ -175,25 +187,13 @@ class VllmBatcher:
 
     def _first(self, job: Job) -> First:
         job.sequence.reported = True
-        request = job.sequence.request
-        return First(
-            job.sequence, FirstReport(request=request.id, entropies=tuple(job.entropies[: request.first_tokens]))
-        )
+        return First(job.sequence, job.sequence.first_report())
 
     def _finish(self, job: Job, reason: FinishReason, stop: str | None, *, over: bool) -> list[Event]:
         """`over`: vLLM knows already."""
         sequence = job.sequence
         events: list[Event] = [] if sequence.reported else [self._first(job)]
-        completion = Completion(
-            token_ids=array("i", sequence.sampled),
-            logprobs=job.logprobs,
-            entropies=job.entropies,
-            finish=reason,
-            stop=stop,
-            policy_version=self.version,
-            prompt_tokens=len(sequence.prompt),
-            cached_tokens=sequence.cached,
-        )
+        completion = sequence.completion(reason, stop, self.version)
         self._counters.add(sampled_tokens=len(sequence.sampled))
         self._leave(job, over=over)
         return [*events, Done(sequence, completion)]

@@ -15,10 +15,12 @@ REQUIRED = {
 DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # below it: pages about settings that were made here on purpose
     "VLLM_NO_USAGE_STATS": "1",  # nothing here reports to anybody
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, which a forked one would hang on
 }
 CPU_DEFAULTS = {
     "TORCHDYNAMO_DISABLE": "1",  # even eager mode compiles helpers: 8 s at the first request, for no gain
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # trainer, tools and other processes share the cores
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # 0.32.0: a worker process hangs when it has finished its work
 }
 
 

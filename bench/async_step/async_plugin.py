@@ -1,0 +1,86 @@
+"""A plugin for this bench, loaded by `RAMET_PLUGINS`: rollouts that wait for a slow tool, whatever the model says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from ramet import (
+    Markup,
+    Register,
+    Reward,
+    Rollout,
+    RolloutState,
+    RolloutStep,
+    StepContext,
+    StepResult,
+    StopReason,
+    Tool,
+    ToolCall,
+    ToolResult,
+    ToolSchema,
+    Untrusted,
+    hookimpl,
+    per_rollout,
+)
+
+ramet_contract = "1"
+STOPS = ("a", "e", "i", "o", "u", " ", "1", "2")  # some thirty bytes a turn, of random weights
+CALLS = 2
+
+
+class Calls:
+    """`CALLS` tool calls, each behind a turn, and a last turn."""
+
+    def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
+        return ""
+
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        generation = await ctx.generate(stop=STOPS)
+        if state.turn == CALLS:
+            return StepResult(stop=StopReason.END)
+        result = await ctx.call_tool(ToolCall(name="slow", arguments={"text": generation.text}))
+        return StepResult(insert=(Markup(text="<result>"), Untrusted(text=result.text), Markup(text="</result>")))
+
+
+@dataclass(kw_only=True, slots=True)
+class SlowConfig:
+    latency_s: float = 0.2  # mean; single calls take between half and one and a half times as long
+
+
+class Slow:
+    schema = ToolSchema(
+        name="slow",
+        description="waits",
+        parameters={"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    )
+
+    def __init__(self, config: SlowConfig) -> None:
+        self.config = config
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        await asyncio.sleep(self.config.latency_s * (0.5 + Random(f"{call.rollout}:{call.turn}").random()))
+        return ToolResult(text="ok")
+
+
+def even_bytes(rollout: Rollout) -> float:
+    """The share of even bytes in the response: something that can be learned."""
+    said = rollout.response.encode()
+    return sum(byte % 2 == 0 for byte in said) / max(1, len(said))
+
+
+@hookimpl
+def register_rollout_steps(register: Register[RolloutStep]) -> None:
+    register("calls", Calls)
+
+
+@hookimpl
+def register_tools(register: Register[Tool]) -> None:
+    register("slow", Slow, config=SlowConfig)
+
+
+@hookimpl
+def register_rewards(register: Register[Reward]) -> None:
+    register("even_bytes", lambda: per_rollout(even_bytes))

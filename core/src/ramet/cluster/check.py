@@ -1,0 +1,56 @@
+"""What can be said about `cluster.*` before anything starts, and without importing Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+from ramet.config.schema import ClusterConfig, Config
+
+
+def check_cluster(config: Config) -> list[str]:
+    """Problems of the chosen place with this machine and with the other settings."""
+    if config.cluster.name == "local":
+        return list(_local(config.cluster))
+    return list(_ray(config)) if config.cluster.name == "ray" else []  # other names are refused with the configuration
+
+
+def _local(cluster: ClusterConfig) -> Iterator[str]:
+    for key in ("policy_workers", "rollout_workers"):
+        if (workers := getattr(cluster, key)) > 1:
+            yield f"cluster.{key}={workers}: cluster.name=local has one of each in this process; set cluster=ray"
+    if cluster.colocate:
+        yield "cluster.colocate=true: with cluster.name=local all is in one process already; set cluster=ray"
+    if cluster.address is not None:
+        yield f"cluster.address={cluster.address}: cluster.name=local joins no cluster; set cluster=ray"
+
+
+def _ray(config: Config) -> Iterator[str]:
+    if importlib.util.find_spec("ray") is None:
+        yield 'cluster=ray: Ray is not installed; pip install "ramet[ray]"'
+    address = config.cluster.address
+    if address is not None and address.startswith("ray://"):
+        yield (
+            f"cluster.address={address}: Ray's client protocol is not supported; give HOST:PORT of the cluster's head, "
+            "or auto on one of its nodes"
+        )
+    if config.cluster.colocate:
+        yield from _colocated(config)
+
+
+def _colocated(config: Config) -> Iterator[str]:
+    cluster, device = config.cluster, config.model.device
+    if device == "cpu":
+        yield "cluster.colocate=true: workers take turns on GPUs, and model.device=cpu uses none"
+    if config.train.staleness:
+        yield (
+            f"cluster.colocate=true: engines sleep during the update, and train.staleness={config.train.staleness} "
+            "lets them play meanwhile; set one of the two"
+        )
+    devices = getattr(config.engine.params, "tensor_parallel", 1)
+    if cluster.policy_workers != cluster.rollout_workers * devices:
+        yield (
+            f"cluster.colocate=true: engines use the GPUs of policy workers, so cluster.policy_workers="
+            f"{cluster.policy_workers} must be cluster.rollout_workers={cluster.rollout_workers} times "
+            f"engine.params.tensor_parallel={devices}"
+        )

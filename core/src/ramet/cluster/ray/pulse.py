@@ -1,0 +1,100 @@
+"""Feels every worker's pulse from a thread of the driver: who died, who is silent, and what they had to say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from ramet.cluster.ray.actor import Said
+from ramet.cluster.ray.errors import WorkerLost, translated
+from ramet.cluster.ray.worker import Worker
+
+PERIOD_S = 1.0
+SILENCE_S = 10.0
+OnLost = Callable[[Worker, WorkerLost], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    worker: Worker
+    on_lost: OnLost
+    may_be_silent: bool
+    ping: Any = None
+    silent_s: float = 0.0
+
+
+class Pulse:
+    """`on_lost` is called in the event loop, once per worker."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._watched: dict[Worker, _Watched] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ramet-pulse", daemon=True)
+        self._thread.start()
+
+    def watch(self, worker: Worker, on_lost: OnLost, *, may_be_silent: bool) -> None:
+        """Whoever may be silent is lost only when dead: a worker that starts, and one that computes for long."""
+        with self._lock:
+            self._watched[worker] = _Watched(worker, on_lost, may_be_silent)
+
+    def forget(self, worker: Worker) -> None:
+        with self._lock:
+            self._watched.pop(worker, None)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2 * PERIOD_S)
+
+    def _run(self) -> None:
+        while not self._stop.wait(PERIOD_S / 4):
+            with self._lock:
+                watched = list(self._watched.values())
+            if watched:
+                self._round(watched)
+
+    def _round(self, watched: list[_Watched]) -> None:
+        """Ask all, and wait for one period. Silence is counted in periods, not by the clock: a driver that was stopped
+        itself, or a machine that slept, must not find all its workers silent.
+        """
+        for one in watched:
+            if one.ping is None:
+                one.ping = one.worker.actor.ping.remote()
+        pings = [one.ping for one in watched]
+        ready, _ = ray.wait(pings, num_returns=len(pings), timeout=PERIOD_S)
+        for one in watched:
+            if one.ping in ready:
+                self._hear(one)
+                continue
+            one.silent_s += PERIOD_S
+            if one.silent_s >= SILENCE_S and not one.may_be_silent:
+                self._report(one, WorkerLost(f"{one.worker} is lost: it has not answered for {SILENCE_S:g} s"))
+
+    def _hear(self, one: _Watched) -> None:
+        try:
+            said = ray.get(one.ping)
+        except Exception as error:
+            found = translated(error, str(one.worker))
+            self._report(one, found if isinstance(found, WorkerLost) else WorkerLost(str(found)))
+            return
+        one.ping, one.silent_s = None, 0.0
+        retell(one.worker, said)
+
+    def _report(self, one: _Watched, error: WorkerLost) -> None:
+        self.forget(one.worker)
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is interested any more
+            self._loop.call_soon_threadsafe(one.on_lost, one.worker, error)
+
+
+def retell(worker: Worker, said: list[Said]) -> None:
+    """A worker's log in the driver's."""
+    for line in said:
+        logging.getLogger(line.logger).log(line.level, "%s: %s", worker.name, line.text)

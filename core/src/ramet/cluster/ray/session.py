@@ -1,0 +1,124 @@
+"""The driver's connection to Ray: a cluster of its own on this machine, or one that runs (`cluster.address`)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import ray
+import ray._private.worker
+import torch
+
+from ramet.cluster.ray.guard import Guard
+from ramet.config.schema import ClusterConfig, ModelConfig
+from ramet.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+MIN_STORE_BYTES = 200 << 20
+OWN_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
+
+
+class Session:
+    """Connected from `open` to `close`. A process that is connected already stays so, and lends its connection."""
+
+    def __init__(self, guard: Guard | None, *, borrowed: bool) -> None:
+        self._guard = guard
+        self._borrowed = borrowed
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the cluster is this run's own: it holds what this machine has, and nothing will be added."""
+        return self._guard is not None
+
+    @classmethod
+    def open(cls, cluster: ClusterConfig, model: ModelConfig) -> Session:
+        """Called from the main thread: Linux would end Ray's processes with any other thread that started them.
+
+        Raises `ConfigError` if the cluster cannot be joined.
+        """
+        if ray.is_initialized():
+            return cls(None, borrowed=True)
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        guard = Guard(uuid.uuid4().hex) if cluster.address is None else None
+        try:
+            with _signals_kept(), _environment(OWN_ENVIRONMENT), contextlib.ExitStack() as started:
+                if guard is not None:
+                    started.enter_context(guard.marking())
+                _connect(cluster, model)
+        except BaseException:
+            ray.shutdown()
+            if guard is not None:
+                guard.sweep()
+            raise
+        return cls(guard, borrowed=False)
+
+    def close(self) -> None:
+        """Leave the cluster; one of our own ends, and all its processes with it."""
+        if not self._borrowed:
+            ray.shutdown()
+        if self._guard is not None:
+            self._guard.sweep()
+
+
+def _connect(cluster: ClusterConfig, model: ModelConfig) -> None:
+    own = cluster.address is None
+    try:
+        ray.init(
+            address=cluster.address or "local",
+            namespace=f"ramet-{uuid.uuid4().hex}",
+            configure_logging=False,
+            log_to_driver=False,  # the workers' log comes with their answers, see `pulse`
+            include_dashboard=False if own else None,
+            object_store_memory=_store_bytes(model) if own else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        what = (
+            f"cluster.address={cluster.address}: cannot join a Ray cluster there" if cluster.address else "cluster=ray"
+        )
+        raise ConfigError(f"{what}: {error}") from error
+    # Otherwise Ray prints its view of every death to stdout, several lines long. Ray is pinned to one minor version.
+    ray._private.worker._worker_logs_enabled = False
+
+
+def _store_bytes(model: ModelConfig) -> int | None:
+    """Of shared memory. On a machine with GPUs Ray's choice; on a small one room for the weights twice, in float32."""
+    if torch.cuda.is_available():
+        return None
+    weights = sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors"))
+    most = shutil.disk_usage("/dev/shm").free // 2 if Path("/dev/shm").is_dir() else MIN_STORE_BYTES
+    return max(MIN_STORE_BYTES, min(4 * weights + MIN_STORE_BYTES, most))
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray puts a handler of its own on SIGTERM, and the run has one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """For the processes that are started inside."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,104 @@
+"""`model.attention=varlen`: torch's own attention over sequences of different lengths (torch.nn.attention.varlen).
+
+A packed row is handed to the kernel with the borders of its sequences, so there is no mask and nobody pays for the
+square of the row; what flash-attn offers as a package. It has kernels for half precision on CUDA alone and was not run
+there; tests give it a stand-in kernel.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import AttentionInterface
+
+from ramet.errors import ConfigError
+
+VARLEN = "varlen"
+CAUSAL = (-1, 0)  # window: everything before, nothing behind
+
+
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """Where the sequences of a flat row begin and end, and the length of the longest."""
+
+    starts: Tensor  # [n + 1] int32
+    longest: int
+
+
+def has_varlen() -> bool:
+    """Whether this torch has it, with the options that are used here."""
+    if find_spec("torch.nn.attention.varlen") is None:
+        return False
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def register() -> None:
+    """Let transformers find it by its name. No mask is built for attentions that it does not know itself."""
+    AttentionInterface.register(VARLEN, _Attention())
+
+
+def borders(position_ids: Tensor) -> Borders:
+    """A sequence begins wherever positions `[B, S]` begin again at 0; rows lie behind each other."""
+    flat = position_ids.flatten()
+    starts = torch.nonzero(flat == 0).flatten()
+    ends = torch.cat([starts, starts.new_tensor([len(flat)])])
+    return Borders(ends.int(), int(ends.diff().max()))
+
+
+class _Attention:
+    """Remembers the borders of the row under way: all layers are given the same positions, and reading them waits for
+    the device.
+    """
+
+    def __init__(self) -> None:
+        self._positions: Tensor | None = None
+        self._borders: Borders | None = None
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,  # [B, heads, S, head_dim]
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float,
+        position_ids: Tensor,
+        sliding_window: int | None = None,
+        **_: Any,  # transformers gives more to each attention than any of them reads
+    ) -> tuple[Tensor, None]:
+        if sliding_window is not None:
+            raise ConfigError(
+                "model.attention: varlen computes no sliding windows; allowed for this model: sdpa, eager"
+            )
+        if position_ids is not self._positions or self._borders is None:
+            self._positions, self._borders = position_ids, borders(position_ids)
+        mixed = _kernel(
+            *(_flat(x).to(value.dtype) for x in (query, key, value)),  # rotary embeddings leave float32 under autocast
+            self._borders.starts,
+            self._borders.starts,
+            self._borders.longest,
+            self._borders.longest,
+            scale=scaling,
+            window_size=CAUSAL,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return mixed.view(query.shape[0], query.shape[2], *mixed.shape[1:]), None
+
+
+def _flat(x: Tensor) -> Tensor:
+    """`[B * S, heads, head_dim]`."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _kernel(*arguments: Any, **options: Any) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return cast("Tensor", varlen_attn(*arguments, **options))  # a tuple only where more is asked for

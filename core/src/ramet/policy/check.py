@@ -1,0 +1,68 @@
+"""What of a policy's configuration cannot work, found before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+from ramet.config.schema import Config, ModelConfig, Offload, PolicyConfig
+from ramet.policy.lora import check_lora
+from ramet.policy.ulysses import check_ulysses
+
+
+def check_policy(config: Config) -> list[str]:
+    """Problems of the section `policy` with the model, the ranks and this machine. Loads no weights."""
+    problems = check_parts(config.policy, _device(config), config.cluster.policy_workers)
+    if ":" in config.model.device and config.cluster.policy_workers > 1:
+        problems.append(
+            f"model.device={config.model.device!r}: every one of the {config.cluster.policy_workers} policy workers "
+            "takes a device of its own; allowed with several: auto, cpu, cuda"
+        )
+    if config.policy.sequence_parallel > 1:
+        problems += _heads(config.model, config.policy.sequence_parallel)
+    if config.policy.lora_rank:
+        problems += check_lora()
+    return problems
+
+
+def check_parts(policy: PolicyConfig, device: str | None, world_size: int) -> list[str]:
+    """What a rank can see by itself. `device` None: that of another machine."""
+    problems = []
+    if policy.offload is not Offload.NONE and device == "cpu":
+        problems.append(
+            f"policy.offload={policy.offload}: moves weights from a GPU to the host's memory, and the policy is on the "
+            "CPU; allowed here: none"
+        )
+    elif policy.offload is Offload.ALL and world_size == 1:
+        problems.append(
+            "policy.offload=all: needs sharded weights, so cluster.policy_workers of at least 2; allowed with 1: none, "
+            "optimizer"
+        )
+    if world_size % policy.sequence_parallel:
+        problems.append(
+            f"policy.sequence_parallel={policy.sequence_parallel}: that many ranks share each sequence, and "
+            f"cluster.policy_workers={world_size} is no multiple of it"
+        )
+    return problems
+
+
+def _device(config: Config) -> str | None:
+    """The kind of device that the policy will have; None where only its own machine knows."""
+    if config.model.device != "auto":
+        return config.model.device.partition(":")[0]
+    if config.cluster.address is not None:
+        return None
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _heads(model: ModelConfig, size: int) -> list[str]:
+    """A folder that cannot be read is `check_model`'s to report."""
+    if not (Path(model.path) / "config.json").is_file():
+        return []
+    try:
+        found = AutoConfig.from_pretrained(model.path, local_files_only=True, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, KeyError):
+        return []
+    return check_ulysses(found, size)

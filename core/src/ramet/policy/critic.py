@@ -1,0 +1,186 @@
+"""The critic worker: one rank of the value model, for estimators that need values (`Need.VALUES`).
+
+As the policy worker it is a plain class that every rank calls with all rows; each takes its share, and rank 0 returns
+the result of all. Packing, number types, optimiser, schedule, mini-batches and checkpoints are the policy's, with the
+critic's own learning rate; what is trained is V towards the returns that the estimator gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ramet.algorithms.aggregation import aggregate
+from ramet.algorithms.value_loss import value_loss
+from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
+from ramet.errors import raise_all
+from ramet.models.loading import resolve_device
+from ramet.policy.batch import Floats, Row, unpadded
+from ramet.policy.check import check_parts
+from ramet.policy.critic_model import ValueModel
+from ramet.policy.errors import TrainingDiverged
+from ramet.policy.models import trainable
+from ramet.policy.optim import learning_rate
+from ramet.policy.packing import MicroBatch
+from ramet.policy.ranks import gather_on_first, neighbours, require_ranks
+from ramet.policy.replica import Replica
+from ramet.policy.sharding import keep_only_shards
+from ramet.policy.shares import Place, minibatches
+from ramet.policy.tally import Tally
+from ramet.types import CriticOptions
+
+FOLDER = "critic"  # in a checkpoint
+ADVICE = "Lower the critic's learning rate (advantage.params.critic_lr) or policy.grad_clip, and look at the rewards"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticSpec:
+    """What a critic worker is built from: picklable, so that a Ray actor can be given it."""
+
+    model: ModelConfig
+    policy: PolicyConfig  # its optimiser, micro-batches and sharding are the critic's too; its learning rate is not
+    train: TrainConfig
+    options: CriticOptions
+    total_steps: int  # training steps of the whole run, for the schedule
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Targets:
+    """Sequences hold one array per row, over its response."""
+
+    rows: Sequence[Row]
+    returns: Sequence[Floats]
+    old_values: Sequence[Floats]
+
+    def explained_variance(self) -> float:
+        """1: the values are the returns, 0: no better than their mean. 0 too where all returns are the same."""
+        mask = np.concatenate([row.mask for row in self.rows])
+        returns = np.concatenate(self.returns)[mask].astype(np.float64)
+        errors = returns - np.concatenate(self.old_values)[mask]
+        variance = returns.var() if len(returns) else 0.0
+        return float(1 - errors.var() / variance) if variance > 0 else 0.0
+
+
+class CriticWorker:
+    """Trains the critic. Its body's weights are `spec.model`'s until `load`."""
+
+    def __init__(self, spec: CriticSpec, *, rank: int = 0, world_size: int = 1) -> None:
+        """Raises `ConfigErrors`, and `RuntimeError` if this process has not joined `world_size` ranks as `rank`."""
+        if world_size > 1:
+            require_ranks(rank, world_size)
+        raise_all(check_parts(spec.policy, resolve_device(spec.model).type, world_size))
+        self.spec = spec
+        self.rank = rank
+        self._policy = replace(spec.policy, lr=spec.options.lr)
+        place = Place(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel)
+        group = neighbours(spec.policy.sequence_parallel)
+        self._module = trainable(
+            spec.model, spec.policy, ValueModel, seed=spec.seed, world_size=world_size, group=group
+        )
+        self._replica = Replica(
+            self._module,
+            self._module.model,
+            config=spec.model,
+            policy=self._policy,
+            place=place,
+            max_bad_steps=spec.train.max_bad_steps,
+            seed=spec.seed,
+            advice=ADVICE,
+        )
+
+    def values(self, rows: Sequence[Row]) -> list[Floats]:
+        """The value before each sampled token of the responses, `[T]` per row; 0 on inserted tokens.
+
+        In the rows' order on rank 0, empty on others.
+        """
+        found: dict[int, Floats] = {}
+        with torch.no_grad():
+            for batch in self._replica.micro_batches(rows):
+                pieces = torch.split(self._forward(batch).cpu(), list(batch.lengths))
+                found |= {i: piece.numpy().copy() for i, piece in zip(batch.rows, pieces, strict=True)}
+        keep_only_shards(self._module)
+        parts = [found] if self._replica.place.world_size == 1 else gather_on_first(found)
+        return [next(part[i] for part in parts if i in part) for i in range(len(rows))] if parts else []
+
+    def update(
+        self, rows: Sequence[Row], *, step: int, returns: Tensor, old_values: Sequence[Floats]
+    ) -> dict[str, float]:
+        """Train on one step's rows: `train.epochs` passes of `train.minibatches` optimiser steps.
+
+        `step` counts from 1; `returns` `[N, T]` are the estimator's, `old_values` what `values` gave for these rows.
+        Returns metrics on rank 0, nothing on others. Raises `TrainingDiverged` on all.
+        """
+        targets = _Targets(rows=rows, returns=unpadded(rows, returns), old_values=old_values)
+        rate = learning_rate(self._policy, step, self.spec.total_steps)
+        self._replica.set_rate(rate)
+        tally, skipped = Tally(), 0
+        for i, chosen in enumerate(minibatches(len(rows), self.spec.train, seed=self.spec.seed, step=step)):
+            try:
+                skipped += not self._optimizer_step(targets, chosen, tally, step=step)
+            except TrainingDiverged as error:
+                error.mid_step = skipped < i
+                raise
+        found = tally.result(counts=self._replica.place.counts)
+        if self.rank:
+            return {}
+        return found | {
+            "critic/lr": rate,
+            "critic/explained_variance": targets.explained_variance(),
+            "critic/skipped_updates": float(skipped),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs to `folder/critic`. All ranks, the same folder. Raises `CheckpointError`."""
+        self._replica.save(folder / FOLDER)
+
+    def stage(self) -> None:
+        """Copy what `save` would write into host memory; training may go on behind it."""
+        self._replica.stage()
+
+    def write_staged(self, folder: Path) -> None:
+        """Write what was staged, and let it go. May run in another thread than training. As `save`."""
+        self._replica.write_staged(folder / FOLDER)
+
+    def load(self, folder: Path) -> None:
+        """Go on exactly where `save` was called, by as many ranks or others. Raises `CheckpointError`."""
+        self._replica.load(folder / FOLDER)
+
+    def _optimizer_step(self, targets: _Targets, chosen: Sequence[int], tally: Tally, *, step: int) -> bool:
+        rows = [targets.rows[i] for i in chosen]
+        n_tokens = max(sum(row.n_trained for row in rows), 1)
+        total = 0.0
+        for batch in self._replica.micro_batches(rows):
+            loss = self._loss(self._forward(batch), targets, [chosen[i] for i in batch.rows], tally)
+            total += self._replica.backward(loss / n_tokens)
+        outcome = self._replica.optimizer_step(total, rows, step=step)
+        if outcome.finite:
+            tally.number("critic/loss", outcome.loss)
+            tally.number("critic/grad_norm", outcome.norm)
+        return outcome.finite
+
+    def _loss(self, values: Tensor, targets: _Targets, chosen: Sequence[int], tally: Tally) -> Tensor:
+        """The sum over the sampled tokens of a micro-batch; of an empty one 0, with a gradient for every parameter."""
+        if not chosen:
+            return values.sum()
+
+        def joined(arrays: Sequence[NDArray[Any]]) -> Tensor:
+            return torch.from_numpy(np.concatenate([arrays[i] for i in chosen])).to(values.device)
+
+        mask = joined([row.mask for row in targets.rows])
+        old_values, returns = joined(targets.old_values), joined(targets.returns)
+        loss = value_loss(values, old_values, returns, self.spec.options.value_clip)
+        tally.tokens("critic/clip_fraction", loss.clipped, mask)
+        return aggregate(loss.per_token, mask.float())
+
+    def _forward(self, batch: MicroBatch) -> Tensor:
+        with self._replica.precision():
+            values: Tensor = self._module(batch)
+        return values

@@ -1,0 +1,112 @@
+"""Named tensors as files of torch.distributed.checkpoint: every rank writes what it holds, any number of ranks reads.
+
+torch keeps the table of contents (`.metadata`) as a pickle; here it is read with the few classes that it is made of, so
+that a checkpoint can run no code. What torch writes into it that differs from one save to the next is left out.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from ramet.policy.errors import CheckpointError
+
+CONTENTS = ".metadata"
+_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+_CLASSES = {
+    "Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "StorageMeta",
+    "_MEM_FORMAT_ENCODING", "_StorageInfo",
+}  # fmt: skip
+_TORCH = re.compile(r"Size|serialization\._get_layout|b?float\d+|u?int\d+|bool|strided")
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
+    """Every rank of `group` calls it with the same names; None: this process alone. Raises `CheckpointError` on all."""
+    try:
+        with _quiet():
+            save(
+                dict(tensors),
+                storage_writer=_Writer(folder, overwrite=False),
+                process_group=group,
+                no_dist=group is None,
+            )
+    except (CheckpointException, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{folder}: could not write the policy: {_reason(error)}") from error
+
+
+def shapes(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """Names of the tensors in `folder` with their shapes (`.size`) and types. Raises `CheckpointError`."""
+    try:
+        entries: dict[str, Any] = _Reader(folder).read_metadata().state_dict_metadata
+        others = [name for name, entry in entries.items() if not isinstance(entry, TensorStorageMetadata)]
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, ImportError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{folder}: could not read the policy: {CONTENTS}: {error}") from error
+    if others:
+        raise CheckpointError(f"{folder}: could not read the policy: {others[0]} is no tensor")
+    return entries
+
+
+def read_tensors(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
+    """Fill these in place, whole or sharded. As `write_tensors`."""
+    try:
+        with _quiet():
+            load(dict(tensors), storage_reader=_Reader(folder), process_group=group, no_dist=group is None)
+    except (CheckpointException, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{folder}: could not read the policy: {_reason(error)}") from error
+
+
+def read_whole(folder: Path, prefix: str) -> dict[str, Tensor]:
+    """The whole tensors whose names begin with `prefix`, without it, whatever wrote them. Raises `CheckpointError`."""
+    found = {name: entry for name, entry in shapes(folder).items() if name.startswith(prefix)}
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in found.items()}
+    read_tensors(folder, tensors, None)
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+class _Writer(FileSystemWriter):
+    def storage_meta(self) -> None:
+        """Not this folder's name, which will be another, nor a number drawn at random."""
+
+
+class _Reader(FileSystemReader):
+    def read_metadata(self, *args: Any, **named: Any) -> Metadata:
+        with (self.path / CONTENTS).open("rb") as file:  # type: ignore[operator]
+            found = _Unpickler(file).load()
+        if not isinstance(found, Metadata):
+            raise ValueError(f"holds {type(found).__name__}, not a table of contents")
+        return found
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}".removeprefix("torch.")
+        if (module in _MODULES and name in _CLASSES) or (module.startswith("torch") and _TORCH.fullmatch(full)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"names {module}.{name}, which a table of contents has no use for")
+
+
+def _quiet() -> warnings.catch_warnings[None]:
+    """torch warns of a save by one process, which is meant."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
+
+
+def _reason(error: BaseException) -> str:
+    """The first failure of the lowest rank, in one line."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank = min(error.failures)
+        cause = error.failures[rank][0]
+        return f"rank {rank}: {type(cause).__name__}: {' '.join(str(cause).split())}"
+    return " ".join(str(error).split())

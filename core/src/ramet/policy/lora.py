@@ -1,0 +1,153 @@
+"""LoRA (arXiv 2106.09685) through peft: W stays as it is and s * B @ A is trained, with s = alpha / rank = 2.
+
+peft's layers are put into the model, which keeps its class, so the forward pass and FSDP see the model they know. All
+else is said by the names: a linear layer `X` becomes `X.base_layer`, `X.lora_A.default` and `X.lora_B.default`. So
+merging needs a `state_dict` only, whole or sharded, and an adapter is merged into a base model that only lies on disk.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ramet.errors import ConfigError
+from ramet.policy.sharding import whole
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+SCALE = 2  # alpha / rank: with it the size of an update does not depend on the rank
+PEFT = "base_model.model."  # what peft puts before every name in its files
+BASE, FACTOR_A, FACTOR_B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
+FILE_A, FILE_B = ".lora_A.weight", ".lora_B.weight"  # the same in peft's files
+COMPUTED = "rotary_emb.inv_freq"  # older files hold it as a weight; models make it from their configuration
+
+
+def check_lora() -> list[str]:
+    """The problem that peft is missing, if it is."""
+    if importlib.util.find_spec("peft") is not None:
+        return []
+    return ["policy.lora_rank: needs the package peft (pip install 'ramet[lora]'); without it only 0 is allowed"]
+
+
+def lora_config(targets: Collection[str], rank: int, base: str | None = None) -> LoraConfig:
+    """peft's configuration. `targets` are last parts of layers' names, `base` names the model that it belongs to."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=rank,
+        lora_alpha=SCALE * rank,
+        lora_dropout=0.0,
+        target_modules=sorted(targets),
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+    )
+
+
+def add_adapter(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PreTrainedModel:
+    """The same model with an adapter on every linear layer but the output head; only it is trained, in float32.
+
+    B is 0 and A is drawn from `seed`, whatever the state of torch's generators, so the model answers as before and all
+    ranks hold the same. To be called before the model is sharded. Raises `ConfigError` without peft.
+    """
+    if problems := check_lora():
+        raise ConfigError(problems[0])
+    from peft import inject_adapter_in_model
+
+    linear = [name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)]
+    inject_adapter_in_model(lora_config({name.rpartition(".")[2] for name in linear}, rank), model)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        adapter = name.endswith((FACTOR_A, FACTOR_B))
+        parameter.requires_grad_(adapter)
+        if adapter:
+            parameter.data = parameter.data.float()
+        if name.endswith(FACTOR_A):
+            drawn = torch.empty(parameter.shape)
+            nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)  # as peft and nn.Linear do
+            parameter.data.copy_(drawn)
+    return model
+
+
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Names and whole tensors of the plain model's `state_dict`, with the adapters merged; the model stays as it is.
+
+    One tensor is put together at a time, in W's type. Under FSDP all ranks must go through it together. A model without
+    adapters gives its own weights.
+    """
+    state = model.state_dict()
+    for name, tensor in state.items():
+        if ".lora_" in name:
+            continue
+        weight = whole(tensor)
+        layer, found, kind = name.rpartition(BASE)
+        if found and kind == "weight":
+            weight = _merge(weight, whole(state[layer + FACTOR_A]), whole(state[layer + FACTOR_B]))
+        yield (f"{layer}.{kind}" if found else name), weight
+
+
+def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The adapters' A and B, whole, under the names of peft's files: all that must travel to an engine.
+
+    One tensor is put together at a time. Under FSDP all ranks must go through it together.
+    """
+    yield from adapters(model.state_dict())
+
+
+def adapters(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """As `adapter_weights`, from a `state_dict` or what a checkpoint holds of one."""
+    for name, tensor in state.items():
+        if name.endswith((FACTOR_A, FACTOR_B)):
+            yield f"{PEFT}{name.removesuffix('default.weight')}weight", whole(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterMerger:
+    """On an engine's side: whole named weights from an adapter and the base model's files, one tensor at a time."""
+
+    base: Path  # a Hugging Face folder with safetensors
+
+    def __call__(self, adapter: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Every weight of the base model's files. Merged ones are float32, the others as in the files.
+
+        Raises `ConfigError` for an adapter of another model.
+        """
+        factors = {name.removeprefix(PEFT): tensor for name, tensor in adapter}
+        for name, tensor in _read(self.base):
+            layer = name.removesuffix(".weight")
+            factor_a = factors.pop(layer + FILE_A, None)
+            factor_b = factors.pop(layer + FILE_B, None)
+            if factor_a is None or factor_b is None:
+                yield name, tensor
+            else:
+                yield name, _merge(tensor.to(factor_a), factor_a, factor_b)
+        if factors:
+            raise ConfigError(f"{self.base}: has no weight for {len(factors)} of the adapter's, such as {min(factors)}")
+
+
+def _read(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    index = folder / "model.safetensors.index.json"
+    try:
+        names = json.loads(index.read_text())["weight_map"].values() if index.is_file() else ["model.safetensors"]
+        for file in sorted(set(names)):
+            with safe_open(folder / file, framework="pt") as opened:
+                for name in opened.keys():
+                    if not name.endswith(COMPUTED):
+                        yield name, opened.get_tensor(name)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ConfigError(f"{folder}: its safetensors files cannot be read: {error}") from error
+
+
+def _merge(weight: Tensor, factor_a: Tensor, factor_b: Tensor) -> Tensor:
+    """W + s * B @ A, added up in float32."""
+    return (weight.float() + SCALE * (factor_b.float() @ factor_a.float())).to(weight.dtype)

@@ -1,0 +1,184 @@
+"""Starts the ranks of a training on this machine and watches over them: all of them end, or none goes on.
+
+A rank that dies leaves the others waiting for it in a collective operation. So whoever dies first ends all, and is
+named with its cause. The ranks meet in a store that lives here, where each says that it has arrived, or why it failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import IO
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+
+from ramet.config.schema import Config
+from ramet.errors import ConfigErrors, InfraError
+from ramet.sft.prepare import Prepared
+from ramet.sft.stop import StopRequest
+from ramet.sft.task import ARRIVED, Failure, RankTask
+from ramet.tracking.stopped import Stopped
+
+logger = logging.getLogger(__name__)
+POLL_S = 0.1
+SETTLE_S = 3.0  # for the others to fail too, when one has: who was killed is told from who lost it
+KILL_S = 30.0  # for the kernel to take a killed process away
+HOST = "127.0.0.1"
+
+
+def run_ranks(config: Config, prepared: Prepared, run: Path, stop: StopRequest) -> None:
+    """Train with `cluster.policy_workers` processes under the run directory `run`; returns when all are done.
+
+    Raises `ConfigError` or `InfraError` with what the rank that failed first said, and `Stopped`. None is left then.
+    """
+    task = run / f".ranks.{os.getpid()}.tmp"  # a name that the next process removes if this one is killed
+    RankTask.of(config, prepared, run).save(task)
+    ranks = Ranks(config.cluster.policy_workers, config.cluster.timeout_s)
+    try:
+        with stop.deferred():
+            ranks.start(task, config.run.threads)
+            ranks.watch(stop)
+    finally:
+        ranks.kill()
+        task.unlink(missing_ok=True)
+
+
+class Ranks:
+    """The processes, by rank."""
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        self._size = size
+        self._timeout_s = timeout_s
+        patience = timedelta(seconds=timeout_s)
+        self._store = TCPStore(HOST, 0, None, True, patience, wait_for_workers=False)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._readers: list[threading.Thread] = []
+
+    def start(self, task: Path, threads: int | None) -> None:
+        for rank in range(self._size):
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ramet.sft.rank", str(task)],
+                env=self._environment(rank, threads),
+                stdin=subprocess.PIPE,  # never written to: its end tells the rank that this process is gone
+                stdout=subprocess.PIPE if rank > 0 else None,
+                stderr=subprocess.STDOUT if rank > 0 else None,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
+            )
+            self._processes.append(process)
+            if process.stdout is not None:
+                reader = threading.Thread(target=_forward, args=(rank, process.stdout), daemon=True)
+                reader.start()
+                self._readers.append(reader)
+
+    def watch(self, stop: StopRequest) -> None:
+        """Returns when all have ended well."""
+        arrive_by: float | None = time.monotonic() + self._timeout_s
+        end_by: float | None = None
+        while any(process.poll() is None for process in self._processes):
+            time.sleep(POLL_S)
+            if stop.asked and end_by is None:
+                logger.info("stopping behind the step that has begun; a second signal ends at once")
+                self._signal(signal.SIGTERM)
+                end_by = time.monotonic() + self._timeout_s
+            if end_by is not None and (time.monotonic() > end_by or self._failed()):
+                break
+            if end_by is None and self._failed():
+                raise self._failure()
+            if arrive_by is not None:
+                arrive_by = self._check_arrived(arrive_by)
+        if self._failed() and not stop.asked:
+            raise self._failure()
+        if any(process.poll() != 0 for process in self._processes):
+            raise Stopped(stop.signal or signal.SIGTERM)  # it may have reached the ranks alone
+
+    def kill(self) -> None:
+        """End what still runs, with what it has started, and wait for it."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes:
+            process.wait(KILL_S)
+            assert process.stdin is not None
+            process.stdin.close()
+        for reader in self._readers:
+            reader.join(KILL_S)
+
+    def _environment(self, rank: int, threads: int | None) -> dict[str, str]:
+        cores = threads or max(1, (os.cpu_count() or 1) // self._size)
+        return {
+            "OMP_NUM_THREADS": str(cores),
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self._size),
+            "LOCAL_WORLD_SIZE": str(self._size),
+            "MASTER_ADDR": HOST,
+            "MASTER_PORT": str(self._store.port),
+        }
+
+    def _signal(self, number: int) -> None:
+        for process in self._processes:
+            process.send_signal(number)  # does nothing if it has ended
+
+    def _failed(self) -> bool:
+        """Whether a rank ended with an error. One that ended because it was asked to has not."""
+        return any(process.poll() not in (None, 0, 128 + signal.SIGTERM) for process in self._processes)
+
+    def _check_arrived(self, arrive_by: float) -> float | None:
+        """The deadline, None if all ranks have arrived. Raises `InfraError` behind it."""
+        late = [str(rank) for rank in range(self._size) if not self._store.check([ARRIVED.format(rank)])]
+        if late and time.monotonic() > arrive_by:
+            raise InfraError(
+                f"sft: of {self._size} ranks these did not arrive within cluster.timeout_s={self._timeout_s:g}: "
+                f"{', '.join(late)}"
+            )
+        return arrive_by if late else None
+
+    def _failure(self) -> Exception:
+        """The error to raise for the rank that failed first."""
+        until = time.monotonic() + SETTLE_S
+        while time.monotonic() < until and any(process.poll() is None for process in self._processes):
+            time.sleep(POLL_S)
+        codes = [process.poll() for process in self._processes]
+        failures = [(rank, found) for rank in range(self._size) if (found := Failure.read(self._store, rank))]
+        killed = [rank for rank, code in enumerate(codes) if code is not None and code < 0 and code != -signal.SIGABRT]
+        running = [str(rank) for rank, code in enumerate(codes) if code is None]
+        rest = f"; still running then, and stopped: {', '.join(running)}" if running else ""
+        if killed:
+            return self._error(f"rank {killed[0]} {_signalled(codes[killed[0]] or 0)}{rest}")
+        if failures:
+            rank, failure = min(failures, key=lambda one: one[1].order)
+            if failure.problems is not None:
+                return ConfigErrors(failure.problems)
+            logger.error("[rank %d] %s", rank, failure.trace.rstrip())
+            return self._error(f"rank {rank} failed: {failure.text}{rest}")
+        rank = next(rank for rank, code in enumerate(codes) if code)
+        code = codes[rank] or 0
+        how = _signalled(code) if code < 0 else f"ended with exit code {code}; what it printed stands above"
+        return self._error(f"rank {rank} {how}{rest}")
+
+    def _error(self, text: str) -> InfraError:
+        return InfraError(f"sft: of {self._size} ranks {text}")
+
+
+def _signalled(code: int) -> str:
+    name = signal.Signals(-code).name
+    if -code == signal.SIGKILL:
+        return (
+            f"was killed by {name}, as the kernel does when memory runs out (see dmesg); less is needed with a smaller "
+            "sft.batch_size or sft.max_tokens, or with sft.strategy=zero3 or fsdp over more ranks"
+        )
+    return f"died of {name}; what it printed stands above"
+
+
+def _forward(rank: int, stream: IO[bytes]) -> None:
+    for line in stream:
+        print(f"[rank {rank}] {line.decode(errors='replace').rstrip()}", file=sys.stderr, flush=True)

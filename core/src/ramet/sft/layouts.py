@@ -1,0 +1,129 @@
+"""What a checkpoint of each strategy consists of, and whether all of it is there and whole.
+
+Trainer saves the scheduler, the random states and its own state; the rest depends on who shards:
+
+    none     model.safetensors, optimizer.pt
+    zero*    latest, and in the folder that it names DeepSpeed's `*_states.pt`, most of them one per rank
+    fsdp     pytorch_model_fsdp_0/ and optimizer_0/, written by torch.distributed.checkpoint
+
+All but safetensors are zip files or hold zip files, whose checksums tell of every byte.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from ramet.config.schema import Config, Strategy
+from ramet.tracking.manifest import write_text
+
+LAYOUT = "layout.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FSDP_FOLDERS = ("pytorch_model_fsdp_0", "optimizer_0")
+BROKEN = (OSError, ValueError, KeyError, AttributeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile,
+          SafetensorError)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Who shards, and over how many ranks. Only a training of the same layout can go on from a checkpoint."""
+
+    strategy: Strategy = Strategy.NONE
+    workers: int = 1
+
+    @classmethod
+    def of(cls, config: Config) -> Layout:
+        return cls(strategy=config.sft.strategy, workers=config.cluster.policy_workers)
+
+    def check(self, folder: Path) -> list[str]:
+        """Why a training of this layout cannot work with the checkpoints in `folder`."""
+        if not any(folder.glob("checkpoint-*")):
+            return []
+        file = folder / LAYOUT
+        values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        before = Layout(strategy=Strategy(values.get("strategy", Strategy.NONE)), workers=values.get("workers", 1))
+        if before == self:
+            return []
+        return [
+            f"sft: the checkpoints in {folder} are of {before}, and now it is {self}: they cannot be taken over; go on "
+            "as before, or choose another run.name"
+        ]
+
+    def keep(self, folder: Path) -> None:
+        """Note for a later process that the checkpoints in `folder` will be of this layout."""
+        write_text(folder / LAYOUT, json.dumps(asdict(self)) + "\n")
+
+    def __str__(self) -> str:
+        return f"sft.strategy={self.strategy} with cluster.policy_workers={self.workers}"
+
+    def problem(self, checkpoint: Path) -> str | None:
+        """What is missing or broken, None if all is whole. Reads every file."""
+        try:
+            for archive in self._archives(checkpoint):
+                with zipfile.ZipFile(archive) as opened:
+                    bad = opened.testzip()
+                if bad is not None:
+                    return f"{archive.relative_to(checkpoint)}: bad checksum of {bad}"
+            if self.strategy is Strategy.NONE:
+                _read_weights(checkpoint)
+            if self.strategy is Strategy.FSDP:
+                for name in FSDP_FOLDERS:
+                    _read_items(checkpoint / name)
+        except BROKEN as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _archives(self, checkpoint: Path) -> Iterator[Path]:
+        """What torch.save wrote as one file each."""
+        yield checkpoint / "scheduler.pt"
+        ranks = range(self.workers)
+        yield from (
+            checkpoint / name
+            for name in (["rng_state.pth"] if self.workers == 1 else map("rng_state_{}.pth".format, ranks))
+        )
+        if self.strategy is Strategy.NONE:
+            yield checkpoint / "optimizer.pt"
+        elif self.strategy is not Strategy.FSDP:
+            yield from self._deepspeed(checkpoint)
+
+    def _deepspeed(self, checkpoint: Path) -> Iterator[Path]:
+        folder = checkpoint / (checkpoint / "latest").read_text(encoding="utf-8").strip()
+        yield from sorted(folder.glob("*.pt"))
+        for rank in range(self.workers):
+            shard = f"zero_pp_rank_{rank}_mp_rank_00"
+            if self.strategy is not Strategy.ZERO0 and not (folder / f"bf16_{shard}_optim_states.pt").exists():
+                yield folder / f"{shard}_optim_states.pt"
+            if self.strategy in (Strategy.ZERO3, Strategy.ZERO3_OFFLOAD):
+                yield folder / f"{shard}_model_states.pt"
+        if self.strategy in (Strategy.ZERO0, Strategy.ZERO2):
+            yield folder / "mp_rank_00_model_states.pt"
+
+
+def _read_weights(checkpoint: Path) -> None:
+    names = [WEIGHTS]
+    if (checkpoint / INDEX).exists():
+        index = json.loads((checkpoint / INDEX).read_text(encoding="utf-8"))
+        names = sorted(set(index["weight_map"].values()))
+    for name in names:
+        with safe_open(checkpoint / name, framework="pt") as tensors:
+            tensors.keys()
+
+
+def _read_items(folder: Path) -> None:
+    """Each file holds the items of one rank, one behind another; `.metadata` says where each of them is."""
+    for item in FileSystemReader(folder).read_metadata().storage_data.values():
+        with (folder / item.relative_path).open("rb") as file:
+            file.seek(item.offset)
+            content = io.BytesIO(file.read(item.length))
+        with zipfile.ZipFile(content) as archive:
+            bad = archive.testzip()
+        if bad is not None:
+            raise ValueError(f"{folder.name}/{item.relative_path}: bad checksum of {bad}")

@@ -1,0 +1,100 @@
+"""What passes between `ramet sft` and the ranks that it starts: the task, and why a rank failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch.distributed.distributed_c10d import Store
+
+from ramet.config.schema import Config
+from ramet.errors import ConfigError, ConfigErrors
+from ramet.models.loading import load_tokenizer
+from ramet.sft.encode import Example
+from ramet.sft.prepare import Prepared
+
+ARRIVED, FAILURE, FAILURES = "arrived/{}", "failure/{}", "failures"  # keys of the store; {}: the rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTask:
+    """What every rank is told: the data as the first process encoded it, and the sections that a training reads."""
+
+    config: Config
+    run: Path
+    log_level: int
+    examples: list[Example]
+    rows: int
+    too_long: int
+    unread: int
+    fingerprint: str
+
+    @classmethod
+    def of(cls, config: Config, prepared: Prepared, run: Path) -> RankTask:
+        return cls(
+            config=Config(
+                run=config.run, model=config.model, sft=config.sft, cluster=config.cluster, trackers=config.trackers
+            ),
+            run=run,
+            log_level=logging.getLogger("ramet").getEffectiveLevel(),
+            examples=prepared.examples,
+            rows=prepared.rows,
+            too_long=prepared.too_long,
+            unread=prepared.unread,
+            fingerprint=prepared.fingerprint,
+        )
+
+    def save(self, file: Path) -> None:
+        with file.open("wb") as opened:
+            pickle.dump(self, opened)
+
+    @staticmethod
+    def load(file: Path) -> RankTask:
+        """Only for a file that the process that started this one has written."""
+        with file.open("rb") as opened:
+            task = pickle.load(opened)
+        assert isinstance(task, RankTask)
+        return task
+
+    def prepared(self) -> Prepared:
+        return Prepared(
+            examples=self.examples,
+            rows=self.rows,
+            too_long=self.too_long,
+            unread=self.unread,
+            fingerprint=self.fingerprint,
+            tokenizer=load_tokenizer(self.config.model),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What a rank raised. Ranks that lose another one fail too, so the order counts."""
+
+    order: int  # 1: the first that was reported
+    text: str
+    trace: str
+    problems: list[str] | None  # of a mistake of the user
+
+    @classmethod
+    def report(cls, store: Store, rank: int, error: BaseException) -> None:
+        problems = None
+        if isinstance(error, ConfigError):
+            problems = error.problems if isinstance(error, ConfigErrors) else [str(error)]
+        failure = cls(
+            order=store.add(FAILURES, 1),
+            text=f"{type(error).__name__}: {error}",
+            trace="".join(traceback.format_exception(error)),
+            problems=problems,
+        )
+        store.set(FAILURE.format(rank), json.dumps(asdict(failure)))
+
+    @classmethod
+    def read(cls, store: Store, rank: int) -> Failure | None:
+        """None if this rank has reported nothing, as one that was killed."""
+        key = FAILURE.format(rank)
+        return cls(**json.loads(store.get(key))) if store.check([key]) else None

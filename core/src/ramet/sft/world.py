@@ -1,0 +1,106 @@
+"""The ranks of one training, as one of them sees them: who it is, and how they agree.
+
+A rank is a process of its own with the environment that torchrun gives its processes. `ramet sft` starts its ranks
+itself, or is started as every one of them by torchrun, on one node or on several.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from ramet.errors import RametError
+
+T = TypeVar("T")
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """This process among `size` ranks. One that is alone has joined no group and agrees with itself."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0  # on its node
+    local_size: int = 1
+    joins: bool = False  # whether it is one of the ranks of a process group, be it the only one
+
+    @property
+    def first(self) -> bool:
+        """The one that decides, writes and reports."""
+        return self.rank == 0
+
+    @contextmanager
+    def joined(self, timeout_s: float, *, gpus: bool, store: Store | None = None) -> Iterator[None]:
+        """Meet the other ranks, each with a GPU of its own if `gpus`. Later waits for a rank have this deadline too.
+
+        They meet in `store`, or where the environment says.
+        """
+        if not self.joins:
+            yield
+            return
+        if gpus:
+            torch.cuda.set_device(self.local_rank)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpus else "gloo",
+            timeout=timedelta(seconds=timeout_s),
+            store=store,
+            rank=self.rank,
+            world_size=self.size,
+        )
+        yield
+        dist.destroy_process_group()  # not after an error, when it could wait for ranks that are gone
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What `make` returns or raises (a `RametError`) on the first rank, on every rank."""
+        if not self.joins:
+            return make()
+        found: list[Any] = [None]
+        if self.first:
+            try:
+                found = [(make(), None)]
+            except RametError as error:
+                found = [(None, error)]
+        dist.broadcast_object_list(found, src=0)
+        value, raised = found[0]
+        if raised is not None:
+            raise raised
+        made: T = value
+        return made
+
+    def any(self, mine: bool) -> bool:
+        """Whether it is so on any rank."""
+        if not self.joins:
+            return mine
+        count = torch.tensor(int(mine))
+        dist.all_reduce(count)
+        return bool(count)
+
+
+ALONE = World()
+
+
+def launched_world() -> World | None:
+    """The rank that a launcher such as torchrun made of this process; None if there is none, or it made only one."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
+        return None
+    return world_here()
+
+
+def world_here() -> World:
+    """The rank that the environment describes."""
+    rank, size, local_rank, local_size = (int(os.environ.get(name, 0)) for name in VARIABLES[:4])
+    return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, joins=True)
+
+
+def missing_variables() -> list[str]:
+    """What a launcher left out of the environment of its ranks."""
+    return [name for name in VARIABLES if name not in os.environ]

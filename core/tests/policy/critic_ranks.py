@@ -1,0 +1,25 @@
+"""What the ranks of `test_critic.py` are told to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ramet.policy.batch import Floats, Row
+from ramet.policy.critic import CriticSpec, CriticWorker
+
+
+def train_critic(
+    spec: CriticSpec, rows: list[Row], returns: Tensor, folder: Path
+) -> tuple[dict[str, float], list[Floats]]:
+    """Three steps; the metrics of the last, the values behind it, a checkpoint in `folder`."""
+    worker = CriticWorker(spec, rank=dist.get_rank(), world_size=dist.get_world_size())
+    metrics: dict[str, float] = {}
+    for step in (1, 2, 3):
+        everywhere = [worker.values(rows)]
+        dist.broadcast_object_list(everywhere)  # as the driver gives every rank the same
+        metrics = worker.update(rows, step=step, returns=returns, old_values=everywhere[0])
+    worker.save(folder)
+    return metrics, worker.values(rows)

@@ -1,0 +1,134 @@
+"""What the ranks of `test_ranks.py` are told to do. Arguments and results travel between processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ramet.errors import RametError
+from ramet.policy.batch import Row
+from ramet.policy.ranks import gather_on_first, sum_over_ranks
+from ramet.policy.spec import PolicySpec
+from ramet.policy.worker import PolicyWorker
+from ramet.types import LossInputs, LossOutput, Need
+
+
+@dataclass
+class BreaksOnRank:
+    """Not a number on one rank while it is broken."""
+
+    rank: int
+    broken: bool = True
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        broken = self.broken and dist.get_rank() == self.rank
+        return LossOutput(per_token=-batch.logprobs * batch.advantages * (float("nan") if broken else 1.0))
+
+
+def worker_of(spec: PolicySpec) -> PolicyWorker:
+    return PolicyWorker(spec, rank=dist.get_rank(), world_size=dist.get_world_size())
+
+
+def whole_weights(worker: PolicyWorker) -> dict[str, Tensor]:
+    found = {name: tensor.clone() for name, tensor in worker.weights()}
+    return found if worker.rank == 0 else {}
+
+
+def exchange(values: Sequence[float]) -> tuple[float, list[float] | None]:
+    own = values[dist.get_rank()]
+    return sum_over_ranks(own), gather_on_first(own)
+
+
+def score(spec: PolicySpec, rows: list[Row]) -> Any:
+    worker = worker_of(spec)
+    reference = worker.reference_logprobs(rows) if spec.needs_reference else None
+    return worker.logprobs(rows), worker.logprobs_and_entropies(rows), reference
+
+
+def train(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: Sequence[int]) -> Any:
+    """Metrics of every step, the weights after the last, and how much of them this rank holds."""
+    worker = worker_of(spec)
+    metrics = [worker.update(rows, advantages, step=step) for step in steps]
+    held = sum(p.to_local().numel() for p in worker.model.parameters())
+    return metrics, whole_weights(worker), held
+
+
+def break_on(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) -> Any:
+    """Trains with a loss that is broken on `rank` in its second step. Metrics and weights after each."""
+    loss = BreaksOnRank(rank)
+    worker = worker_of(replace(spec, policy_loss=loss))
+    out = []
+    for step in (1, 2, 3):
+        loss.broken = step == 2
+        metrics = worker.update(rows, advantages, step=step)
+        out.append((metrics, whole_weights(worker), worker.bad_steps))
+    return out
+
+
+def diverge(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) -> str:
+    worker = worker_of(replace(spec, policy_loss=BreaksOnRank(rank)))
+    try:
+        worker.update(rows, advantages, step=1)
+    except RametError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def save(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path, *, loose: bool) -> Any:
+    """Two steps, a save, and two more. `loose`: the save runs in a thread beside the third step."""
+    worker = worker_of(spec)
+    for step in (1, 2):
+        worker.update(rows, advantages, step=step)
+    torch.manual_seed(100 + worker.rank)
+    if loose:
+        worker.stage()
+        thread = Thread(target=worker.write_staged, args=(folder,))
+        thread.start()
+    else:
+        worker.save(folder)
+    metrics = [worker.update(rows, advantages, step=3)]
+    if loose:
+        thread.join(60)
+    metrics.append(worker.update(rows, advantages, step=4))
+    return metrics, whole_weights(worker), torch.rand(1).item()
+
+
+def resume(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path) -> Any:
+    worker = worker_of(spec)
+    torch.manual_seed(1)
+    worker.load(folder)
+    metrics = [worker.update(rows, advantages, step=step) for step in (3, 4)]
+    return metrics, whole_weights(worker), torch.rand(1).item()
+
+
+def load_fails(spec: PolicySpec, folder: Path) -> str:
+    started = time.monotonic()
+    try:
+        worker_of(spec).load(folder)
+    except RametError as error:
+        return f"{type(error).__name__}: {error} ({'at once' if time.monotonic() - started < 20 else 'late'})"
+    return "nothing was raised"
+
+
+def export(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path) -> dict[str, Tensor]:
+    worker = worker_of(spec)
+    worker.update(rows, advantages, step=1)
+    worker.export(folder)
+    return whole_weights(worker)
+
+
+def construct(spec: PolicySpec) -> str:
+    try:
+        worker_of(spec)
+    except RametError as error:
+        return str(error)
+    return "nothing was raised"

@@ -1,0 +1,60 @@
+"""What of a policy cannot work is said before anything starts, and all of it at once."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from ramet.config.schema import ClusterConfig, Config, ModelConfig, Offload, PolicyConfig
+from ramet.policy.check import check_policy
+
+
+def config(
+    tiny: Path, policy: PolicyConfig, workers: int = 1, device: str = "cpu", address: str | None = None
+) -> Config:
+    return Config(
+        model=ModelConfig(path=str(tiny), device=device),
+        policy=policy,
+        cluster=ClusterConfig(policy_workers=workers, address=address),
+    )
+
+
+def test_the_defaults_are_no_problem(tiny: Path) -> None:
+    assert check_policy(config(tiny, PolicyConfig())) == []
+    assert check_policy(config(tiny, PolicyConfig(sequence_parallel=2), workers=4)) == []
+
+
+@pytest.mark.parametrize("offload", [Offload.OPTIMIZER, Offload.ALL])
+def test_offload_is_for_gpus(tiny: Path, offload: Offload) -> None:
+    [problem] = check_policy(config(tiny, PolicyConfig(offload=offload), workers=2))
+    assert problem.startswith(f"policy.offload={offload}: moves weights from a GPU") and "allowed here: none" in problem
+    assert check_policy(config(tiny, PolicyConfig(offload=offload), workers=2, device="cuda")) == []
+    elsewhere = config(tiny, PolicyConfig(offload=offload), workers=2, device="auto", address="auto")
+    assert check_policy(elsewhere) == []
+
+
+def test_parameters_wait_in_host_memory_only_if_they_are_sharded(tiny: Path) -> None:
+    [problem] = check_policy(config(tiny, PolicyConfig(offload=Offload.ALL), device="cuda"))
+    assert "needs sharded weights" in problem and "none, optimizer" in problem
+    assert check_policy(config(tiny, PolicyConfig(offload=Offload.OPTIMIZER), device="cuda")) == []
+
+
+def test_several_ranks_cannot_have_one_device(tiny: Path) -> None:
+    [problem] = check_policy(config(tiny, PolicyConfig(), workers=2, device="cuda:1"))
+    assert "model.device='cuda:1': every one of the 2 policy workers takes a device of its own" in problem
+    assert check_policy(config(tiny, PolicyConfig(), device="cuda:1")) == []
+
+
+def test_ranks_that_do_not_fit_the_sequences_are_named_with_all_else(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "peft" else find(name, *more))
+    policy = PolicyConfig(sequence_parallel=3, lora_rank=4, offload=Offload.ALL)
+    problems = "\n".join(check_policy(config(tiny, policy, workers=4)))
+    assert "policy.offload=all" in problems
+    assert "cluster.policy_workers=4 is no multiple of it" in problems
+    assert "does not divide the model's 2 attention heads" in problems
+    assert "policy.lora_rank: needs the package peft" in problems

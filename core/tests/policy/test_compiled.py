@@ -1,0 +1,79 @@
+"""Compiled blocks compute what the model computes, at any length, with one compilation."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ramet.policy.compiled import compile_blocks
+
+IDS = torch.arange(24)[None]
+POSITIONS = torch.cat([torch.arange(10), torch.arange(14)])[None]  # two packed sequences
+
+
+@pytest.fixture(autouse=True)
+def from_scratch() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def answers(model: PreTrainedModel, length: int) -> list[Tensor]:
+    """Hidden states and all gradients."""
+    model.zero_grad()
+    body = model.base_model
+    hidden = body(input_ids=IDS[:, :length], position_ids=POSITIONS[:, :length], use_cache=False).last_hidden_state
+    hidden.square().mean().backward()
+    return [hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
+    for left, right in zip(found, expected, strict=True):
+        assert (left - right).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_all_blocks_and_lengths_share_one_compilation(model: PreTrainedModel, checkpointing: bool):
+    names = [name for name, _ in model.named_parameters()]
+    expected = [answers(model, length) for length in (24, 17)]
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    compile_blocks(model, backend="eager")
+    for length, wanted in zip((24, 17), expected, strict=True):
+        assert_close(answers(model, length), wanted)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    assert [name for name, _ in model.named_parameters()] == names
+
+
+@pytest.mark.slow  # about 20 s of compilation on a quiet core, 10 s from inductor's cache
+@pytest.mark.skipif(
+    torch.cuda.is_available() or not (shutil.which("g++") or shutil.which("clang++")),
+    reason="inductor needs a C++ compiler for the CPU: g++ or clang++",
+)
+def test_inductor_stays_within_1e_5(model: PreTrainedModel):
+    expected = answers(model, 24)
+    compile_blocks(model)
+    assert_close(answers(model, 24), expected)

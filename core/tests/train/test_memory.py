@@ -1,0 +1,254 @@
+"""The plan of memory: exact where it says so, the right phases, and refusals that name what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from ramet.algorithms.config import PpoClipConfig
+from ramet.algorithms.ppo_clip import PpoClip
+from ramet.config.schema import ComponentConfig, Dtype, ModelConfig, Offload, PolicyConfig, TrainConfig
+from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
+from ramet.engines.torch.cache import KVCache
+from ramet.errors import ConfigError
+from ramet.models.tiny import make_tiny_model
+from ramet.policy.batch import Row
+from ramet.policy.spec import PolicySpec
+from ramet.policy.worker import PolicyWorker
+from ramet.train.machine import Machine, machine_of
+from ramet.train.memory import ROLLOUTS, UPDATE, Inputs, critic_shape, estimate
+from ramet.train.memory_check import check_memory
+from ramet.train.memory_engine import CACHE, ENGINE_WEIGHTS
+from ramet.train.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, Side, state
+from ramet.train.memory_table import table
+from ramet.train.placement import check_placement, place
+from ramet.train.shape import count, read_shape, shape_of
+from ramet.types import Need
+
+MakeInputs = Callable[..., Inputs]
+GIB = 2**30
+TINY = dict(hidden=32, layers=2, heads=2, intermediate=64)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), **TINY)
+
+
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [("qwen2.5-7b", 7_615_616_512), ("qwen3-14b", 14_768_307_200), ("qwen2.5-1.5b", 1_543_714_304)],
+)
+def test_parameters_are_counted_as_published_tied_ones_once(
+    model: str, published: int, model_config: Callable[..., PretrainedConfig]
+) -> None:
+    config = model_config(model)
+    with torch.device("meta"):
+        real = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    assert shape_of(config).n_parameters == real == published
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-7b", "qwen3-14b"])
+def test_weights_gradients_and_optimiser_are_sixteen_bytes_a_parameter_over_all_ranks(
+    model: str, make_inputs: MakeInputs
+) -> None:
+    inputs = make_inputs(model)
+    held = state(Side(shape=inputs.shape, config=inputs.config, ranks=8, cuda=True))
+    n = inputs.shape.n_parameters
+    assert {name: 8 * size for name, size in held.items()} == {WEIGHTS: 4 * n, GRADIENTS: 4 * n, OPTIMISER: 8 * n}
+
+
+def one_row(i: int) -> Row:
+    ids, mask = np.arange(6, dtype=np.int32), np.ones(6, np.bool_)
+    zeros = np.zeros(6, np.float32)
+    return Row(
+        rollout_id=str(i), task_id="t", prompt_ids=ids[:2], response_ids=ids, mask=mask, engine_logprobs=zeros - 5,
+        entropies=None, turn_ids=np.zeros(6, np.int32), policy_versions=np.zeros(6, np.int32), group=0, parent=-1,
+        fork_position=0, reward=float(i), parts={}, token_rewards={},
+    )  # fmt: skip
+
+
+def held_by_a_worker(tiny: Path, policy: PolicyConfig, dtype: Dtype) -> dict[str, int]:
+    """Bytes of a real worker's tensors in its first update; the counts of steps, one number each, are left out."""
+    worker = PolicyWorker(
+        PolicySpec(
+            model=ModelConfig(path=str(tiny), dtype=dtype), policy=policy, train=TrainConfig(),
+            policy_loss=PpoClip(PpoClipConfig()), temperature=1.0, max_response_tokens=8, total_steps=2, seed=1,
+        )
+    )  # fmt: skip
+    found: dict[str, int] = {}
+
+    def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        parameters = list(worker.model.parameters())
+        found[WEIGHTS] = sum(p.nbytes for p in parameters)
+        found[GRADIENTS] = sum(p.grad.nbytes for p in parameters if p.grad is not None)
+        moments = [value for one in optimizer.state.values() for value in one.values() if value.dim()]
+        found[OPTIMISER] = sum(value.nbytes for value in moments)
+
+    worker.optimizer.register_step_post_hook(look)
+    worker.update([one_row(0), one_row(1)], torch.ones(2, 6), step=1)
+    return found
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("rank", [0, 4])
+def test_the_plan_equals_what_a_worker_holds_to_the_byte(
+    tiny: Path, make_inputs: MakeInputs, dtype: Dtype, rank: int
+) -> None:
+    if rank:
+        pytest.importorskip("peft")
+    inputs = make_inputs(dtype=dtype, policy={"lora_rank": rank})
+    shape = read_shape(ModelConfig(path=str(tiny)))
+    planned = state(Side(shape=shape, config=inputs.config, ranks=1, cuda=False))
+    assert planned == held_by_a_worker(tiny, PolicyConfig(lora_rank=rank, activation_checkpointing=True), dtype)
+
+
+def test_the_cache_of_the_torch_engine_is_the_one_that_it_allocates(make_inputs: MakeInputs) -> None:
+    engine = ComponentConfig(name="torch", params=TorchEngineConfig(slots=4))
+    inputs = make_inputs("qwen2.5-1.5b", prompt=5, response=9, engine=engine, shape={"num_hidden_layers": 2})
+    s = inputs.shape
+    cache = KVCache(
+        layers=s.layers, slots=4, kv_heads=s.kv_heads, max_tokens=14, head_dim=s.head_dim, dtype=torch.bfloat16,
+        device=torch.device("meta"),
+    )  # fmt: skip
+    found = estimate(inputs).engine
+    assert found is not None and found.cache == cache.keys.nbytes + cache.values.nbytes
+
+
+def test_vllm_gets_its_share_and_leaves_what_weights_and_work_do_not_take_to_the_cache(make_inputs: MakeInputs) -> None:
+    found = estimate(make_inputs()).engine
+    assert found is not None
+    assert found.parts[ENGINE_WEIGHTS] == 2 * 7_615_616_512
+    assert found.total == pytest.approx(0.7 * 80 * GIB, abs=1)
+    assert found.token_bytes == 2 * 28 * 4 * 128 * 2
+    fixed = VllmEngineConfig(slots=2, kv_cache_bytes=GIB, tensor_parallel=2)
+    shared = estimate(make_inputs(engine=ComponentConfig(name="vllm", params=fixed), cluster={"rollout_workers": 4}))
+    assert shared.engine is not None and shared.engine.cache == GIB
+    assert shared.engine.token_bytes == 28 * 4 * 128 * 2 and shared.engine.parts[ENGINE_WEIGHTS] == 7_615_616_512
+
+
+def test_a_sleeping_engine_is_not_there_during_updates_and_another_one_is(make_inputs: MakeInputs) -> None:
+    (both,) = estimate(make_inputs()).devices
+    assert CACHE not in both.phases[UPDATE] and {CACHE, WEIGHTS, OPTIMISER} <= both.phases[ROLLOUTS].keys()
+    torch_engine = ComponentConfig(name="torch", params=TorchEngineConfig())
+    (awake,) = estimate(make_inputs(engine=torch_engine)).devices
+    assert {CACHE, WEIGHTS} <= awake.phases[UPDATE].keys()
+    policy, engine = estimate(
+        make_inputs(cluster={"colocate": False, "policy_workers": 4, "rollout_workers": 4})
+    ).devices
+    assert policy.phases.keys() == {UPDATE} and engine.phases.keys() == {ROLLOUTS}
+    assert WEIGHTS not in engine.phases[ROLLOUTS] and CACHE not in policy.phases[UPDATE]
+
+
+def test_what_is_offloaded_waits_in_host_memory(make_inputs: MakeInputs) -> None:
+    n = 7_615_616_512
+    inputs = make_inputs(policy={"offload": Offload.OPTIMIZER})
+    plan = estimate(inputs)
+    (device,) = plan.devices
+    assert plan.host == 8 * n and OPTIMISER not in device.phases[ROLLOUTS]
+    everything = estimate(make_inputs(policy={"offload": Offload.ALL}, train={"async_save": True}))
+    assert everything.host == 16 * n + 12 * n
+    (device,) = everything.devices
+    assert not {WEIGHTS, GRADIENTS, OPTIMISER} & device.phases[UPDATE].keys()
+
+
+def test_reference_and_critic_count_only_where_somebody_needs_them(make_inputs: MakeInputs) -> None:
+    inputs = make_inputs()
+    (plain,) = estimate(inputs).devices
+    assert not {"reference", "critic"} & plain.phases[UPDATE].keys()
+    (with_kl,) = estimate(make_inputs(train={"kl_coef": 0.001})).devices
+    assert with_kl.phases[UPDATE]["reference"] * 8 == 2 * 7_615_616_512
+    (needing,) = estimate(
+        Inputs(config=inputs.config, shape=inputs.shape, machine=inputs.machine, needs=frozenset({Need.VALUES}))
+    ).devices
+    body = count(critic_shape(inputs.shape).parameters)
+    assert body == 7_615_616_512 - 152064 * 3584 + 3584
+    assert needing.phases[UPDATE]["critic"] == pytest.approx(12 * body / 8, rel=1e-5)
+    assert "critic's update" in needing.phases
+
+
+def test_sequence_parallel_shares_a_sequence_that_is_longer_than_a_micro_batch(make_inputs: MakeInputs) -> None:
+    def tokens(size: int) -> int:
+        policy = {"max_microbatch_tokens": 8192, "sequence_parallel": size}
+        return estimate(make_inputs(prompt=2000, response=30000, policy=policy)).tokens
+
+    assert (tokens(1), tokens(2), tokens(4)) == (32000, 16000, 8192)
+
+
+def test_the_references_settings_fit_on_eight_devices_of_80_gib(make_inputs: MakeInputs) -> None:
+    assert check_memory(estimate(make_inputs())) == []
+    deep = make_inputs("qwen3-14b", prompt=2000, response=6192, tasks=64, group=12, share=0.6)
+    assert check_memory(estimate(deep)) == []
+
+
+def test_what_cannot_fit_is_refused_with_need_device_and_the_three_settings_that_help_most(
+    make_inputs: MakeInputs,
+) -> None:
+    inputs = make_inputs("qwen3-14b", prompt=2000, response=6192, policy={"activation_checkpointing": False})
+    (problem,) = check_memory(estimate(inputs))
+    assert "cuda 0 to 7 (policy and engine) would need" in problem and "and has 80.0 GiB (activations" in problem
+    advice = problem.partition("what helps most, each alone: ")[2]
+    assert advice.count("=") == 3 and advice.startswith("policy.activation_checkpointing=true (")
+    assert "policy.max_microbatch_tokens=8192" in advice and "policy.offload=" in advice
+
+
+def test_an_engine_without_room_for_one_rollout_is_refused(make_inputs: MakeInputs) -> None:
+    (problem,) = check_memory(estimate(make_inputs("qwen3-14b", share=0.36)))
+    assert "one rollout of 5632 tokens takes" in problem and "engine.params.gpu_memory_utilization" in problem
+
+
+def test_on_a_cpu_only_the_memory_of_the_whole_host_is_too_little(make_inputs: MakeInputs) -> None:
+    torch_engine = ComponentConfig(name="torch", params=TorchEngineConfig(slots=8))
+    big = Machine(cuda=False, devices=1, device_bytes=1000 * GIB, host_bytes=1000 * GIB)
+    plan = estimate(make_inputs(machine=big, engine=torch_engine, cluster={"policy_workers": 2, "rollout_workers": 1}))
+    assert check_memory(plan) == [] and "of 1000.0 GiB of this machine" in table(plan)[-1]
+    small = Machine(cuda=False, devices=1, device_bytes=GIB, host_bytes=GIB)
+    (problem,) = check_memory(estimate(make_inputs(machine=small, engine=torch_engine)))
+    assert problem.startswith("memory: host memory") and "policy.offload" not in problem
+
+
+def test_ranks_and_engines_are_placed_beside_each_other_or_together(make_inputs: MakeInputs) -> None:
+    together = make_inputs()
+    assert str(place(together.config, together.machine)) == (
+        "cluster ray: 8 policy ranks, 8 rollout workers with engine vllm: policy and engine on cuda 0 to 7"
+    )
+    beside = make_inputs(cluster={"policy_workers": 6, "rollout_workers": 2, "colocate": False})
+    assert str(place(beside.config, beside.machine)) == (
+        "cluster ray: 6 policy ranks, 2 rollout workers with engine vllm: policy on cuda 0 to 5; engine on cuda 6 to 7"
+    )
+    assert check_placement(beside.config, beside.machine) == []
+    many = make_inputs(cluster={"colocate": False})
+    (problem,) = check_placement(many.config, many.machine)
+    assert "need 16 devices beside each other, and there are 8" in problem and "cluster.colocate=true" in problem
+
+
+def test_a_machine_is_named_or_found(make_inputs: MakeInputs) -> None:
+    config = make_inputs().config
+    named = machine_of(config, "16x141GB")
+    assert (named.cuda, named.devices, named.device_bytes) == (True, 16, 141 * 10**9)
+    for wrong in ("80GiB", "8x80", "0x80GiB", "8x80TB"):
+        with pytest.raises(ConfigError, match="--on"):
+            machine_of(config, wrong)
+
+
+def test_the_machine_is_asked_if_none_is_named(make_inputs: MakeInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_inputs().config
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * GIB, 8 * GIB))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    found = machine_of(config)
+    assert (found.cuda, found.devices, found.device_bytes, found.free_bytes) == (True, 2, 8 * GIB, 5 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = machine_of(config)
+    assert not found.cuda and found.host_bytes is not None and found.host_bytes > GIB
+
+
+def test_a_folder_whose_shapes_cannot_be_made_is_a_mistake_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nothing_known"}')
+    with pytest.raises(ConfigError, match=r"model\.path: no shapes can be made of"):
+        read_shape(ModelConfig(path=str(tmp_path)))

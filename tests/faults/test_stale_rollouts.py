@@ -1,0 +1,70 @@
+"""`train.staleness`: rollouts run ahead of the updates, by no more than is allowed, and a run with them resumes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ramet.config.checks import check
+from ramet.config.compose import compose
+from ramet.errors import InfraError
+from ramet.policy.checkpoint import verify
+from ramet.train.step_metrics import lag_metrics
+
+AHEAD = ("run.deterministic=false", "tools.fault_tool.params.straggler=/0", "tools.fault_tool.params.sleep_s=0.2")
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_rollouts_lag_and_no_token_lags_more_than_allowed(house, staleness):
+    name = f"ahead_{staleness}"
+    house.train(name, *AHEAD, f"train.staleness={staleness}", "train.async_save=true", steps=5)
+    lags = [line["train/version_lag_max"] for line in house.metrics(name)]
+    assert lags[0] == 0 and max(lags) <= staleness
+    assert any(lags[1:]), "the rollouts of no step began before the update of the step before it"
+    assert all("train/tis_weight" in line for line in house.metrics(name))
+    for step in range(1, 6):
+        versions = {
+            segment["version"]
+            for group in house.records(name, step)
+            for segment in group["segments"]
+            if segment.get("version") is not None
+        }
+        assert versions <= set(range(max(0, step - 1 - staleness), step))
+    assert [verify(one) for one in sorted((house.runs / name / "checkpoints").glob("step_*"))] == [[], [], []]
+
+
+def test_a_run_that_ran_ahead_resumes_with_the_next_tasks(house):
+    house.train("whole", *AHEAD, "train.staleness=1", steps=4)
+    house.train("cut", *AHEAD, "train.staleness=1", steps=2)
+    house.train("cut", *AHEAD, "train.staleness=1", steps=4)
+    assert [line["step"] for line in house.metrics("cut")] == [1, 2, 3, 4]
+    assert [house.seen("cut", step) for step in range(1, 5)] == [house.seen("whole", step) for step in range(1, 5)]
+
+
+def test_validation_waits_for_rollouts_under_way_and_counts_apart(house):
+    more = (f"data.valid=[{house.tasks}]", "train.eval_every=1")
+    house.train("valid", *AHEAD, *more, "train.staleness=1", steps=3)
+    lines = house.metrics("valid")
+    assert [line["rollout/rollouts"] for line in lines] == [12, 12, 12]
+    assert all("valid/reward" in line for line in lines)
+
+
+def test_what_cannot_go_with_it_is_refused(house):
+    wrong = ("train.staleness=1", "train.tis_cap=null")
+    problems = check(compose(house.overrides("no", *wrong), job="train"), "train")
+    assert "run.deterministic=true: needs train.staleness=0, got 1" in problems
+    assert any(text.startswith("train.staleness=1: needs train.tis_cap, which is null") for text in problems)
+
+
+def test_tokens_that_are_older_than_allowed_stop_the_run(house):
+    class Row:
+        def __init__(self, *versions: int) -> None:
+            self.policy_versions = np.array(versions, np.int32)
+            self.mask = self.policy_versions >= 0
+
+    rows = [Row(-1, 3, 3, 4), Row(-1, 4, 4, 4)]
+    assert lag_metrics(rows, version=4, allowed=1) == {"train/version_lag_mean": 2 / 6, "train/version_lag_max": 1}
+    with pytest.raises(InfraError, match="versions 3 to 4 came in for an update of version 4; allowed: at most 0"):
+        lag_metrics(rows, version=4, allowed=0)
+    with pytest.raises(InfraError, match="versions 3 to 4 came in for an update of version 3"):
+        lag_metrics(rows, version=3, allowed=5)

@@ -1,0 +1,52 @@
+"""bench/gpu/run.sh can be tried without a GPU, and says what it lacks where it cannot measure."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / "bench" / "gpu" / "run.sh"
+ROWS = {
+    "packed against alone, sdpa, float32",
+    "packed against alone, eager, float32",
+    "engine torch, 4 slots",
+    "engine against trainer",
+    "update, auto",
+    "peak memory, auto",
+    "FSDP, one rank, with checkpointing",
+}
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    full = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
+    return subprocess.run([SCRIPT, *arguments], env=full, capture_output=True, text=True, timeout=300)
+
+
+def test_the_rehearsal_runs_every_part_and_prints_one_table() -> None:
+    ran = run("--cpu-rehearsal")
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    table = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in ran.stdout.splitlines()[-len(ROWS) :])
+    assert table.keys() == ROWS
+    assert not [cell for cell in table.values() if "FAILED" in cell or "LEAKS" in cell]
+    assert "rehearsal" in ran.stdout.splitlines()[-len(ROWS) - 3]
+
+
+def test_without_a_gpu_it_says_what_it_lacks_and_ends_with_2() -> None:
+    ran = run(CUDA_VISIBLE_DEVICES="")
+    assert ran.returncode == 2
+    assert "this cannot run here" in ran.stderr and "CUDA device" in ran.stderr
+
+
+def test_every_missing_package_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, object] = {}
+    exec(compile((SCRIPT.parent / "prerequisites.py").read_text(), "prerequisites.py", "exec"), names)
+    monkeypatch.setitem(names, "PACKAGES", {"ramet-not-there": (1, 2), "pluggy": (99,), "torch": (1,)})
+    missing = names["missing"]
+    assert callable(missing)
+    first, second = missing(cpu=True)
+    assert first.startswith("ramet-not-there 1.2 or newer") and second.startswith("pluggy 99 or newer")
