@@ -19,8 +19,8 @@ from ramet.tracking.manifest import DataRecord, Manifest
 logger = logging.getLogger(__name__)
 SAFE = frozenset({
     "run.name", "run.root", "run.threads", "run.allow_config_change", "train.steps", "train.eval_every",
-    "train.save_every", "train.async_save", "train.keep_checkpoints", "train.grace_s", "policy.offload", "data.valid_limit", "rollout.watchdog_s",
-    "sft.save_every", "sft.log_every", "sft.out",
+    "train.save_every", "train.async_save", "train.keep_checkpoints", "train.grace_s", "policy.offload",
+    "data.valid_limit", "rollout.watchdog_s", "sft.save_every", "sft.log_every", "sft.out",
 })  # fmt: skip
 ORDER = frozenset({"run.seed", "data.shuffle", "train.tasks_per_step"})  # which tasks a step gets
 SAFE_SECTIONS = ("trackers", "data.valid", "evaluate", "cluster")
