@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, OldLogprobs
 from ramet.errors import ConfigError, PluginError
 from ramet.policy.batch import Row
-from ramet.policy.errors import TrainingDiverged
+from ramet.policy.errors import OutOfMemory, TrainingDiverged
+from ramet.policy.forward import TokenScores
 from ramet.policy.shares import minibatches
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
@@ -257,6 +259,36 @@ def test_training_stops_after_too_many_bad_steps_in_a_row(
     with pytest.raises(TrainingDiverged, match=r"step 4: .*not finite 2 times in a row \(train.max_bad_steps=2\)"):
         worker.update(rows, make_advantages(rows), step=4)
     assert torch.equal(parameters(worker), good)
+
+
+def test_a_device_that_is_too_small_is_told_with_what_helps_and_leaves_the_state_whole(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F18. A CPU never says so, hence torch's own error, in the second of two micro-batches."""
+    rows = make_rows(4)
+    worker = PolicyWorker(make_spec(max_microbatch_tokens=rows[0].n_tokens))
+    score, calls = worker._scorer.score, iter(range(9))
+
+    def full(*arguments: Any) -> TokenScores:
+        if next(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nlong advice")
+        return score(*arguments)
+
+    before = parameters(worker)
+    monkeypatch.setattr(worker._scorer, "score", full)
+    with pytest.raises(
+        OutOfMemory,
+        match=r"policy rank 0: the memory of cpu is too small .*Tried to allocate 2 GiB\. Lower policy\.max_microbatch_"
+        r"tokens=\d+, set policy\.activation_checkpointing=true \(it is false\), or raise cluster\.policy_workers=1",
+    ):
+        worker.update(rows, make_advantages(rows), step=1)
+    monkeypatch.setattr(worker._scorer, "score", score)
+    assert torch.equal(parameters(worker), before)
+    again = worker.update(rows, make_advantages(rows), step=1)
+    assert (
+        again["train/grad_norm"]
+        == PolicyWorker(worker.spec).update(rows, make_advantages(rows), step=1)["train/grad_norm"]
+    )
 
 
 @dataclass

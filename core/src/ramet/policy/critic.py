@@ -102,7 +102,7 @@ class CriticWorker:
         In the rows' order on rank 0, empty on others.
         """
         found: dict[int, Floats] = {}
-        with torch.no_grad():
+        with torch.no_grad(), self._replica.within_memory():
             for batch in self._replica.micro_batches(rows):
                 pieces = torch.split(self._forward(batch).cpu(), list(batch.lengths))
                 found |= {i: piece.numpy().copy() for i, piece in zip(batch.rows, pieces, strict=True)}
@@ -157,9 +157,10 @@ class CriticWorker:
         rows = [targets.rows[i] for i in chosen]
         n_tokens = max(sum(row.n_trained for row in rows), 1)
         total = 0.0
-        for batch in self._replica.micro_batches(rows):
-            loss = self._loss(self._forward(batch), targets, [chosen[i] for i in batch.rows], tally)
-            total += self._replica.backward(loss / n_tokens)
+        with self._replica.within_memory():
+            for batch in self._replica.micro_batches(rows):
+                loss = self._loss(self._forward(batch), targets, [chosen[i] for i in batch.rows], tally)
+                total += self._replica.backward(loss / n_tokens)
         outcome = self._replica.optimizer_step(total, rows, step=step)
         if outcome.finite:
             tally.number("critic/loss", outcome.loss)

@@ -14,5 +14,9 @@ class TrainingDiverged(RametError):
     mid_step = False
 
 
+class OutOfMemory(RametError):
+    """A device's memory is too small for a forward or backward pass. Weights and optimiser are as before."""
+
+
 class CheckpointError(RametError):
     """A checkpoint could not be written or read. Those written before are untouched."""

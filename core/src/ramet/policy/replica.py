@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig
 from ramet.models.loading import resolve_device
 from ramet.policy.batch import Row
-from ramet.policy.errors import TrainingDiverged
+from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.models import attention_cost, row_cost
 from ramet.policy.optim import clip_gradients, make_optimizer, move_state
 from ramet.policy.packing import MicroBatch
@@ -83,6 +83,21 @@ class Replica:
         if self.place.world_size > 1:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed)
+
+    @contextmanager
+    def within_memory(self) -> Iterator[None]:
+        """Around passes. Raises `OutOfMemory`, which says what helps; gradients are dropped."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self.optimizer.zero_grad(set_to_none=True)
+            policy, checkpointing = self._policy, str(self._policy.activation_checkpointing).lower()
+            raise OutOfMemory(
+                f"policy rank {self.place.rank}: the memory of {self.device} is too small for a pass: "
+                f"{str(error).splitlines()[0]} Lower policy.max_microbatch_tokens={policy.max_microbatch_tokens}, set "
+                f"policy.activation_checkpointing=true (it is {checkpointing}), or raise "
+                f"cluster.policy_workers={self.place.world_size}; `ramet train … --dry-run` estimates what each helps"
+            ) from error
 
     def backward(self, loss: Tensor) -> float:
         """Add the gradient of a micro-batch's loss. Returns this rank's part of the sum over all ranks."""

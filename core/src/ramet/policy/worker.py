@@ -121,7 +121,7 @@ class PolicyWorker:
         `step` counts from 1. `advantages` and `returns` are `[N, T]` as an estimator gives them. Log-probabilities that
         are not given are found as `train.old_logprobs` says; where one optimiser step is all, pi_old is the policy
         itself and costs no pass of its own. Returns metrics on rank 0, nothing on others. Raises `TrainingDiverged` on
-        all.
+        all, and `OutOfMemory`.
         """
         started = time.monotonic()
         self._replica.step = step
@@ -206,15 +206,16 @@ class PolicyWorker:
             max_tokens=self.spec.max_response_tokens,
         )
         total = 0.0
-        for batch in self._replica.micro_batches(rows):
-            with self._replica.precision():
-                scores = self._scorer.score(batch, self.spec.temperature, self._objective.entropy)
-            if batch.rows:
-                inputs = data.inputs([chosen[i] for i in batch.rows], self._replica.device)
-                loss = self._objective(scores, inputs, counts, tally, first_step=first_step)
-            else:
-                loss = scores.logprobs.sum()  # of nothing: 0, with a gradient of 0 for every parameter
-            total += self._replica.backward(loss)
+        with self._replica.within_memory():
+            for batch in self._replica.micro_batches(rows):
+                with self._replica.precision():
+                    scores = self._scorer.score(batch, self.spec.temperature, self._objective.entropy)
+                if batch.rows:
+                    inputs = data.inputs([chosen[i] for i in batch.rows], self._replica.device)
+                    loss = self._objective(scores, inputs, counts, tally, first_step=first_step)
+                else:
+                    loss = scores.logprobs.sum()  # of nothing: 0, with a gradient of 0 for every parameter
+                total += self._replica.backward(loss)
         outcome = self._replica.optimizer_step(total, rows, step=step)
         if outcome.finite:
             tally.number("train/loss", outcome.loss)
@@ -238,7 +239,7 @@ class PolicyWorker:
     def _score(self, scorer: ScoringModel, rows: Sequence[Row], entropy: Entropy) -> Scored:
         """Log-probabilities and entropies of this rank's rows, without gradients."""
         found = Scored()
-        with torch.no_grad():
+        with torch.no_grad(), self._replica.within_memory():
             for batch in self._replica.micro_batches(rows):
                 with self._replica.precision():
                     scores = scorer.score(batch, self.spec.temperature, entropy)

@@ -76,8 +76,7 @@ def _open(resolved: Resolved, prepared: Prepared, opened: ExitStack) -> Path:
     manifest = sft_manifest(resolved, prepared)
     layout = Layout.of(resolved.config)
     raise_all([*directory.check_resume(resolved, manifest), *layout.check(directory.checkpoints)])
-    if layout != Layout():
-        layout.keep(directory.checkpoints)
+    layout.keep(directory.checkpoints)
     directory.record(resolved, manifest)
     return directory.path
 

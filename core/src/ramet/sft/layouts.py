@@ -58,8 +58,11 @@ class Layout:
         ]
 
     def keep(self, folder: Path) -> None:
-        """Note for a later process that the checkpoints in `folder` will be of this layout."""
-        write_text(folder / LAYOUT, json.dumps(asdict(self)) + "\n")
+        """Note for later processes that the checkpoints in `folder` are of this layout; no note: of one process."""
+        if self == Layout():
+            (folder / LAYOUT).unlink(missing_ok=True)
+        else:
+            write_text(folder / LAYOUT, json.dumps(asdict(self)) + "\n")
 
     def __str__(self) -> str:
         return f"sft.strategy={self.strategy} with cluster.policy_workers={self.workers}"
@@ -84,11 +87,8 @@ class Layout:
     def _archives(self, checkpoint: Path) -> Iterator[Path]:
         """What torch.save wrote as one file each."""
         yield checkpoint / "scheduler.pt"
-        ranks = range(self.workers)
-        yield from (
-            checkpoint / name
-            for name in (["rng_state.pth"] if self.workers == 1 else map("rng_state_{}.pth".format, ranks))
-        )
+        states = ["rng_state.pth"] if self.workers == 1 else [f"rng_state_{rank}.pth" for rank in range(self.workers)]
+        yield from (checkpoint / state for state in states)
         if self.strategy is Strategy.NONE:
             yield checkpoint / "optimizer.pt"
         elif self.strategy is not Strategy.FSDP:

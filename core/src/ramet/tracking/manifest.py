@@ -25,7 +25,10 @@ from ramet.errors import ConfigError
 from ramet.plugins import load_plugins
 
 FORMAT = 1
-PACKAGES = ("ramet", "torch", "transformers", "tokenizers", "accelerate", "numpy", "pyarrow", "pluggy", "hydra-core")
+PACKAGES = (
+    "ramet", "torch", "transformers", "tokenizers", "accelerate", "numpy", "pyarrow", "pluggy", "hydra-core", "ray",
+    "peft", "deepspeed",
+)  # fmt: skip
 STATE = (
     "A, exact state: after a kill at any time the resumed run sees the same prompts in the same order, the same seeds, "
     "step, learning rate, optimiser and random states."

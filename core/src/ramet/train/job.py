@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shlex
 from pathlib import Path
 
 from ramet.cluster.parts import build_advantage, build_branch_policy, build_loss, check_needs
@@ -20,6 +19,7 @@ from ramet.policy.spec import PolicySpec
 from ramet.tracking.manifest import make_manifest
 from ramet.tracking.metrics import Tracker, make_trackers
 from ramet.tracking.run_dir import RunDir
+from ramet.tracking.stopped import resume_command
 from ramet.train.loop import Loop
 from ramet.train.plan import will_fit
 from ramet.train.prepare import Prepared, prepare
@@ -61,13 +61,6 @@ async def _run(resolved: Resolved, prepared: Prepared, run_dir: RunDir, stop: St
         stop.settle()
         await place.policy.export(run_dir.path / "model")
     logger.info("model in %s; report: ramet report %s", run_dir.path / "model", run_dir.path)
-
-
-def resume_command(resolved: Resolved, name: str) -> str:
-    """The command line that goes on with this run, in the working directory of this one."""
-    given = [text for text in resolved.overrides if text.partition("=")[0].lstrip("+~") != "run.name"]
-    place = [] if resolved.config_dir is None else ["--config-dir", str(resolved.config_dir)]
-    return shlex.join(["ramet", resolved.job, *place, *given, f"run.name={name}"])
 
 
 def policy_spec(config: Config, total_steps: int) -> PolicySpec:

