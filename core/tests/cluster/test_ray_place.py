@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from ramet.cluster.ray.errors import death_cause
 from ramet.cluster.ray.place import RayPlace
 from ramet.cluster.ray.placement import Placement
 from ramet.cluster.ray.rollouts import RayRollouts
+from ramet.cluster.ray.session import _connect
 from ramet.cluster.ray.weights import BUCKET_BYTES, Bucket, buckets, tensors
 from ramet.config.compose import compose
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
@@ -145,7 +147,7 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
     chosen = config("auto", policy_workers=2, rollout_workers=1, colocate=True)
     chosen.engine.params = Params()
 
-    async def steps() -> tuple[str, ...]:
+    async def steps() -> list[str]:
         place = await RayPlace.start(chosen, None)  # type: ignore[arg-type]  # the stub builds nothing
         try:
             plan, task = RolloutPlan(group_size=1), Task(id="t", prompt=())
@@ -153,7 +155,7 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
             await place.policy.logprobs([])
             await place.sync_weights(1)
             await place.rollouts.run([task], step=2, plan=plan)
-            return tuple(sorted(d for rank in place.policy.ranks for d in rank.hello.devices))
+            return sorted(device for rank in place.policy.ranks for device in rank.hello.devices)
         finally:
             await place.close()
 
@@ -161,7 +163,8 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
         devices = asyncio.run(steps())
     said = [r.message.removeprefix("rollout worker 0: ") for r in caplog.records if "on GPUs" in r.message]
     assert [line.partition(" ")[0] for line in said] == ["start", "play", "sleep", "wake", "update", "play"]
-    assert {line.partition("GPUs ")[2] for line in said} == {",".join(devices)} and len(devices) == 2
+    [seen] = {line.partition("GPUs ")[2] for line in said}
+    assert sorted(seen.split(",")) == devices and len(devices) == 2
 
 
 def dataclass_with_tensor_parallel(cls: type) -> type:
@@ -187,6 +190,14 @@ def test_weights_come_out_of_their_buckets_as_they_went_in():
     for name, tensor in given.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
     assert len(list(buckets(given.items()))) == 1 and BUCKET_BYTES >= 1 << 20
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ConfigError, match=f"^cluster.address={address}: cannot join a Ray cluster there: "):
+        _connect(ClusterConfig(name="ray", address=address), ModelConfig(path="."))
 
 
 def test_a_death_is_told_in_one_line():

@@ -21,5 +21,5 @@ class Sleeper(Protocol):
         ...
 
     async def wake(self) -> None:
-        """Take the memory back and go on, with the weights of before."""
+        """Take the memory back and go on, with the weights of before. It ends a `pause`, too."""
         ...

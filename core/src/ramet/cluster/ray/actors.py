@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import ray
@@ -16,43 +15,17 @@ from ramet.cluster.local import LocalRollouts
 from ramet.cluster.parts import build_branch_policy
 from ramet.cluster.place import build_encoder
 from ramet.cluster.ray.actor import SAVE, Actor, node_address
+from ramet.cluster.ray.jobs import Counts, PolicyJob, RolloutJob
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
-from ramet.config.schema import Config, RunConfig
 from ramet.engines.protocol import EngineInfo
 from ramet.engines.sleeping import Sleeper
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batch import Floats, Row
-from ramet.policy.critic import CriticSpec, CriticWorker
+from ramet.policy.critic import CriticWorker
 from ramet.policy.ranks import join_ranks
-from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.rollout.plan import RolloutPlan
-from ramet.rollout.tool_stats import ToolStats
 from ramet.types import Group, Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutJob:
-    config: Config
-    branching: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyJob:
-    run: RunConfig
-    timeout_s: float
-    spec: PolicySpec
-    critic: CriticSpec | None
-    rank: int
-    world_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """What a rollout worker did since it was last asked, as it can be added to that of others."""
-
-    tools: dict[str, ToolStats]
-    engine: dict[str, float]
 
 
 class RolloutActor(Actor):

@@ -9,6 +9,7 @@ from ray import exceptions
 from ramet.errors import InfraError, RametError
 
 LONGEST = 300  # characters of a cause
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LOST = (
     exceptions.RayActorError,
     exceptions.WorkerCrashedError,
@@ -33,7 +34,7 @@ def translated(error: Exception, who: str) -> Exception:
         if isinstance(cause, RametError):
             return cause
         if isinstance(cause, Exception) and not isinstance(cause, exceptions.RayError):
-            cause.add_note(f"in {who}:\n{error}")
+            cause.add_note(f"in {who}:\n{COLOUR.sub('', str(error))}")
             return cause
         return InfraError(f"{who}: {_one_line(str(cause))}")
     if isinstance(error, exceptions.RayError):

@@ -11,9 +11,10 @@ import ray
 from ray import ObjectRef
 from torch import Tensor
 
-from ramet.cluster.ray.actors import PolicyActor, PolicyJob
+from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.crew import Crew
 from ramet.cluster.ray.errors import WorkerLost
+from ramet.cluster.ray.jobs import PolicyJob
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import Worker
 from ramet.policy.batch import Floats, Row

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from ray import ObjectRef
 
 from ramet.cluster.place import OnGroup
-from ramet.cluster.ray.actors import Counts, RolloutActor, RolloutJob
+from ramet.cluster.ray.actors import RolloutActor
 from ramet.cluster.ray.crew import Crew, together
 from ramet.cluster.ray.dispatch import Dispatch
 from ramet.cluster.ray.errors import WorkerLost
+from ramet.cluster.ray.jobs import Counts, RolloutJob
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import Worker
 from ramet.config.schema import Config
@@ -227,7 +228,7 @@ class RayRollouts:
         self.restarts += 1
         if self.restarts > MAX_RESTARTS:
             self._crew.fail(
-                InfraError(f"{error}; {MAX_RESTARTS} rollout workers were replaced in this run already, so it stops")
+                InfraError(f"{error}; at most {MAX_RESTARTS} rollout workers are replaced in one run, so it stops")
             )
             return
         logger.warning(

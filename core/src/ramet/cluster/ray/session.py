@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from ramet.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 MIN_STORE_BYTES = 200 << 20
+KNOCK_S = 10.0
 OWN_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
 
 
@@ -70,6 +72,8 @@ class Session:
 def _connect(cluster: ClusterConfig, model: ModelConfig) -> None:
     own = cluster.address is None
     try:
+        if cluster.address is not None:
+            _knock(cluster.address)
         ray.init(
             address=cluster.address or "local",
             namespace=f"ramet-{uuid.uuid4().hex}",
@@ -85,6 +89,13 @@ def _connect(cluster: ClusterConfig, model: ModelConfig) -> None:
         raise ConfigError(f"{what}: {error}") from error
     # Otherwise Ray prints its view of every death to stdout, several lines long. Ray is pinned to one minor version.
     ray._private.worker._worker_logs_enabled = False
+
+
+def _knock(address: str) -> None:
+    """Raise `OSError` if nobody listens there: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
 def _store_bytes(model: ModelConfig) -> int | None:

@@ -7,7 +7,6 @@ far, with one and with two workers; never on a GPU.
 from __future__ import annotations
 
 import asyncio
-import logging
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
@@ -30,8 +29,6 @@ from ramet.models.loading import resolve_device
 
 if TYPE_CHECKING:
     from ramet.engines.vllm.service import Service  # imports vLLM, which reads the environment then
-
-logger = logging.getLogger(__name__)
 
 
 class VllmAsyncEngine:

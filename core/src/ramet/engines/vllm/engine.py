@@ -61,7 +61,7 @@ def _check_devices(config: VllmEngineConfig, *, cpu: bool) -> list[str]:
 class VllmEngine(ThreadedEngine):
     """vLLM in this process (`ramet.engines.protocol.Engine`, `ramet.engines.sleeping.Sleeper`).
 
-    At most one lives in a process at a time. `wake` ends a `pause`, too.
+    At most one lives in a process at a time.
     """
 
     def __init__(

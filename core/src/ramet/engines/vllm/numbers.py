@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+from ramet.errors import InfraError
+
 Taken: TypeAlias = tuple[list[float], list[float], list[int]]  # one entry per sampled token, in order
 Call: TypeAlias = Callable[[list[tuple[str, int]], list[str]], Awaitable[list[Taken]]]
 
@@ -33,7 +35,7 @@ class Numbers:
             self._task = asyncio.create_task(self._fetch())
         logprobs, entropies, versions = taken = await future
         if not len(logprobs) == len(entropies) == len(versions) == count:
-            raise RuntimeError(f"vLLM sampled {count} tokens and measured {len(logprobs)}")
+            raise InfraError(f"vLLM sampled {count} tokens and measured {len(logprobs)}")
         return taken
 
     def forget(self, name: str) -> None:
@@ -45,18 +47,18 @@ class Numbers:
             while self._wanted:
                 wanted, self._wanted = self._wanted, []
                 over, self._over = self._over, []
-                found = await self._ask(wanted, over)
-                for (_, _, future), taken in zip(wanted, found, strict=True):
-                    if not future.done():
-                        future.set_result(taken)
+                await self._ask(wanted, over)
         finally:
             self._task = None
 
-    async def _ask(self, wanted: list[tuple[str, int, asyncio.Future[Taken]]], over: list[str]) -> list[Taken]:
+    async def _ask(self, wanted: list[tuple[str, int, asyncio.Future[Taken]]], over: list[str]) -> None:
         try:
-            return await self._call([(name, count) for name, count, _ in wanted], over)
+            found = await self._call([(name, count) for name, count, _ in wanted], over)
         except Exception as error:  # whatever broke, those who wait must hear of it
             for _, _, future in wanted:
                 if not future.done():
                     future.set_exception(error)
-            return []
+        else:
+            for (_, _, future), taken in zip(wanted, found, strict=True):
+                if not future.done():
+                    future.set_result(taken)

@@ -102,7 +102,7 @@ class Service:
             self._numbers.forget(job.name)
 
     async def abort(self, request_id: str) -> None:
-        for job in self._jobs.values():
+        for job in list(self._jobs.values()):
             if job.sequence.request.id == request_id:
                 job.aborted = True
                 self._turns.look()
@@ -127,9 +127,8 @@ class Service:
                 raise RuntimeError("the vllm engine is asleep; wake it before its weights are updated")
             cut = [job.sequence for job in self._jobs.values() if job.sequence.sampled]
             await self._call("the weight update", self._replace(infos, version))
-            if in_flight:
-                again = sum(len(sequence.prompt) + len(sequence.sampled) for sequence in cut)
-                self._counters.add(updates_in_flight=int(bool(cut)), recomputed_tokens=again)
+            again = sum(len(sequence.prompt) + len(sequence.sampled) for sequence in cut)
+            self._counters.add(updates_in_flight=int(bool(cut)), recomputed_tokens=again)
 
     async def pause(self) -> None:
         self._check()
@@ -158,7 +157,7 @@ class Service:
         if self._asleep:
             if self._can_sleep:
                 await self._call("waking up", self._llm.wake_up())
-            self._asleep = False
+            self._asleep = self._paused = False
             await self._go_on()
 
     def end(self) -> None:

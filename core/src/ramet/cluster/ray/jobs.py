@@ -1,0 +1,37 @@
+"""What actors are given when they start and what they count. Light: a process that only passes these on needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ramet.config.schema import Config, RunConfig
+from ramet.rollout.tool_stats import ToolStats
+
+if TYPE_CHECKING:
+    from ramet.policy.critic import CriticSpec
+    from ramet.policy.spec import PolicySpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutJob:
+    config: Config
+    branching: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyJob:
+    run: RunConfig
+    timeout_s: float
+    spec: PolicySpec
+    critic: CriticSpec | None
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a rollout worker did since it was last asked, as it can be added to that of others."""
+
+    tools: dict[str, ToolStats]
+    engine: dict[str, float]
