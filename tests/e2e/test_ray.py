@@ -119,7 +119,7 @@ def test_two_ranks_and_two_engines_in_a_cluster_that_runs_take_the_same_first_st
     assert train("local", *more)[0].code == 0
     there = ["cluster=ray", f"cluster.address={address}", "cluster.policy_workers=2", "cluster.rollout_workers=2"]
     start = {"E2E_KILL": "start:0", "E2E_KILL_LOG": str(tmp_path / "log")}
-    ended, mark = train("ray", *more, *there, **start)
+    ended, mark = train("ray", *more, *there[:2], **start)
     assert ended.code == -9, ended.err
     gone(mark, within_s=GONE_S)
     ended, mark = train("ray", *more, *there)

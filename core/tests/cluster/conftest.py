@@ -1,4 +1,4 @@
-"""One Ray cluster of two nodes on this machine, for all tests of places in this process."""
+"""One Ray cluster of two nodes on this machine, for one file of tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CPUS = 2  # of each node; Ray only counts them
 GPUS = 2  # of each node; none exists, and Ray does not look
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def two_nodes() -> Iterator[None]:
     """This process is connected; places borrow the connection."""
     ray = pytest.importorskip("ray")

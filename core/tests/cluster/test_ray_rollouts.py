@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
 pytest.importorskip("ray")
 
 import ray

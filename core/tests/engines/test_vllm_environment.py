@@ -61,7 +61,7 @@ def test_weights_between_gpus_are_refused_without_them(monkeypatch: pytest.Monke
     monkeypatch.setattr(vllm_engine, "find_spec", lambda name: object())
     several = VllmEngineConfig(tensor_parallel=2, transfer="nccl")
     (problem,) = check_vllm(ModelConfig(path="anywhere", device="cpu"), several)
-    assert "engine.params.transfer=nccl: needs GPUs" in problem
+    assert "engine.params.transfer=nccl: the policy cannot send by it yet" in problem
 
 
 def test_more_devices_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

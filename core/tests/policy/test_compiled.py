@@ -11,14 +11,16 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ramet.policy.compiled import compile_blocks
+from ramet.errors import ConfigError
+from ramet.policy.compiled import SWITCH, compile_blocks
 
 IDS = torch.arange(24)[None]
 POSITIONS = torch.cat([torch.arange(10), torch.arange(14)])[None]  # two packed sequences
 
 
 @pytest.fixture(autouse=True)
-def from_scratch() -> Iterator[None]:
+def from_scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(SWITCH, raising=False)  # a test of vLLM's may have set it in this process
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -66,6 +68,14 @@ def test_all_blocks_and_lengths_share_one_compilation(model: PreTrainedModel, ch
         assert_close(answers(model, length), wanted)
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
     assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_where_compilation_is_switched_off_nobody_believes_that_it_is_on(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(SWITCH, "1")
+    with pytest.raises(ConfigError, match=r"policy\.compile=true: TORCHDYNAMO_DISABLE=1 switches compilation off"):
+        compile_blocks(model)
 
 
 @pytest.mark.slow  # about 20 s of compilation on a quiet core, 10 s from inductor's cache

@@ -15,10 +15,14 @@ import inspect
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+HEARD_S = 0.5  # for the main thread, which hears all signals, while the thread that sent one waits
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class Killer:
         with self.log.open("w") as file:
             json.dump({"place": self.name, "step": self.step, "rollouts": self.rollouts()}, file)
         os.kill(os.getpid(), signal.Signals[os.environ.get("E2E_SIGNAL", "SIGKILL")])
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(HEARD_S)
 
     def rollouts(self) -> list[str]:
         """Branch paths of the rollouts under way."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ramet.cluster.engines import engine_capabilities
 from ramet.cluster.parts import build_advantage, build_loss, check_needs
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.engines.protocol import Capability, EngineInfo
+from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigError, raise_all
 from ramet.tracking.manifest import make_manifest
 from ramet.tracking.plan import RECORDS, Place, Plan, look
@@ -57,12 +58,12 @@ def will_fit(config: Config) -> list[str]:
 
 
 def _needs(config: Config) -> list[str]:
-    """What the algorithms need and no engine can give. What an engine lacks shows when it starts."""
+    """What the algorithms need and the chosen engine cannot give."""
     needs = {
         f"advantage={config.advantage.name}": build_advantage(config).needs,
         f"policy_loss={config.policy_loss.name}": build_loss(config).needs,
     }
-    able = EngineInfo(name=config.engine.name, capabilities=frozenset(Capability), vocab_size=0, max_tokens=0)
+    able = EngineInfo(name=config.engine.name, capabilities=engine_capabilities(config), vocab_size=0, max_tokens=0)
     return check_needs(needs, able, deterministic=config.run.deterministic)
 
 

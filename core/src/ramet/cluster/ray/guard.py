@@ -2,7 +2,10 @@
 
 Ray ends most of its processes with the driver, but some of its agents stay for a minute or more, and a stopped actor
 cannot end itself. A process that the driver starts beside them waits for the driver's end, which closes its standard
-input, and then kills whatever carries the cluster's mark in its environment. Run as a script: `guard.py MARK`.
+input, and then kills what belongs to the cluster: what carries its mark in the environment, as tools' processes do, or
+writes to its log folder, as all of Ray's do, which overwrite their environment with their titles.
+
+Run as a script: `guard.py MARK`. Lines of its input are the log folder, and an empty one for "now".
 """
 
 from __future__ import annotations
@@ -41,27 +44,40 @@ class Guard:
         finally:
             del os.environ[VARIABLE]
 
+    def tell(self, folder: str) -> None:
+        """Where the cluster writes its logs."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{folder}\n".encode())
+        self._process.stdin.flush()
+
     def sweep(self) -> None:
         """Kill what is left now, and end."""
-        self._process.communicate(b"now\n")
+        self._process.communicate(b"\n")
 
 
-def marked(mark: str) -> list[int]:
-    """Processes that carry the mark, without this one."""
+def members(mark: str, folder: str, driver: int) -> list[int]:
+    """Processes of the cluster, without the driver and this one."""
     wanted = f"{VARIABLE}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
+        if entry.name.isdigit() and int(entry.name) not in (driver, os.getpid()):
             with contextlib.suppress(OSError):  # it ended meanwhile, or is somebody else's
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                if wanted in (entry / "environ").read_bytes().split(b"\0") or _writes_to(entry, folder):
                     found.append(int(entry.name))
     return found
 
 
+def _writes_to(process: Path, folder: str) -> bool:
+    return bool(folder) and any(os.readlink(one).startswith(f"{folder}/") for one in (process / "fd").iterdir())
+
+
 def main() -> None:
-    if not sys.stdin.readline():  # end of file: the driver is gone
+    driver, folder, now = os.getppid(), "", False
+    while not now and (line := sys.stdin.readline()):
+        folder, now = line.strip() or folder, line == "\n"
+    if not now:  # end of file: the driver is gone
         time.sleep(PATIENCE_S)
-    while left := marked(sys.argv[1]):
+    while left := members(sys.argv[1], folder, driver):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What actors are given when they start and what they count. Light: a process that only passes these on needs no torch."""
+"""What actors are given when they start, and what they count. Nothing here needs torch."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ class Session:
             with _signals_kept(), _environment(OWN_ENVIRONMENT), contextlib.ExitStack() as started:
                 if guard is not None:
                     started.enter_context(guard.marking())
-                _connect(cluster, model)
+                folder = _connect(cluster, model)
+                if guard is not None:
+                    guard.tell(folder)
         except BaseException:
             ray.shutdown()
             if guard is not None:
@@ -69,12 +71,13 @@ class Session:
             self._guard.sweep()
 
 
-def _connect(cluster: ClusterConfig, model: ModelConfig) -> None:
+def _connect(cluster: ClusterConfig, model: ModelConfig) -> str:
+    """Returns the folder of this node's logs."""
     own = cluster.address is None
     try:
         if cluster.address is not None:
             _knock(cluster.address)
-        ray.init(
+        context = ray.init(
             address=cluster.address or "local",
             namespace=f"ramet-{uuid.uuid4().hex}",
             configure_logging=False,
@@ -89,6 +92,7 @@ def _connect(cluster: ClusterConfig, model: ModelConfig) -> None:
         raise ConfigError(f"{what}: {error}") from error
     # Otherwise Ray prints its view of every death to stdout, several lines long. Ray is pinned to one minor version.
     ray._private.worker._worker_logs_enabled = False
+    return str(context.address_info["session_dir"])
 
 
 def _knock(address: str) -> None:
