@@ -1,4 +1,4 @@
-"""What `train.staleness` gains: the same training run with 0 and 1, with a slow tool, steps timed behind the first.
+"""What `train.staleness` gains: the same training run with 0 and 1, with a slow tool, the steps in between timed.
 
     python bench/async_step/run.py [--repeats 3] [--steps 8]
 
@@ -25,13 +25,13 @@ from ramet.config.compose import compose
 from ramet.models.tiny import make_tiny_model
 from ramet.train.job import run
 
-LATENCIES = (0.0, 0.2, 0.5)  # seconds of a tool call, two a rollout
+LATENCIES = (0.0, 0.5, 1.0)  # seconds of a tool call, two a rollout
 STALENESS = (0, 1)
 TASKS, GROUP = 8, 8  # of a step
 
 
 def train(work: Path, name: str, staleness: int, latency: float, steps: int) -> list[dict[str, float]]:
-    """Metrics of every step but the first, which fills the pipeline."""
+    """Metrics of every step but the first, which fills the pipeline, and the last, which has no next one."""
     overrides = [
         f"model.path={work / 'model'}", f"data.train=[{work / 'tasks.jsonl'}]", f"run.root={work}", f"run.name={name}",
         "run.threads=1", "rollout_step=calls", "rollout_step.system_prompt=never", "tools=[slow]",
@@ -42,7 +42,7 @@ def train(work: Path, name: str, staleness: int, latency: float, steps: int) -> 
     ]  # fmt: skip
     run(compose(overrides, job="train"))
     lines = [json.loads(line) for line in (work / name / "metrics.jsonl").read_text().splitlines()]
-    return lines[1:-1] if staleness else lines[1:]
+    return lines[1:-1]
 
 
 def prepare(work: Path) -> None:

@@ -6,9 +6,11 @@ import gzip
 import hashlib
 import json
 import logging
+import os
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +24,33 @@ MARK = "E2E_COMMAND"  # in the environment of a command, and so of all that it s
 GONE_S = 30.0
 
 
-def marked(mark: str) -> list[str]:
-    """Processes that a command left behind."""
+def left_by(command: Command) -> list[str]:
+    """Processes with the command's mark, or with a file open in the folder of a Ray cluster that it started."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+            marked = f"{MARK}={command.mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
+            if marked or any(f"_{command.pid}/logs/" in os.readlink(one) for one in (entry / "fd").iterdir()):
                 found.append((entry / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
     return found
 
 
-def gone(mark: str, *, within_s: float) -> None:
+def gone(command: Command, *, within_s: float) -> None:
     ends_at = time.monotonic() + within_s
-    while left := marked(mark):
+    while left := left_by(command):
         assert time.monotonic() < ends_at, f"{within_s:g} s later there are still {left}"
         time.sleep(0.2)
+
+
+@dataclass(frozen=True)
+class Command:
+    pid: int
+    mark: str
+    code: int
+    out: str
+    err: str
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -64,35 +76,37 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def train(ramet, house, tmp_path):
-    """Runs `ramet train` in this test's folder; what ended, and the mark of what it started."""
+    """Runs `ramet train` in this test's folder to its end."""
 
-    def train(name: str, *more: str, **env: str) -> tuple[Any, str]:
+    def train(name: str, *more: str, **env: str) -> Command:
         mark = uuid.uuid4().hex
         command = house.train(f"run.root={tmp_path}", f"run.name={name}", "policy_loss=e2e_gradient", *more)
-        return ramet(*command, cwd=tmp_path, **PLUGINS, **env, **{MARK: mark}), mark
+        running = ramet.start(*command, cwd=tmp_path, **PLUGINS, **env, **{MARK: mark})
+        ended = running.wait()
+        return Command(running.pid, mark, ended.code, ended.out, ended.err)
 
     return train
 
 
 def test_a_run_whose_driver_is_killed_in_the_update_and_stopped_later_ends_as_one_in_a_single_process(train, tmp_path):
     """F1, F20, F28."""
-    assert train("local")[0].code == 0
+    assert train("local").code == 0
     struck = tmp_path / "struck"
-    ended, mark = train("ray", "cluster=ray", E2E_KILL_DRIVER=f"3:{struck}")
+    ended = train("ray", "cluster=ray", E2E_KILL_DRIVER=f"3:{struck}")
     assert (ended.code, struck.exists()) == (-9, True), ended.err
-    gone(mark, within_s=GONE_S)
+    gone(ended, within_s=GONE_S)
     assert [path.name for path in (tmp_path / "ray/checkpoints").glob("step*")] == ["step_000002"]
     signal = {"E2E_KILL": "scored:4", "E2E_SIGNAL": "SIGTERM", "E2E_KILL_LOG": str(tmp_path / "log")}
-    ended, mark = train("ray", "cluster=ray", **signal)
+    ended = train("ray", "cluster=ray", **signal)
     assert ended.code == 143, ended.err
     assert "Traceback" not in ended.err, ended.err
     assert "\x1b" not in ended.err + ended.out
     assert "(raylet)" not in ended.err + ended.out
     assert ended.err.splitlines()[-1] == "stopped by SIGTERM"
-    assert marked(mark) == []
-    ended, mark = train("ray", "cluster=ray")
+    assert left_by(ended) == []
+    ended = train("ray", "cluster=ray")
     assert ended.code == 0, ended.err
-    assert marked(mark) == []
+    assert left_by(ended) == []
     assert outcome(tmp_path / "ray") == outcome(tmp_path / "local")
 
 
@@ -116,15 +130,15 @@ def test_two_ranks_and_two_engines_in_a_cluster_that_runs_take_the_same_first_st
     no_forks = "branch_policy.params.initial_rollouts=8"
     no_validation = ["data.valid=[]", "train.eval_every=0", "train.eval_first=false"]
     more = ["run.deterministic=false", no_forks, "advantage=gae", "train.steps=2", *no_validation]
-    assert train("local", *more)[0].code == 0
+    assert train("local", *more).code == 0
     there = ["cluster=ray", f"cluster.address={address}", "cluster.policy_workers=2", "cluster.rollout_workers=2"]
     start = {"E2E_KILL": "start:0", "E2E_KILL_LOG": str(tmp_path / "log")}
-    ended, mark = train("ray", *more, *there[:2], **start)
+    ended = train("ray", *more, *there[:2], **start)
     assert ended.code == -9, ended.err
-    gone(mark, within_s=GONE_S)
-    ended, mark = train("ray", *more, *there)
+    gone(ended, within_s=GONE_S)
+    ended = train("ray", *more, *there)
     assert ended.code == 0, ended.err
-    gone(mark, within_s=5.0)
+    gone(ended, within_s=5.0)
     [here, _], [beside, _] = metrics(tmp_path / "local"), metrics(tmp_path / "ray")
     assert beside["train/loss"] == pytest.approx(here["train/loss"], abs=1e-5)
     assert beside["train/grad_norm"] == pytest.approx(here["train/grad_norm"], rel=1e-4)

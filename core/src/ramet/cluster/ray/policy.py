@@ -57,8 +57,7 @@ class RayPolicy:
         return self._crew.hire(PolicyActor, f"policy rank {rank}", seat, job, self._lost)
 
     def _lost(self, worker: Worker, error: WorkerLost) -> None:
-        """Its shard of weights and optimiser is gone with it."""
-        self._crew.fail(WorkerLost(f"{error}. A policy rank cannot be replaced: resume from the last checkpoint"))
+        self._crew.fail(_fatal(error))
 
     async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return _own(await self._compute("logprobs", self._put(rows)))
@@ -135,11 +134,16 @@ class RayPolicy:
                 await asyncio.wait(waiting, timeout=SETTLE_S)
             failed = [error for call in calls if call.done() and (error := call.exception()) is not None]
             if failed:
-                raise next((error for error in failed if isinstance(error, WorkerLost)), failed[0])
+                raise next((_fatal(error) for error in failed if isinstance(error, WorkerLost)), failed[0])
             return calls[0].result()
         finally:
             for call in calls:
                 call.cancel()
+
+
+def _fatal(error: WorkerLost) -> WorkerLost:
+    """A rank's shard of weights and optimiser is gone with it."""
+    return WorkerLost(f"{error}. A policy rank cannot be replaced: resume from the last checkpoint")
 
 
 def _own(arrays: list[Floats]) -> list[Floats]:

@@ -92,6 +92,7 @@ def _connect(cluster: ClusterConfig, model: ModelConfig) -> str:
         raise ConfigError(f"{what}: {error}") from error
     # Otherwise Ray prints its view of every death to stdout, several lines long. Ray is pinned to one minor version.
     ray._private.worker._worker_logs_enabled = False
+    assert isinstance(context, ray._private.worker.RayContext)  # no client: its addresses are refused before
     return str(context.address_info["session_dir"])
 
 
