@@ -230,15 +230,20 @@ def test_a_worker_that_dies_is_replaced_with_the_weights_of_now_and_only_its_gro
     async def work(rollouts: RayRollouts) -> tuple[list[Group], dict[str, float]]:
         await rollouts.update_weights([ray.put(0)], 5, in_flight=False)
         groups = await rollouts.run(tasks("short-0", "dies_once-1", "short-2", "short-3"), step=1, plan=PLAN)
+        async with asyncio.timeout(60):
+            while "plays again after" not in caplog.text:
+                await asyncio.sleep(0.05)
+        groups += await rollouts.run(tasks("short-4", "short-5"), step=1, plan=PLAN)
         return groups, await rollouts.metrics()
 
     with caplog.at_level(logging.INFO, logger="ramet"):
         groups, metrics = play(work)
-    assert [group.task.id for group in groups] == ["short-0", "dies_once-1", "short-2", "short-3"]
-    assert stats(groups, "version") == [5, 5, 5, 5]
+    assert [group.task.id for group in groups[:4]] == ["short-0", "dies_once-1", "short-2", "short-3"]
+    assert stats(groups, "version") == [5] * 6
+    assert len({*stats(groups[4:], "pid")}) == 2, "the new one plays beside the other"
     assert len(list(tmp_path.glob("dies_once-1.*"))) == 2
     assert sum(len(list(tmp_path.glob(f"short-{i}.*"))) for i in (0, 2, 3)) <= 4, "at most one shared its fate"
-    assert metrics["rollout/restarts"] == 1 and metrics["rollout/rollouts"] == 16
+    assert metrics["rollout/restarts"] == 1 and metrics["rollout/rollouts"] == 24
     [said] = [record.message for record in caplog.records if "is lost" in record.message]
     assert re.match(
         r"rollout worker \d \(node [\d.]+, pid \d+\) is lost: its process ended at once: killed \(SIGKILL, out of "

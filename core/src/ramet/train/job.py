@@ -11,7 +11,7 @@ from ramet.cluster.place import Place, open_place
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
-from ramet.errors import raise_all
+from ramet.errors import InfraError, raise_all
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint import Checkpoints
 from ramet.policy.critic import CriticSpec
@@ -42,7 +42,7 @@ def run(resolved: Resolved) -> int:
         with RunDir.open(config.run.root, config.run.name) as run_dir:
             try:
                 asyncio.run(_run(resolved, prepared, run_dir, stop))
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, InfraError):
                 logger.warning("resume with: %s", resume_command(resolved, run_dir.path.name))
                 raise
     return 0

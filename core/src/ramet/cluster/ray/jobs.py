@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ramet.config.schema import Config, RunConfig
-from ramet.rollout.tool_stats import ToolStats
+from ramet.engines.counters import merged
+from ramet.rollout.tool_stats import ToolStats, tool_metrics
 
 if TYPE_CHECKING:
     from ramet.policy.critic import CriticSpec
@@ -35,3 +37,12 @@ class Counts:
 
     tools: dict[str, ToolStats]
     engine: dict[str, float]
+
+
+def total(found: Sequence[Counts]) -> dict[str, float]:
+    """The metrics of all workers together."""
+    tools: dict[str, ToolStats] = {}
+    for counts in found:
+        for name, stats in counts.tools.items():
+            tools.setdefault(name, ToolStats()).add(stats)
+    return {**tool_metrics(tools), **merged([counts.engine for counts in found])}

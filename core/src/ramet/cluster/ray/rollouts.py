@@ -19,16 +19,14 @@ from ramet.cluster.ray.actors import RolloutActor
 from ramet.cluster.ray.crew import Crew, together
 from ramet.cluster.ray.dispatch import Dispatch
 from ramet.cluster.ray.errors import WorkerLost
-from ramet.cluster.ray.jobs import Counts, RolloutJob
+from ramet.cluster.ray.jobs import Counts, RolloutJob, total
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import Worker
 from ramet.config.schema import Config
-from ramet.engines.counters import merged
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import RolloutPlan
-from ramet.rollout.tool_stats import ToolStats, tool_metrics
 from ramet.rollout.worker import task_names
 from ramet.types import Group, Task
 
@@ -47,7 +45,7 @@ class _Given:
 
 
 class RayRollouts:
-    """Workers are numbered by their seats."""
+    """Workers are named by their seats."""
 
     def __init__(self, crew: Crew, *, branching: bool, owns_crew: bool = False) -> None:
         self.restarts = 0
@@ -159,15 +157,9 @@ class RayRollouts:
         """Rollouts are counted here, where all groups pass; tools and engines by their workers. Counts add up, and
         percentiles of tools are those of all calls. What a lost worker had counted is lost.
         """
-        tools: dict[str, ToolStats] = {}
-        engines = []
-        for counts in await self._counts():
-            engines.append(counts.engine)
-            for name, stats in counts.tools.items():
-                tools.setdefault(name, ToolStats()).add(stats)
+        counted = total(await self._counts())
         restarts, self._restarts_told = self.restarts - self._restarts_told, self.restarts
-        taken = {**self._metrics.take(), **tool_metrics(tools), **merged(engines)}
-        return {**taken, "rollout/restarts": float(restarts)}
+        return {**self._metrics.take(), **counted, "rollout/restarts": float(restarts)}
 
     async def _counts(self) -> list[Counts]:
         found = []
@@ -193,6 +185,16 @@ class RayRollouts:
             self._devices.get(seat),
         )
         self._seats[worker] = seat
+        try:
+            await self._prepare(worker)
+        except WorkerLost as error:
+            self._lose(worker, error)
+            raise
+        if worker in self._seats:  # or it was lost with its last answer under way
+            self._crew.pulse.watch(worker, self._lose, may_be_silent=False)
+            self._dispatch.join(worker)
+
+    async def _prepare(self, worker: Worker) -> None:
         await worker.meet(self._crew.timeout_s)
         self._info = await worker.call("start", timeout_s=self._crew.timeout_s)
         given = None
@@ -202,8 +204,6 @@ class RayRollouts:
             await self._give(worker, given)
         if self._asleep:
             await worker.call("sleep", timeout_s=self._crew.timeout_s)
-        self._crew.pulse.watch(worker, self._lose, may_be_silent=False)
-        self._dispatch.join(worker)
 
     async def _give(self, worker: Worker, given: _Given) -> None:
         arguments = (given.weights, given.version, given.in_flight)
@@ -244,7 +244,7 @@ class RayRollouts:
         try:
             await self._start(seat)
         except WorkerLost:
-            return  # `_lose` has heard of it too, and tries again
+            return  # another one is under way to the seat
         except Exception as error:
             self._crew.fail(error)
             return

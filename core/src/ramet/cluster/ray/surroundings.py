@@ -18,7 +18,7 @@ SETTINGS = (
     "RAMET_", "OMP_", "MKL_", "OPENBLAS_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "VLLM_", "HF_",
     "TRANSFORMERS_", "TOKENIZERS_", "PYTHON",
 )  # fmt: skip
-SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+SECRETS = {"TOKEN", "KEY", "SECRET", "PASSWORD"}  # words of names
 NODES_OWN = ("RAY_", "CUDA_VISIBLE", "NVIDIA_VISIBLE", "ROCR_", "HIP_", "SLURM_", "RAMET_RAY_MARK")
 PluginRow = tuple[str, str, str]  # name, distribution, version
 
@@ -49,7 +49,7 @@ class Surroundings:
         return {
             name: value
             for name, value in self.environment.items()
-            if name.startswith(SETTINGS) and not any(word in name.upper() for word in SECRETS)
+            if name.startswith(SETTINGS) and not SECRETS & {*name.upper().split("_")}
         }
 
     def put_on(self) -> None:

@@ -1,0 +1,46 @@
+"""What a worker takes over from the driver, wherever it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+
+from ramet.cluster.ray.surroundings import Surroundings
+from ramet.errors import ConfigErrors
+
+
+def test_settings_are_told_to_ray_and_secrets_are_not(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_TOKEN", "SEARCH_API_KEY", "RAY_ADDRESS", "WEATHER"):
+        monkeypatch.setenv(name, "1")
+    here = Surroundings.here()
+    assert {"OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"} <= set(here.settings)
+    assert not {"HF_TOKEN", "SEARCH_API_KEY", "RAY_ADDRESS", "WEATHER"} & set(here.settings)
+    assert {"HF_TOKEN", "SEARCH_API_KEY", "WEATHER"} <= set(here.environment)
+    assert "RAY_ADDRESS" not in here.environment
+
+
+def test_a_worker_gets_keys_settings_modules_and_folder_and_keeps_what_is_its_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("SEARCH_API_KEY", "of the driver")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("LOGNAME", "driver")
+    driver = replace(Surroundings.here(), folder=str(tmp_path), sys_path=(str(tmp_path / "plugins"), *sys.path))
+    monkeypatch.delenv("SEARCH_API_KEY")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("LOGNAME", "node")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(os.getcwd())
+    driver.put_on()
+    assert (os.environ["SEARCH_API_KEY"], os.environ["OMP_NUM_THREADS"]) == ("of the driver", "3")
+    assert os.environ["LOGNAME"] == "node"
+    assert sys.path[-1] == str(tmp_path / "plugins")
+    assert os.getcwd() == str(tmp_path)
+    driver.check("here")
+
+
+def test_a_node_without_the_drivers_folder_is_refused_with_its_address(tmp_path):
+    elsewhere = replace(Surroundings.here(), folder=str(tmp_path / "none"))
+    with pytest.raises(ConfigErrors, match=r"^cluster: node 10.0.0.7 has no folder .*/none, where this command runs"):
+        elsewhere.check("10.0.0.7")
