@@ -15,7 +15,7 @@ quickstart: $(VENV)/.quickstart  ## set up what it needs, and teach a small mode
 	$(BIN)/python scripts/quickstart --seed $(SEED)
 
 test: $(VENV)/.dev $(VENV)/.chromium  ## set up everything, and run all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## format, lint and types
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy core/src plugins/*/src

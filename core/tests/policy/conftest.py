@@ -63,6 +63,7 @@ class Ranks:
             ours, theirs = Pipe()
             command = [sys.executable, str(script), str(theirs.fileno()), str(rank), str(self.WORLD_SIZE), address]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            environment.pop("TORCHDYNAMO_DISABLE", None)  # a test of vLLM's may have set it in this process
             self._processes.append(subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]))
             self._connections.append(ours)
             theirs.close()

@@ -18,6 +18,7 @@ from ramet.config.schema import Config
 T = TypeVar("T")
 CANCEL_S = 5.0  # for work that is given up
 FAREWELL_S = 10.0  # for what workers close by themselves
+LAST_WORDS_S = 5.0  # for what they have to say behind it
 
 
 class Crew:
@@ -104,7 +105,7 @@ class Crew:
         with contextlib.suppress(Exception):
             if hasattr(worker.actor, "close"):
                 await worker.call("close", timeout_s=FAREWELL_S)
-            retell(worker, await worker.call("ping", timeout_s=1.0))
+            retell(worker, await worker.call("ping", timeout_s=LAST_WORDS_S))
 
 
 async def together(*work: Coroutine[Any, Any, None]) -> None:
