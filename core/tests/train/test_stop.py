@@ -15,8 +15,8 @@ import pytest
 
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
+from ramet.tracking.stopped import SIGNALS, resume_command
 from ramet.train import stop as module
-from ramet.train.job import resume_command
 from ramet.train.stop import Dropped, Stopped, StopRequest
 
 
@@ -33,12 +33,12 @@ def send(number: int) -> None:
 
 
 def test_without_a_loop_the_signal_raises_where_the_program_is_and_handlers_come_back():
-    before = [signal.getsignal(number) for number in module.SIGNALS]
+    before = [signal.getsignal(number) for number in SIGNALS]
     with pytest.raises(Stopped, match="SIGTERM") as caught, StopRequest(1).listening():
         send(signal.SIGTERM)
         time.sleep(1)
     assert caught.value.code == 143
-    assert [signal.getsignal(number) for number in module.SIGNALS] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_a_signal_that_was_ignored_stays_ignored():

@@ -15,7 +15,7 @@ from ramet.cli.commands import COMMANDS
 from ramet.cli.extras import missing_package
 from ramet.cli.terminal import accept_any_text, print_problems, set_up_logging
 from ramet.errors import ConfigError, PluginError, RametError
-from ramet.train.stop import Stopped
+from ramet.tracking.stopped import Stopped
 
 OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
 

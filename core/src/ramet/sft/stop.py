@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
-from ramet.tracking.stopped import Stopped
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from ramet.tracking.stopped import StopListener
 
 
-class StopRequest:
-    """Listens for the signals. The first raises `Stopped` where the process is, or, inside `deferred`, is noted; the
-    second ends the process at once.
-    """
+class StopRequest(StopListener):
+    """Inside `deferred` a signal is noted, for whoever looks at `asked`."""
 
     def __init__(self) -> None:
-        self.signal: int | None = None  # the first one that came
+        super().__init__()
         self._deferred = False
-
-    @property
-    def asked(self) -> bool:
-        return self.signal is not None
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Only a main thread can listen. A signal that is ignored, as under nohup, stays so."""
-        mine = threading.current_thread() is threading.main_thread()
-        before = {number: signal.getsignal(number) for number in SIGNALS if mine}
-        heard = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
-        for number in heard:
-            signal.signal(number, self._hear)
-        try:
-            yield
-        finally:
-            for number, handler in heard.items():
-                signal.signal(number, handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -50,11 +24,5 @@ class StopRequest:
         finally:
             self._deferred = False
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            # Past the log, whose stream may be in the middle of a write.
-            os.write(2, f"{signal.Signals(number).name} again: ended at once\n".encode())
-            os._exit(128 + number)
-        self.signal = number
-        if not self._deferred:
-            raise Stopped(number)
+    def _defers(self) -> bool:
+        return self._deferred

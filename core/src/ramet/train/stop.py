@@ -8,21 +8,15 @@ second signal ends the process at once: what stands on disk is whole at any mome
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, TypeVar
 
-from ramet.tracking.stopped import Stopped
-
-__all__ = ["SIGNALS", "Dropped", "StopRequest", "Stopped"]
+from ramet.tracking.stopped import StopListener, Stopped, say
 
 T = TypeVar("T")
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CANCEL_S = 5.0  # for what is dropped to notice; the state is saved whether it did or not
 SHARE = 0.5  # of the grace time, for what is carried through; the rest is for the checkpoint
 
@@ -31,35 +25,15 @@ class Dropped(Exception):
     """What was waited for is given up, because a stop was asked for."""
 
 
-class StopRequest:
-    """Listens for the signals. Where a run can be cut, it asks here whether it should be."""
+class StopRequest(StopListener):
+    """Where a run can be cut, it asks here whether it should be."""
 
     def __init__(self, grace_s: float) -> None:
+        super().__init__()
         self.grace_s = grace_s
-        self.signal: int | None = None  # the first one that came
-        self._at = 0.0  # when it came
+        self._at = 0.0  # when the signal came
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked = asyncio.Event()
-
-    @property
-    def asked(self) -> bool:
-        return self.signal is not None
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """The first signal raises `Stopped` where the program is, or, inside `deferred`, is noted. The second one ends
-        the process. Only a main thread can listen; a signal that is ignored, as under nohup, stays so.
-        """
-        mine = threading.current_thread() is threading.main_thread()
-        before = {number: signal.getsignal(number) for number in SIGNALS if mine}
-        heard = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
-        for number in heard:
-            signal.signal(number, self._hear)
-        try:
-            yield
-        finally:
-            for number, handler in heard.items():
-                signal.signal(number, handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -106,18 +80,14 @@ class StopRequest:
             asked.cancel()
             task.cancel()
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if self.asked:
-            _say(f"{name} again: ended at once")
-            os._exit(128 + number)
-        self.signal, self._at = number, time.monotonic()
+    def _defers(self) -> bool:
+        assert self.signal is not None
+        self._at = time.monotonic()
         if self._loop is None:
-            raise Stopped(number)
-        _say(f"{name}: saving and stopping, within {self.grace_s:g} s if the step allows; a second signal ends at once")
+            return False
+        say(
+            f"{signal.Signals(self.signal).name}: saving and stopping, within {self.grace_s:g} s if the step allows; a "
+            "second signal ends at once"
+        )
         self._loop.call_soon_threadsafe(self._asked.set)  # thread-safe or not: it wakes a loop that sleeps
-
-
-def _say(text: str) -> None:
-    """Past the log, whose stream may be in the middle of a write when the signal comes."""
-    os.write(2, f"{text}\n".encode())
+        return True
