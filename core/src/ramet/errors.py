@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class RametError(Exception):
@@ -39,7 +40,26 @@ class ToolError(RametError):
 
 
 class InfraError(RametError):
-    """Infrastructure failed (time-out, outage, lost worker). Retried where that is safe, then the rollout is masked."""
+    """Infrastructure failed (time-out, outage, lost worker). Retried where that is safe, then the rollout is masked.
+
+    `retry_after_s`: the service said when to come back (a 429, an open circuit). The call then waits that long, which
+    counts neither as an attempt nor against the tool's time-out or slot; the rollout's deadline bounds all waits.
+    """
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt_infra_error, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt_infra_error(kind: type[InfraError], args: tuple[Any, ...], state: dict[str, Any]) -> InfraError:
+    """Exceptions are pickled by their arguments alone, which leaves keyword arguments out."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 def raise_all(problems: Iterable[str]) -> None:

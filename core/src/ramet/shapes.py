@@ -34,6 +34,8 @@ def misfits(built: object, kind: str) -> list[str]:
 def _attributes(built: object, protocol: type[Any]) -> Iterator[str]:
     for name, expected in typing.get_type_hints(protocol).items():
         if not hasattr(built, name):
+            if hasattr(protocol, name):  # it has a default, so it may be left out
+                continue
             yield f"lacks the attribute {name!r}"
         elif dataclasses.is_dataclass(expected) and not isinstance(getattr(built, name), typing.cast(type, expected)):
             yield f"its attribute {name!r} is {getattr(built, name)!r:.80}, not a {getattr(expected, '__name__', '')}"

@@ -53,7 +53,7 @@ def test_scores_follow_the_order_of_the_group() -> None:
 
 
 def test_the_reward_is_the_weighted_sum_and_every_part_is_kept_unweighted() -> None:
-    shaped = per_rollout(lambda r: Score(value=2.0, parts={"f1": 0.25}, tokens={0: 1.0}))
+    shaped = per_rollout(lambda r: Score(value=2.0, parts={"f1": 0.25}, token_rewards={0: 1.0}))
     scored = score(
         group("aaa"), weighted(per_rollout(length), weight=0.5), weighted(shaped, "shape", weight=10.0)
     ).rollouts[0]
@@ -130,9 +130,9 @@ def test_a_reward_that_hangs_is_masked_after_its_time() -> None:
         ([1.0, 10**400], "returned 1000"),
         ([1.0, Score(value=float("nan"))], "returned nan"),
         ([1.0, Score(value=1.0, parts={"f1": float("nan")})], "returned nan .part 'f1'"),
-        ([1.0, Score(value=1.0, tokens={0: float("nan")})], "returned nan .token 0"),
-        ([1.0, Score(value=1.0, tokens={1: 1.0})], "position 1 of a response of 1 tokens"),
-        ([1.0, Score(value=1.0, tokens={-1: 1.0})], "position -1"),
+        ([1.0, Score(value=1.0, token_rewards={0: float("nan")})], "returned nan .token 0"),
+        ([1.0, Score(value=1.0, token_rewards={1: 1.0})], "position 1 of a response of 1 tokens"),
+        ([1.0, Score(value=1.0, token_rewards={-1: 1.0})], "position -1"),
     ],
 )
 def test_what_breaks_the_contract_stops_at_once_and_names_plugin_and_task(returned: list[Any], problem: str) -> None:

@@ -27,6 +27,7 @@ from ramet.types import (
     Idle,
     Start,
     StartRoots,
+    StopReason,
 )
 
 Play = Callable[..., Any]
@@ -142,7 +143,7 @@ def test_events_come_in_the_order_of_a_rollouts_life_and_not_for_a_forks_first_t
         FirstTokens(rollout="0", turn=1, entropies=(1.0, 0.5, 1.0, 0.5, 1.0)),
         AfterTool(rollout="0", turn=2),
         FirstTokens(rollout="0", turn=2, entropies=(2.0, 0.5, 2.0)),
-        Finished(rollout="0"),
+        Finished(rollout="0", stop=StopReason.ANSWER),
     ]
     assert not [e for e in policy.events if isinstance(e, FirstTokens) and (e.rollout, e.turn) == ("0.0", 1)]
     assert [e for e in policy.events if isinstance(e, FirstTokens) and (e.rollout, e.turn) == ("0.0", 2)]
@@ -157,7 +158,7 @@ def test_only_the_first_k_entropies_are_reported(play: Play) -> None:
 def test_a_view_tells_turns_forks_parents_and_budget(play: Play) -> None:
     policy = fork_once()
     play(two_calls, policy=policy, group_size=4)
-    view = next(view for event, view in policy.asked if event == Finished(rollout="0"))
+    view = next(view for event, view in policy.asked if event == Finished(rollout="0", stop=StopReason.ANSWER))
     root, fork = view.rollouts
     assert (view.budget, view.budget_left, view.task.id) == (4, 2, "t")
     assert (root.id, root.root, root.parent, root.finished, root.valid, root.n_forks) == ("0", "0", None, True, True, 1)

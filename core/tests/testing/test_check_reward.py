@@ -49,7 +49,7 @@ class Counting:
 
 class TokensOutside:
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[Score]:
-        return [Score(value=0.0, tokens={rollout.n_response_tokens: 1.0}) for rollout in group]
+        return [Score(value=0.0, token_rewards={rollout.n_response_tokens: 1.0}) for rollout in group]
 
 
 class Renames:

@@ -18,6 +18,7 @@ from ramet import (
     RolloutView,
     Start,
     StartRoots,
+    StopReason,
     Task,
     TurnView,
 )
@@ -114,7 +115,7 @@ def test_budget_left_when_everything_has_finished_goes_to_whole_rollouts_at_once
     assert Arpo(ArpoConfig()).decide(Idle(), group(left=5), Random(0)) == [StartRoots(n=5)]
 
 
-@pytest.mark.parametrize("event", [AfterTool(rollout="0", turn=1), Finished(rollout="0")])
+@pytest.mark.parametrize("event", [AfterTool(rollout="0", turn=1), Finished(rollout="0", stop=StopReason.ANSWER)])
 def test_nothing_is_decided_before_the_first_tokens_are_there(event: AfterTool | Finished) -> None:
     assert Arpo(ArpoConfig()).decide(event, group(view("0", (1.0,))), Random(0)) == []
 

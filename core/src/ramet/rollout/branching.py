@@ -10,11 +10,13 @@ from random import Random
 
 from ramet.errors import ConfigError
 from ramet.rollout.config import RandomBranchConfig
-from ramet.types import BranchAction, BranchEvent, FirstTokens, Fork, GroupView, Idle, Start, StartRoots
+from ramet.types import BranchAction, BranchEvent, FirstTokens, Fork, GroupView, Idle, Need, Start, StartRoots
 
 
 class NoBranching:
     """All rollouts start from the prompt, at once."""
+
+    needs: frozenset[Need] = frozenset()
 
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
         if isinstance(event, Start | Idle):
@@ -23,7 +25,9 @@ class NoBranching:
 
 
 class RandomBranching:
-    """Some roots at once, a fork behind each tool result by a coin, and the rest from the prompt."""
+    """Some roots at once, a fork after each tool result by a coin, and the rest from the prompt."""
+
+    needs: frozenset[Need] = frozenset()
 
     def __init__(self, config: RandomBranchConfig) -> None:
         self.config = config

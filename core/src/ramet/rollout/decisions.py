@@ -7,10 +7,10 @@ from random import Random
 
 from ramet.errors import ConfigError, PluginError
 from ramet.plugins import origin
-from ramet.types import BranchAction, BranchEvent, BranchPolicy, Fork, GroupView, StartRoots
+from ramet.types import BranchEvent, BranchPolicy, Fork, GroupView, StartRoots
 
 
-def ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[BranchAction]:
+def ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[StartRoots | Fork]:
     """What the policy wants started. Raises `PluginError` naming it if it fails or asks for what cannot be."""
     try:
         actions = list(policy.decide(event, view, rng))
@@ -20,17 +20,16 @@ def ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) 
         raise PluginError(
             f"branch policy {origin(policy)} raised {type(error).__name__} on {event}: {error}"
         ) from error
-    problems = _problems(actions, view)
+    known = [action for action in actions if isinstance(action, StartRoots | Fork)]
+    strange = [repr(action) for action in actions if not isinstance(action, StartRoots | Fork)]
+    problems = [f"{one} is neither StartRoots nor Fork" for one in strange] or _problems(known, view)
     if problems:
         raise PluginError(f"branch policy {origin(policy)} answered {event} wrongly: {'; '.join(problems)}")
-    return actions
+    return known
 
 
-def _problems(actions: Sequence[BranchAction], view: GroupView) -> list[str]:
+def _problems(actions: Sequence[StartRoots | Fork], view: GroupView) -> list[str]:
     """Judged by the view that the policy was given. More than the budget left is a mistake, never clipped."""
-    strange = [action for action in actions if not isinstance(action, StartRoots | Fork)]
-    if strange:
-        return [f"{action!r} is neither StartRoots nor Fork" for action in strange]
     found = [f"{action}: n must not be negative" for action in actions if action.n < 0]
     for action in actions:
         if isinstance(action, Fork):
@@ -46,6 +45,8 @@ def _fork_problems(fork: Fork, view: GroupView) -> list[str]:
     if fork.rollout not in known:
         return [f"{fork}: the group has no such rollout, only {', '.join(known) or 'none'}"]
     last = len(known[fork.rollout].turns) - 1
+    if fork.token:
+        return [f"{fork}: token must be 0; forks at sampled tokens are not there yet"]
     if last == 0:
         return [f"{fork}: rollout {fork.rollout} has no tool result yet; for turn 0 use StartRoots"]
     if not 1 <= fork.turn <= last:

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from ramet.rollout.keys import Path
+from ramet.types import StopReason
 
 
 class Phase(IntEnum):
@@ -33,7 +34,7 @@ class Note:
     turn: int
     entropies: tuple[float, ...] = ()  # FIRST: of the first tokens
     n_tokens: int = 0  # BEGIN and END: sampled in the turn that is over
-    valid: bool = True  # END: not masked
+    stop: StopReason | None = None  # END: why; FAULT if it is masked
 
     @property
     def key(self) -> tuple[int, int, Path]:

@@ -104,7 +104,7 @@ class GroupScheduler:
         await self._player.play(live)
         live.finished = True
         n_tokens = _sampled_in_turn(live)
-        self._tell(Note(live.path, Phase.END, live.turn, n_tokens=n_tokens, valid=live.fault is None))
+        self._tell(Note(live.path, Phase.END, live.turn, n_tokens=n_tokens, stop=live.stop_reason))
         await self.place.tools.close_rollout(str(live.key))
 
     def _on_first(self, live: LiveRollout, turn: int, entropies: tuple[float, ...]) -> None:
@@ -220,7 +220,7 @@ def _event_of(note: Note, live: LiveRollout) -> BranchEvent | None:
         case Phase.BEGIN:
             return AfterTool(rollout=live.key.path, turn=note.turn)
         case Phase.END:
-            return Finished(rollout=live.key.path)
+            return Finished(rollout=live.key.path, stop=live.stop_reason)
         case Phase.FIRST if live.fork_turn != note.turn:
             return FirstTokens(rollout=live.key.path, turn=note.turn, entropies=note.entropies)
     return None

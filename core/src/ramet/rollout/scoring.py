@@ -132,7 +132,7 @@ def _checked(value: object, reward: WeightedReward, rollout: Rollout) -> Score |
     if value is None:
         return Fault(where=f"reward:{reward.name}", message="not judged")
     score = value if isinstance(value, Score) else Score(value=value)  # type: ignore[arg-type]
-    outside = [p for p in score.tokens if not isinstance(p, int) or not 0 <= p < rollout.n_response_tokens]
+    outside = [p for p in score.token_rewards if not isinstance(p, int) or not 0 <= p < rollout.n_response_tokens]
     if outside:
         problem = f"tokens names position {outside[0]!r} of a response of {rollout.n_response_tokens} tokens"
         raise _broken(reward, rollout.task, problem)
@@ -150,7 +150,7 @@ def _checked(value: object, reward: WeightedReward, rollout: Rollout) -> Score |
     return Score(
         value=number("value", score.value),
         parts={name: number(f"part {name!r}", part) for name, part in score.parts.items()},
-        tokens={position: number(f"token {position}", extra) for position, extra in score.tokens.items()},
+        token_rewards={position: number(f"token {position}", extra) for position, extra in score.token_rewards.items()},
     )
 
 
@@ -177,6 +177,6 @@ def _merge(rollout: Rollout, rewards: Sequence[WeightedReward], scores: Sequence
         total += reward.weight * score.value
         parts[reward.name] = score.value
         parts.update({f"{reward.name}/{name}": part for name, part in score.parts.items()})
-        for position, value in score.tokens.items():
+        for position, value in score.token_rewards.items():
             tokens[position] = tokens.get(position, 0.0) + reward.weight * value
     return ScoredRollout(rollout=rollout, reward=total, parts=parts, token_rewards=tokens)

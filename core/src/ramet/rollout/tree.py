@@ -73,18 +73,23 @@ class LiveRollout:
             response="".join(s.text for s in behind),
         )
 
+    @property
+    def stop_reason(self) -> StopReason:
+        """Why it ended; FAULT if it is masked, whatever it had reached."""
+        stop = StopReason.FAULT if self.fault is not None else self.stop
+        assert stop is not None, f"rollout {self.key} has not stopped"
+        return stop
+
     def add_stat(self, name: str, value: float) -> None:
         self.stats[name] = self.stats.get(name, 0.0) + value
 
     def freeze(self, task: Task) -> Rollout:
-        """The finished rollout. A masked one stops with `StopReason.FAULT`, whatever it had reached."""
-        stop = StopReason.FAULT if self.fault is not None else self.stop
-        assert stop is not None, f"rollout {self.key} is frozen before it stopped"
+        """The finished rollout."""
         return Rollout(
             id=self.key.path,
             task=task,
             segments=tuple(self.segments),
-            stop=stop,
+            stop=self.stop_reason,
             answer=self.answer,
             parent=None if self.parent is None else self.parent.key.path,
             fork_turn=self.fork_turn,

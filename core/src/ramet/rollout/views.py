@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ramet.rollout.gate import Note, Phase
 from ramet.rollout.keys import Path, path_text
-from ramet.types import GroupView, RolloutView, Task, TurnView
+from ramet.types import GroupView, RolloutView, StopReason, Task, TurnView
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class _Line:
     fork_turn: int | None
     turns: list[TurnView]
     finished: bool = False
-    valid: bool = True
+    stop: StopReason | None = None
     view: RolloutView | None = field(default=None)
 
     def seen(self) -> RolloutView:
@@ -33,7 +33,8 @@ class _Line:
                 fork_turn=self.fork_turn,
                 turns=tuple(self.turns),
                 finished=self.finished,
-                valid=self.valid,
+                valid=self.stop is not StopReason.FAULT,
+                stop=self.stop,
             )
         return self.view
 
@@ -87,7 +88,7 @@ class Ledger:
         if note.phase is Phase.BEGIN:
             line.turns.append(_begun(note.turn))
         else:
-            line.finished, line.valid = True, note.valid
+            line.finished, line.stop = True, note.stop
             self.n_live -= 1
 
     def view(self) -> GroupView:

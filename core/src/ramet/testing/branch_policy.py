@@ -19,16 +19,17 @@ from ramet.rollout.views import Ledger
 from ramet.testing.expect import expect
 from ramet.types import (
     AfterTool,
-    BranchAction,
     BranchEvent,
     BranchPolicy,
     Finished,
     FirstTokens,
+    Fork,
     GroupView,
     Idle,
     RolloutView,
     Start,
     StartRoots,
+    StopReason,
     Task,
     user_prompt,
 )
@@ -65,10 +66,10 @@ class _Decision:
     event: BranchEvent
     view: GroupView
     rng_state: Any
-    actions: list[BranchAction]
+    actions: list[StartRoots | Fork]
 
 
-def _ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[BranchAction]:
+def _ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[StartRoots | Fork]:
     when = f"at {type(event).__name__}, with {view.budget_left} of a budget of {view.budget} left"
     try:
         actions = ask(policy, event, view, rng)
@@ -132,7 +133,7 @@ class _Play:
                 self._start(action)
         return _Decision(event=event, view=view, rng_state=state, actions=actions)
 
-    def _start(self, action: BranchAction) -> None:
+    def _start(self, action: StartRoots | Fork) -> None:
         if isinstance(action, StartRoots):
             self._ledger.add_root((self._n_roots,))
             self._n_roots += 1
@@ -153,6 +154,6 @@ class _Play:
         if turn.index < MAX_TURN and self._world.random() < 0.7:
             self._ledger.apply(Note(path, Phase.BEGIN, turn.index + 1, n_tokens=n_tokens))
             return AfterTool(rollout=rollout.id, turn=turn.index + 1)
-        valid = self._world.random() < 0.9
-        self._ledger.apply(Note(path, Phase.END, turn.index, n_tokens=n_tokens, valid=valid))
-        return Finished(rollout=rollout.id)
+        stop = StopReason.ANSWER if self._world.random() < 0.9 else StopReason.FAULT
+        self._ledger.apply(Note(path, Phase.END, turn.index, n_tokens=n_tokens, stop=stop))
+        return Finished(rollout=rollout.id, stop=stop)

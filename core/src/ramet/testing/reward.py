@@ -92,7 +92,7 @@ def _check_score(score: Any, rollout: Rollout) -> None:
     if isinstance(score, Score):
         for part, number in score.parts.items():
             _check_number(number, f"part {part!r}")
-        for position, number in score.tokens.items():
+        for position, number in score.token_rewards.items():
             _check_number(number, f"token {position}")
             expect(
                 0 <= position < rollout.n_response_tokens,

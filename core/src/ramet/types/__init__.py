@@ -16,14 +16,20 @@ from ramet.types.branch import (
     BranchAction,
     BranchEvent,
     BranchPolicy,
+    CallView,
+    Done,
     Finished,
     FirstTokens,
     Fork,
     GroupView,
     Idle,
+    PrefixView,
     RolloutView,
+    Scored,
     Start,
+    StartFrom,
     StartRoots,
+    Stop,
     TurnView,
 )
 from ramet.types.reward import Reward, Score, per_rollout
@@ -38,7 +44,9 @@ from ramet.types.rollout import (
     StopReason,
     ToolRecord,
 )
+from ramet.types.state import Limiter, Services, Stateful
 from ramet.types.step import (
+    Environment,
     Generation,
     Insert,
     Markup,
@@ -52,7 +60,7 @@ from ramet.types.step import (
     Untrusted,
 )
 from ramet.types.task import Message, Task, user_prompt
-from ramet.types.tool import Tool, ToolCall, ToolResult, ToolSchema
+from ramet.types.tool import Tool, ToolCall, ToolResult, ToolSchema, ToolSet
 
 __all__ = [
     "AdvantageEstimator",
@@ -65,7 +73,10 @@ __all__ = [
     "BranchEvent",
     "BranchPolicy",
     "CallStatus",
+    "CallView",
     "CriticOptions",
+    "Done",
+    "Environment",
     "Fault",
     "Finished",
     "FirstTokens",
@@ -75,6 +86,7 @@ __all__ = [
     "GroupView",
     "Idle",
     "Insert",
+    "Limiter",
     "LossInputs",
     "LossOutput",
     "Markup",
@@ -82,6 +94,7 @@ __all__ = [
     "Need",
     "Origin",
     "PolicyLoss",
+    "PrefixView",
     "Reward",
     "Rollout",
     "RolloutState",
@@ -89,12 +102,17 @@ __all__ = [
     "RolloutView",
     "Sampled",
     "Score",
+    "Scored",
     "Segment",
     "SegmentKind",
+    "Services",
     "Start",
+    "StartFrom",
     "StartRoots",
+    "Stateful",
     "StepContext",
     "StepResult",
+    "Stop",
     "StopReason",
     "Task",
     "Tool",
@@ -102,6 +120,7 @@ __all__ = [
     "ToolRecord",
     "ToolResult",
     "ToolSchema",
+    "ToolSet",
     "TracePart",
     "TraceReader",
     "TurnView",

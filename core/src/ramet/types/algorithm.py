@@ -1,6 +1,6 @@
 """Inputs and outputs of advantage estimators and policy losses (hooks 3 and 4).
 
-Letters: N rollouts, T tokens. Estimators see padded `[N, T]` tensors on the response axis (everything behind the
+Letters: N rollouts, T tokens. Estimators see padded `[N, T]` tensors on the response axis (everything after the
 prompt); losses see one packed axis `[T]`. Both inputs carry from the first day what later algorithms need; a field
 that costs computation is None unless the algorithm names it in `needs`.
 """
@@ -17,13 +17,15 @@ if TYPE_CHECKING:  # the contract must import without torch
 
 
 class Need(StrEnum):
-    """What an algorithm may ask for beyond what is always there. Checked before anything starts."""
+    """What an algorithm or a branch policy may ask for beyond what is always there. Checked before anything starts."""
 
     ENTROPY = "entropy"  # exact per-token entropy
+    OLD_LOGPROBS = "old_logprobs"  # the trainer's own before the update (estimators; losses always have them)
     REFERENCE = "reference"  # log-probabilities of the frozen reference policy
     VALUES = "values"  # a critic
     GREEDY_ROLLOUT = "greedy_rollout"  # one more rollout a task at temperature 0
-    TURN_IDS = "turn_ids"
+    REWARDS = "rewards"  # branch policies: `Scored`, as soon as a rollout's reward is known
+    EARLIER_TURNS = "earlier_turns"  # branch policies: forks of stateful rollouts at turns before the newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class AdvantageInputs:
     engine_logprobs: Tensor  # [N, T] float32 (mu)
     old_logprobs: Tensor  # [N, T] float32 (pi_old)
     policy_versions: Tensor  # [N, T] int64, -1 on inserted tokens
-    token_rewards: Tensor | None = None  # [N, T]
+    token_rewards: Tensor | None = None  # [N, T]; None unless a reward gave some
     entropies: Tensor | None = None  # [N, T] nats
     ref_logprobs: Tensor | None = None  # [N, T]
     values: Tensor | None = None  # [N, T]
@@ -101,7 +103,8 @@ class LossOutput:
 class PolicyLoss(Protocol):
     """Hook 4. Called once per micro-batch. A token's loss may depend on its own sequence, never on another one.
 
-    The core masks, applies the off-policy weight and aggregates by `train.loss_aggregation` with global counts.
+    A micro-batch holds whole sequences, also under sequence parallelism: `logprobs` are gathered before the call. The
+    core masks, applies the off-policy weight and aggregates by `train.loss_aggregation` with global counts.
     """
 
     needs: frozenset[Need]

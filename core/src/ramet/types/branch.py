@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeAlias
 
+from ramet.types.algorithm import Need
+from ramet.types.rollout import CallStatus, StopReason
 from ramet.types.task import Task
 
 
@@ -33,17 +35,30 @@ class FirstTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterTool:
-    """A tool result was appended; the next turn, `turn`, is about to be sampled."""
+    """A turn ended and the next one, `turn`, is about to be sampled. `calls` are those of the turn that ended."""
 
     rollout: str
     turn: int
+    calls: tuple[CallView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A rollout ended (also when it is masked)."""
+    """A rollout ended (also when it is masked: `stop` is then FAULT)."""
 
     rollout: str
+    stop: StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A finished rollout was scored, once. Only for policies with `Need.REWARDS`.
+
+    The rewards' weighted sum; None: masked or not judged. The group stays open until it is decided.
+    """
+
+    rollout: str
+    reward: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +66,7 @@ class Idle:
     """Everything that was started has finished and budget is left."""
 
 
-BranchEvent: TypeAlias = Start | FirstTokens | AfterTool | Finished | Idle
+BranchEvent: TypeAlias = Start | FirstTokens | AfterTool | Finished | Scored | Idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +78,57 @@ class StartRoots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Start n rollouts at the beginning of `turn` of `rollout`, that is, right behind the tool result before it."""
+    """Start n rollouts at the beginning of `turn` of `rollout`, that is, right after the tool result before it.
+
+    `token` > 0: at this sampled token of the turn instead (0-based within the turn; the tokens before it are shared),
+    which must have ended.
+    """
 
     rollout: str
     turn: int
     n: int = 1
+    token: int = 0
 
 
-BranchAction: TypeAlias = StartRoots | Fork
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End a running rollout now, with `StopReason.PRUNED`. It keeps its place in the budget and is left out."""
+
+    rollout: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFrom:
+    """Start n rollouts from `GroupView.prefixes[prefix]`, a stored prefix of the same task; its tokens are masked."""
+
+    prefix: int
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Leave the rest of the budget: the group ends with what is running."""
+
+
+BranchAction: TypeAlias = StartRoots | Fork | Stop | StartFrom | Done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallView:
+    """One tool call as its outcome is known. `text` is not shown: policies decide by signals, not by content."""
+
+    name: str
+    status: CallStatus
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixView:
+    """A stored prefix of an earlier step's record of the same task."""
+
+    n_tokens: int  # of the response
+    turns: int
+    reward: float | None  # of the rollout that it was cut from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +136,11 @@ class TurnView:
     """One turn as far as it is known."""
 
     index: int
-    entropies: tuple[float, ...]  # of its first k sampled tokens; empty until they are there
+    entropies: tuple[float, ...]  # of its first k sampled tokens, empty until they are there; of all once it ended
     n_tokens: int  # sampled so far as reported
     ended: bool
     n_forks: int  # rollouts forked at its beginning
+    calls: tuple[CallView, ...] = ()  # made in it, in their order; once it ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +152,8 @@ class RolloutView:
     turns: tuple[TurnView, ...]  # from turn 0; those before `fork_turn` are the parent's
     finished: bool
     valid: bool
+    stop: StopReason | None = None  # once finished
+    reward: float | None = None  # once `Scored`
 
     @property
     def n_forks(self) -> int:
@@ -110,6 +171,7 @@ class GroupView:
     budget_left: int
     rollouts: tuple[RolloutView, ...]
     vocab_size: int
+    prefixes: tuple[PrefixView, ...] = ()
 
     def rollout(self, id: str) -> RolloutView:
         """The rollout with this branch path. Raises KeyError."""
@@ -120,6 +182,12 @@ class GroupView:
 
 
 class BranchPolicy(Protocol):
-    """Hook 2. Pure: (what happened, what is known of the group, rng) -> what to start."""
+    """Hook 2. Pure: (what happened, what is known of the group, rng) -> what to start.
+
+    `needs`: ENTROPY if it reads entropies (an engine that cannot give exact ones is refused before the start), REWARDS
+    to hear `Scored`, EARLIER_TURNS to fork stateful rollouts at turns before the newest.
+    """
+
+    needs: frozenset[Need] = frozenset()
 
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]: ...

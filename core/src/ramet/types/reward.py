@@ -11,24 +11,37 @@ from ramet.types.rollout import Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A reward with its parts. `parts` are logged, not added; `tokens` maps response positions to extra reward."""
+    """A reward with its parts. `parts` are logged, not added; `token_rewards` maps response positions to extra reward.
+
+    `masked` leaves the rollout out of statistics and loss on purpose (overlong filtering, say): it counts as
+    `reward/left_out`, never as a failure. The value of a masked score is recorded, not used.
+    """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    tokens: Mapping[int, float] = field(default_factory=dict)
+    token_rewards: Mapping[int, float] = field(default_factory=dict)
+    masked: bool = False
 
 
 class Reward(Protocol):
     """Hook 6. One score per rollout, in the same order. None: not judged, the rollout is masked.
 
     `Rollout.task.answer` holds the gold answers. Gets valid rollouts only. Raising masks them and is counted; NaN or
-    a wrong number of scores stops the run. Optional: `async def aclose(self) -> None` for the end of the run.
+    a wrong number of scores stops the run. Optional: `async def start(self, services: Services) -> None` before the
+    first call, and `async def aclose(self) -> None` for the end of the run.
+
+    `per_rollout` True says that a score depends on its own rollout alone; the core may then score a rollout as soon as
+    it ends, in a group of one (what branch policies with `Need.REWARDS` ask for).
     """
+
+    per_rollout: bool = False
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]: ...
 
 
 class _PerRollout:
+    per_rollout = True
+
     def __init__(self, score: Callable[[Rollout], float | Score | None]) -> None:
         self.score = score
 

@@ -41,6 +41,8 @@ class StopReason(StrEnum):
     LENGTH = "length"  # token limit
     TURN_LIMIT = "turn_limit"
     CALL_LIMIT = "call_limit"  # the policy asked for one more tool call than allowed
+    DONE = "done"  # the environment ended it
+    PRUNED = "pruned"  # the branch policy stopped it; left out of statistics and loss, and counted
     FAULT = "fault"  # infrastructure failed; the rollout is masked
 
 
@@ -85,6 +87,7 @@ class ToolRecord:
     attempts: int
     cached: bool = False  # answered by an identical call in flight or by a cache
     truncated: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON, from `ToolResult.metadata`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +115,16 @@ class Rollout:
     fork_turn: int | None = None  # the turn of the parent at whose beginning this rollout starts
     n_shared: int = 0
     tool_calls: tuple[ToolRecord, ...] = ()
+    infos: tuple[Mapping[str, Any], ...] = ()  # `StepResult.info` by turn; shorter if a turn never ended
+    turn_rewards: tuple[float | None, ...] = ()  # `StepResult.reward` by turn; None: the turn gave none
     fault: Fault | None = None
+    left_out: str | None = None  # why it was left out of statistics and loss on purpose; no fault
     stats: Mapping[str, float] = field(default_factory=dict)  # seconds and counts of this rollout alone
 
     @property
     def valid(self) -> bool:
-        """False: infrastructure failed. Such a rollout leaves the group statistics and the loss."""
-        return self.fault is None
+        """False: infrastructure failed, or it was left out. Such a rollout leaves the group statistics and the loss."""
+        return self.fault is None and self.left_out is None
 
     @property
     def response(self) -> str:

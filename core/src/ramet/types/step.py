@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ramet.types.rollout import StopReason
+from ramet.types.state import Stateful
 from ramet.types.task import Task
 from ramet.types.tool import ToolCall, ToolResult, ToolSchema
 
@@ -25,6 +26,7 @@ class Untrusted:
     text: str
 
 
+S = TypeVar("S")
 Insert: TypeAlias = Markup | Untrusted
 
 
@@ -50,13 +52,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutState:
-    """What a step may know of the rollout so far. A step never changes it and holds no state of its own."""
+    """What a step may know of the rollout so far. A step never changes it and holds no state of its own.
+
+    State of an environment is in `environment`: what the step's own `open` or `fork` returned (`Stateful`).
+    """
 
     task: Task
     rollout: str
     turn: int  # 0-based index of the turn to be played
-    response: str  # all text behind the prompt so far
+    response: str  # all text after the prompt so far
     n_tool_calls: int
+    environment: Any = None
 
 
 class StepContext(Protocol):
@@ -81,21 +87,43 @@ class StepContext(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What follows a turn: text to insert, and whether the rollout stops and why."""
+    """What follows a turn: text to insert, whether the rollout stops and why, and what is kept of the turn."""
 
     insert: tuple[Insert, ...] = ()
     stop: StopReason | None = None
     answer: str | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)  # JSON; recorded as `Rollout.infos`, visible to rewards
+    reward: float | None = None  # of this turn; recorded as `Rollout.turn_rewards`
+    metrics: Mapping[str, float] = field(default_factory=dict)  # averaged over the step's turns as `step/NAME`
 
 
 class RolloutStep(Protocol):
-    """Hook 1. One turn. Holds no state; works for any tools. The core owns the token ids."""
+    """Hook 1. One turn. Holds no state of its own; works for any tools. The core owns the token ids.
+
+    An environment is a rollout step that is `Stateful`; it may have the members of `Environment`.
+    """
 
     def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
         """Tells the model which tools exist and how to call them."""
         ...
 
     async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult: ...
+
+
+class Environment(RolloutStep, Stateful[S], Protocol[S]):
+    """A rollout step with state of its own. `begin` and `finish` are optional, each by itself."""
+
+    async def begin(self, state: S) -> Sequence[Insert]:
+        """The first observation, inserted after the prompt of every root. Forks share their root's."""
+        ...
+
+    async def finish(self, state: S, stop: StopReason) -> StepResult | None:
+        """Called once at any end, limits included, unless the rollout is masked: the last info and turn reward.
+
+        They are merged into those of the last turn (info keys over, rewards added), `answer` replaces it if it is not
+        None; `insert` and `stop` must be empty.
+        """
+        ...
 
 
 class TraceReader(Protocol):

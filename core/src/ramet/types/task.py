@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One chat message. `role` is `system`, `user` or `assistant`."""
+    """One chat message. `role` is `system`, `user`, `assistant` or `tool`."""
 
     role: str
     content: str

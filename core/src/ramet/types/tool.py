@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from ramet.types.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +18,7 @@ class ToolSchema:
     parameters: Mapping[str, Any]
     concurrent: bool = True  # False: calls of one rollout worker run one at a time
     deterministic: bool = False  # True: identical calls may be answered by one execution (single flight)
+    idempotent: bool = True  # False: a call is not repeated once it may have run, so it changes things at most once
 
     @property
     def text_parameter(self) -> str | None:
@@ -29,17 +32,29 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call as the rollout step read it. `rollout` is a key that is unique within a step of training."""
+    """One call. A rollout step gives `name` and `arguments`; the core adds the rest.
+
+    `rollout` is a key that is unique within a step of training. `state` is what the tool's own `open` or `fork`
+    returned for this rollout (`Stateful` tools; None otherwise), `environment` the state of the rollout step. A call of
+    a tool with `deterministic=True` may be shared between tasks, so its `task` is None.
+    """
 
     name: str
     arguments: Mapping[str, Any]
     rollout: str = ""
     turn: int = 0
+    task: Task | None = None
+    deadline_s: float | None = None  # seconds that this attempt has; the smaller of time-out and rollout's deadline
+    state: Any = None
+    environment: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a tool returned. `error` True: the model's own doing (its code raised); the text says what."""
+    """What a tool returned. `error` True: the model's own doing (its code raised); the text says what.
+
+    `metadata` is JSON; it is recorded with the call (`ToolRecord.metadata`), and rewards can read it there.
+    """
 
     text: str
     error: bool = False
@@ -50,10 +65,24 @@ class ToolResult:
 class Tool(Protocol):
     """Hook 5. Raise `ToolError` for the model's mistake, `InfraError` for ours; anything else counts as ours.
 
-    Optional: `async def open(self, rollout: str) -> None` and `async def close(self, rollout: str) -> None` for state
-    that belongs to one rollout, and `async def aclose(self) -> None` for the end of the run.
+    Optional: the members of `Stateful` for state that belongs to one rollout, `async def start(self, services:
+    Services) -> None` before the first call, and `async def aclose(self) -> None` for the end of the run.
     """
 
     schema: ToolSchema
 
     async def __call__(self, call: ToolCall) -> ToolResult: ...
+
+
+class ToolSet(Protocol):
+    """Several tools from one entry of the configuration (an MCP server, say). A factory of hook 5 may return one.
+
+    Opened once before a run starts, for the schemas, and again by each rollout worker; the schemas must be equal each
+    time. `Task.tools` and limits may name the set, which stands for all its tools. Optional: `start`, as for tools.
+    """
+
+    async def open(self) -> Sequence[Tool]:
+        """Connect. Tools in a fixed order, names unique. Raises `InfraError` if the server cannot be reached."""
+        ...
+
+    async def aclose(self) -> None: ...

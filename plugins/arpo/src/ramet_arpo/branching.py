@@ -23,6 +23,7 @@ from ramet import (
     Fork,
     GroupView,
     Idle,
+    Need,
     Start,
     StartRoots,
 )
@@ -31,6 +32,8 @@ from ramet_arpo.config import ArpoConfig, Normalizer
 
 class Arpo:
     """The branch policy `arpo`. Draws nothing: the decision is a threshold."""
+
+    needs = frozenset({Need.ENTROPY})
 
     def __init__(self, config: ArpoConfig) -> None:
         self.config = config
