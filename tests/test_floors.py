@@ -17,7 +17,18 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "src" / "ramet"
 PLUGINS = sorted(path for path in (ROOT / "plugins").iterdir() if (path / "src").is_dir())
 
-CONTRACT = {"", "errors", "helpers", "hookspecs", "plugins", "registry", "shapes", "types"}  # "": ramet/__init__.py
+CONTRACT = {
+    "",
+    "errors",
+    "event_loop",
+    "extensions",
+    "helpers",
+    "hookspecs",
+    "plugins",
+    "registry",
+    "shapes",
+    "types",
+}  # "": ramet/__init__.py
 OPTIONS = {"algorithms.config", "engines.config", "rollout.config"}
 FLOORS = [
     CONTRACT,
@@ -25,6 +36,7 @@ FLOORS = [
     {"algorithms", "builtin", "data", "engines", "models", "policy", "rollout", "tracking"},
     {"cluster"},
     {"check", "evaluate", "export", "report", "scaffold", "sft", "train"},
+    {"api"},
     {"cli", "testing"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

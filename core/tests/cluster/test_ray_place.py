@@ -227,7 +227,7 @@ def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, 
     for name in ("local", "ray"):
         out = tmp_path / f"{name}.json"
         more = [f"cluster={name}", f"run.name={name}", f"evaluate.out={out}"]
-        assert evaluate(compose([*common, *more], job="eval")) == 0
+        evaluate(compose([*common, *more], job="eval"))
         [results[name]] = json.loads(out.read_text())["results"]
     said = {
         name: {task["prompt"]: [r["response"] for r in task["rollouts"]] for task in found["tasks"]}

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ramet.config.compose import compose
 from ramet.errors import ConfigError, ConfigErrors
-from ramet.sft.job import run
+from ramet.sft.job import SftResult, run
 from ramet.tracking.manifest import read_manifest
 from ramet.tracking.metrics import read_metrics
 from ramet.tracking.run_dir import RunDir
@@ -26,7 +26,7 @@ from ramet.tracking.stopped import Stopped
 SCRIPT = """
 import sys
 from ramet.config.compose import compose
-from ramet.sft.job import run
+from ramet.sft.job import SftResult, run
 run(compose(sys.argv[1:], job="sft"))
 """
 
@@ -55,7 +55,7 @@ def arguments(tiny_model: Path, traces: Path, tmp_path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def sft(arguments: list[str], *more: str) -> int:
+def sft(arguments: list[str], *more: str) -> SftResult:
     return run(compose([*arguments, *more], job="sft"))
 
 
@@ -76,11 +76,11 @@ def killed(arguments: list[str], checkpoint: Path) -> None:
 
 
 def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(arguments: list[str], tmp_path: Path) -> None:
-    assert sft(arguments, "run.name=whole") == 0
+    sft(arguments, "run.name=whole")
     name = "run.name=killed"
     killed([*arguments, name], tmp_path / "killed" / "checkpoints" / "checkpoint-20")
     assert not (tmp_path / "killed" / "model").exists()
-    assert sft(arguments, name) == 0
+    sft(arguments, name)
     summary = json.loads((tmp_path / "killed" / "sft.json").read_text())
     assert summary["resumed_step"] in (10, 20)  # the kill may have met the checkpoint half-written
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
@@ -105,7 +105,7 @@ def test_a_signal_saves_the_step_and_the_same_command_goes_on_exactly(
     assert read_manifest(tmp_path / "stopped" / "manifest.json").attempts[-1].status == "interrupted"
     saved = int(next((tmp_path / "stopped" / "checkpoints").glob("checkpoint-*")).name.partition("-")[2])
     assert f"saved step {saved} of 60" in caplog.text
-    assert sft(arguments, *more) == 0
+    sft(arguments, *more)
     assert json.loads((tmp_path / "stopped" / "sft.json").read_text())["resumed_step"] == saved
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
 
@@ -126,7 +126,7 @@ def test_a_run_leaves_a_model_that_loads_a_curve_and_a_summary(arguments: list[s
 def test_a_finished_run_is_left_as_it_is(arguments: list[str], tmp_path: Path) -> None:
     sft(arguments, "run.name=a", "sft.max_steps=5")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "model").iterdir()}
-    assert sft(arguments, "run.name=a", "sft.max_steps=5") == 0
+    sft(arguments, "run.name=a", "sft.max_steps=5")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "a" / "model").iterdir()} == before
 
 

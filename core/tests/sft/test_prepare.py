@@ -85,7 +85,7 @@ def test_everything_that_is_wrong_is_reported_together(tmp_path: Path) -> None:
     assert "train.jsonl, row 0: 'conversations' is empty" in text
     assert "train.jsonl, row 2: no key 'conversations' or 'messages'; found x" in text
     assert "rollout_step: no rollout step named 'tag'. Did you mean 'tags'?" in text
-    assert "trackers: unknown tracker 'jsonlines'" in text
+    assert "trackers: no tracker 'jsonlines'. Did you mean 'jsonl'? Trackers: console, jsonl" in text
     assert "full' exists and is no model folder" in text
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from ramet.errors import ConfigError
 from ramet.tracking.console import ConsoleTracker
 from ramet.tracking.metrics import JsonlTracker, Trackers, check_trackers, make_trackers, read_metrics
+from ramet.types import TrackedRun
 
 METRICS = {"reward/mean": 0.5, "rollout/masked_share": 0.25, "train/entropy": 0.1, "time/step_s": 95.0}
 
@@ -42,13 +43,13 @@ def console(*, terminal: bool, total_steps: int = 10) -> ConsoleTracker:
 
 def test_an_unknown_tracker_is_named_with_those_that_are_allowed(tmp_path: Path) -> None:
     assert check_trackers(["console", "jsonl"]) == []
-    with pytest.raises(ConfigError, match=r"'wandbb'; allowed: console, jsonl"):
-        make_trackers(["console", "wandbb"], tmp_path, 1)
+    with pytest.raises(ConfigError, match=r"^trackers: no tracker 'wandbb'\. Trackers: console, jsonl$"):
+        make_trackers(["console", "wandbb"], TrackedRun(folder=tmp_path, total_steps=1))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_metrics_file_is_written_whatever_trackers_are_chosen(tmp_path: Path) -> None:
-    trackers = make_trackers([], tmp_path, 1)
+    trackers = make_trackers([], TrackedRun(folder=tmp_path, total_steps=1))
     trackers.log(1, METRICS)
     trackers.close()
     assert [entry.metrics for entry in read_metrics(tmp_path / "metrics.jsonl")] == [METRICS]

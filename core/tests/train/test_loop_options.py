@@ -89,7 +89,7 @@ def train(model: Path, tmp_path: Path) -> Train:
             "rewards.format.params.bad=0.25", "advantage=alternating", "train.steps=2",
             f"train.tasks_per_step={TASKS}", "policy.lr=1e-2", "trackers=[jsonl]", *more,
         ]  # fmt: skip
-        assert run(compose(overrides, job="train")) == 0
+        run(compose(overrides, job="train"))
         lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
         return {line["step"]: line for line in lines}
 

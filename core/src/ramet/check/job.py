@@ -6,7 +6,6 @@ writes nothing and starts no run. All rollouts begin at the prompt, whatever `br
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Offload
 from ramet.data.sampler import Sampler
 from ramet.errors import ConfigErrors, InfraError, raise_all
+from ramet.event_loop import run_async
 from ramet.models.encoder import Encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batch import Row, rows_of
@@ -70,7 +70,7 @@ def run(resolved: Resolved, options: Options | None = None) -> int:
         config.model.path, len(tasks), options.rollouts, config.engine.name,
     )  # fmt: skip
     encoder = build_encoder(config)
-    rows = _rows(asyncio.run(_play(config, tasks, options)), config)
+    rows = _rows(run_async(_play(config, tasks, options)), config)
     agreement = _compare(config, rows)
     _show(agreement, rows, config, encoder, threshold)
     return DISAGREE if agreement.exceeds(threshold) else 0

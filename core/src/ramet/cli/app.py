@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ramet
+from ramet import extensions
 from ramet.cli.commands import COMMANDS
 from ramet.cli.extras import missing_package
 from ramet.cli.terminal import accept_any_text, print_problems, set_up_logging
 from ramet.errors import ConfigError, PluginError, RametError
+from ramet.extensions import extension
 from ramet.tracking.stopped import Stopped
 
 OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
@@ -61,18 +64,35 @@ def _run(arguments: list[str]) -> int:
     if name == "--version":
         print(f"ramet {ramet.__version__}")
         return OK
-    if name not in COMMANDS:
-        import difflib
+    if name in COMMANDS:
+        return COMMANDS[name].run(arguments[1:])
+    code: int | None = extension(extensions.COMMANDS, name, COMMANDS).load()(arguments[1:])
+    return code or OK
 
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"no command {name!r}.{hint} Commands: {', '.join(COMMANDS)}")
-    return COMMANDS[name].run(arguments[1:])
+
+def _added() -> dict[str, str]:
+    """Commands of plugins with their summaries. One that cannot be loaded says why."""
+    summaries = {}
+    for one in extensions.extensions(extensions.COMMANDS):
+        if one.name in COMMANDS:
+            summaries[one.name] = f"{COMMANDS[one.name].summary} (not that of {one.distribution}: the name is taken)"
+            continue
+        try:
+            summaries[one.name] = f"{_summary(one.load())} ({one.distribution})"
+        except PluginError as error:
+            summaries[one.name] = f"BROKEN {error}"
+    return summaries
+
+
+def _summary(command: Callable[..., Any]) -> str:
+    lines = (command.__doc__ or "").strip().splitlines()
+    return lines[0] if lines else "a command without a docstring"
 
 
 def _overview() -> str:
-    width = max(map(len, COMMANDS)) + 2
-    commands = "\n".join(f"  {name:{width}}{command.summary}" for name, command in COMMANDS.items())
+    summaries = {name: command.summary for name, command in COMMANDS.items()} | _added()
+    width = max(map(len, summaries)) + 2
+    commands = "\n".join(f"  {name:{width}}{summary}" for name, summary in summaries.items())
     return f"""usage: ramet COMMAND [key=value …] [--help] [--debug]
 
 Agentic reinforcement learning of language models, with branching rollouts.

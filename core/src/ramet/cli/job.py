@@ -14,7 +14,7 @@ from ramet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`module` holds `run(resolved) -> int`; `plan(resolved)` stands in the module `plan` beside it."""
+    """`module` holds `run(resolved)`; `plan(resolved)` is in the module `plan` beside it."""
 
     name: str
     module: str
@@ -31,9 +31,9 @@ class Job:
             raise ConfigError("--on: a machine is named for `ramet train --dry-run` alone")
         if found.multirun:
             return self._sweep(found)
-        from ramet.config.compose import compose
+        from ramet import api
 
-        resolved = compose(found.overrides, job=self.name, config_dir=found.config_dir)
+        resolved = api.compose(found.overrides, job=self.name, config_dir=found.config_dir)
         if found.cfg:
             say(resolved.text.rstrip("\n"))
             return 0
@@ -41,8 +41,8 @@ class Job:
             other = {} if found.on is None else {"on": found.on}
             say(str(importlib.import_module(self.plan_module).plan(resolved, **other)))
             return 0
-        code: int = importlib.import_module(self.module).run(resolved)
-        return code
+        api.run(resolved)
+        return 0
 
     @property
     def plan_module(self) -> str:

@@ -35,13 +35,11 @@ class Point:
         logger.info("point %d: %s", number, " ".join(overrides))
         try:
             resolved = self.resolved(number, overrides)
-            code = importlib.import_module(self.module).run(resolved)
+            importlib.import_module(self.module).run(resolved)
         except RametError as error:
             problems = error.problems if isinstance(error, ConfigErrors) else [str(error)]
             print_problems(ConfigErrors(f"point {number}: {problem}" for problem in problems))
             raise
-        if code:
-            raise InfraError(f"point {number} ended with exit code {code}")
 
     def resolved(self, number: int, overrides: Sequence[str]) -> Resolved:
         return compose(_named(overrides, number), job=self.job, config_dir=self.config_dir)

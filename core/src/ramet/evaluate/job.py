@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -21,20 +20,38 @@ from ramet.config.schema import Config
 from ramet.data.tasks import fingerprint
 from ramet.errors import ConfigError, RametError, raise_all
 from ramet.evaluate.measure import measure
-from ramet.evaluate.results import Header, PartialResults, Results, is_finished
+from ramet.evaluate.results import Header, PartialResults, Results, is_finished, read_results
 from ramet.evaluate.table import results_table
+from ramet.event_loop import run_async
 from ramet.models.loading import check_model
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.manifest import make_manifest, model_files, model_fingerprint
 from ramet.tracking.run_dir import RunDir
+from ramet.tracking.stopped import StopListener
 from ramet.types import Benchmark, Task
 
 logger = logging.getLogger(__name__)
 
 
-def run(resolved: Resolved) -> int:
-    """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateResult:
+    """A finished evaluation."""
+
+    run: Path  # its directory
+    file: Path  # the results file
+    scores: Mapping[str, Mapping[str, float | None]]  # benchmark -> metric -> mean over tasks; None: nothing judged
+
+
+def run(resolved: Resolved) -> EvaluateResult:
+    """The job. Raises `ConfigErrors` before anything is written if something is wrong, and `Stopped` if a signal ended
+    the run.
+    """
+    with StopListener().listening():
+        return _run(resolved)
+
+
+def _run(resolved: Resolved) -> EvaluateResult:
     config = resolved.config
     benchmarks, tasks = prepare(resolved)
     set_up_torch(config.run)
@@ -57,14 +74,20 @@ def run(resolved: Resolved) -> int:
         )
         if is_finished(out, header):
             logger.info("this evaluation is finished: results in %s", out)
-            return 0
+            return _result(run_dir.path, out)
         partial = PartialResults(out, header)
         run_dir.record(resolved, manifest)
         _announce(config, tasks, out)
-        asyncio.run(_measure(config, benchmarks, tasks, partial))
+        run_async(_measure(config, benchmarks, tasks, partial))
         results = partial.finish()
         _show(results, out)
-    return 0
+        return _result(run_dir.path, out)
+
+
+def _result(folder: Path, out: Path) -> EvaluateResult:
+    measured = read_results(out)["results"]
+    scores = {one["name"]: {m["metric"]: m["avg"].get("mean") for m in one["metrics"]} for one in measured}
+    return EvaluateResult(run=folder, file=out, scores=scores)
 
 
 def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Task]]]:

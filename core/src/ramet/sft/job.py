@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,14 +32,25 @@ from ramet.tracking.metrics import Trackers, make_trackers
 from ramet.tracking.plots import plot_curves
 from ramet.tracking.run_dir import RunDir
 from ramet.tracking.stopped import resume_command
+from ramet.types import TrackedRun
 
 logger = logging.getLogger(__name__)
 CURVE = "sft_loss.png"
 
 
-def run(resolved: Resolved) -> int:
-    """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong, and
-    `Stopped` if a signal ended the run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftResult:
+    """A finished training."""
+
+    run: Path  # its directory
+    model: Path  # a Hugging Face folder
+    steps: int
+    final_loss: float
+
+
+def run(resolved: Resolved) -> SftResult:
+    """The job. Raises `ConfigErrors` before anything is written if something is wrong, and `Stopped` if a signal ended
+    the run.
     """
     config, stop = resolved.config, StopRequest()
     with stop.listening():
@@ -46,16 +58,20 @@ def run(resolved: Resolved) -> int:
         set_up_torch(config.run)
         launched = launched_world()
         if launched is None:
-            _run(resolved, prepared, ALONE, stop)
-            return 0
+            return _result(_run(resolved, prepared, ALONE, stop))
         prepare_process(config)
         with launched.joined(config.cluster.timeout_s, gpus=resolve_device(config.model).type == "cuda"):
-            _run(resolved, prepared, launched, stop)
-    return 0
+            return _result(_run(resolved, prepared, launched, stop))
 
 
-def _run(resolved: Resolved, prepared: Prepared, world: World, stop: StopRequest) -> None:
-    """As the only process, which may start others, or as one that torchrun started."""
+def _result(folder: Path) -> SftResult:
+    summary = read_summary(folder)
+    assert summary is not None  # written last, by the first rank
+    return SftResult(run=folder, model=Path(summary.model), steps=summary.steps, final_loss=summary.final_loss)
+
+
+def _run(resolved: Resolved, prepared: Prepared, world: World, stop: StopRequest) -> Path:
+    """As the only process, which may start others, or as one that torchrun started. Returns the run directory."""
     config = resolved.config
     with ExitStack() as opened:
         path = world.from_first(lambda: _open(resolved, prepared, opened))
@@ -68,6 +84,7 @@ def _run(resolved: Resolved, prepared: Prepared, world: World, stop: StopRequest
             if world.first:
                 logger.warning("resume with: %s", resume_command(resolved, path.name))
             raise
+        return path
 
 
 def _open(resolved: Resolved, prepared: Prepared, opened: ExitStack) -> Path:
@@ -112,7 +129,7 @@ def work(config: Config, prepared: Prepared, run: Path, stop: StopRequest, world
     steps = total_steps(config.sft, len(prepared.examples), world.size)
     if world.first:
         _announce(prepared, steps)
-    tracker = make_trackers(config.trackers, run, steps) if world.first else Trackers({})
+    tracker = make_trackers(config.trackers, TrackedRun(folder=run, total_steps=steps)) if world.first else Trackers({})
     model = load_model(config.model, place=torch.device("cpu") if world.joins else None)
     if not world.joins:  # DeepSpeed and FSDP make their own float32 weights, of the part that a rank has
         _cast(model, torch.float32)  # what the optimiser needs; `model.dtype` is what is computed in

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
 
-from ramet.errors import raise_all
+from ramet.errors import ConfigError, PluginError, raise_all
+from ramet.extensions import TRACKERS, extension
 from ramet.tracking.console import ConsoleTracker
 from ramet.tracking.jsonl import NAME, Entry, JsonlTracker, curves_of, read_metrics
+from ramet.types import TrackedRun, Tracker
 
 __all__ = [
     "ConsoleTracker",
@@ -24,18 +24,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-
-class Tracker(Protocol):
-    """Receives the metrics of a step, possibly in several calls."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def rewind(self, step: int) -> None:
-        """The run was resumed: `step` is the last one that counts, later ones are logged again."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Trackers:
@@ -67,23 +55,42 @@ class Trackers:
                     logger.warning("tracker %s failed, training goes on: %r", name, error)
 
 
-_FACTORIES: dict[str, Callable[[Path, int], Tracker]] = {
-    "console": lambda run, total_steps: ConsoleTracker(total_steps),
-    "jsonl": lambda run, total_steps: JsonlTracker(run / NAME),
+_FACTORIES: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "console": lambda run: ConsoleTracker(run.total_steps),
+    "jsonl": lambda run: JsonlTracker(run.folder / NAME),
 }
 
 
 def check_trackers(names: Sequence[str]) -> list[str]:
     """Problems with the configured `trackers`."""
-    unknown = [name for name in names if name not in _FACTORIES]
-    return [f"trackers: unknown tracker {name!r}; allowed: {', '.join(sorted(_FACTORIES))}" for name in unknown]
+    problems = []
+    for name in names:
+        try:
+            _factory(name)
+        except (ConfigError, PluginError) as error:
+            problems.append(f"trackers: {error}")
+    return problems
 
 
-def make_trackers(names: Sequence[str], run: Path, total_steps: int) -> Trackers:
-    """The configured trackers of a run directory. The metrics file is always written: the report is made from it.
+def make_trackers(names: Sequence[str], run: TrackedRun) -> Trackers:
+    """The configured trackers of a run. The metrics file is always written: the report is made from it.
 
-    Raises `ConfigError` for unknown names.
+    Raises `ConfigErrors` for unknown names. A plugin's tracker that cannot be made is reported and left out.
     """
     raise_all(check_trackers(names))
-    chosen = dict.fromkeys([*names, "jsonl"])
-    return Trackers({name: _FACTORIES[name](run, total_steps) for name in chosen})
+    made: dict[str, Tracker] = {}
+    for name in dict.fromkeys([*names, "jsonl"]):
+        try:
+            made[name] = _factory(name)(run)
+        except Exception as error:
+            if name in _FACTORIES:
+                raise
+            logger.warning("tracker %s could not be made, training goes on without it: %r", name, error)
+    return Trackers(made)
+
+
+def _factory(name: str) -> Callable[[TrackedRun], Tracker]:
+    if name in _FACTORIES:
+        return _FACTORIES[name]
+    loaded: Callable[[TrackedRun], Tracker] = extension(TRACKERS, name, _FACTORIES).load()
+    return loaded

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.cluster.parts import build_advantage, build_branch_policy, build_loss, check_needs
@@ -12,12 +13,14 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError, raise_all
+from ramet.event_loop import run_async
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint import Checkpoints
 from ramet.policy.critic import CriticSpec
 from ramet.policy.spec import PolicySpec
+from ramet.tracking.jsonl import NAME as METRICS
 from ramet.tracking.manifest import make_manifest
-from ramet.tracking.metrics import Tracker, make_trackers
+from ramet.tracking.metrics import Tracker, make_trackers, read_metrics
 from ramet.tracking.run_dir import RunDir
 from ramet.tracking.stopped import resume_command
 from ramet.train.loop import Loop
@@ -25,14 +28,24 @@ from ramet.train.plan import will_fit
 from ramet.train.prepare import Prepared, prepare
 from ramet.train.state import TrainState
 from ramet.train.stop import StopRequest
-from ramet.types import CriticOptions, Need
+from ramet.types import CriticOptions, Need, TrackedRun
 
 logger = logging.getLogger(__name__)
 
 
-def run(resolved: Resolved) -> int:
-    """The job; returns the exit code. Raises `ConfigErrors` before anything is written if something is wrong, and
-    `Stopped` if a signal ended the run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """A finished run."""
+
+    run: Path  # its directory
+    model: Path  # a Hugging Face folder
+    steps: int
+    metrics: Mapping[str, float]  # of the last step, by the names of docs/metrics
+
+
+def run(resolved: Resolved) -> TrainResult:
+    """The job. Raises `ConfigErrors` before anything is written if something is wrong, and `Stopped` if a signal ended
+    the run.
     """
     config = resolved.config
     stop = StopRequest(config.train.grace_s)
@@ -41,11 +54,17 @@ def run(resolved: Resolved) -> int:
         set_up_torch(config.run)
         with RunDir.open(config.run.root, config.run.name) as run_dir:
             try:
-                asyncio.run(_run(resolved, prepared, run_dir, stop))
+                run_async(_run(resolved, prepared, run_dir, stop))
             except (KeyboardInterrupt, InfraError):
                 logger.warning("resume with: %s", resume_command(resolved, run_dir.path.name))
                 raise
-    return 0
+            return _result(run_dir.path, prepared.total_steps)
+
+
+def _result(folder: Path, steps: int) -> TrainResult:
+    logged = [entry.metrics for entry in read_metrics(folder / METRICS) if entry.step == steps]
+    metrics = {name: value for entry in logged for name, value in entry.items()}
+    return TrainResult(run=folder, model=folder / "model", steps=steps, metrics=metrics)
 
 
 async def _run(resolved: Resolved, prepared: Prepared, run_dir: RunDir, stop: StopRequest) -> None:
@@ -123,7 +142,7 @@ def _announce(config: Config, prepared: Prepared, folder: Path) -> None:
 async def _train(config: Config, prepared: Prepared, run_dir: RunDir, place: Place, stop: StopRequest) -> None:
     with stop.deferred():
         checkpoints = Checkpoints(run_dir.checkpoints, keep=config.train.keep_checkpoints)
-        tracker = make_trackers(config.trackers, run_dir.path, prepared.total_steps)
+        tracker = make_trackers(config.trackers, TrackedRun(folder=run_dir.path, total_steps=prepared.total_steps))
         try:
             state = await _restore(checkpoints, place, tracker, prepared.data["train"].fingerprint)
             loop = Loop(

@@ -61,6 +61,7 @@ from ramet.types.step import (
 )
 from ramet.types.task import Message, Task, user_prompt
 from ramet.types.tool import Tool, ToolCall, ToolResult, ToolSchema, ToolSet
+from ramet.types.tracker import TrackedRun, Tracker
 
 __all__ = [
     "AdvantageEstimator",
@@ -123,6 +124,8 @@ __all__ = [
     "ToolSet",
     "TracePart",
     "TraceReader",
+    "TrackedRun",
+    "Tracker",
     "TurnView",
     "Untrusted",
     "per_rollout",

@@ -1,0 +1,68 @@
+"""Running a coroutine to its end, also where an event loop runs already (notebooks)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """What `asyncio.run` does. Where a loop runs in this thread, `work` gets a thread and a loop of its own instead.
+
+    Signals still reach this thread, which waits: one whose handler raises here (`StopListener`) cancels `work`, and is
+    raised once `work` has ended.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    done: T = _InThread(work).result()
+    return done
+
+
+class _InThread:
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self._started, self._ended = threading.Event(), threading.Event()
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._value: Any = None
+        self._error: BaseException | None = None
+        inside = contextvars.copy_context()
+        self._thread = threading.Thread(target=inside.run, args=(self._run,), name="ramet-event-loop", daemon=True)
+
+    def result(self) -> Any:
+        self._thread.start()
+        try:
+            self._ended.wait()  # not join(): interrupted once, it takes the thread for ended (bpo-45274)
+        except BaseException:
+            self._cancel()
+            self._ended.wait()
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _run(self) -> None:
+        try:
+            self._value = asyncio.run(self._main())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+    async def _main(self) -> Any:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._started.set()
+        return await self._work
+
+    def _cancel(self) -> None:
+        self._started.wait()
+        assert self._loop is not None and self._task is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._task.cancel)

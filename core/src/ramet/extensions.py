@@ -1,0 +1,66 @@
+"""What packages add beside the seven hooks: commands and trackers, through entry points of their own.
+
+Group `ramet.commands`: a function `(arguments: Sequence[str]) -> int | None`. It gets what follows its name, prints,
+and returns the exit code (None is 0); the first line of its docstring is its summary. Group `ramet.trackers`: a
+function `(run: TrackedRun) -> Tracker`. Names of the core cannot be taken, and a name that two packages offer is
+refused where it is used. Nothing is imported before it is used, except by `ramet --help`, which asks for summaries.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ramet.errors import ConfigError, PluginError
+
+COMMANDS, TRACKERS = "ramet.commands", "ramet.trackers"
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """One entry point."""
+
+    name: str
+    distribution: str
+    point: EntryPoint
+
+    def load(self) -> Any:
+        """The function. Raises `PluginError` that names the distribution if it cannot be imported or called."""
+        try:
+            found = self.point.load()
+        except (Exception, SystemExit) as error:  # a package may do anything at import
+            raise PluginError(f"{self}: {type(error).__name__}: {error}") from error
+        if not callable(found):
+            raise PluginError(f"{self}: must be a function, got {found!r:.80}")
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.point.group.removeprefix('ramet.').removesuffix('s')} {self.name!r} of {self.distribution}"
+
+
+def extensions(group: str) -> list[Extension]:
+    """Everything that is installed in this group, by name."""
+    found = [Extension(p.name, p.dist.name if p.dist else "unknown", p) for p in entry_points(group=group)]
+    return sorted(found, key=lambda one: (one.name, one.distribution))
+
+
+def extension(group: str, name: str, own: Collection[str]) -> Extension:
+    """The one of this name, which is none of the core's `own`.
+
+    Raises `ConfigError` if there is none, with what there is, and `PluginError` if several packages offer it.
+    """
+    found = extensions(group)
+    offered = [one for one in found if one.name == name]
+    if len(offered) > 1:
+        packages = " and by ".join(one.distribution for one in offered)
+        raise PluginError(f"{offered[0].point.group}: {name!r} is offered by {packages}; uninstall one")
+    if offered:
+        return offered[0]
+    names = [*own, *(one.name for one in found if one.name not in own)]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    what = group.removeprefix("ramet.")
+    raise ConfigError(f"no {what.removesuffix('s')} {name!r}.{hint} {what.capitalize()}: {', '.join(names)}")

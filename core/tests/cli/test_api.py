@@ -1,0 +1,144 @@
+"""Ramet from Python: the jobs as functions, also where an event loop runs already."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ramet.api import compose, evaluate, run, sft, train
+from ramet.errors import ConfigError, ConfigErrors
+from ramet.event_loop import run_async
+from ramet.models.tiny import make_tiny_model
+from ramet.tracking.jsonl import read_metrics
+from ramet.tracking.stopped import StopListener, Stopped
+
+ROWS = '{"prompt": "1+1?", "answer": "2"}\n{"prompt": "2+1?", "answer": "3"}\n'
+TRACES = '{"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<answer>2</answer>"}]}\n'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", hidden=32, layers=2, heads=2, intermediate=64)
+
+
+def keys(model: Path, root: Path, *more: str) -> list[str]:
+    (root / "tasks.jsonl").write_text(ROWS)
+    return [
+        f"model.path={model}", "model.device=cpu", f"data.train=[{root / 'tasks.jsonl'}]", f"run.root={root}",
+        "run.name=run", "data.max_prompt_tokens=32", "rollout_step.system_prompt=never", "rollout.group_size=2",
+        "rollout.max_response_tokens=8", "rollout.max_concurrent=8", "engine.params.slots=8", "tools=[]",
+        "rewards=[format]", "advantage=grpo", "train.steps=1", "train.tasks_per_step=2", "trackers=[]", *more,
+    ]  # fmt: skip
+
+
+def test_train_inside_a_running_event_loop_returns_the_run_its_model_and_its_last_metrics(
+    model: Path, tmp_path: Path
+) -> None:
+    async def notebook() -> None:
+        config = compose(keys(model, tmp_path))
+        result = train(config)
+        assert (result.run, result.model, result.steps) == (tmp_path / "run", tmp_path / "run/model", 1)
+        assert (result.model / "config.json").is_file()
+        logged = [entry for entry in read_metrics(tmp_path / "run/metrics.jsonl") if entry.step == 1]
+        assert dict(result.metrics) == {name: value for entry in logged for name, value in entry.metrics.items()}
+        assert "reward/mean" in result.metrics
+
+    asyncio.run(notebook())
+
+
+def test_sft_and_evaluate_return_what_they_left(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "traces.jsonl").write_text(TRACES)
+    taught = sft(
+        [f"model.path={model}", "model.device=cpu", f"sft.data=[{tmp_path / 'traces.jsonl'}]", "sft.epochs=1",
+         f"run.root={tmp_path}", "run.name=sft", "tools=[]", "trackers=[]"]
+    )  # fmt: skip
+    assert (taught.run, taught.model, taught.steps) == (tmp_path / "sft", tmp_path / "sft/model", 1)
+    assert taught.final_loss > 0
+    measured = evaluate(
+        [f"model.path={taught.model}", f"run.root={tmp_path}", "run.name=eval", "benchmarks=[arithmetic]",
+         "benchmarks.arithmetic.limit=2", "evaluate.k=1", "rollout_step.system_prompt=never", "tools=[]",
+         "rollout.max_response_tokens=8", "data.max_prompt_tokens=32", "engine.params.slots=8",
+         "rollout.max_concurrent=8"]
+    )  # fmt: skip
+    assert measured.file == tmp_path / "eval/results.json"
+    assert list(measured.scores) == ["arithmetic"]
+    assert all(0 <= score <= 1 for score in measured.scores["arithmetic"].values() if score is not None)
+    assert measured == evaluate(compose(_again(measured.run), job="eval")), (
+        "a finished evaluation is read, not repeated"
+    )
+
+
+def _again(folder: Path) -> list[str]:
+    return (folder / "overrides.txt").read_text().splitlines()
+
+
+def test_mistakes_are_raised_all_at_once_and_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigErrors) as raised:
+        train([f"run.root={tmp_path}/runs", "train.steps=none", "rollout.top_p=2", "data.train=[gone.jsonl]"])
+    assert len(raised.value.problems) >= 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: compose("train.steps=1"), "keys must be a list of strings, got the string 'train.steps=1'; write "
+         "['train.steps=1']"),
+        (lambda: compose([], job="evaluate"), "no job 'evaluate'; allowed: train, sft, eval"),
+        (lambda: sft(compose(["model.path=m"])), "this configuration was composed for the job 'train', not for 'sft'"),
+    ],
+)  # fmt: skip
+def test_what_is_called_wrongly_is_told(call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError) as raised:
+        call()
+    assert str(raised.value) == message
+
+
+def test_run_takes_any_jobs_configuration(model: Path, tmp_path: Path) -> None:
+    assert run(compose(keys(model, tmp_path))).steps == 1
+
+
+def test_run_async_raises_what_the_work_raised_with_and_without_a_loop() -> None:
+    async def fails() -> None:
+        raise ConfigError("wrong")
+
+    async def notebook() -> None:
+        run_async(fails())
+
+    for call in (lambda: run_async(fails()), lambda: asyncio.run(notebook())):
+        with pytest.raises(ConfigError, match=r"^wrong$"):
+            call()
+
+
+def test_an_interrupt_inside_a_running_event_loop_cancels_the_work() -> None:
+    ended: list[str] = []
+
+    async def long() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cleaned up")
+
+    async def notebook() -> None:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with StopListener().listening():
+            run_async(long())
+
+    started = time.monotonic()
+    with pytest.raises(Stopped):
+        asyncio.run(notebook())
+    assert ended == ["cleaned up"]
+    assert time.monotonic() - started < 30
+
+
+def test_importing_the_module_loads_neither_torch_nor_hydra() -> None:
+    code = "import sys, ramet.api; print([m for m in ('torch', 'hydra', 'transformers', 'ray') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,149 @@
+"""Commands and trackers that packages bring, from real entry points: a distribution is laid out on the import path."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ramet.cli import main
+from ramet.tracking.metrics import check_trackers, make_trackers
+from ramet.types import TrackedRun
+
+Install = Callable[..., None]
+MODULE = '''
+from pathlib import Path
+
+
+def corpus(arguments):
+    """Build a corpus from JSON lines."""
+    print("corpus", *arguments)
+    return 3 if "fail" in arguments else None
+
+
+def broken_tracker(run):
+    raise ConnectionError("no route to host")
+
+
+class _File:
+    def __init__(self, run):
+        self.path = Path(run.folder) / "tracked.txt"
+
+    def log(self, step, metrics):
+        with self.path.open("a") as file:
+            file.write(f"{step} {sorted(metrics.items())}\\n")
+
+    def rewind(self, step):
+        self.path.write_text("")
+
+    def close(self):
+        with self.path.open("a") as file:
+            file.write("closed\\n")
+
+
+def file_tracker(run):
+    return _File(run)
+'''
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Lay out a distribution with entry points: `install("ramet-corpus", commands={"corpus": "module:function"})`."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "corpus_plugin.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(site))
+
+    def lay_out(distribution: str, **groups: dict[str, str]) -> None:
+        folder = site / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        lines = []
+        for group, points in groups.items():
+            lines += [f"[ramet.{group}]", *(f"{name} = {value}" for name, value in points.items())]
+        (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+    yield lay_out
+    sys.modules.pop("corpus_plugin", None)
+
+
+def test_a_command_of_a_plugin_gets_its_arguments_and_gives_the_exit_code(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("ramet-corpus", commands={"corpus": "corpus_plugin:corpus"})
+    assert main(["corpus", "build", "--out", "x"]) == 0
+    assert main(["corpus", "fail"]) == 3
+    assert capsys.readouterr().out == "corpus build --out x\ncorpus fail\n"
+
+
+def test_help_lists_commands_of_plugins_with_their_package_and_what_is_broken(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("ramet-corpus", commands={"corpus": "corpus_plugin:corpus", "torn": "corpus_plugin:gone"})
+    assert main(["--help"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    summaries = {name: rest for name, rest in (line for line in lines if len(line) == 2)}
+    assert summaries["corpus"] == "Build a corpus from JSON lines. (ramet-corpus)"
+    assert summaries["torn"] == (
+        "BROKEN command 'torn' of ramet-corpus: AttributeError: module 'corpus_plugin' has no attribute 'gone'"
+    )
+
+
+def test_a_command_that_two_packages_offer_is_refused_by_name(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("ramet-corpus", commands={"corpus": "corpus_plugin:corpus"})
+    install("other-corpus", commands={"corpus": "corpus_plugin:corpus"})
+    assert main(["corpus"]) == 1
+    assert capsys.readouterr().err == (
+        "error: ramet.commands: 'corpus' is offered by other-corpus and by ramet-corpus; uninstall one\n"
+    )
+
+
+def test_a_command_cannot_take_a_name_of_the_core(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("ramet-corpus", commands={"plugins": "corpus_plugin:corpus"})
+    assert main(["plugins", "--json"]) == 0
+    assert capsys.readouterr().out.startswith("[")
+    main(["--help"])
+    assert "list what is installed, and what failed to load (not that of ramet-corpus: the name is taken)" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_mistyped_command_is_told_with_those_of_plugins(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("ramet-corpus", commands={"corpus": "corpus_plugin:corpus"})
+    assert main(["corpsu"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: no command 'corpsu'. Did you mean 'corpus'? Commands: train, sft, eval, ")
+    assert error.endswith(", corpus\n")
+
+
+def test_a_tracker_of_a_plugin_gets_every_call(install: Install, tmp_path: Path) -> None:
+    install("ramet-file", trackers={"file": "corpus_plugin:file_tracker"})
+    assert check_trackers(["file"]) == []
+    trackers = make_trackers(["file"], TrackedRun(folder=tmp_path, total_steps=2))
+    trackers.rewind(0)
+    trackers.log(1, {"reward/mean": 0.5})
+    trackers.close()
+    assert (tmp_path / "tracked.txt").read_text() == "1 [('reward/mean', 0.5)]\nclosed\n"
+
+
+def test_a_tracker_that_cannot_be_made_never_stops_a_run(
+    install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("ramet-file", trackers={"file": "corpus_plugin:broken_tracker"})
+    trackers = make_trackers(["file"], TrackedRun(folder=tmp_path, total_steps=2))
+    assert list(trackers.trackers) == ["jsonl"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "tracker file could not be made, training goes on without it: ConnectionError('no route to host')"
+    ]
+
+
+def test_a_tracker_that_cannot_be_imported_is_an_error_before_the_start(install: Install) -> None:
+    install("ramet-file", trackers={"file": "corpus_plugin:gone"})
+    assert check_trackers(["file", "filee"]) == [
+        "trackers: tracker 'file' of ramet-file: AttributeError: module 'corpus_plugin' has no attribute 'gone'",
+        "trackers: no tracker 'filee'. Did you mean 'file'? Trackers: console, jsonl, file",
+    ]
