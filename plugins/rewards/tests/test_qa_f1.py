@@ -10,7 +10,7 @@ import pytest
 from ramet.testing.reward import check_reward
 from ramet_rewards.qa_f1 import f1, make, score
 
-GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "rewards.jsonl"
+GOLDEN = Path(__file__).resolve().parents[3] / "tests" / "golden" / "values" / "rewards.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,6 @@ def test_f1_counts_shared_tokens(answer: str, golds: list[str], expected: float)
     assert f1(answer, golds) == pytest.approx(expected)
 
 
-@pytest.mark.skipif(not GOLDEN.is_file(), reason="needs ../shared/golden/rewards.jsonl")
 def test_f1_is_that_of_the_golden_rows() -> None:
     rows = [json.loads(line) for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if row["function"] == "deep_research.get_f1_score"]

@@ -10,17 +10,14 @@ import pytest
 
 from ramet_tools_python.inside.program import compile_program
 
-GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "tools.jsonl"
+GOLDEN = Path(__file__).resolve().parents[3] / "tests" / "golden" / "values" / "tools.jsonl"
 
 
 def _golden(function: str) -> list[dict[str, Any]]:
-    if not GOLDEN.is_file():
-        return []
     rows = [json.loads(line) for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
     return [row for row in rows if row["function"] == f"python_tool.{function}"]
 
 
-@pytest.mark.skipif(not GOLDEN.is_file(), reason="needs ../shared/golden/tools.jsonl")
 def test_last_expressions_are_printed_as_in_the_golden_rows() -> None:
     rows = _golden("_preprocess_code")
     assert rows
@@ -35,7 +32,6 @@ def test_last_expressions_are_printed_as_in_the_golden_rows() -> None:
         assert compile_program(code).co_code == expected, code
 
 
-@pytest.mark.skipif(not GOLDEN.is_file(), reason="needs ../shared/golden/tools.jsonl")
 def test_output_is_that_of_the_golden_rows(bench: Any) -> None:
     """Differences on purpose: the file is called <python>, lines of source are shown, silence is named."""
     rows = [row for row in _golden("execute") if "执行" not in row["output"]]
