@@ -1,7 +1,12 @@
-"""Files whose tests take longest come first, so that two workers end at about the same time (`--dist loadfile`)."""
+"""Files whose tests take longest come first, so that two workers end at about the same time (`--dist loadfile`).
+
+At the end one line counts the tests that were skipped because published data is not beside the checkout.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,3 +30,15 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {str(ROOT / file): rank for rank, file in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With xdist the reports of all workers are here too."""
+    missing: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = re.fullmatch(r"Skipped: needs (\.\./shared/\S+)", str(report.longrepr[2]))
+        if reason:
+            missing[f"{reason[1]} for {Path(report.nodeid.partition('::')[0]).name}"] += 1
+    if missing:
+        named = ", ".join(f"{what} ({n})" for what, n in sorted(missing.items()))
+        terminalreporter.write_line(f"skipped for want of ../shared: {missing.total()} tests, which need {named}")

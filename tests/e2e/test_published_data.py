@@ -78,7 +78,7 @@ def steps_of(run: Path) -> dict[int, list[GroupRecord]]:
     return {int(path.name[5:11]): list(read_records(path)) for path in files}
 
 
-@pytest.mark.skipif(not TRAIN.is_file(), reason="the published data is not beside the repository")
+@pytest.mark.skipif(not TRAIN.is_file(), reason="needs ../shared/data/rl")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_steps_on_the_published_data_are_killed_between_and_resumed(command: Command, model, tmp_path, engine):
     argv = small_run(

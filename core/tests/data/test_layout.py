@@ -104,7 +104,7 @@ def test_repair_changes_nothing_else():
     assert repair({"a": ["\boxed{1}", "\\boxed{2}"]}) == {"a": ["\\boxed{1}", "\\boxed{2}"]}
 
 
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published data is not beside the repository")
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="needs ../shared/data/rl")
 @pytest.mark.parametrize(("name", "rows"), [("valid", 180), ("hard_search_1k", 1071)])
 def test_the_published_files_load_whole(name: str, rows: int):
     found = load_tasks([str(PUBLISHED / f"{name}.parquet")])

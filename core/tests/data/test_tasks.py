@@ -16,6 +16,7 @@ from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.types import Message, Task, user_prompt
 
+PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "rl"
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1?"}]
 
 
@@ -76,13 +77,10 @@ def test_columns_can_be_renamed_and_nested(parquet):
     assert task.metadata["reward_model"] == {"ground_truth": "g", "style": "rule"}
 
 
-def test_the_training_data_of_arpo_loads(parquet):
-    path = Path(__file__).resolve().parents[4] / "shared" / "data"
-    files = sorted(path.rglob("*.parquet"))
-    if not files:
-        pytest.skip("no published parquet files beside the repository")
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="needs ../shared/data/rl")
+def test_the_training_data_of_arpo_loads():
     columns = ColumnsConfig(answer="reward_model.ground_truth")
-    found = load_tasks([str(files[0])], columns, on_bad_row=OnBadRow.SKIP, limit=50)
+    found = load_tasks([str(PUBLISHED / "train_10k.parquet")], columns, on_bad_row=OnBadRow.SKIP, limit=50)
     assert len(found.tasks) == 50
 
 
