@@ -4,9 +4,9 @@ from ramet.rollout.keys import RolloutKey, branch_rng, path_of, path_text, reque
 
 
 def test_seeds_are_the_same_in_every_process() -> None:
-    assert stable_seed("request", 1, "train", 0, "t", "0", 0) == 7154026936036880399 or stable_seed("a") == stable_seed(
-        "a"
-    )
+    """Worked out once, elsewhere: runs that are resumed on another machine must draw the same."""
+    assert stable_seed("request", 1, "train", 0, "t", "0", 0) == 5528336357919735455
+    assert request_seed(1, RolloutKey("train", 0, "t", "0"), 0) == 5528336357919735455
 
 
 def test_a_key_is_read_back_from_its_text_whatever_the_tasks_id() -> None:

@@ -139,7 +139,8 @@ def test_a_lock_of_another_host_is_not_taken_over(tmp_path: Path):
 def test_a_torn_lock_file_is_taken_over(tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/LOCK").write_text('{"host": "el')
-    RunDir.open(tmp_path, "mine").close()
+    with RunDir.open(tmp_path, "mine"):
+        assert json.loads((tmp_path / "mine/LOCK").read_text())["pid"] == os.getpid()
 
 
 def test_an_owner_is_dead_only_if_this_host_knows_it():
