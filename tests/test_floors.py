@@ -6,6 +6,7 @@ The options of a part (`ROOM/config.py`) are dataclasses without imports; they s
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -169,6 +170,18 @@ def test_only_one_module_knows_hydra() -> None:
         if found.module.partition(".")[0] == "hydra"
     }
     assert knows == {"config/compose.py"}
+
+
+def test_nothing_private_of_others_is_imported() -> None:
+    """It may change in any version of theirs. Ray has no public way to say at which object store its worker is."""
+    allowed = {"core/src/ramet/cluster/ray/session.py: ray._private.worker"}
+    private = set()
+    for folder in (CORE, *(plugin / "src" for plugin in PLUGINS)):
+        for path in files(folder):
+            for found in imports_of(path):
+                if re.search(r"\._", found.module) and room_of(found.module) is None:
+                    private.add(f"{path.relative_to(ROOT).as_posix()}: {found.module}")
+    assert private == allowed
 
 
 def test_components_and_jobs_never_see_omegaconf() -> None:

@@ -1,4 +1,4 @@
-"""Every test can fail: no assertion that always holds, no `raises` that takes any error, no test without an assertion."""
+"""Every test can fail: it asserts something, no assertion always holds, and no `raises` takes any error."""
 
 from __future__ import annotations
 

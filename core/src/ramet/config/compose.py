@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
+from itertools import product
 from pathlib import Path
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra import main as hydra_main
-from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -30,6 +29,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins as HydraPlugins
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -51,6 +51,7 @@ from ramet.plugins import load_plugins
 CONF_GROUP = "ramet.conf"  # entry points of packages with presets
 LOCAL = "hydra_configs"  # recipes of the working directory
 SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
+SWEEP_VALUES = "allowed: a=1,2 choice(…) range(…) glob(…)"
 _config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
 accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours
 
@@ -95,8 +96,8 @@ def layers(overrides: Sequence[str], *, job: str, config_dir: Path | None = None
         raise_all(request.problems)
         loader = GlobalHydra.instance().config_loader()
         found = loader.compute_defaults_list("config", list(request.typed.values()), RunMode.RUN)
-        files = ConfigRepository(loader.get_search_path())
-        made = [_layer(files, one.config_path, one.package) for one in found.defaults if one.config_path]
+        sources = loader.get_sources()
+        made = [_layer(sources, one.config_path, one.package) for one in found.defaults if one.config_path]
     _, problems = type_options(tree, JOBS[job], catalog)
     raise_all(problems)
     chosen = {
@@ -122,9 +123,10 @@ def _tree(request: _Request, catalog: Catalog) -> DictConfig:
     return tree
 
 
-def _layer(files: ConfigRepository, config_path: str, package: str | None) -> Layer:
-    found = files.load_config(config_path)
-    assert found is not None and isinstance(found.config, DictConfig)  # it was composed from just now
+def _layer(sources: Sequence[ConfigSource], config_path: str, package: str | None) -> Layer:
+    """The first source that has it is the one that it was composed from."""
+    found = next(source for source in sources if source.is_config(config_path)).load_config(config_path)
+    assert isinstance(found.config, DictConfig)
     return Layer(
         name=config_path,
         package="" if package in (None, "_global_") else str(package),
@@ -166,9 +168,20 @@ def sweep_points(overrides: Sequence[str]) -> list[list[str]] | None:
     if other:
         return None
     try:
-        return [point for batch in BasicSweeper.split_arguments(swept, None) for point in batch]
+        values = {override.get_key_element(): _values(override) for override in swept}  # the last of a key counts
     except HydraException as error:
-        raise ConfigError(f"sweep: {first_line(error)}; allowed: a=1,2 choice(…) range(…) glob(…)") from error
+        raise ConfigError(f"sweep: {first_line(error)}; {SWEEP_VALUES}") from error
+    return [list(point) for point in product(*values.values())]
+
+
+def _values(override: Override) -> list[str]:
+    """Raises `ConfigError` for values without an end."""
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"sweep: {override.input_line} has no end of values; {SWEEP_VALUES}")
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
 def sweep(overrides: Sequence[str], point: Callable[[int, list[str]], None], *, config_dir: Path | None = None) -> None:
