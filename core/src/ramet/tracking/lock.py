@@ -56,7 +56,7 @@ class RunLock:
     def acquire(self) -> None:
         """Take the lock, also from a dead owner. Raises `ConfigError` that names the owner of one in use."""
         while True:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             try:
                 if self._take(file):
                     return

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from ramet.config.checks import RUN_NAME, RUN_NAME_RULE
 from ramet.config.resolved import Resolved
+from ramet.errors import ConfigError
 from ramet.tracking.manifest import Manifest, read_manifest
+from ramet.tracking.own_files import check_run_folder
 from ramet.tracking.resume import RunState, check_resume
 
 RECORDS = ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl")
@@ -52,6 +54,10 @@ def look(resolved: Resolved, manifest: Manifest) -> Place:
     path = root / name
     if not RUN_NAME.fullmatch(name):
         return Place(path=path, resumed=False, problems=[f"run.name={name}: {RUN_NAME_RULE}"])
+    try:
+        check_run_folder(path)
+    except ConfigError as error:
+        return Place(path=path, resumed=False, problems=[str(error)])
     problems = [*not_writable(path, "run.root"), *_in_use(path)]
     resumed = (path / "manifest.json").is_file()
     if resumed:

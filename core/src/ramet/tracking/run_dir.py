@@ -18,6 +18,7 @@ from ramet.config.resolved import Resolved
 from ramet.errors import ConfigError
 from ramet.tracking.lock import RunLock
 from ramet.tracking.manifest import Manifest, now, read_manifest, write_manifest, write_text
+from ramet.tracking.own_files import check_run_folder, remove_torn
 from ramet.tracking.resume import RunState, check_resume
 
 logger = logging.getLogger(__name__)
@@ -43,16 +44,19 @@ class RunDir:
 
     @classmethod
     def open(cls, root: str | Path, name: str | None = None) -> RunDir:
-        """Make or find the directory and take its lock. Raises `ConfigError` (name, permissions, in use)."""
+        """Make or find the directory and take its lock.
+
+        Raises `ConfigError` for a name, permissions, a directory in use, and one that holds anything but a run.
+        """
         root = Path(root)
         try:
             run = cls(_named(root, name) if name is not None else _fresh(root))
+            check_run_folder(run.path)
             run._lock.acquire()
             run.resumed = run._manifest_path.exists()
             run.rollouts.mkdir(exist_ok=True)
             run.checkpoints.mkdir(exist_ok=True)
-            for torn in [*run.path.glob(".*.tmp"), *run.rollouts.glob(".*.tmp")]:
-                torn.unlink()  # a writer was killed before it could rename
+            remove_torn(run.path)
         except OSError as error:
             raise ConfigError(f"cannot write the run directory {str(root / (name or ''))!r}: {error}") from error
         return run

@@ -1,0 +1,38 @@
+"""What comes from outside stays inert: text that steers no terminal, JSON that is not nested without end.
+
+Names in data and weight files, what tools raise, and what a policy writes all end in messages and records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MAX_NESTING = 64  # levels of lists and objects; deeper ones break recursive readers, pickle among them
+
+
+def visible_lines(text: str) -> Iterator[str]:
+    """The lines of a text for a terminal: what is invisible or would steer it is written as an escape."""
+    for line in text.split("\n"):
+        yield line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
+def visible(text: str) -> str:
+    """As `visible_lines`, in one text."""
+    return "\n".join(visible_lines(text))
+
+
+def too_deep(value: Any, most: int = MAX_NESTING) -> bool:
+    """Whether lists and objects are nested more than `most` levels deep; `[]` is one level. Looks no deeper."""
+    level = [value]
+    for _ in range(most):
+        level = [item for one in level for item in _items(one)]
+        if not level:
+            return False
+    return any(isinstance(one, Mapping | list | tuple) for one in level)
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else []

@@ -1,0 +1,75 @@
+"""Which files of a run directory Ramet has written, known by their names: nothing else there is deleted or replaced.
+
+A directory without a manifest is taken over only if it holds what a start leaves that was killed before it could write
+one: the lock, the two folders, then (only beside those) configuration, overrides and what the jobs begin with.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ramet.errors import ConfigError
+from ramet.tracking.manifest import read_manifest
+
+LOCK, MANIFEST = "LOCK", "manifest.json"
+FOLDERS = ("rollouts", "checkpoints")
+FIRST_FILES = ("config.yaml", "overrides.txt", "results.json.partial.jsonl")
+IN_CHECKPOINTS = re.compile(r"layout\.json|\.layout\.json\.\d+\.tmp")  # of `ramet sft`
+TORN = re.compile(
+    r"\.(?:(?:config\.yaml|overrides\.txt|manifest\.json|ranks)\.\d+|metrics\.jsonl|results\.json|sft\.json"
+    r"|report\.html\.[a-z0-9_]{8})\.tmp"
+)
+TORN_ROLLOUTS = re.compile(r"\.step_\d+\.jsonl\.gz\.\d+\.tmp")
+LOCK_TEXT = '{"host"'  # how the text of a lock begins, which a kill may have cut
+SHOWN = 3
+
+
+def check_run_folder(path: Path) -> None:
+    """Raise `ConfigError` if `path` holds anything but a run, or a start that was killed. Only reads."""
+    if (path / MANIFEST).exists():
+        read_manifest(path / MANIFEST)
+        return
+    if foreign := sorted(_foreign(path)):
+        shown = ", ".join(foreign[:SHOWN]) + (", …" if len(foreign) > SHOWN else "")
+        raise ConfigError(
+            f"run directory {str(path)!r} holds what no run has written ({shown}), and no {MANIFEST} of a run; choose "
+            "another run.name or run.root"
+        )
+
+
+def remove_torn(path: Path) -> None:
+    """Delete what writers left that were killed before they could rename."""
+    for folder, names in ((path, TORN), (path / FOLDERS[0], TORN_ROLLOUTS)):
+        for file in folder.glob(".*.tmp"):
+            if names.fullmatch(file.name):
+                file.unlink()
+
+
+def _foreign(path: Path) -> Iterator[str]:
+    if not path.is_dir():
+        return
+    started = _is_lock(path / LOCK) and all((path / folder).is_dir() for folder in FOLDERS)
+    for entry in os.scandir(path):
+        if entry.name in FOLDERS and entry.is_dir(follow_symlinks=False):
+            own = IN_CHECKPOINTS if entry.name == "checkpoints" else TORN_ROLLOUTS
+            yield from (f"{entry.name}/{name}" for name in os.listdir(entry.path) if not own.fullmatch(name))
+        elif entry.name == LOCK:
+            if not _is_lock(path / LOCK):
+                yield LOCK
+        elif not (started and entry.is_file(follow_symlinks=False) and _is_first(entry.name)):
+            yield entry.name
+
+
+def _is_first(name: str) -> bool:
+    return name in FIRST_FILES or TORN.fullmatch(name) is not None
+
+
+def _is_lock(path: Path) -> bool:
+    """Empty, or with an owner's name, which may be torn."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    text = path.read_bytes()[: len(LOCK_TEXT)].decode(errors="replace")
+    return LOCK_TEXT.startswith(text)
