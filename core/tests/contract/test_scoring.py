@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ramet import ConfigError, Fault, Group, InfraError, PluginError, Rollout, Score, Task, per_rollout, user_prompt
-from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward
+from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward, check_failures, n_unjudged
 from ramet.testing import written_rollout
 
 TASK = Task(id="sums/7", prompt=user_prompt("2 + 3?"), answer=("5",), data_source="sums")
@@ -157,31 +157,25 @@ def failing_on(*ids: str) -> Any:
     return per_rollout(lambda rollout: None if rollout.id in ids else 1.0)
 
 
-def test_over_five_percent_of_a_step_stop_the_run_and_metrics_begin_a_new_step() -> None:
-    async def play() -> Scorer:
+def test_over_five_percent_of_a_step_stop_the_run() -> None:
+    async def play() -> list[ScoredGroup]:
         scorer = Scorer([weighted(failing_on("0"))])
-        await scorer.score(group(*["a"] * 20))
-        scorer.check_failures()  # 1 of 20 is not over 5 %
-        await scorer.score(group(*["a"] * 10))
-        return scorer
+        return [await scorer.score(group(*["a"] * n)) for n in (20, 10)]
 
-    scorer = asyncio.run(play())
-    with pytest.raises(PluginError, match="could not judge 2 of 30 rollouts"):
-        scorer.check_failures()
-    assert scorer.metrics() == {"reward/unjudged_rollouts": 2.0}
-    scorer.check_failures()
-    assert scorer.metrics() == {"reward/unjudged_rollouts": 0.0}
+    groups = asyncio.run(play())
+    check_failures(groups[:1])  # 1 of 20 is not over 5 %
+    with pytest.raises(PluginError) as caught:
+        check_failures(groups)
+    assert str(caught.value) == (
+        "rewards could not judge 2 of 30 rollouts of this step (over 5%); the log names the reward and its error"
+    )
+    assert n_unjudged(groups) == 2
 
 
 def test_infrastructure_faults_of_rollouts_are_not_the_rewards_failures() -> None:
-    async def play() -> Scorer:
-        scorer = Scorer([weighted(per_rollout(length))])
-        await scorer.score(group("a", "b", faults=[0]))
-        return scorer
-
-    scorer = asyncio.run(play())
-    scorer.check_failures()
-    assert scorer.metrics() == {"reward/unjudged_rollouts": 0.0}
+    found = score(group("a", "b", faults=[0]), weighted(per_rollout(length)))
+    check_failures([found])
+    assert n_unjudged([found]) == 0
 
 
 def test_a_reward_that_reorders_what_it_is_given_disturbs_no_other() -> None:

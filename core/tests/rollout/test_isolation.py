@@ -90,7 +90,7 @@ def test_a_tool_that_raises_harms_only_its_own_rollout(play: Play, monkeypatch: 
     assert masked.stop is StopReason.FAULT
     assert "ZeroDivisionError: a bug in the tool" in masked.fault.message
     assert masked.tool_calls[0].attempts == 2
-    assert played.metrics["rollout/masked_share"] == 1 / 8
+    assert played.metrics["rollout/stop/fault"] == 1 / 8
 
 
 def test_a_tool_that_floods_harms_nobody(play: Play, encoder: Encoder) -> None:

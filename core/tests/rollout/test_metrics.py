@@ -58,7 +58,6 @@ def test_shared_work_counts_once_as_executed_and_per_rollout_as_logical() -> Non
         "response_tokens_max": 9,
         "response_tokens_mean": 8,
         "forks_per_group": 1,
-        "masked_share": 0.5,
         "turns_mean": 2,
         "stop/answer": 0.5,
         "stop/fault": 0.5,

@@ -84,7 +84,7 @@ def test_a_reply_of_other_weights_than_the_engine_was_given_is_refused(
     assert [r.id for r in played.rollouts if not r.valid] == ["1"]
     fault = played.rollouts[1].fault
     assert fault.where == "engine" and said in fault.message
-    assert played.metrics["rollout/masked_share"] == 1 / 3
+    assert played.metrics["rollout/stop/fault"] == 1 / 3
 
 
 def test_with_updates_in_flight_replies_up_to_the_newest_version_are_taken(play: Play) -> None:
@@ -116,4 +116,4 @@ def test_numbers_that_are_not_finite_mask_their_rollout_alone(play: Play, number
     assert [(r.id, r.fault.where) for r in played.rollouts if not r.valid] == [("1", "engine"), ("2", "engine")]
     assert "7 of its 7 log-probabilities are not finite" in played.rollouts[1].fault.message
     assert "3 of its 7 entropies are not finite" in played.rollouts[2].fault.message
-    assert played.metrics["rollout/masked_share"] == 0.5
+    assert played.metrics["rollout/stop/fault"] == 0.5

@@ -238,7 +238,7 @@ def test_metrics_tell_what_was_played(play: Play, make_task: Any) -> None:
     assert metrics["rollout/tool_calls_mean"] == 1
     assert metrics["rollout/turns_mean"] == 2
     assert metrics["rollout/stop/answer"] == 1
-    assert metrics["rollout/masked_share"] == metrics["rollout/retokenization_drift"] == 0
+    assert metrics["rollout/stop/fault"] == metrics["rollout/retokenization_drift"] == 0
     assert metrics["rollout/logical_tool_calls"] == metrics["tool/python/calls"] == 4
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ramet.plugins import load_plugins
 from ramet.policy.spec import PolicySpec
 from ramet.registry import Entry
 from ramet.train.job import run
-from ramet.types import AdvantageInputs, AdvantageOutput, Need
+from ramet.types import AdvantageInputs, AdvantageOutput, Need, Rollout
 
 pytestmark = pytest.mark.skipif(
     "format" not in load_plugins().registries.rewards, reason="the plugin ramet-rewards is not installed"
@@ -52,13 +52,23 @@ class WithCritic(Alternating):
     needs = frozenset({Need.VALUES})
 
 
+class JudgesAllButOne:
+    """Leaves the first rollout of a training group unjudged."""
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | None]:
+        return [None if len(group) > 1 and rollout.id == "0" else 0.25 for rollout in group]
+
+
 @pytest.fixture(autouse=True)
-def estimators(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = load_plugins().registries.advantages
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    for name, cls in (("alternating", Alternating), ("against_greedy", AgainstGreedy), ("with_critic", WithCritic)):
-        entry = Entry(kind=registry.kind, name=name, factory=cls, config=None, plugin="test", distribution="test")
-        registry.add(entry)
+def components(monkeypatch: pytest.MonkeyPatch) -> None:
+    registries = load_plugins().registries
+    estimators = {"alternating": Alternating, "against_greedy": AgainstGreedy, "with_critic": WithCritic}
+    for registry, offered in ((registries.advantages, estimators), (registries.rewards, {"but_one": JudgesAllButOne})):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        for name, cls in offered.items():
+            registry.add(
+                Entry(kind=registry.kind, name=name, factory=cls, config=None, plugin="test", distribution="test")
+            )
     AgainstGreedy.given.clear()
 
 
@@ -116,6 +126,19 @@ def test_validation_happens_at_the_steps_that_were_asked_for(
     assert validated(metrics) == steps
     for step in steps:
         assert metrics[step]["valid/reward"] == metrics[step]["valid/reward/sums"] == 0.25
+        assert metrics[step]["valid/masked_share"] == 0
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_rollouts_that_no_reward_judged_show_in_their_own_step_beside_validation(train: Train, staleness: int) -> None:
+    metrics = train(
+        "rewards=[format,but_one]", "train.eval_every=1", "train.tasks_per_step=1", "rollout.group_size=20",
+        "rollout.max_concurrent=20", "engine.params.slots=20", "run.deterministic=false",
+        f"train.staleness={staleness}",
+    )  # fmt: skip
+    for step in (1, 2):
+        assert metrics[step]["rollout/masked_share"] == pytest.approx(1 / 20)
+        assert metrics[step]["reward/unjudged_rollouts"] == 1
         assert metrics[step]["valid/masked_share"] == 0
 
 

@@ -45,7 +45,6 @@ class RolloutMetrics:
         self._longest = max(self._longest, length)
         own_calls = sum(call.turn >= (rollout.fork_turn or 0) for call in rollout.tool_calls)
         self._sums.update(
-            masked=not rollout.valid,
             mixed=len({s.policy_version for s in rollout.segments if s.is_sampled}) > 1,
             forks=rollout.parent is not None,
             filled=int(rollout.stats.get("filled", 0)),
@@ -79,7 +78,6 @@ class RolloutMetrics:
             "rollout/seconds": self.seconds,
             "rollout/rollout_seconds_mean": sums["rollout_ms"] / 1000 / n,
             "rollout/rollouts": float(n),
-            "rollout/masked_share": sums["masked"] / n,
             "rollout/mixed_version_share": sums["mixed"] / n,
             "rollout/turns_mean": sums["turns"] / n,
             "rollout/response_tokens_mean": sums["response_tokens"] / n,

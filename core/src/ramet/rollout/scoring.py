@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ramet.errors import ConfigError, PluginError
@@ -18,6 +18,7 @@ from ramet.types import Fault, Group, Reward, Rollout, Score, Task
 
 logger = logging.getLogger(__name__)
 MAX_FAILED = 0.05  # share of a step's rollouts that rewards may fail to score
+UNJUDGED = "reward:"  # what the place of a fault begins with if a reward failed on a rollout that was whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +62,10 @@ class WeightedReward:
 
 
 class Scorer:
-    """Scores groups. Counts what rewards failed to judge since the last `metrics()`."""
+    """Scores groups. It counts nothing: what rewards failed to judge is in the scored groups (`n_unjudged`)."""
 
     def __init__(self, rewards: Sequence[WeightedReward]) -> None:
         self.rewards = list(rewards)
-        self._failed = 0
-        self._seen = 0
 
     async def score(self, group: Group) -> ScoredGroup:
         """Raises `PluginError` if a reward breaks the contract, `ConfigError` if no reward applies to the task."""
@@ -81,8 +80,6 @@ class Scorer:
         merged = {
             rollout.id: _merge(rollout, chosen, [column[i] for column in columns]) for i, rollout in enumerate(valid)
         }
-        self._seen += len(valid)
-        self._failed += sum(scored.reward is None for scored in merged.values())
         scored = tuple(merged.get(r.id, ScoredRollout(rollout=r, reward=None)) for r in group.rollouts)
         return ScoredGroup(task=group.task, rollouts=scored)
 
@@ -92,18 +89,6 @@ class Scorer:
             close = getattr(weighted.reward, "aclose", None)
             if close is not None:
                 await close()
-
-    def check_failures(self) -> None:
-        """Raise `PluginError` if rewards failed on more than 5 % of the rollouts since the last `metrics()`."""
-        if self._seen and self._failed / self._seen > MAX_FAILED:
-            raise PluginError(
-                f"rewards could not judge {self._failed} of {self._seen} rollouts of this step (over "
-                f"{MAX_FAILED:.0%}); the log names the reward and its error"
-            )
-
-    def metrics(self) -> dict[str, float]:
-        failed, self._failed, self._seen = self._failed, 0, 0
-        return {"reward/unjudged_rollouts": float(failed)}
 
     async def _run(self, reward: WeightedReward, rollouts: Sequence[Rollout]) -> list[Score | Fault]:
         deadline = asyncio.timeout(reward.timeout_s)
@@ -115,12 +100,32 @@ class Scorer:
         except (Exception, SystemExit) as error:  # a plugin may raise anything; its rollouts are masked and counted
             what = f"timed out after {reward.timeout_s:g} s" if deadline.expired() else repr(error)
             logger.warning("reward %s of plugin %s failed: %s", reward.name, reward.plugin, what)
-            return [Fault(where=f"reward:{reward.name}", message=what)] * len(rollouts)
+            return [Fault(where=f"{UNJUDGED}{reward.name}", message=what)] * len(rollouts)
         if not isinstance(raw, Sequence) or isinstance(raw, str):
             raise _broken(reward, rollouts[0].task, f"returned {type(raw).__name__}; allowed: a list of scores")
         if len(raw) != len(rollouts):
             raise _broken(reward, rollouts[0].task, f"returned {len(raw)} scores for {len(rollouts)} rollouts")
         return [_checked(value, reward, rollout) for value, rollout in zip(raw, rollouts, strict=True)]
+
+
+def n_unjudged(groups: Iterable[ScoredGroup]) -> int:
+    """How many rollouts were played well and then not judged, because a reward failed or returned None."""
+    return sum(fault.where.startswith(UNJUDGED) for fault in _faults(groups) if fault is not None)
+
+
+def check_failures(groups: Sequence[ScoredGroup]) -> None:
+    """Raise `PluginError` if rewards failed on more than 5 % of what they were given of these groups."""
+    failed = n_unjudged(groups)
+    seen = failed + sum(fault is None for fault in _faults(groups))
+    if seen and failed / seen > MAX_FAILED:
+        raise PluginError(
+            f"rewards could not judge {failed} of {seen} rollouts of this step (over {MAX_FAILED:.0%}); the log names "
+            "the reward and its error"
+        )
+
+
+def _faults(groups: Iterable[ScoredGroup]) -> Iterator[Fault | None]:
+    return (scored.rollout.fault for group in groups for scored in group.rollouts)
 
 
 def _broken(reward: WeightedReward, task: Task, problem: str) -> PluginError:
@@ -130,7 +135,7 @@ def _broken(reward: WeightedReward, task: Task, problem: str) -> PluginError:
 def _checked(value: object, reward: WeightedReward, rollout: Rollout) -> Score | Fault:
     """The score with all its numbers as finite floats. Raises `PluginError` for anything else."""
     if value is None:
-        return Fault(where=f"reward:{reward.name}", message="not judged")
+        return Fault(where=f"{UNJUDGED}{reward.name}", message="not judged")
     score = value if isinstance(value, Score) else Score(value=value)  # type: ignore[arg-type]
     outside = [p for p in score.token_rewards if not isinstance(p, int) or not 0 <= p < rollout.n_response_tokens]
     if outside:

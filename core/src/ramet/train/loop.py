@@ -26,7 +26,7 @@ from ramet.policy.checkpoint import Checkpoints
 from ramet.policy.critic import CriticSpec
 from ramet.policy.errors import TrainingDiverged
 from ramet.rollout.record import GroupRecord, write_records
-from ramet.rollout.scoring import ScoredGroup
+from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.metrics import Tracker
 from ramet.train.ahead import Ahead
@@ -123,7 +123,6 @@ class Loop:
         groups = await self.stop.drop(self.ahead.take(step))
         metrics = {**reward_metrics(groups), **await self._rollout_metrics(), **row_metrics(groups)}
         self._check(step, groups)
-        metrics |= self.scorer.metrics()
         clock.lap("rollout")
         warn_of_silence(step, groups)
         rows = rows_of(groups)
@@ -166,7 +165,7 @@ class Loop:
     def _check(self, step: int, groups: Sequence[ScoredGroup]) -> None:
         """Stop if too much failed; the groups are on disk then, for whoever looks for the cause."""
         try:
-            self.scorer.check_failures()
+            check_failures(groups)
             check_infrastructure(groups, self.config.rollout.max_infra_rate)
         except RametError:
             self._write(step, groups, [], [])
@@ -232,7 +231,6 @@ class Loop:
         plan = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy")
         groups = await play(self.rollouts, self.scorer, self._tasks(step), step=step, plan=plan)
         await self.rollouts.metrics()  # the next step's counts must not hold these
-        self.scorer.metrics()
         rewards = [group.rollouts[0].reward for group in groups]
         return [float("nan") if (reward := rewards[row.group]) is None else reward for row in rows]
 

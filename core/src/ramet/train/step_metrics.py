@@ -10,7 +10,7 @@ import numpy as np
 
 from ramet.errors import InfraError
 from ramet.policy.batch import Row
-from ramet.rollout.scoring import ScoredGroup
+from ramet.rollout.scoring import ScoredGroup, n_unjudged
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     metrics = {
         "reward/mean": statistics.fmean(rewards) if rewards else float("nan"),
         "reward/std": statistics.pstdev(rewards) if rewards else float("nan"),
+        "reward/unjudged_rollouts": float(n_unjudged(groups)),
         "rollout/masked_share": 1 - len(valid) / max(1, len(scored)),
         "rollout/tool_use": sum(bool(r.rollout.tool_calls) for r in valid) / max(1, len(valid)),
         "group/no_signal_share": _no_signal(groups),

@@ -18,7 +18,6 @@ async def validate(rollouts: Rollouts, scorer: Scorer, tasks: Sequence[Task], *,
     """`valid/…`: mean reward overall and by data source, share of rollouts with tool calls, share masked."""
     groups = await play(rollouts, scorer, tasks, step=step, plan=PLAN)
     await rollouts.metrics()  # what validation played must not stand in the next step's counts
-    scorer.metrics()
     played = [group.rollouts[0] for group in groups]
     judged = [r for r in played if r.reward is not None]
     metrics = {"valid/masked_share": 1 - len(judged) / len(played)}
