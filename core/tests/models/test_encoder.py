@@ -6,7 +6,7 @@ import json
 from array import array
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from ramet import ConfigError, Markup, Message, Untrusted
@@ -165,6 +165,31 @@ def test_the_token_that_ends_a_message_counts_as_an_end() -> None:
     tokenizer.eos_token = tokenizer.pad_token
     encoder = Encoder(tokenizer)
     assert encoder.eos_ids == (tokenizer.pad_token_id, make_tokenizer().eos_token_id)
+
+
+def qwen_base() -> PreTrainedTokenizerFast:
+    """As Qwen2.5's base models: `<|endoftext|>` ends a text, and the chat template ends messages with `<|im_end|>`."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<|endoftext|>"})
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return tokenizer
+
+
+def test_the_end_of_a_turn_is_the_templates_and_not_the_end_of_a_text() -> None:
+    encoder = Encoder(qwen_base())
+    assert encoder.decode([encoder.end_of_turn_id]) == "<|im_end|>"
+    assert [encoder.decode([i]) for i in encoder.eos_ids] == ["<|endoftext|>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize("end", [" {{ eos_token }}", "", "\n\n"])
+def test_a_template_without_a_token_of_its_own_ends_turns_with_the_tokenizers(end: str) -> None:
+    encoder = Encoder(qwen_base(), "{% for m in messages %}{{ m['content'] }}" + end + "{% endfor %}")
+    assert encoder.decode([encoder.end_of_turn_id]) == "<|endoftext|>"
+    assert encoder.eos_ids == (encoder.end_of_turn_id,)
 
 
 def test_a_tokenizer_without_end_of_sequence_is_refused() -> None:

@@ -68,6 +68,14 @@ def test_each_part_is_encoded_on_its_own_and_equals_the_encoders_ids(brackets: A
     assert list(one.token_ids) == ids
 
 
+def test_a_reply_ends_as_the_chat_template_ends_messages_and_not_as_a_text(brackets: Any) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<|endoftext|>"})
+    encoder = TraceEncoder(Encoder(tokenizer), brackets, tools=(), step_prompt="", system_prompt=SystemPrompt.NEVER)
+    (one,) = encoder.examples(conversation((Written(text="42"),)))
+    assert text(one, trained=1) == "42<|end|>"
+
+
 def test_every_exchange_is_trained_once_with_the_earlier_ones_as_its_prompt(brackets: Any) -> None:
     first, second = encoded(brackets, (Written(text="one"),), (Written(text="two"),))
     assert text(first, trained=1) == f"one{END}"

@@ -24,9 +24,10 @@ from ramet.types import Insert, Markup, Message, Untrusted
 class Encoder:
     """Encodes prompts, markup and untrusted text. Never adds a token that the text does not ask for, such as BOS.
 
-    `eos_ids` holds the tokenizer's end of sequence first, then the token with which the chat template ends an
-    assistant's message, if that is another one. `vocab_size` counts the tokenizer's tokens; a model's head may have
-    more rows.
+    `end_of_turn_id` is the token with which the chat template ends an assistant's message. It may be another one than
+    the tokenizer's end of sequence: `<|im_end|>` beside `<|endoftext|>` in Qwen2.5's base models. `eos_ids` holds
+    both, the tokenizer's first; a rollout ends with either. `vocab_size` counts the tokenizer's tokens; a model's head
+    may have more rows.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None) -> None:
@@ -40,7 +41,8 @@ class Encoder:
         self.vocab_size: int = len(tokenizer)
         self.eos_id: int = tokenizer.eos_token_id
         self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        self.eos_ids: tuple[int, ...] = (self.eos_id, *_end_of_turn(self))
+        self.end_of_turn_id: int = _end_of_turn(self)
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_id, self.end_of_turn_id)))
         self._reserved = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
 
     def prompt(self, messages: Sequence[Message]) -> array[int]:
@@ -145,13 +147,13 @@ def _coder(tokenizer: PreTrainedTokenizerBase) -> _Coder:
     return _Rust(tokenizer) if is_usual else _Python(tokenizer)
 
 
-def _end_of_turn(encoder: Encoder) -> tuple[int, ...]:
-    """The special token behind an assistant's message, if it is not the end of sequence already."""
+def _end_of_turn(encoder: Encoder) -> int:
+    """The first special token after an assistant's message; the end of sequence if there is none."""
     mark = "ramet"
     talk = [Message(role="user", content="x"), Message(role="assistant", content=mark)]
     try:
-        behind = encoder._render(talk, generation_prompt=False).rpartition(mark)[2]
+        tail = encoder._render(talk, generation_prompt=False).rpartition(mark)[2]
     except ConfigError:  # a template that cannot show an assistant's message has no such token
-        return ()
-    special = {i for i, token in encoder.tokenizer.added_tokens_decoder.items() if token.special} - {encoder.eos_id}
-    return tuple(i for i in encoder.markup(behind)[:1] if i in special)
+        return encoder.eos_id
+    special = {i for i, token in encoder.tokenizer.added_tokens_decoder.items() if token.special} | {encoder.eos_id}
+    return next((i for i in encoder.markup(tail) if i in special), encoder.eos_id)

@@ -139,8 +139,8 @@ class Player:
         return True
 
     def _forced(self, turn: int) -> Segment:
-        """The end of sequence that the core puts behind a call too many. Not sampled, so never trained."""
-        ids = array("i", [self.place.encoder.eos_id])
+        """The end of turn that the core puts after a call too many. Not sampled, so never trained."""
+        ids = array("i", [self.place.encoder.end_of_turn_id])
         return Segment(origin=Origin.INSERTED, kind=SegmentKind.FORCED, turn=turn, text="", token_ids=ids)
 
     def _room(self, live: LiveRollout) -> int:

@@ -24,7 +24,7 @@ class Example:
     """One sequence: everything up to a reply, and that reply."""
 
     token_ids: array[int]  # int32
-    trained: array[int]  # int8, 1 on what the policy writes and on the end of sequence
+    trained: array[int]  # int8, 1 on what the policy writes and on the end of its turn
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -91,6 +91,6 @@ class TraceEncoder:
             more = self._encoder.markup(part.text) if isinstance(part, Sampled) else self._encoder.insert(part)
             ids.extend(more)
             trained.extend([int(sampled)] * len(more))
-        ids.append(self._encoder.eos_id)
+        ids.append(self._encoder.end_of_turn_id)
         trained.append(1)
         return Example(token_ids=ids, trained=trained)
