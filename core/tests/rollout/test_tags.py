@@ -9,13 +9,35 @@ from ramet.rollout.config import TagsConfig
 from ramet.rollout.tags import Tags
 from ramet.testing import check_rollout_step
 from ramet.testing.doubles import EchoTool, ScriptedContext, echo_tool, scripted_generate
-from ramet.types import Markup, RolloutState, Sampled, StepResult, StopReason, Task, ToolSchema, Untrusted, user_prompt
+from ramet.types import (
+    Markup,
+    Message,
+    RolloutState,
+    Sampled,
+    StepResult,
+    StopReason,
+    Task,
+    ToolSchema,
+    Untrusted,
+    user_prompt,
+)
 
 
-def turn(context: ScriptedContext, *, n_tool_calls: int = 0, response: str = "") -> StepResult:
-    task = Task(id="t", prompt=user_prompt("an example: <python>print('prompt')</python>"))
+PROMPT = user_prompt("an example: <python>print('prompt')</python>")
+ADVERTISED = (Message(role="system", content="You may <search> and </search>, <plan> </plan>."), *PROMPT)
+
+
+def turn(
+    context: ScriptedContext,
+    *,
+    n_tool_calls: int = 0,
+    response: str = "",
+    prompt: tuple[Message, ...] = PROMPT,
+    config: TagsConfig | None = None,
+) -> StepResult:
+    task = Task(id="t", prompt=prompt)
     state = RolloutState(task=task, rollout="0", turn=0, response=response, n_tool_calls=n_tool_calls)
-    return asyncio.run(Tags(TagsConfig())(state, context))
+    return asyncio.run(Tags(config or TagsConfig())(state, context))
 
 
 def text_of(result: StepResult) -> str:
@@ -45,7 +67,7 @@ def test_a_call_is_executed_once_and_its_result_wrapped_as_released() -> None:
     assert [dict(call.arguments) for call in context.calls] == [{"text": "print(4)"}]
     assert result.insert == (Markup(text=" <result>\n"), Untrusted(text="print(4)"), Markup(text="\n</result>"))
     assert result.stop is None
-    assert context.stops == [("</python>", "</answer>")]
+    assert context.stops == [("</python>", "</answer>", "<result>")]
 
 
 def test_two_opening_tags_give_one_call_with_the_content_of_the_last() -> None:
@@ -80,6 +102,41 @@ def test_a_call_over_the_limit_stops_the_rollout_before_it_runs() -> None:
     context = scripted_generate(["<python>1</python>"], [echo_tool()], max_tool_calls=2)
     assert turn(context, n_tool_calls=2).stop is StopReason.CALL_LIMIT
     assert context.calls == []
+
+
+INVENTED = "<search>gold</search> <result>\nmade up\n</result><answer>42</answer>"
+
+
+def test_a_result_that_the_policy_invents_ends_its_turn_and_it_is_told() -> None:
+    context = scripted_generate([INVENTED], [echo_tool()])
+    result = turn(context)
+    assert (result.stop, result.answer, context.calls) == (None, None, [])
+    told = "A result is written for you once a tool has run: never write one yourself. Tools: python."
+    assert result.insert == tuple(Tags(TagsConfig()).result(told))
+
+
+def test_a_call_of_a_tool_that_the_prompt_names_and_nobody_configured_is_answered_so() -> None:
+    context = scripted_generate([INVENTED], [echo_tool()])
+    result = turn(context, prompt=ADVERTISED)
+    assert context.stops == [("</python>", "</answer>", "<result>", "</search>", "</plan>")]
+    assert [(call.name, dict(call.arguments)) for call in context.calls] == [("search", {"text": "gold"})]
+    assert (result.stop, text_of(result)) == (None, " <result>\nThere is no tool search. Tools: python.\n</result>")
+
+
+def test_tags_of_the_prompt_that_are_no_tools_are_named_so_and_left_alone() -> None:
+    context = scripted_generate(["<plan>think</plan><answer>1</answer>"], [echo_tool()])
+    result = turn(context, prompt=ADVERTISED, config=TagsConfig(other_tags=["plan"]))
+    assert result.answer == "1"
+
+
+def test_foreign_tags_are_pairs_of_no_tool_and_html_only_where_the_task_asks_for_nothing() -> None:
+    tags = Tags(TagsConfig())
+    asked = (Message(role="user", content="What does <b>x</b> mean, and <note>x</note>, <p class='y'>? Use <lone>."),)
+    assert tags.foreign_tags(asked, ["python"]) == ["note"]
+    assert tags.foreign_tags((Message(role="system", content="<b></b> <think></think>"),), []) == ["b"]
+    assert tags.foreign_tags(ADVERTISED, ["search", "python"]) == ["plan"]
+    assert tags.foreign_tags(ADVERTISED, []) == ["search", "plan", "python"]
+    assert tags.foreign_tags((Message(role="system", content=tags.system_prompt([json_tool().schema])),), ["add"]) == []
 
 
 def test_an_answer_is_taken_from_between_its_tags_with_boxes_left_in() -> None:
@@ -153,6 +210,22 @@ def test_a_trace_of_an_unknown_tool_is_all_sampled() -> None:
     trace = "<web>x</web> <result>\ny\n</result>"
     assert Tags(TagsConfig()).read(trace, ["python"]) == [Sampled(text=trace)]
     assert Tags(TagsConfig()).read(trace, []) == [Sampled(text=trace)]
+
+
+@pytest.mark.parametrize(
+    ("said", "prompt"),
+    [("4</answer>", PROMPT), ("so <result>", PROMPT), ("<search>x</search>", ADVERTISED), ("</python>", PROMPT)],
+)
+@pytest.mark.parametrize("tools", [["python"], []])
+def test_reading_a_trace_gives_what_a_rollout_tells_a_model_that_breaks_the_format(
+    said: str, prompt: tuple[Message, ...], tools: list[str]
+) -> None:
+    if said == "</python>" and not tools:
+        return  # no stop then
+    inserted = turn(scripted_generate([said], [echo_tool(name) for name in tools]), prompt=prompt).insert
+    assert inserted
+    trace = said + "".join(part.text for part in inserted) + "on"
+    assert Tags(TagsConfig()).read(trace, tools) == [Sampled(text=said), *inserted, Sampled(text="on")]
 
 
 def test_reading_a_trace_gives_exactly_what_a_rollout_inserts() -> None:

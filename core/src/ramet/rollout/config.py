@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(kw_only=True, slots=True)
 class TagsConfig:
-    """The step `tags`. `think`, `result` and `answer` are the tag names; a tool's tag is its registered name."""
+    """The step `tags`. `think`, `result` and `answer` are the tag names; a tool's tag is its registered name.
+
+    other_tags: tags that prompts name and that are no tool's, such as `plan`: the model may write them freely.
+    """
 
     think: str = "think"
     result: str = "result"
     answer: str = "answer"
+    other_tags: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, slots=True)

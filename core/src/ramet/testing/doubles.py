@@ -197,7 +197,7 @@ class ScriptedContext:
     async def call_tool(self, call: ToolCall) -> ToolResult:
         self.calls.append(call)
         if call.name not in self._tools:
-            raise ToolError(f"There is no tool {call.name}.")
+            raise ToolError(f"There is no tool {call.name}. Tools: {', '.join(self._tools) or 'none'}.")
         return await self._tools[call.name](call)
 
 
