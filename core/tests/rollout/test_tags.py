@@ -22,7 +22,6 @@ from ramet.types import (
     user_prompt,
 )
 
-
 PROMPT = user_prompt("an example: <python>print('prompt')</python>")
 ADVERTISED = (Message(role="system", content="You may <search> and </search>, <plan> </plan>."), *PROMPT)
 

@@ -118,7 +118,7 @@ def test_the_system_prompt_follows_its_rule(play: Play, rule: SystemPrompt, own:
 def test_a_task_restricts_its_tools(play: Play, make_task: Any) -> None:
     tools = {name: (echo_tool(name), ToolConfig()) for name in ("python", "search")}
     played = play(one_call, tasks=[make_task(tools=("search",))], tools=tools, group_size=1)
-    assert played.engine.requests[0].sampling.stop == ("</search>", "</answer>")
+    assert played.engine.requests[0].sampling.stop == ("</search>", "</answer>", "<result>")
     assert played.rollouts[0].stop is StopReason.END
 
 

@@ -7,9 +7,10 @@ import pytest
 from ramet.config.schema import SystemPrompt
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tokenizer
+from ramet.rollout.prompts import Prompt, messages_of
 from ramet.sft.encode import Example, TraceEncoder
 from ramet.sft.rows import Conversation, Exchange, Returned, Written
-from ramet.types import Message
+from ramet.types import Message, Task
 
 ENCODER = Encoder(make_tokenizer())
 ASKED = (Message(role="user", content="q"),)
@@ -24,8 +25,12 @@ def conversation(*replies: Any, system: str | None = None) -> Conversation:
 
 def encoded(brackets: Any, *replies: Any, tools: tuple[str, ...] = ("python",), **options: Any) -> list[Example]:
     rule = options.get("rule", SystemPrompt.NEVER)
-    encoder = TraceEncoder(ENCODER, brackets, tools=tools, step_prompt="the step's", system_prompt=rule)
+    encoder = TraceEncoder(ENCODER, brackets, tools=tools, prompt=lambda task: shown(task, rule))
     return list(encoder.examples(conversation(*replies, system=options.get("system"))))
+
+
+def shown(task: Task, rule: SystemPrompt) -> Prompt:
+    return Prompt(messages=messages_of(task, "the step's", rule))
 
 
 def text(example: Example, *, trained: int) -> str:
@@ -71,7 +76,7 @@ def test_each_part_is_encoded_on_its_own_and_equals_the_encoders_ids(brackets: A
 def test_a_reply_ends_as_the_chat_template_ends_messages_and_not_as_a_text(brackets: Any) -> None:
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"eos_token": "<|endoftext|>"})
-    encoder = TraceEncoder(Encoder(tokenizer), brackets, tools=(), step_prompt="", system_prompt=SystemPrompt.NEVER)
+    encoder = TraceEncoder(Encoder(tokenizer), brackets, tools=(), prompt=lambda task: Prompt(messages=task.prompt))
     (one,) = encoder.examples(conversation((Written(text="42"),)))
     assert text(one, trained=1) == "42<|end|>"
 
@@ -85,18 +90,20 @@ def test_every_exchange_is_trained_once_with_the_earlier_ones_as_its_prompt(brac
 
 
 @pytest.mark.parametrize(
-    ("rule", "own", "shown"),
+    ("rule", "own", "expected"),
     [
         (SystemPrompt.AUTO, None, "the step's"),
         (SystemPrompt.AUTO, "own", "own"),
         (SystemPrompt.ALWAYS, "own", "the step's"),
+        (SystemPrompt.APPEND, "own", "own\n\nthe step's"),
+        (SystemPrompt.APPEND, None, "the step's"),
         (SystemPrompt.NEVER, None, None),
         (SystemPrompt.NEVER, "own", "own"),
     ],
 )
 def test_the_system_prompt_follows_the_rule_of_rollouts(
-    brackets: Any, rule: SystemPrompt, own: str | None, shown: str | None
+    brackets: Any, rule: SystemPrompt, own: str | None, expected: str | None
 ) -> None:
     (one,) = encoded(brackets, (Written(text="a"),), rule=rule, system=own)
-    system = [Message(role="system", content=shown)] if shown else []
+    system = [Message(role="system", content=expected)] if expected else []
     assert text(one, trained=0) == ENCODER.decode(ENCODER.prompt([*system, *ASKED]))

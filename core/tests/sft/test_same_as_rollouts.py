@@ -12,6 +12,7 @@ from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.models.encoder import Encoder
 from ramet.rollout.branching import NoBranching
 from ramet.rollout.config import TagsConfig
+from ramet.rollout.prompts import make_prompt
 from ramet.rollout.tags import Tags
 from ramet.rollout.worker import RolloutPlan, RolloutWorker
 from ramet.sft.encode import Example, TraceEncoder
@@ -55,8 +56,9 @@ def played(turns: list[str], tool: EchoTool, rule: SystemPrompt) -> Rollout:
 def read(messages: list[dict[str, str]], tool: EchoTool, rule: SystemPrompt) -> Example:
     conversation, problems = read_row(json.loads(json.dumps({"messages": messages})), "row")
     assert conversation is not None, problems
-    system = STEP.system_prompt([tool.schema])
-    encoder = TraceEncoder(ENCODER, STEP, tools=["python"], step_prompt=system, system_prompt=rule)
+    encoder = TraceEncoder(
+        ENCODER, STEP, tools=["python"], prompt=lambda task: make_prompt(task, STEP, [tool.schema], rule)
+    )
     (example,) = encoder.examples(conversation)
     return example
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramet.cluster.parts import task_messages
+from ramet.cluster.prompts import describe_foreign_tags, foreign_tags, task_prompts
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.data.files import find_files
@@ -48,22 +49,22 @@ def _config(overrides: Sequence[str], model: Path | None) -> Config:
 
 
 def _prompts(config: Config) -> Prompts:
-    messages = task_messages(config)
+    prompt = task_prompts(config)
     if not config.model.path:
         return Prompts(
             unit="characters",
-            count=lambda task: sum(len(message.content) for message in messages(task)),
-            text=lambda task: "\n".join(f"[{message.role}]\n{message.content}" for message in messages(task)),
+            count=lambda task: sum(len(message.content) for message in prompt(task).messages),
+            text=lambda task: "\n".join(f"[{message.role}]\n{message.content}" for message in prompt(task).messages),
         )
-    from ramet.models.encoder import Encoder
-    from ramet.models.loading import load_tokenizer
+    from ramet.cluster.place import build_encoder
 
-    encoder = Encoder(load_tokenizer(config.model))
-    return Prompts(
-        unit="tokens",
-        count=lambda task: len(encoder.prompt(messages(task))),
-        text=lambda task: encoder.decode(encoder.prompt(messages(task))),
-    )
+    encoder = build_encoder(config)
+
+    def ids(task: Task) -> array[int]:
+        made = prompt(task)
+        return encoder.prompt(made.messages, made.tools)
+
+    return Prompts(unit="tokens", count=lambda task: len(ids(task)), text=lambda task: encoder.decode(ids(task)))
 
 
 def _report(found: Inspection, config: Config, views: Prompts, prompts: int) -> Iterator[str]:
@@ -80,6 +81,8 @@ def _report(found: Inspection, config: Config, views: Prompts, prompts: int) -> 
     )
     yield _line("tools", _counted(restricted, 0))
     yield from _lengths(found, config, views)
+    if foreign := foreign_tags(config, found.tasks):
+        yield _line("tags", describe_foreign_tags(foreign, config))
     if found.duplicates:
         yield _line("duplicates", f"{len(found.duplicates)} rows repeat an earlier prompt; {found.duplicates[0]}")
     for problem in found.bad[:SHOWN]:

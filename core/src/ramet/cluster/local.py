@@ -59,6 +59,7 @@ class LocalRollouts:
             tools={name: (tool, config.tools[name]) for name, tool in tools.items()},
             config=config.rollout,
             system_prompt=config.rollout_step.system_prompt,
+            tools_in_template=config.rollout_step.tools_in_template,
             seed=config.run.seed,
             deterministic=config.run.deterministic,
         )

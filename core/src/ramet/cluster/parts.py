@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
 
 from ramet.config.schema import Config
@@ -10,14 +10,12 @@ from ramet.engines.protocol import Capability, EngineInfo
 from ramet.errors import RametError
 from ramet.plugins import Plugins, load_plugins
 from ramet.rollout.decisions import ask
-from ramet.rollout.prompts import messages_of
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.types import (
     AdvantageEstimator,
     Benchmark,
     BranchPolicy,
     GroupView,
-    Message,
     Need,
     PolicyLoss,
     RolloutStep,
@@ -52,18 +50,6 @@ def build_loss(config: Config) -> PolicyLoss:
 def build_tools(config: Config) -> dict[str, Tool]:
     plugins = load_plugins()
     return {name: plugins.get("tools", name).build(tool.params) for name, tool in config.tools.items()}
-
-
-def task_messages(config: Config) -> Callable[[Task], tuple[Message, ...]]:
-    """What a rollout of a task begins with: its messages, and the step's system message by rule."""
-    step = build_step(config)
-    schemas = {name: tool.schema for name, tool in build_tools(config).items()}
-
-    def messages(task: Task) -> tuple[Message, ...]:
-        allowed = [schema for name, schema in schemas.items() if task.tools is None or name in task.tools]
-        return messages_of(task, step.system_prompt(allowed), config.rollout_step.system_prompt)
-
-    return messages
 
 
 def build_scorer(config: Config) -> Scorer:

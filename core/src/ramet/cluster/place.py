@@ -121,7 +121,7 @@ class Place(Protocol):
 
 
 def build_encoder(config: Config) -> Encoder:
-    return Encoder(load_tokenizer(config.model))
+    return Encoder(load_tokenizer(config.model), template_kwargs=config.model.chat_template_kwargs)
 
 
 @asynccontextmanager

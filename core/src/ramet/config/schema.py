@@ -17,6 +17,7 @@ from omegaconf import MISSING
 class SystemPrompt(StrEnum):
     AUTO = "auto"  # the step's, unless the task brings its own
     ALWAYS = "always"  # the step's, instead of the task's
+    APPEND = "append"  # the task's own, then the step's
     NEVER = "never"
 
 
@@ -120,6 +121,7 @@ class ModelConfig:
     path: str = MISSING  # a Hugging Face folder
     tokenizer: str | None = None  # null: the model's folder
     chat_template: str | None = None  # a file; null: the tokenizer's own
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # variables of the template: enable_thinking
     dtype: Dtype = Dtype.FLOAT32
     attention: Attention = Attention.AUTO
     device: str = "auto"  # auto, cpu, cuda
@@ -148,6 +150,9 @@ class RolloutStepConfig:
     name: str = "tags"
     params: Any = None
     system_prompt: SystemPrompt = SystemPrompt.AUTO
+    tools_in_template: bool = (
+        False  # the chat template describes the tools (`tools=`), and the step's prompt names none
+    )
 
 
 @dataclass(kw_only=True, slots=True)

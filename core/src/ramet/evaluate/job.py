@@ -14,6 +14,7 @@ from ramet.cluster.check import check_cluster
 from ramet.cluster.engines import check_engine
 from ramet.cluster.parts import build_benchmarks, check_parts
 from ramet.cluster.place import open_rollouts
+from ramet.cluster.prompts import check_prompts, warn_of_foreign_tags
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -101,6 +102,7 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
         *check_cluster(config),
         *check_parts(config, training=False),
     ]
+    problems += [] if problems else check_prompts(config)
     benchmarks: dict[str, Benchmark] = {}
     tasks: dict[str, list[Task]] = {}
     try:
@@ -116,6 +118,7 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
         if not found:
             problems.append(f"benchmarks.{name}: split {config.benchmarks[name].split!r} holds no task")
     raise_all(dict.fromkeys(problems))
+    warn_of_foreign_tags(config, [task for found in tasks.values() for task in found])
     return benchmarks, tasks
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ramet.errors import ConfigError
-from ramet.types import Insert, Markup, Message, Untrusted
+from ramet.types import Insert, Markup, Message, ToolSchema, Untrusted
 
 
 class Encoder:
@@ -30,11 +30,18 @@ class Encoder:
     may have more rows.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template: str | None = None,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         if tokenizer.eos_token_id is None:
             raise ConfigError("model.tokenizer: the tokenizer has no end-of-sequence token")
         self.tokenizer = tokenizer
         self.chat_template = chat_template
+        self.template_kwargs = dict(template_kwargs or {})
         self._coder = _coder(tokenizer)
         self._wrapper = lru_cache(maxsize=256)(self._coder.markup)  # few texts, inserted again and again
         self._plain = lru_cache(maxsize=16)(self._coder.untrusted)  # a result is measured first, and inserted then
@@ -45,9 +52,12 @@ class Encoder:
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_id, self.end_of_turn_id)))
         self._reserved = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
 
-    def prompt(self, messages: Sequence[Message]) -> array[int]:
-        """The chat template with the generation prompt: everything before the assistant's first token."""
-        return self.markup(self._render(messages, generation_prompt=True))
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> array[int]:
+        """The chat template with the generation prompt: everything before the assistant's first token.
+
+        `tools` are those that the template describes.
+        """
+        return self.markup(self._render(messages, tools, generation_prompt=True))
 
     def markup(self, text: str) -> array[int]:
         """Token ids with special tokens parsed."""
@@ -79,11 +89,16 @@ class Encoder:
         """The text of token ids, special tokens kept, nothing cleaned up. Ids that no token has count as nothing."""
         return self._coder.decode(list(ids))
 
-    def _render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, generation_prompt: bool) -> str:
         rows = [{"role": m.role, "content": m.content} for m in messages]
         try:
             text = self.tokenizer.apply_chat_template(
-                rows, chat_template=self.chat_template, tokenize=False, add_generation_prompt=generation_prompt
+                rows,
+                tools=[_function(tool) for tool in tools] or None,
+                chat_template=self.chat_template,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **self.template_kwargs,
             )
         except (TemplateError, ValueError) as error:
             raise ConfigError(
@@ -91,6 +106,12 @@ class Encoder:
             ) from error
         assert isinstance(text, str)
         return text
+
+
+def _function(tool: ToolSchema) -> dict[str, Any]:
+    """The form in which chat templates read tools: JSON schemas of functions."""
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
 
 
 class _Coder(Protocol):

@@ -26,6 +26,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from ramet.config.schema import Attention, Dtype, ModelConfig
 from ramet.errors import ConfigError
+from ramet.models.template import check_template_kwargs
 from ramet.models.varlen import has_varlen, register
 from ramet.models.weight_files import check_weights, read_json
 
@@ -45,6 +46,7 @@ def check_model(config: ModelConfig) -> list[str]:
         tokenizer = load_tokenizer(config)
     except ConfigError as error:
         return [*problems, str(error)]
+    problems += check_template_kwargs(config.chat_template_kwargs, tokenizer)
     if not problems:
         problems += _check_vocabulary(config, tokenizer)
     try:

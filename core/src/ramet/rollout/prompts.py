@@ -1,26 +1,46 @@
-"""A task's prompt as one segment: the system message by rule, then the chat template."""
+"""What a rollout of a task begins with: the system message by rule, then the chat template, as one segment."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ramet.config.schema import SystemPrompt
-from ramet.types import Message, Origin, Segment, SegmentKind, Task
+from ramet.types import Message, Origin, RolloutStep, Segment, SegmentKind, Task, ToolSchema
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the chat template is given."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...] = ()  # that the template describes; none where the step's system message does
+
+
+def make_prompt(
+    task: Task, step: RolloutStep, tools: Sequence[ToolSchema], rule: SystemPrompt, *, tools_in_template: bool = False
+) -> Prompt:
+    """The prompt of a task that may use `tools`. Who describes them, the template or the step, is the caller's."""
+    described = () if tools_in_template else tuple(tools)
+    messages = messages_of(task, step.system_prompt(described), rule)
+    return Prompt(messages=messages, tools=tuple(tools) if tools_in_template else ())
+
+
 def messages_of(task: Task, system: str, rule: SystemPrompt) -> tuple[Message, ...]:
     """The task's messages with the rollout step's system message where the rule puts it."""
-    brings_its_own = any(message.role == "system" for message in task.prompt)
-    if rule is SystemPrompt.NEVER or not system or (brings_its_own and rule is SystemPrompt.AUTO):
+    own = [message.content for message in task.prompt if message.role == "system"]
+    if rule is SystemPrompt.NEVER or not system or (own and rule is SystemPrompt.AUTO):
         return task.prompt
+    if rule is SystemPrompt.APPEND:
+        system = "\n\n".join([*own, system])
     rest = (message for message in task.prompt if message.role != "system")
     return (Message(role="system", content=system), *rest)
 
 
-def prompt_segment(messages: Sequence[Message], encoder: Encoder) -> Segment:
-    ids = encoder.prompt(messages)
+def prompt_segment(prompt: Prompt, encoder: Encoder) -> Segment:
+    ids = encoder.prompt(prompt.messages, prompt.tools)
     return Segment(origin=Origin.INSERTED, kind=SegmentKind.PROMPT, turn=0, text=encoder.decode(ids), token_ids=ids)

@@ -21,7 +21,7 @@ from ramet.rollout.branching import NoBranching
 from ramet.rollout.context import Workplace
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
-from ramet.rollout.prompts import messages_of, prompt_segment
+from ramet.rollout.prompts import make_prompt, prompt_segment
 from ramet.rollout.replies import Versions
 from ramet.rollout.scheduler import GroupJob, GroupScheduler
 from ramet.rollout.tool_runtime import ToolRuntime
@@ -51,6 +51,7 @@ class RolloutWorker:
         system_prompt: SystemPrompt,
         seed: int,
         deterministic: bool,
+        tools_in_template: bool = False,
     ) -> None:
         """Raises `ConfigError` for settings that cannot work together."""
         problems = RolloutPlan().resolved(config).problems(config.max_concurrent)
@@ -63,6 +64,7 @@ class RolloutWorker:
         self.branch_policy = branch_policy
         self.config = config
         self.system_prompt = system_prompt
+        self.tools_in_template = tools_in_template
         self.seed = seed
         self.deterministic = deterministic
         self._watchdog = Watchdog(config.watchdog_s)
@@ -186,8 +188,8 @@ class RolloutWorker:
         room = self.engine.info.max_tokens
         for task, name in zip(tasks, names, strict=True):
             schemas = self._schemas(task)
-            messages = messages_of(task, self.step.system_prompt(schemas), self.system_prompt)
-            prompt = prompt_segment(messages, self.encoder)
+            made = make_prompt(task, self.step, schemas, self.system_prompt, tools_in_template=self.tools_in_template)
+            prompt = prompt_segment(made, self.encoder)
             jobs.append(GroupJob(task=task, name=name, step=step, prompt=prompt))
             if len(prompt) >= room:
                 problems.append(

@@ -9,12 +9,11 @@ many templates render an earlier reply differently from the one that is being wr
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ramet.config.schema import SystemPrompt
 from ramet.models.encoder import Encoder
-from ramet.rollout.prompts import messages_of
+from ramet.rollout.prompts import Prompt
 from ramet.sft.rows import Conversation, Piece, Returned
 from ramet.types import Markup, Message, Sampled, Task, TracePart, TraceReader
 
@@ -39,14 +38,13 @@ class TraceEncoder:
         reader: TraceReader,
         *,
         tools: Sequence[str],
-        step_prompt: str,
-        system_prompt: SystemPrompt,
+        prompt: Callable[[Task], Prompt],
     ) -> None:
+        """`prompt` is that of rollouts."""
         self._encoder = encoder
         self._reader = reader
         self._tools = tuple(tools)
-        self._step_prompt = step_prompt
-        self._rule = system_prompt
+        self._prompt = prompt
         wrapper = (part.text.strip() for part in reader.result("") if isinstance(part, Markup))
         self._wrapper = [mark for mark in wrapper if mark]
 
@@ -57,7 +55,7 @@ class TraceEncoder:
             history.append(Message(role="user", content=exchange.user))
             task = Task(id=conversation.where, prompt=tuple(history))
             parts = self._parts(exchange.reply)
-            yield self._example(messages_of(task, self._step_prompt, self._rule), parts)
+            yield self._example(self._prompt(task), parts)
             history.append(Message(role="assistant", content="".join(part.text for part in parts)))
 
     def unread_results(self, conversation: Conversation) -> bool:
@@ -83,8 +81,8 @@ class TraceEncoder:
                 parts += self._reader.read(piece.text, self._tools)
         return parts
 
-    def _example(self, prompt: Sequence[Message], parts: Sequence[TracePart]) -> Example:
-        ids = array("i", self._encoder.prompt(prompt))
+    def _example(self, prompt: Prompt, parts: Sequence[TracePart]) -> Example:
+        ids = array("i", self._encoder.prompt(prompt.messages, prompt.tools))
         trained = array("b", bytes(len(ids)))
         for part in parts:
             sampled = isinstance(part, Sampled)

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from transformers import PreTrainedTokenizerBase
 
 from ramet.cluster.parts import build_step, build_tools
+from ramet.cluster.prompts import check_prompts, task_prompts
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -58,15 +59,15 @@ def prepare(resolved: Resolved) -> Prepared:
     problems = [*check(resolved, "sft"), *check_model(config.model), *data.problems]
     problems += [*check_strategy(resolved, launched_world()), *check_trackers(config.trackers), *check_out(config)]
     step, tools = _parts(config, problems)
+    problems += [] if problems else check_prompts(config)
     raise_all(problems)
     assert step is not None
     tokenizer = load_tokenizer(config.model)
     encoder = TraceEncoder(
-        Encoder(tokenizer),
+        Encoder(tokenizer, template_kwargs=config.model.chat_template_kwargs),
         step,
         tools=list(tools),
-        step_prompt=step.system_prompt([tool.schema for tool in tools.values()]),
-        system_prompt=config.rollout_step.system_prompt,
+        prompt=task_prompts(config),
     )
     return _encoded(encoder, data, config.sft.max_tokens, tokenizer)
 

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from ramet.cluster.check import check_cluster
 from ramet.cluster.engines import check_engine
-from ramet.cluster.parts import check_parts, task_messages
+from ramet.cluster.parts import check_parts
 from ramet.cluster.place import build_encoder
+from ramet.cluster.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -54,6 +55,7 @@ def prepare(resolved: Resolved) -> Prepared:
         *check_trackers(config.trackers),
         *check_parts(config, training=True),
     ]
+    problems += [] if problems else check_prompts(config)
     train = valid = None
     if config.data.train:  # otherwise `check` has said so
         train = _collect(lambda: _load(config, config.data.train, config.data.limit), problems)
@@ -104,6 +106,7 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared
     kept = leave_out_long(train.tasks, count, config.data.max_prompt_tokens)
     kept_valid = leave_out_long(valid.tasks, count, config.data.max_prompt_tokens) if valid else None
     warn_of_overlap(kept.tasks, kept_valid.tasks if kept_valid else [])
+    warn_of_foreign_tags(config, [*kept.tasks, *(kept_valid.tasks if kept_valid else [])])
     sampler = Sampler(len(kept.tasks), config.train.tasks_per_step, config.run.seed, config.data.shuffle)
     data = {"train": _record(train, kept)}
     if valid and kept_valid:
@@ -132,11 +135,12 @@ def _record(tasks: TaskSet, kept: Filtered) -> DataRecord:
 
 def prompt_counter(config: Config, encoder: Encoder) -> Callable[[Task], int]:
     """Tokens of a task's prompt as a rollout would begin with it."""
-    messages = task_messages(config)
+    prompt = task_prompts(config)
 
     def count(task: Task) -> int:
         try:
-            return len(encoder.prompt(messages(task)))
+            made = prompt(task)
+            return len(encoder.prompt(made.messages, made.tools))
         except ConfigError as error:  # the chat template may refuse an order of roles
             raise ConfigError(f"data: task {task.id!r}: {error}") from error
 
