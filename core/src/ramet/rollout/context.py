@@ -25,6 +25,7 @@ from ramet.types import (
     Origin,
     Segment,
     SegmentKind,
+    Task,
     ToolCall,
     ToolRecord,
     ToolResult,
@@ -44,6 +45,7 @@ class Workplace:
     engine: Engine
     encoder: Encoder
     tools: ToolRuntime
+    task: Task
     schemas: tuple[ToolSchema, ...]  # of the tools that the task may use
     watchdog: Watchdog
     plan: ResolvedPlan
@@ -65,6 +67,9 @@ class TurnContext:
         self._step = step  # for messages
         self._asked = False
         self._reported = False
+        self._earlier_calls = tuple(live.tool_calls)
+        self._n_begun = 0
+        self._records: dict[int, ToolRecord] = {}  # of this turn's calls, by the order in which they were made
 
     @property
     def tools(self) -> Sequence[ToolSchema]:
@@ -177,14 +182,19 @@ class TurnContext:
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         live = self.live
-        if len(live.tool_calls) >= self.max_tool_calls:
+        number = self._n_begun
+        if len(self._earlier_calls) + number >= self.max_tool_calls:
             raise PluginError(
                 f"rollout step {self._step} made more tool calls than the {self.max_tool_calls} allowed; it must "
                 "stop the rollout with StopReason.CALL_LIMIT"
             )
-        call = ToolCall(name=call.name, arguments=call.arguments, rollout=str(live.key), turn=live.turn)
+        self._n_begun += 1  # before it is waited for: a step may make several calls at once
+        call = ToolCall(
+            name=call.name, arguments=call.arguments, rollout=str(live.key), turn=live.turn, task=self.place.task
+        )
         outcome = await self._run(call)
-        live.tool_calls.append(_record(call, outcome))
+        self._records[number] = _record(call, outcome)
+        live.tool_calls = [*self._earlier_calls, *(self._records[one] for one in sorted(self._records))]
         live.add_stat("tool_s", outcome.run_s)
         live.add_stat("tool_wait_s", outcome.wait_s)
         if outcome.status is CallStatus.INFRA:
@@ -192,12 +202,12 @@ class TurnContext:
         if outcome.raised:
             raise ToolError(outcome.text)
         error = outcome.status is CallStatus.ERROR
-        return ToolResult(text=outcome.text, error=error, cached=outcome.cached, metadata=outcome.metadata or {})
+        return ToolResult(text=outcome.text, error=error, cached=outcome.cached, metadata=outcome.metadata)
 
     async def _run(self, call: ToolCall) -> ToolOutcome:
         known = [schema.name for schema in self.place.schemas]
         if call.name in known:
-            return await self.place.tools.run(call)
+            return await self.place.tools.run(call, ends_at=self.live.ends_at)
         text = f"There is no tool {call.name[:80]}. Tools: {', '.join(known) or 'none'}."
         return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
 
@@ -218,4 +228,5 @@ def _record(call: ToolCall, outcome: ToolOutcome) -> ToolRecord:
         attempts=outcome.attempts,
         cached=outcome.cached,
         truncated=outcome.truncated,
+        metadata=outcome.metadata,
     )

@@ -60,7 +60,7 @@ class Player:
         started = time.perf_counter()
         now = asyncio.get_running_loop().time()
         own_end = now + self.config.deadline_s
-        ends_at = min(own_end, self.step_ends_at)
+        live.ends_at = ends_at = min(own_end, self.step_ends_at)
         limit = asyncio.timeout_at(ends_at)
         try:
             async with limit:

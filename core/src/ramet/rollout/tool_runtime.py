@@ -1,8 +1,9 @@
 """Runs tools for rollouts, so that a tool need not know of time-outs, retries, limits, sharing or metrics.
 
 Whose fault it is decides: `ToolError` (and a result with `error`) is the model's and goes back to it; a time-out, an
-`InfraError` or any other exception is ours, is retried and then masks the rollout. A tool runs in a task that nobody
-waits for longer than its time-out: one that hangs and ignores its cancellation harms only its own rollout.
+`InfraError` or any other exception is ours, is retried (unless the tool must not run twice) and then masks the rollout.
+A tool runs in a task that nobody waits for longer than its time-out: one that hangs and ignores its cancellation harms
+only its own rollout.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ramet.config.schema import ToolConfig
@@ -44,7 +45,7 @@ class ToolOutcome:
     cached: bool = False
     truncated: bool = False
     raised: bool = False
-    metadata: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ToolRuntime:
@@ -57,9 +58,12 @@ class ToolRuntime:
     def schemas(self) -> dict[str, ToolSchema]:
         return {name: lane.schema for name, lane in self._lanes.items()}
 
-    async def run(self, call: ToolCall) -> ToolOutcome:
-        """Raises only what stops the run: `PluginError` and `ConfigError`."""
-        return await self._lanes[call.name].run(call)
+    async def run(self, call: ToolCall, *, ends_at: float | None = None) -> ToolOutcome:
+        """Raises only what stops the run: `PluginError` and `ConfigError`.
+
+        `ends_at`: when the rollout's deadline is, in the event loop's time. None: it has none.
+        """
+        return await self._lanes[call.name].run(call, ends_at)
 
     async def close_rollout(self, rollout: str) -> None:
         """The rollout is over: tools that hold state for it let it go."""
@@ -94,12 +98,14 @@ class _Flight:
     waiters: int = 0
 
 
-class _Clock:
-    """Time that one call spent waiting and running."""
+class _Progress:
+    """What one call has done so far: the time that it spent waiting and running, and whether the tool was called."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends_at: float | None) -> None:
+        self.ends_at = ends_at
         self.begun = time.perf_counter()
         self.run_s = 0.0
+        self.may_have_run = False
 
     @property
     def wait_s(self) -> float:
@@ -123,7 +129,7 @@ class _Lane:
         self._opened: dict[str, asyncio.Task[None]] = {}
         self._has_state = hasattr(tool, "open")
 
-    async def run(self, call: ToolCall) -> ToolOutcome:
+    async def run(self, call: ToolCall, ends_at: float | None) -> ToolOutcome:
         self.stats.calls += 1
         try:
             check_arguments(self.schema, call.arguments)
@@ -132,7 +138,7 @@ class _Lane:
             text, truncated = fit(str(error), self.config.max_result_tokens, self._encoder)
             return ToolOutcome(status=CallStatus.ERROR, text=text, truncated=truncated, raised=True)
         shared = self._share_key(call)
-        outcome = await (self._execute(call) if shared is None else self._join(shared, call))
+        outcome = await (self._execute(call, ends_at) if shared is None else self._join(shared, call))
         self._count(outcome)
         return outcome
 
@@ -151,7 +157,8 @@ class _Lane:
         flight = self._flights.get(key)
         joined = flight is not None
         if flight is None:
-            flight = self._flights[key] = _Flight(self._spawn(self._execute(call)))
+            anyone = replace(call, task=None, environment=None)  # it may answer other tasks too
+            flight = self._flights[key] = _Flight(self._spawn(self._execute(anyone, None)))
         self.stats.shared += joined
         flight.waiters += 1
         try:
@@ -164,39 +171,72 @@ class _Lane:
                     del self._flights[key]
         return replace(outcome, cached=True) if joined else outcome
 
-    async def _execute(self, call: ToolCall) -> ToolOutcome:
-        clock = _Clock()
-        attempts = 0
-        while True:
+    async def _execute(self, call: ToolCall, ends_at: float | None) -> ToolOutcome:
+        progress = _Progress(ends_at)
+        attempts, end = 0, None
+        while end is None:
             attempts += 1
             try:
-                result = await self._attempt(call, clock)
-                text, truncated = fit(result.text, self.config.max_result_tokens, self._encoder)
-                status = CallStatus.ERROR if result.error else CallStatus.OK
-                end = ToolOutcome(
-                    status=status, text=text, truncated=truncated, cached=result.cached, metadata=result.metadata
-                )
-                break
+                end = self._ended_well(await self._attempt(call, progress))
             except ToolError as error:
                 text, truncated = fit(str(error), self.config.max_result_tokens, self._encoder)
                 end = ToolOutcome(status=CallStatus.ERROR, text=text, truncated=truncated, raised=True)
-                break
             except InfraError as error:
-                if isinstance(error, _ResultError) or attempts > self.config.retries:
+                wait_s = self._asked_to_wait(error, progress)
+                if wait_s is not None:
+                    attempts -= 1
+                    end = await self._wait_as_asked(wait_s, str(error), call, ends_at)
+                elif self._is_final(error, attempts, progress):
                     end = ToolOutcome(status=CallStatus.INFRA, text=str(error))
-                    break
-            await self._back_off(attempts, call)
-        self.stats.wait_s.append(clock.wait_s)
-        self.stats.run_s.append(clock.run_s)
-        end.wait_s, end.run_s, end.attempts = clock.wait_s, clock.run_s, attempts
+                else:
+                    await self._back_off(attempts, call)
+        self.stats.wait_s.append(progress.wait_s)
+        self.stats.run_s.append(progress.run_s)
+        end.wait_s, end.run_s, end.attempts = progress.wait_s, progress.run_s, max(1, attempts)
         return end
+
+    def _ended_well(self, result: ToolResult) -> ToolOutcome:
+        text, truncated = fit(result.text, self.config.max_result_tokens, self._encoder)
+        return ToolOutcome(
+            status=CallStatus.ERROR if result.error else CallStatus.OK,
+            text=text,
+            truncated=truncated,
+            cached=result.cached,
+            metadata=_json(result.metadata, self.name),
+        )
+
+    def _must_not_run_again(self, progress: _Progress) -> bool:
+        return progress.may_have_run and not self.schema.idempotent
+
+    def _is_final(self, error: InfraError, attempts: int, progress: _Progress) -> bool:
+        hopeless = isinstance(error, _ResultError) or attempts > self.config.retries
+        return hopeless or self._must_not_run_again(progress)
+
+    def _asked_to_wait(self, error: InfraError, progress: _Progress) -> float | None:
+        """Seconds after which the call may be made again; None if nobody asked for that, or it must not be."""
+        if error.retry_after_s is None or self._must_not_run_again(progress):
+            return None
+        return max(BACKOFF_S, error.retry_after_s)  # never at once: the service would be asked in a busy loop
+
+    async def _wait_as_asked(
+        self, wait_s: float, reason: str, call: ToolCall, ends_at: float | None
+    ) -> ToolOutcome | None:
+        """Outside the tool's slot and time-out. The outcome, if the rollout's deadline comes first."""
+        if ends_at is not None and asyncio.get_running_loop().time() + wait_s > ends_at:
+            text = f"{reason} (asked to wait {wait_s:g} s, which is longer than the rollout has)"
+            return ToolOutcome(status=CallStatus.INFRA, text=text)
+        self.stats.waits += 1
+        self.stats.waits_s.append(wait_s)
+        with self._watchdog.wait(f"wait that tool:{self.name} asked for, rollout {call.rollout}"):
+            await asyncio.sleep(wait_s)
+        return None
 
     async def _back_off(self, attempts: int, call: ToolCall) -> None:
         self.stats.retries += 1
         with self._watchdog.wait(f"retry of tool:{self.name} rollout {call.rollout}"):
             await asyncio.sleep(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (attempts - 1)))
 
-    async def _attempt(self, call: ToolCall, clock: _Clock) -> ToolResult:
+    async def _attempt(self, call: ToolCall, progress: _Progress) -> ToolResult:
         if self._slots.locked():
             with self._watchdog.wait(f"slot of tool:{self.name} rollout {call.rollout}"):
                 await self._slots.acquire()
@@ -205,17 +245,25 @@ class _Lane:
         started = time.perf_counter()
         self.stats.executed += 1
         try:
+            call = replace(call, deadline_s=self._left(progress.ends_at))
             with self._watchdog.wait(f"tool:{self.name} rollout {call.rollout}"):
-                return _checked(await self._within(self._call(call), self.config.timeout_s), self.name)
+                return _checked(await self._within(self._call(call, progress), self.config.timeout_s), self.name)
         finally:
             self._slots.release()
-            clock.run_s += time.perf_counter() - started
+            progress.run_s += time.perf_counter() - started
 
-    async def _call(self, call: ToolCall) -> ToolResult:
+    def _left(self, ends_at: float | None) -> float:
+        """Seconds that an attempt has that begins now."""
+        if ends_at is None:
+            return self.config.timeout_s
+        return max(0.0, min(self.config.timeout_s, ends_at - asyncio.get_running_loop().time()))
+
+    async def _call(self, call: ToolCall, progress: _Progress) -> ToolResult:
         """Whatever the tool raises leaves here as one of the four errors."""
         try:
             if self._has_state:
                 await self._open(call.rollout)
+            progress.may_have_run = True
             return await self.tool(call)
         except (ToolError, InfraError, PluginError, ConfigError):
             raise
@@ -282,3 +330,17 @@ def _checked(result: object, name: str) -> ToolResult:
     if not isinstance(result.text, str):
         raise _ResultError(f"tool {name!r} returned a result whose text is {type(result.text).__name__}, not str")
     return result
+
+
+def _json(metadata: object, name: str) -> Mapping[str, Any]:
+    """As the record on disk gives it back, and a copy, so that the tool may go on with its own."""
+    problem = f"tool {name!r} returned metadata that is no JSON object"
+    if not isinstance(metadata, Mapping):
+        raise PluginError(f"{problem}: it is a {type(metadata).__name__}, not a mapping")
+    if not metadata:
+        return {}
+    try:
+        read: Mapping[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PluginError(f"{problem}: {error}") from error
+    return read

@@ -16,9 +16,11 @@ class ToolStats:
     errors: int = 0  # the model's mistakes
     infra: int = 0  # calls that failed for good
     retries: int = 0
+    waits: int = 0  # times that a service asked to be called later
     truncated: int = 0
     wait_s: list[float] = field(default_factory=list)
     run_s: list[float] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)  # what it asked for
 
     def add(self, other: ToolStats) -> None:
         """Take in what the same tool did in another worker."""

@@ -32,6 +32,7 @@ class LiveRollout:
     stop: StopReason | None = None
     answer: str | None = None
     fault: Fault | None = None
+    ends_at: float | None = None  # when its deadline is, in the event loop's time; None: it has not begun
     finished: bool = False
     sampled: bool = False  # its first tokens are there, or it ended without any
     n_forks: int = 0

@@ -162,6 +162,7 @@ class RolloutWorker:
             engine=self.engine,
             encoder=self.encoder,
             tools=self._tools,
+            task=task,
             schemas=self._schemas(task),
             watchdog=self._watchdog,
             plan=plan,
