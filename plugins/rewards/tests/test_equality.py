@@ -22,6 +22,7 @@ from ramet_rewards.equality import number, plainly_equal
         ("1/2", "0.5", None),
         ("18", "eighteen", None),
         ("12", "1,2", None),
+        ("12", "1 2", None),
         ("18", "", None),
         ("5", "٥", None),
     ],

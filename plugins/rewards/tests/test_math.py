@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from ramet_rewards.judge import Judge
 from ramet_rewards.math import MathReward
 
 HANGS = "10^{10^{10^{10}}} + \\sqrt{2}"  # evaluating it never ends
+SLOW = r"\int_0^1 \sin(\sin(\sin(x^3+x))) \cdot e^{\cos(x^5)} dx"  # within all bounds, but long to compute
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,16 @@ def reward() -> Iterator[MathReward]:
     made = MathReward(MathConfig(workers=1))
     yield made
     made._judge.close()
+
+
+def _processes(reward: MathReward) -> list[subprocess.Popen[bytes]]:
+    """Of the workers that compare nothing now."""
+    idle = []
+    while not reward._judge._idle.empty():
+        idle.append(reward._judge._idle.get_nowait())
+    for worker in idle:
+        reward._judge._idle.put(worker)
+    return [worker._process for worker in idle]
 
 
 def _scores(reward: MathReward, group: list[Any]) -> list[Any]:
@@ -87,14 +99,26 @@ def test_the_reward_keeps_the_contract_and_pickles(reward: MathReward) -> None:
     assert pickle.loads(pickle.dumps(reward)).config == MathConfig(workers=1)
 
 
-def test_a_comparison_that_takes_too_long_is_not_judged_and_the_next_one_is(write: Any) -> None:
+def test_an_answer_that_takes_too_much_cpu_time_is_wrong_and_the_next_one_is_judged(write: Any) -> None:
     reward = MathReward(MathConfig(timeout_s=0.5, workers=1))
-    _scores(reward, [write.answer("1/2", "0.5")])
+    _scores(reward, [write.answer("1/2", r"\frac12 + 0")])
+    [first] = _processes(reward)
     started = time.monotonic()
-    assert _scores(reward, [write.answer(HANGS, "0.5")]) == [None]
-    assert time.monotonic() - started < 3.0
-    assert _scores(reward, [write.answer("1/2", "0.5")]) == [1.0]
+    assert _scores(reward, [write.answer(SLOW, r"\sqrt{2}")]) == [0.0]
+    assert time.monotonic() - started < 20.0
+    assert first.wait() == -signal.SIGPROF
+    assert _scores(reward, [write.answer(r"\frac{\sqrt{8}}{2}", r"\sqrt{2}")]) == [1.0]
     reward._judge.close()
+
+
+def test_a_gold_answer_that_cannot_be_computed_is_not_the_answers_fault(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = Judge(workers=1, timeout_s=0.5)
+    assert judge.submit([r"\frac{1}{2}"], "0.5").result() is True
+    monkeypatch.setattr(judge_module, "START_S", 3.0)
+    assert judge.submit([HANGS], "x+1").result() is None
+    judge.close()
 
 
 def test_a_process_that_was_killed_is_replaced_and_one_that_dies_at_work_judges_nothing() -> None:
@@ -108,16 +132,18 @@ def test_a_process_that_was_killed_is_replaced_and_one_that_dies_at_work_judges_
     busy = judge._idle.get_nowait()
     judge._idle.put(busy)
     verdict = judge.submit(["1/2"], HANGS)
-    time.sleep(0.2)
-    os.kill(busy._process.pid, signal.SIGKILL)
+    time.sleep(0.5)
+    os.kill(busy._process.pid, signal.SIGKILL)  # as the kernel does when memory is short
     assert verdict.result() is None
     judge.close()
 
 
 def test_a_process_that_answers_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, it uses no CPU time: the host's doing."""
     monkeypatch.setattr(judge_module, "GRACE_S", 0.2)
     judge = Judge(workers=1, timeout_s=0.3)
     assert judge.submit(["1/2"], "0.5").result() is True
+    monkeypatch.setattr(judge_module, "START_S", 2.0)
     stopped = judge._idle.get_nowait()
     judge._idle.put(stopped)
     os.kill(stopped._process.pid, signal.SIGSTOP)

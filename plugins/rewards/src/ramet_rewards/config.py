@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True, slots=True)
 class MathConfig:
-    timeout_s: float = 5.0  # for one answer; an answer that takes longer is not judged
+    timeout_s: float = 5.0  # CPU time for one answer; an answer that takes more scores 0
     workers: int = 2  # processes that compare; they start with the first answer that is not plainly equal
+    allow_terms: bool = False  # where the gold answer is a number, also a term of its value is right (17*23 for 391)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,17 +1,43 @@
-"""The part of judging mathematics that needs no algebra: equal strings, and plain numbers."""
+"""The part of judging mathematics that needs no algebra: equal strings, words, and plain numbers."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
+MAX_DIGITS = 400  # of one number
+ROUNDED = 6  # decimals: where two numbers agree so far they are equal
+
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
+_WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s.,;:!?'’-]+[^\W\d_]{2,})*[\s.,;:!?]*")
+_WRAPPER = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|operatorname)\s*\{([^{}]*)\}")
+_DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,|\\!)\d{3})+|\d+)?(?:\.\d+)?"
+_INTEGER = r"[+-]?\s*\d+"
+_FRACTION = (
+    rf"\\[dt]?frac\s*(?:\{{\s*(?P<over>{_INTEGER})\s*\}}|(?P<over1>\d))"
+    rf"\s*(?:\{{\s*(?P<under>{_INTEGER})\s*\}}|(?P<under1>\d))"
+)
+_SLASHED = r"\(?\s*(?P<top>\d+)\s*/\s*(?P<bottom>\d+)\s*\)?"
+_POWER_OF_TEN = rf"(?:[eE]|(?:\\times|\\cdot|[x×*·])\s*10\s*\^)\s*\{{?(?P<power>{_INTEGER})\}}?"
+_LITERAL = re.compile(
+    rf"(?P<sign>[+-]?)\s*(?:(?P<whole>\d+\s*)?{_FRACTION}|(?P<whole1>\d+\s+)?{_SLASHED}"
+    rf"|(?P<decimal>(?=[\d.]){_DIGITS}\.?)(?:\s*{_POWER_OF_TEN})?)\s*(?P<percent>\\?%)?"
+)
+_UNIT = re.compile(
+    r"\s*(?:\\(?:text|mathrm|textbf)\s*\{[^{}\d]*\}|\^?\s*\{?\s*\\circ\s*\}?|°"
+    r"|[^\W\d_][^\W\d_ ]*(?: [^\W\d_]{2,}){0,3})?\s*\.?"
+)
+_IDLE_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
+NAME = re.compile(r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?|[A-Za-z][A-Za-z ]*)")
 
 
 def plainly_equal(gold: str, answer: str) -> bool | None:
     """True or False where that is plain to see, None where it takes algebra."""
-    if "".join(gold.split()) == "".join(answer.split()):
+    if _spaced(gold) == _spaced(answer):
         return True
+    if is_words(gold):
+        return _normal_words(gold) == _normal_words(answer)
     left, right = number(gold), number(answer)
     if left is None or right is None:
         return None
@@ -20,9 +46,86 @@ def plainly_equal(gold: str, answer: str) -> bool | None:
     return False if left.denominator == right.denominator == 1 else None  # decimals may be rounded
 
 
+def is_words(text: str) -> bool:
+    """Only words of two or more letters: text, which algebra would take for products of its letters."""
+    return _WORDS.fullmatch(_unwrapped(text)) is not None
+
+
 def number(text: str) -> Fraction | None:
     """A whole text that is one decimal number, with or without thousands separators and a dollar sign."""
     bare = text.strip().strip("$").removeprefix("\\$").strip()
-    if not any(char.isdigit() for char in bare) or not _NUMBER.fullmatch(bare) or not bare.isascii():
+    if len(bare) > MAX_DIGITS or not bare.isascii() or not any(char.isdigit() for char in bare):
         return None
-    return Fraction(bare.replace(",", ""))
+    return Fraction(bare.replace(",", "")) if _NUMBER.fullmatch(bare) else None
+
+
+def literals(answer: str) -> list[Fraction]:
+    """What an answer says that writes one number down; empty if it is anything else.
+
+    A number (also in scientific notation), a fraction or a percentage, perhaps with `x =` in front and a unit after
+    it. A percentage is read both ways: "what share" and "how many per cent" have the same kind of gold answer.
+    """
+    text = without_dollars(answer)
+    name, equals, rest = text.partition("=")
+    if equals and NAME.fullmatch(name.strip()):
+        text = rest.strip()
+    found = _LITERAL.match(text)
+    if found is None or not _UNIT.fullmatch(text, found.end()):
+        return []
+    value = _value(found)
+    if value is None:
+        return []
+    return [value, value / 100] if found["percent"] else [value]
+
+
+def same_number(gold: Fraction, answer: str) -> bool:
+    """Whether the answer writes the number of the gold answer down. Decimals that agree to six places are equal."""
+    return any(round(value, ROUNDED) == round(gold, ROUNDED) for value in literals(answer))
+
+
+def _spaced(text: str) -> str:
+    """Without the spaces that separate nothing: `x + 1` is `x+1`, but `1 2` is not `12`."""
+    return " ".join(_IDLE_SPACE.sub("", text.strip()).split())
+
+
+def _unwrapped(text: str) -> str:
+    return _WRAPPER.sub(r"\1", text.strip().strip("$").strip())
+
+
+def without_dollars(text: str) -> str:
+    bare = unicodedata.normalize("NFKC", text).replace("\u2212", "-").strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        if bare.startswith(opening) and bare.endswith(closing) and len(bare) > len(opening) + len(closing):
+            bare = bare[len(opening) : -len(closing)].strip()
+            break
+    return bare.removeprefix("\\$").removeprefix("$").strip()
+
+
+def _normal_words(text: str) -> str:
+    plain = unicodedata.normalize("NFKC", _unwrapped(text)).casefold()
+    return " ".join("".join(char if char.isalnum() else " " for char in plain).split())
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    sign = -1 if found["sign"] == "-" else 1
+    if found["decimal"]:
+        digits = re.sub(r"\{,\}|\\,|\\!|,", "", found["decimal"]).rstrip(".")
+        power = int(_bare(found["power"] or "0")[:8])
+        if not digits or len(digits) > MAX_DIGITS or abs(power) > MAX_DIGITS:
+            return None
+        return sign * Fraction(digits) * Fraction(10) ** power
+    whole, top, bottom = (
+        _bare(next((part for part in parts if part), "0"))
+        for parts in (
+            (found["whole"], found["whole1"]),
+            (found["over"], found["over1"], found["top"]),
+            (found["under"], found["under1"], found["bottom"]),
+        )
+    )
+    if len(whole) + len(top) + len(bottom) > MAX_DIGITS or not int(bottom):
+        return None
+    return sign * (int(whole) + Fraction(int(top), int(bottom)))
+
+
+def _bare(digits: str) -> str:
+    return "".join(digits.split())

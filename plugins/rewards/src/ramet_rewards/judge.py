@@ -1,10 +1,15 @@
-"""Comparing formulas in processes with a deadline. Threads wait for the processes, so no event loop is bound."""
+"""Comparing formulas in processes with a limit of CPU time. Threads wait for the processes, so no event loop is bound.
+
+Why there is no verdict decides what happens. An answer that used its CPU time up, or that crashed the process which
+compared it, is wrong. A process that got no CPU time, or that somebody killed, is the host's doing: not judged.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +19,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ramet import InfraError
 
 START_S = 120.0
-GRACE_S = 2.0  # behind the process's own deadline
+PATIENCE = 10.0  # wall time waited for, as a multiple of the CPU time allowed
+GRACE_S = 2.0  # on top of it
+OF_THE_ANSWER = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
 class Judge:
@@ -26,11 +33,11 @@ class Judge:
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
     def submit(self, golds: Sequence[str], answer: str) -> Future[bool | None]:
-        """Is the answer equal to a gold answer? None: the comparison took too long or its process crashed."""
+        """Is the answer equal to a gold answer? None: not judged, by no fault of the answer."""
         return self._threads.submit(self._compare, list(golds), answer)
 
     def close(self) -> None:
-        """End the processes, after the comparisons under way."""
+        """End the processes, after the comparisons that are running."""
         self._threads.shutdown()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -41,8 +48,7 @@ class Judge:
         try:
             verdict = worker.ask({"golds": golds, "answer": answer, "timeout_s": self.timeout_s}, self.timeout_s)
         except (OSError, EOFError):
-            worker.close()
-            return None
+            return False if worker.ended_by_the_answer() else None
         self._idle.put(worker)
         return verdict
 
@@ -66,6 +72,7 @@ class _Worker:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
             )
+        self._at_answer = False  # the gold answers are parsed
         self._socket, self._lines = ours, ours.makefile("rw", encoding="ascii")
         try:
             self._receive(START_S)
@@ -77,12 +84,23 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, request: dict[str, object], timeout_s: float) -> bool | None:
-        """Raises OSError or EOFError if it takes too long or the process ends."""
-        self._socket.settimeout(timeout_s + GRACE_S)
+    def ask(self, request: dict[str, object], timeout_s: float) -> bool:
+        """Raises OSError or EOFError if no verdict comes; `ended_by_the_answer` then says why, and ends the process."""
+        self._at_answer = False
+        self._socket.settimeout(START_S)
         self._lines.write(json.dumps(request) + "\n")
         self._lines.flush()
-        return bool(self._receive(timeout_s + GRACE_S))
+        self._receive(START_S)
+        self._at_answer = True
+        return bool(self._receive(PATIENCE * timeout_s + GRACE_S))
+
+    def ended_by_the_answer(self) -> bool:
+        """Whether the process ended of what it compared: its CPU time was over, or a library crashed on it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)  # its socket closes a moment before it is gone
+        code = self._process.poll()
+        self.close()
+        return self._at_answer and code is not None and -code in OF_THE_ANSWER
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,7 +1,8 @@
 """`math`: is the answer mathematically equal to a gold answer?
 
-Plainly equal or different ones are judged here; the rest goes to math-verify, in a process with a deadline. A deadline
-missed or a process lost is no judgement (None), so the rollout is masked; an answer that cannot be parsed is wrong.
+Words and plain numbers are judged here; the rest goes to math-verify, in a process with a limit of CPU time. What an
+answer does to the scorer is the model's doing and scores 0: beyond the bounds of `bounds`, unreadable, or too expensive
+to compute. Only what the host did (a process killed or starved) is no judgement (None), so the rollout is masked.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 from collections.abc import Sequence
 
 from ramet import ConfigError, Rollout, Score
+from ramet_rewards.bounds import refused
 from ramet_rewards.boxed import final
 from ramet_rewards.config import MathConfig
-from ramet_rewards.equality import plainly_equal
+from ramet_rewards.equality import number, plainly_equal, same_number
 from ramet_rewards.judge import Judge
 
 
@@ -41,14 +43,24 @@ class MathReward:
 
     async def _score(self, golds: Sequence[str], answer: str) -> float | None:
         found = final(answer)
-        plain = [plainly_equal(gold, found) for gold in golds]
-        if True in plain:
+        verdicts = [self._plain(gold, found) for gold in golds]
+        if True in verdicts:
             return 1.0
-        open_golds = [gold for gold, verdict in zip(golds, plain, strict=True) if verdict is None]
-        if not found or not open_golds:
+        left = [gold for gold, verdict in zip(golds, verdicts, strict=True) if verdict is None]
+        if not found or not left:
             return 0.0
-        equal = await asyncio.wrap_future(self._judge.submit(open_golds, found))
+        equal = await asyncio.wrap_future(self._judge.submit(left, found))
         return None if equal is None else float(equal)
+
+    def _plain(self, gold: str, answer: str) -> bool | None:
+        """The verdict where it takes no algebra; None where it does."""
+        verdict = plainly_equal(gold, answer)
+        if verdict is not None:
+            return verdict
+        wanted = None if self.config.allow_terms else number(gold)
+        if wanted is not None:
+            return same_number(wanted, answer)
+        return None if refused(gold, answer) is None else False
 
 
 def _check(config: MathConfig) -> None:

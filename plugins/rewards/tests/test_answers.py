@@ -1,0 +1,218 @@
+"""What counts as a right answer in mathematics, as a table: gold answer, answer, score, and why where it is no matter
+of course. The real comparing processes decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ramet_rewards.bounds import refused
+from ramet_rewards.config import MathConfig
+from ramet_rewards.math import MathReward
+
+WORDS = [
+    ("listen", "silent", 0.0, "anagrams are no equal products of letters"),
+    ("silent", "listen", 0.0, ""),
+    ("Rome", "more", 0.0, ""),
+    ("Paris", "pairs", 0.0, ""),
+    ("Paris", "paris", 1.0, "case says nothing"),
+    ("Paris", " Paris. ", 1.0, "nor does a full stop"),
+    ("Paris", r"\text{Paris}", 1.0, ""),
+    (r"\text{Paris}", "Paris", 1.0, ""),
+    ("New York", "new  york", 1.0, ""),
+    ("New York", "York New", 0.0, "order counts"),
+    ("New York", "New York City", 0.0, ""),
+    ("Saint-Denis", "Saint Denis", 1.0, "punctuation says nothing"),
+    ("yes", "no", 0.0, ""),
+    ("yes", "Yes!", 1.0, ""),
+    ("True", "true", 1.0, ""),
+    ("ab", "ba", 0.0, "two letters are a word"),
+    ("Zürich", "zürich", 1.0, ""),
+    ("北京", "北京", 1.0, ""),
+    ("北京", "京北", 0.0, ""),
+    ("Monday", "day Mon", 0.0, ""),
+]
+PLAIN_NUMBERS = [
+    ("12", "12", 1.0, ""),
+    ("12", "1 2", 0.0, "two numbers"),
+    ("12", "12.0", 1.0, ""),
+    ("12", "+12", 1.0, ""),
+    ("12", "-12", 0.0, ""),
+    ("-12", "\N{MINUS SIGN}12", 1.0, "as typeset"),
+    ("1234", "1,234", 1.0, ""),
+    ("1234", r"1{,}234", 1.0, ""),
+    ("391", "391", 1.0, ""),
+    ("391", "17*23", 0.0, "the question, not the answer"),
+    ("391", r"17 \times 23", 0.0, ""),
+    ("391", r"17 \cdot 23", 0.0, ""),
+    ("391", "400-9", 0.0, ""),
+    ("391", "(391)", 0.0, "a literal has no brackets"),
+    ("391", "x=391", 1.0, ""),
+    ("391", "x = 391", 1.0, ""),
+    ("391", r"$x=391$", 1.0, ""),
+    ("391", r"\theta = 391", 1.0, ""),
+    ("391", "f(x) = 391", 1.0, ""),
+    ("391", "the area = 391", 1.0, ""),
+    ("391", "17*23=391", 0.0, "a relation between numbers"),
+    ("3", "4=3", 0.0, ""),
+    ("5", "2=3=5", 0.0, ""),
+    ("5", "x=y=5", 0.0, "a chain"),
+    ("8", r"7 \vee 8", 0.0, "one of several"),
+    ("8", r"7 \cup 8", 0.0, ""),
+    ("8", "7, 8", 0.0, ""),
+    ("8", "7 or 8", 0.0, ""),
+    ("7", "6\n7", 0.0, ""),
+    ("7", "$6$ $7$", 0.0, ""),
+    ("7", "$7$", 1.0, ""),
+    ("7", "$$7$$", 1.0, ""),
+    ("7", r"\(7\)", 1.0, ""),
+    ("7", r"\[7\]", 1.0, ""),
+    ("7", "7.", 1.0, ""),
+    ("18", "18 apples", 1.0, "a unit"),
+    ("18", r"18 \text{ cm}", 1.0, ""),
+    ("18", r"18^\circ", 1.0, ""),
+    ("18", r"\$18", 1.0, ""),
+    ("18", "18 dollars", 1.0, ""),
+    ("18", "18 or 19", 0.0, ""),
+    ("18", "18 and 19 apples", 0.0, ""),
+    ("0.5", "1/2", 1.0, ""),
+    ("0.5", r"\frac{1}{2}", 1.0, ""),
+    ("0.5", r"\frac12", 1.0, ""),
+    ("0.5", r"\dfrac{1}{2}", 1.0, ""),
+    ("3.5", "3 1/2", 1.0, "a mixed number"),
+    ("3.5", r"3\frac{1}{2}", 1.0, ""),
+    ("-0.5", "-1/2", 1.0, ""),
+    ("0.5", "50%", 1.0, "a share"),
+    ("50", r"50\%", 1.0, "how many per cent"),
+    ("50", "0.5", 0.0, ""),
+    ("0.333333", "1/3", 1.0, "equal to six decimals"),
+    ("0.333", "1/3", 0.0, ""),
+    ("0.333", "0.334", 0.0, ""),
+    ("1500", "1.5e3", 1.0, ""),
+    ("1500", r"1.5 \times 10^3", 1.0, ""),
+    ("1500", r"1.5 \times 10^{3}", 1.0, ""),
+    ("1500", "1.5 × 10^3", 1.0, ""),
+    ("1500", r"1.5 \times 10^4", 0.0, ""),
+    ("2", "1e999999999", 0.0, "out of bounds"),
+    ("2", r"\frac{2}{0}", 0.0, ""),
+    ("3", r"\sqrt{9}", 0.0, "a term"),
+    ("1", "0!", 0.0, ""),
+    ("12", "١٢", 1.0, "digits of another script"),
+    ("12", "\N{FULLWIDTH DIGIT ONE}\N{FULLWIDTH DIGIT TWO}", 1.0, ""),
+    ("12", "twelve", 0.0, ""),
+    ("12", "", 0.0, ""),
+    ("12", "?", 0.0, ""),
+]
+ALGEBRA = [
+    ("p - q", "-q+p", 1.0, "single letters are variables"),
+    ("p - q", "q-p", 0.0, ""),
+    ("a(a+b)", "a^2+ab", 1.0, ""),
+    ("A", "A", 1.0, ""),
+    ("A", "B", 0.0, ""),
+    (r"\sqrt{2}", r"\frac{2}{\sqrt{2}}", 1.0, ""),
+    (r"\sqrt{2}", "1.41", 0.0, ""),
+    (r"\sqrt{2}", r"x=\sqrt{2}", 1.0, ""),
+    (r"\sqrt{2}", r"1=\sqrt{2}", 0.0, "a relation between numbers"),
+    (r"\sqrt{2}", r"\sqrt{3}=\sqrt{2}", 0.0, ""),
+    (r"\sqrt{2}", r"$\sqrt{3}$ $\sqrt{2}$", 0.0, "several formulas"),
+    ("x=3", "x=3", 1.0, ""),
+    ("x^2+2x+1", "(1+x)^2", 1.0, ""),
+    (r"\frac{\pi}{4}", r"\pi/4", 1.0, ""),
+    ("(1,2)", "(1, 2)", 1.0, ""),
+    ("(1,2)", "(2,1)", 0.0, ""),
+    (r"\{1,2\}", "$1$, $2$", 1.0, "two values are asked for"),
+    ("50%", r"50\%", 1.0, ""),
+    ("10^{10}", "10000000000", 1.0, ""),
+    (r"2^{10}", "1024", 1.0, ""),
+]
+HOSTILE = [
+    ("391", "1" * 4301, 0.0, "more digits than Python converts"),
+    (r"\sqrt{2}", "1" * 4301, 0.0, ""),
+    (r"\sqrt{2}", "2^{2^{2^{2^{2^{2}}}}}", 0.0, "a tower"),
+    (r"\sqrt{2}", "9^{9^{9^{9}}}", 0.0, ""),
+    (r"\sqrt{2}", "9^9^9^9", 0.0, ""),
+    (r"\sqrt{2}", "9**9**9**9", 0.0, ""),
+    (r"\sqrt{2}", "9999999999!", 0.0, ""),
+    (r"\sqrt{2}", "(10^{8})!", 0.0, ""),
+    (r"\sqrt{2}", "9!!!!!!!!", 0.0, ""),
+    (r"\sqrt{2}", "2^{1000000000}", 0.0, ""),
+    (r"\sqrt{2}", "(" * 3000, 0.0, ""),
+    (r"\sqrt{2}", "{" * 3000, 0.0, ""),
+    (r"\sqrt{2}", r"\sqrt" * 500, 0.0, ""),
+    (r"\sqrt{2}", r"\frac{" * 2500, 0.0, "too long"),
+    (r"\sqrt{2}", "\\boxed{" * 4000, 0.0, ""),
+    (r"\sqrt{2}", "\x00\x01", 0.0, ""),
+    (r"\sqrt{2}", "\N{RIGHT-TO-LEFT OVERRIDE}2", 0.0, ""),
+    (r"\sqrt{2}", "x" * 1_000_000, 0.0, "a megabyte"),
+    ("391", "9^{9^{9^{9}}}", 0.0, ""),
+    ("Paris", "9^{9^{9^{9}}}", 0.0, ""),
+]
+TABLE = [*WORDS, *PLAIN_NUMBERS, *ALGEBRA, *HOSTILE]
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[MathReward]:
+    made = MathReward(MathConfig(workers=1, timeout_s=3.0))
+    yield made
+    made._judge.close()
+
+
+def score(reward: MathReward, write: Any, gold: str, answer: str) -> float | None:
+    [found] = asyncio.run(reward([write.answer(answer, gold)]))  # type: ignore[arg-type]
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("gold", "answer", "expected", "why"), TABLE, ids=[f"{g}-{a}"[:60] for g, a, _, _ in TABLE])
+def test_an_answer_has_the_score_of_the_table(
+    reward: MathReward, write: Any, gold: str, answer: str, expected: float, why: str
+) -> None:
+    assert score(reward, write, gold, answer) == expected, why
+
+
+def test_the_table_is_as_long_as_it_should_be() -> None:
+    assert len(TABLE) >= 100
+
+
+def test_hostile_answers_are_refused_without_algebra_and_quickly() -> None:
+    started = time.process_time()
+    assert [answer[:20] for gold, answer, _, _ in HOSTILE[1:14] if refused(gold, answer) is None] == []
+    assert time.process_time() - started < 2.0
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("17*23", 1.0), (r"17 \times 23", 1.0), ("17*24", 0.0)])
+def test_terms_can_be_allowed(write: Any, answer: str, expected: float) -> None:
+    lenient = MathReward(MathConfig(workers=1, allow_terms=True))
+    assert score(lenient, write, "391", answer) == expected
+    lenient._judge.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("1" * 2001, "too long"),
+        ("1" * 401, "digits in a row: more than 400"),
+        ("(" * 25, "nested brackets: more than 24"),
+        ("2^{2^{2^{2}}}", "exponents on top of each other: more than 2"),
+        ("2^{10001}", "an exponent: more than 10000"),
+        ("1001!", "a factorial: more than 1000"),
+        ("(n+1)!", "a factorial: more than 1000"),
+        ("$1$ and $2$", "several formulas"),
+        ("a=b=c", "a chain of relations"),
+        ("1=x", "a relation where a value is asked for"),
+        ("n!", None),
+        ("2^{2^{2}}", None),
+        ("x=1", None),
+    ],
+)
+def test_each_bound_says_what_it_is(answer: str, reason: str | None) -> None:
+    assert refused("y", answer) == reason
+
+
+def test_what_the_gold_answer_holds_is_allowed() -> None:
+    for term in ("2^{2^{2^{2}}}", "1001!", "(n+1)!", "a=b=c", "$1$ and $2$", "2^{10001}"):
+        assert refused(term, term) is None
