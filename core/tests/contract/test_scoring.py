@@ -94,6 +94,31 @@ def test_none_means_not_judged_and_masks_the_rollout() -> None:
     assert fault == Fault(where="reward:length", message="not judged")
 
 
+def test_a_masked_score_leaves_the_rollout_out_on_purpose_and_counts_as_no_failure() -> None:
+    overlong = per_rollout(lambda r: Score(value=0.0, masked=r.n_response_tokens > 2))
+    scored = score(group("aaa", "a", "aa"), weighted(per_rollout(length)), weighted(overlong, "overlong"))
+    assert rewards_of(scored) == [None, 1.0, 2.0]
+    assert [r.rollout.left_out for r in scored.rollouts] == ["reward:overlong", None, None]
+    assert [r.rollout.fault for r in scored.rollouts] == [None, None, None]
+    assert scored.rollouts[0].parts == {"length": 3.0, "overlong": 0.0}
+    assert [r.rollout.id for r in scored.valid] == ["1", "2"]
+    assert n_unjudged([scored]) == 0
+    check_failures([scored])
+
+
+@pytest.mark.parametrize(("failed", "of", "stops"), [(1, 16, False), (3, 16, False), (4, 16, True), (4, 100, False)])
+def test_few_failures_never_stop_a_run(failed: int, of: int, stops: bool) -> None:
+    some = score(group(*["a"] * of), weighted(returning(*[None] * failed, *[1.0] * (of - failed))))
+    if not stops:
+        check_failures([some])
+        return
+    with pytest.raises(PluginError) as raised:
+        check_failures([some])
+    assert str(raised.value) == (
+        "rewards could not judge 4 of 16 rollouts of this step (over 5%); the log names the reward and its error"
+    )
+
+
 RAISED = [ValueError("bad"), InfraError("judge down"), TimeoutError("socket"), KeyError("x"), SystemExit(3)]
 
 
@@ -160,16 +185,17 @@ def failing_on(*ids: str) -> Any:
 def test_over_five_percent_of_a_step_stop_the_run() -> None:
     async def play() -> list[ScoredGroup]:
         scorer = Scorer([weighted(failing_on("0"))])
-        return [await scorer.score(group(*["a"] * n)) for n in (20, 10)]
+        return [await scorer.score(group(*["a"] * n)) for n in (20, 10, 10, 10)]
 
     groups = asyncio.run(play())
     check_failures(groups[:1])  # 1 of 20 is not over 5 %
+    check_failures(groups[:2])  # 2 of 30 are few
     with pytest.raises(PluginError) as caught:
         check_failures(groups)
     assert str(caught.value) == (
-        "rewards could not judge 2 of 30 rollouts of this step (over 5%); the log names the reward and its error"
+        "rewards could not judge 4 of 50 rollouts of this step (over 5%); the log names the reward and its error"
     )
-    assert n_unjudged(groups) == 2
+    assert n_unjudged(groups) == 4
 
 
 def test_infrastructure_faults_of_rollouts_are_not_the_rewards_failures() -> None:

@@ -316,9 +316,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
         (["a", "b", "c", "d", "e"], "a, b, c, …"),
     ],
 )
-def test_a_folder_that_holds_anything_but_a_run_is_refused_and_left_alone(
-    tmp_path: Path, files: list[str], shown: str
-):
+def test_a_folder_that_holds_anything_but_a_run_is_refused_and_left_alone(tmp_path: Path, files: list[str], shown: str):
     for name in files:
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text("" if name == "LOCK" else "precious")

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ramet import ConfigError
+from ramet import ConfigError, StopReason
 from ramet.testing.reward import check_reward
 from ramet_rewards.config import FormatConfig
 from ramet_rewards.format import make
 
 
 def _score(rollout: Any, **options: Any) -> Any:
-    return asyncio.run(make(FormatConfig(**options))([rollout]))[0]  # type: ignore[arg-type]
+    [score] = asyncio.run(make(FormatConfig(**options))([rollout]))  # type: ignore[arg-type]
+    assert score.masked is False
+    return score.value
 
 
 @pytest.mark.parametrize(
@@ -64,3 +67,13 @@ def test_required_tags_can_be_asked_for_and_must_be_paired_ones(write: Any) -> N
 
 def test_the_reward_keeps_the_contract() -> None:
     check_reward(make(FormatConfig()))
+
+
+def test_rollouts_cut_by_the_token_limit_can_be_left_out(write: Any) -> None:
+    cut = replace(write.turns("<answer>1", answer=None), stop=StopReason.LENGTH)
+    ended = write.turns("<answer>1", answer=None)
+    for leave_out, masked in ((True, [True, False]), (False, [False, False])):
+        reward = make(FormatConfig(leave_out_truncated=leave_out))
+        scores = asyncio.run(reward([cut, ended]))  # type: ignore[arg-type]
+        assert [score.masked for score in scores] == masked
+        assert [score.value for score in scores] == [0.0, 0.0]

@@ -59,7 +59,7 @@ def _rollout(
         "reward": _number(scored.reward),
         "parts": {name: _number(value) for name, value in scored.parts.items()},
         "token_rewards": {str(at): _number(value) for at, value in scored.token_rewards.items()},
-        "masked": None if rollout.fault is None else [rollout.fault.where, rollout.fault.message],
+        "masked": _masked(rollout),
         "sampled": rollout.n_sampled_tokens,
         "own": _mean_advantage(rollout, advantages, start, len(rollout.segments)),
         "shared": _mean_advantage(rollout, advantages, 0, start),
@@ -67,6 +67,13 @@ def _rollout(
         "segments": segments,
         "calls": _attach(segments, calls),
     }
+
+
+def _masked(rollout: Rollout) -> list[str] | None:
+    """Why the rollout is in neither statistics nor loss: an infrastructure failure, or a reward that left it out."""
+    if rollout.fault is not None:
+        return [rollout.fault.where, rollout.fault.message]
+    return None if rollout.left_out is None else [rollout.left_out, "left out on purpose"]
 
 
 def _anchor(rollout: Rollout, by_id: dict[str, Rollout]) -> list[Any] | None:

@@ -148,6 +148,7 @@ def _rollout_data(
         "stop": rollout.stop,
         "answer": rollout.answer,
         "fault": None if rollout.fault is None else asdict(rollout.fault),
+        "left_out": rollout.left_out,
         "tool_calls": [_call_data(call) for call in rollout.tool_calls if call.turn >= (rollout.fork_turn or 0)],
         "stats": dict(rollout.stats),
         "reward": scored.reward,
@@ -215,6 +216,7 @@ def _scored(
         n_shared=data["n_shared"],
         tool_calls=tuple(call for call in inherited if call.turn < fork_turn) + own,
         fault=None if data["fault"] is None else Fault(**data["fault"]),
+        left_out=data.get("left_out"),
         stats=data["stats"],
     )
     tokens = {int(k): v for k, v in data["token_rewards"].items()}

@@ -1,8 +1,9 @@
 """Scoring: finished groups become scored groups. An unjudged rollout is masked, never scored 0.
 
 `data_source` chooses the rewards (`rewards.NAME.sources`), the weighted sum is the reward, and every part is kept.
-A reward that raises or times out masks the rollouts that it was given, and is counted; over 5 % of a step stops the
-run. NaN or a wrong number of scores stops it at once and names plugin and task (DESIGN.md §4).
+A reward that raises or times out masks the rollouts that it was given, and is counted; over 5 % of a step, and at
+least four, stop the run. A score may leave its rollout out on purpose (`Score.masked`), which is no failure.
+NaN or a wrong number of scores stops it at once and names plugin and task (DESIGN.md §4).
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from ramet.types import Fault, Group, Reward, Rollout, Score, Task
 
 logger = logging.getLogger(__name__)
 MAX_FAILED = 0.05  # share of a step's rollouts that rewards may fail to score
+FEW = 3  # so many failures never stop a run: of 16 rollouts, one is more than 5 %
 UNJUDGED = "reward:"  # what the place of a fault begins with if a reward failed on a rollout that was whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRollout:
-    """A rollout with its reward. `reward` is None exactly if the rollout is masked (`rollout.fault` says why)."""
+    """A rollout with its reward, which is None exactly if the rollout is not valid (`fault`, `left_out`)."""
 
     rollout: Rollout
     reward: float | None
@@ -114,10 +116,10 @@ def n_unjudged(groups: Iterable[ScoredGroup]) -> int:
 
 
 def check_failures(groups: Sequence[ScoredGroup]) -> None:
-    """Raise `PluginError` if rewards failed on more than 5 % of what they were given of these groups."""
+    """Raise `PluginError` if rewards failed on more than three rollouts and 5 % of what they were given."""
     failed = n_unjudged(groups)
     seen = failed + sum(fault is None for fault in _faults(groups))
-    if seen and failed / seen > MAX_FAILED:
+    if failed > FEW and failed / seen > MAX_FAILED:
         raise PluginError(
             f"rewards could not judge {failed} of {seen} rollouts of this step (over {MAX_FAILED:.0%}); the log names "
             "the reward and its error"
@@ -156,6 +158,7 @@ def _checked(value: object, reward: WeightedReward, rollout: Rollout) -> Score |
         value=number("value", score.value),
         parts={name: number(f"part {name!r}", part) for name, part in score.parts.items()},
         token_rewards={position: number(f"token {position}", extra) for position, extra in score.token_rewards.items()},
+        masked=bool(score.masked),
     )
 
 
@@ -174,14 +177,17 @@ def _merge(rollout: Rollout, rewards: Sequence[WeightedReward], scores: Sequence
     fault = next((s for s in scores if isinstance(s, Fault)), None)
     if fault is not None:
         return ScoredRollout(rollout=replace(rollout, fault=fault), reward=None)
-    total = 0.0
+    total, left_out = 0.0, None
     parts: dict[str, float] = {}
     tokens: dict[int, float] = {}
     for reward, score in zip(rewards, scores, strict=True):
         assert isinstance(score, Score)
+        left_out = left_out or (f"reward:{reward.name}" if score.masked else None)
         total += reward.weight * score.value
         parts[reward.name] = score.value
         parts.update({f"{reward.name}/{name}": part for name, part in score.parts.items()})
         for position, value in score.token_rewards.items():
             tokens[position] = tokens.get(position, 0.0) + reward.weight * value
+    if left_out is not None:
+        return ScoredRollout(rollout=replace(rollout, left_out=left_out), reward=None, parts=parts)
     return ScoredRollout(rollout=rollout, reward=total, parts=parts, token_rewards=tokens)

@@ -24,7 +24,8 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "reward/mean": statistics.fmean(rewards) if rewards else float("nan"),
         "reward/std": statistics.pstdev(rewards) if rewards else float("nan"),
         "reward/unjudged_rollouts": float(n_unjudged(groups)),
-        "rollout/masked_share": 1 - len(valid) / max(1, len(scored)),
+        "rollout/masked_share": sum(r.rollout.fault is not None for r in scored) / max(1, len(scored)),
+        "rollout/left_out_share": sum(r.rollout.left_out is not None for r in scored) / max(1, len(scored)),
         "rollout/tool_use": sum(bool(r.rollout.tool_calls) for r in valid) / max(1, len(valid)),
         "group/no_signal_share": _no_signal(groups),
     }

@@ -21,3 +21,4 @@ class FormatConfig:
     forbidden: list[str] = field(default_factory=lambda: ["result"])  # only the environment writes these
     good: float = 1.0
     bad: float = 0.0
+    leave_out_truncated: bool = False  # rollouts cut by the token limit leave statistics and loss (DAPO, section 3.4)

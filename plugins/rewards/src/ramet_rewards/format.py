@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ramet import ConfigError, Reward, Rollout, StopReason, per_rollout
+from ramet import ConfigError, Reward, Rollout, Score, StopReason, per_rollout
 from ramet_rewards.config import FormatConfig
 
 
@@ -21,9 +21,11 @@ def make(config: FormatConfig) -> Reward:
         )
     tags = _pattern([*config.paired, *config.forbidden])
 
-    def score(rollout: Rollout) -> float:
+    def score(rollout: Rollout) -> Score:
         ended = rollout.stop is StopReason.ANSWER
-        return config.good if ended and _well_formed(rollout.sampled, tags, config) else config.bad
+        cut = rollout.stop is StopReason.LENGTH
+        value = config.good if ended and _well_formed(rollout.sampled, tags, config) else config.bad
+        return Score(value=value, masked=config.leave_out_truncated and cut)
 
     return per_rollout(score)
 

@@ -21,6 +21,8 @@ from ramet_rewards.judge import Judge
 class MathReward:
     """1 if the answer equals any gold answer, else 0. Processes start when first needed; may be pickled."""
 
+    per_rollout = True
+
     def __init__(self, config: MathConfig) -> None:
         _check(config)
         self.config = config
