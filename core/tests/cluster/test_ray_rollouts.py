@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,13 @@ def stub(two_nodes: None) -> Iterator[None]:
         yield
 
 
-def config(folder: Path, *, workers: int, step_s: float = 600.0) -> Config:
+def config(folder: Path, *, workers: int, step_s: float = 600.0, rollout_s: float = 600.0) -> Config:
     """Each worker plays two groups at once."""
     config = Config(
         model=ModelConfig(path=str(folder), device="cpu"),
         engine=ComponentConfig(name="stub"),
         cluster=ClusterConfig(name="ray", rollout_workers=workers, timeout_s=60),
-        rollout=RolloutConfig(group_size=4, max_concurrent=8, step_deadline_s=step_s),
+        rollout=RolloutConfig(group_size=4, max_concurrent=8, step_deadline_s=step_s, deadline_s=rollout_s),
     )
     config.run.root = str(folder)
     return config
@@ -134,9 +134,9 @@ def shared(stub: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sha
 def play(tmp_path: Path) -> Callable[..., Any]:
     """Do something with rollouts of workers of its own."""
 
-    def play(work: Callable[[RayRollouts], Awaitable[Any]], *, workers: int = 2, step_s: float = 600.0) -> Any:
+    def play(work: Callable[[RayRollouts], Awaitable[Any]], *, workers: int = 2, **seconds: float) -> Any:
         async def run() -> Any:
-            started = await RayRollouts.start(config(tmp_path, workers=workers, step_s=step_s))
+            started = await RayRollouts.start(config(tmp_path, workers=workers, **seconds))
             try:
                 return await work(started)
             finally:
@@ -267,19 +267,38 @@ def test_a_silent_worker_is_replaced_too_and_a_busy_one_is_not(play, tmp_path, m
     assert "is lost: it has not answered for 2 s; replacing it (1 of" in caplog.text
 
 
-def test_a_group_that_does_not_come_back_in_time_costs_its_worker(play, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("plan", "seconds", "key"),
+    [
+        (PLAN, {"step_s": 0.5}, "rollout.step_deadline_s"),
+        (replace(PLAN, step_deadline=False), {"rollout_s": 0.5}, "rollout.deadline_s"),
+    ],
+)
+def test_a_group_that_does_not_come_back_in_time_costs_its_worker(play, monkeypatch, caplog, plan, seconds, key):
     monkeypatch.setattr(rollouts, "PATIENCE_S", 0.5)
 
     async def work(rollouts: RayRollouts) -> None:
-        running = asyncio.create_task(rollouts.run(tasks("long-0"), step=1, plan=PLAN))
+        running = asyncio.create_task(rollouts.run(tasks("long-0"), step=1, plan=plan))
         async with asyncio.timeout(30):
             while not rollouts.restarts:
                 await asyncio.sleep(0.05)
         running.cancel()
         await asyncio.wait([running])
 
-    play(work, workers=1, step_s=0.5)
-    assert re.search(r"did not finish `play` within .* s \(rollout.step_deadline_s\); replacing it", caplog.text)
+    play(work, workers=1, **seconds)
+    assert re.search(rf"did not finish `play` within .* s \({key}\); replacing it", caplog.text)
+
+
+def test_an_evaluation_has_no_deadline_of_a_step(play, monkeypatch):
+    monkeypatch.setattr(rollouts, "PATIENCE_S", 0.0)
+
+    async def work(rollouts: RayRollouts) -> int:
+        plan = replace(PLAN, step_deadline=False)
+        groups = await rollouts.run(tasks("short-0", "short-1", "short-2"), step=0, plan=plan)
+        assert [group.task.id for group in groups] == ["short-0", "short-1", "short-2"]
+        return rollouts.restarts
+
+    assert play(work, workers=1, step_s=1e-3) == 0
 
 
 def test_after_so_many_replacements_the_run_stops(play, tmp_path, monkeypatch):

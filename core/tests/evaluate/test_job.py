@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ramet.cli.app import main
+from ramet.cluster.local import LocalRollouts
 from ramet.config.compose import compose
-from ramet.errors import ConfigErrors
+from ramet.errors import ConfigError, ConfigErrors, InfraError
 from ramet.evaluate.job import run
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
+from ramet.rollout.plan import RolloutPlan
+from ramet.types import Group, Rollout, Task
 
 needs_benchmarks = pytest.mark.skipif(
     "arithmetic" not in load_plugins().registries.benchmarks, reason="the plugin ramet-benchmarks is not installed"
@@ -86,6 +93,150 @@ def test_a_finished_evaluation_is_left_alone(model: Path, tmp_path: Path) -> Non
     before = file.stat().st_mtime_ns
     run(compose(overrides(model, tmp_path), job="eval"))
     assert file.stat().st_mtime_ns == before
+
+
+@dataclass
+class Played:
+    """What was asked of the rollouts, run by run: the tasks' ids and the numbers of their rollouts."""
+
+    asked: list[tuple[set[str], tuple[int, ...] | None]] = field(default_factory=list)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    played, run = Played(), LocalRollouts.run
+
+    async def noting(self: LocalRollouts, tasks: Sequence[Task], *, plan: RolloutPlan, **more: Any) -> list[Group]:
+        played.asked.append(({task.id for task in tasks}, plan.roots))
+        return await run(self, tasks, plan=plan, **more)
+
+    monkeypatch.setattr(LocalRollouts, "run", noting)
+    return played
+
+
+def fail_to_judge(monkeypatch: pytest.MonkeyPatch, n: int) -> list[str]:
+    """The benchmark cannot judge rollout 1 of n tasks; returns the ids of those, filled as they come."""
+    cls = type(load_plugins().get("benchmarks", "arithmetic").build(None))
+    score, failed = cls.score, list[str]()
+
+    async def failing(self: Any, rollout: Rollout) -> Mapping[str, float | None]:
+        if rollout.id == "1" and len(failed) < n:
+            failed.append(rollout.task.id)
+            raise ConnectionError("the judge is down")
+        return await score(self, rollout)
+
+    monkeypatch.setattr(cls, "score", failing)
+    return failed
+
+
+def results_of(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((root / "measured/results.json").read_text())
+    return found
+
+
+@needs_benchmarks
+def test_the_deadline_of_a_step_does_not_hold_for_an_evaluation(model: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "presets/experiment/short.yaml"
+    preset.parent.mkdir(parents=True)
+    preset.write_text("# @package _global_\nrollout:\n  step_deadline_s: 1.0e-6\n")
+    chosen = overrides(model, tmp_path, "experiment=short")
+    assert run(compose(chosen, job="eval", config_dir=tmp_path / "presets")) == 0
+    assert results_of(tmp_path)["results"][0]["judged"] == "15 of 15 judged"
+
+
+@needs_benchmarks
+def test_what_was_not_judged_is_tried_again_and_nothing_else(
+    model: Path, tmp_path: Path, played: Played, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    partial = tmp_path / "measured/results.json.partial.jsonl"
+    with monkeypatch.context() as patch:
+        failed = fail_to_judge(patch, 2)
+        with pytest.raises(InfraError) as caught:
+            run(compose(overrides(model, tmp_path), job="eval"))
+    assert str(caught.value) == (
+        "benchmark arithmetic: 2 of 15 rollouts were masked or not judged (limit evaluate.max_masked_share=0.05); most "
+        "often not judged. No results are written, since those left would be a biased subset. What is judged is kept "
+        f"in {partial}: remove the cause and start the same command again, which plays only what is missing"
+    )
+    assert f"resume with: ramet eval model.path={model} " in caplog.text
+    assert not (tmp_path / "measured/results.json").exists()
+    before = {task["task"]: task for task in map(json.loads, partial.read_text().splitlines()[1:])}
+    played.asked.clear()
+    assert run(compose(overrides(model, tmp_path), job="eval")) == 0
+    assert played.asked == [(set(failed), (1,))]
+    [result] = results_of(tmp_path)["results"]
+    assert result["judged"] == "15 of 15 judged"
+    for task in result["tasks"]:
+        earlier = before[task["task"]]["rollouts"]
+        assert [rollout["id"] for rollout in task["rollouts"]] == ["0", "1", "2"]
+        same = [now == then for now, then in zip(task["rollouts"], earlier, strict=True)]
+        assert same == [True, task["task"] not in failed, True]
+
+
+@needs_benchmarks
+def test_a_few_missing_rollouts_are_within_the_limit_and_the_same_command_tries_them_again(
+    model: Path, tmp_path: Path, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = overrides(model, tmp_path, "evaluate.max_masked_share=0.1")
+    with monkeypatch.context() as patch:
+        failed = fail_to_judge(patch, 1)
+        assert run(compose(chosen, job="eval")) == 0
+    assert results_of(tmp_path)["results"][0]["judged"] == "14 of 15 judged"
+    played.asked.clear()
+    assert run(compose(chosen, job="eval")) == 0
+    assert played.asked == [(set(failed), (1,))]
+    assert results_of(tmp_path)["results"][0]["judged"] == "15 of 15 judged"
+    assert run(compose(chosen, job="eval")) == 0
+    assert len(played.asked) == 1
+
+
+@needs_benchmarks
+def test_a_longer_deadline_does_not_forbid_to_go_on_and_a_shorter_one_does(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", *overrides(model, tmp_path, "rollout.deadline_s=1e-6")]) == 2
+    reported = capsys.readouterr().err
+    assert (
+        "error: benchmark arithmetic: 15 of 15 rollouts were masked or not judged (limit "
+        "evaluate.max_masked_share=0.05); most often deadline: not finished within rollout.deadline_s=1e-06 (turn 0). "
+    ) in reported
+    with pytest.raises(ConfigErrors) as caught:
+        run(compose(overrides(model, tmp_path, "rollout.deadline_s=1e-7"), job="eval"))
+    assert str(caught.value) == (
+        "rollout.deadline_s was 1e-06, is 1e-07; resuming would mix two runs: undo it, choose another run.name, or set "
+        "run.allow_config_change=true"
+    )
+    more = ["rollout.deadline_s=60", "rollout.max_concurrent=16"]
+    assert run(compose(overrides(model, tmp_path, *more), job="eval")) == 0
+    body = results_of(tmp_path)
+    assert body["results"][0]["judged"] == "15 of 15 judged"
+    assert body["settings"]["changes"] == [
+        "rollout.deadline_s was 1e-06, is 60.0",
+        "rollout.max_concurrent was 8, is 16",
+    ]
+
+
+@needs_benchmarks
+def test_other_changes_need_permission_and_are_recorded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        fail_to_judge(patch, 2)
+        with pytest.raises(InfraError):
+            run(compose(overrides(model, tmp_path), job="eval"))
+    hotter = overrides(model, tmp_path, "evaluate.temperature=0.9")
+    with pytest.raises(ConfigError) as caught:
+        run(compose(hotter, job="eval"))
+    assert str(caught.value) == (
+        f"{tmp_path}/measured/results.json.partial.jsonl holds an unfinished evaluation that differs in: "
+        "evaluate.temperature was 0.6, is 0.9; undo that, remove the file or choose another evaluate.out, or set "
+        "run.allow_config_change=true"
+    )
+    assert run(compose([*hotter, "run.allow_config_change=true"], job="eval")) == 0
+    assert results_of(tmp_path)["settings"]["changes"] == [
+        "run.allow_config_change was False, is True",
+        "evaluate.temperature was 0.6, is 0.9",
+    ]
 
 
 def test_everything_wrong_is_reported_together(tmp_path: Path) -> None:

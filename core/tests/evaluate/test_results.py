@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ramet.errors import ConfigError, PluginError
-from ramet.evaluate.results import Header, PartialResults, read_results
+from ramet.evaluate.header import Header
+from ramet.evaluate.results import PartialResults, read_results
 from ramet.evaluate.tasks import TaskResult, task_result, tool_statistics
 from ramet.types import (
     BenchmarkInfo,

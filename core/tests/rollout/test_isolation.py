@@ -13,6 +13,7 @@ from ramet.config.schema import ToolConfig
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 from ramet.rollout import tool_runtime
+from ramet.rollout.plan import RolloutPlan
 from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool
 from ramet.types import SegmentKind, StepResult, StopReason, ToolCall, ToolResult
 
@@ -146,6 +147,16 @@ def test_the_steps_deadline_masks_what_is_unfinished_and_groups_stay_whole(play:
     assert [len(g.valid) for g in played.groups] == [2, 0, 0]
     assert "rollout.step_deadline_s=0.3" in never.rollouts[0].fault.message
     assert not any(r.id.startswith("train/3/never started") for r in played.engine.requests)
+
+
+def test_a_plan_without_the_steps_deadline_plays_everything(play: Play, make_task: Any) -> None:
+    def script(task: str, path: str, turn: int) -> Reply:
+        return Reply(text=ANSWER, rest_s=0.1)
+
+    plan = RolloutPlan(branch=False, salt="eval", step_deadline=False)
+    tasks = [make_task(id) for id in ("a", "b", "c")]
+    played = play(script, tasks=tasks, plan=plan, group_size=2, max_concurrent=2, step_deadline_s=0.15)
+    assert [len(g.valid) for g in played.groups] == [2, 2, 2]
 
 
 def test_a_step_that_swallows_an_infrastructure_error_does_not_save_the_rollout(play: Play) -> None:

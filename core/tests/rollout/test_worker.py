@@ -89,6 +89,14 @@ def test_seeds_depend_on_run_step_salt_and_path_alone(play: Play) -> None:
     assert not set(seeds()) & set(seeds(plan=RolloutPlan(salt="valid")))
 
 
+def test_some_rollouts_of_a_group_can_be_played_again_with_the_seeds_that_they_had(play: Play) -> None:
+    whole = play(one_call, group_size=4, plan=RolloutPlan(branch=False, salt="eval"))
+    part = play(one_call, group_size=4, plan=RolloutPlan(branch=False, salt="eval", roots=(1, 3)))
+    assert [rollout.id for rollout in part.rollouts] == ["1", "3"]
+    seeds = {read_request_id(r.id): r.seed for r in whole.engine.requests}
+    assert {read_request_id(r.id): r.seed for r in part.engine.requests}.items() < seeds.items()
+
+
 def test_the_plan_overrides_the_configuration(play: Play) -> None:
     plan = RolloutPlan(group_size=3, temperature=0.0, top_p=0.5, top_k=7, salt="eval")
     played = play(one_call, plan=plan, group_size=8)

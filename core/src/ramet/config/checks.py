@@ -64,7 +64,9 @@ RANGES: dict[str, dict[str, Range]] = {
         "epochs": POSITIVE, "max_steps": ONE, "batch_size": ONE, "accumulate": ONE, "lr": ZERO, "beta2": SHARE,
         "warmup_ratio": SHARE, "weight_decay": ZERO, "max_tokens": ONE, "save_every": ONE, "log_every": ONE,
     },
-    "evaluate": {"k": ONE, "temperature": ZERO, "top_p": Range(above=0, most=1), "top_k": ZERO},
+    "evaluate": {
+        "k": ONE, "temperature": ZERO, "top_p": Range(above=0, most=1), "top_k": ZERO, "max_masked_share": SHARE,
+    },
     "tools": {"timeout_s": POSITIVE, "retries": ZERO, "concurrency": ONE, "max_result_tokens": ONE},
     "rewards": {"timeout_s": POSITIVE},
     "benchmarks": {"limit": ONE},

@@ -140,7 +140,7 @@ class RolloutConfig:
     first_tokens: int = 20  # k: sampled tokens of a turn after which a branch policy is asked
     max_concurrent: int = 256  # rollouts under way in one rollout worker
     deadline_s: float = 1800.0  # of one rollout
-    step_deadline_s: float = 7200.0  # of all rollouts of a step
+    step_deadline_s: float = 7200.0  # of all rollouts of a training step
     watchdog_s: float = 60.0  # a wait older than this is printed
     max_infra_rate: float = 0.2  # masked by infrastructure in a step: above it the run stops
 
@@ -254,6 +254,7 @@ class EvaluateConfig:
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 0
+    max_masked_share: float = 0.05  # of a benchmark's rollouts, masked or not judged: above it there are no results
     out: str | None = None  # results file; null: the run's `results.json`
 
 

@@ -28,6 +28,8 @@ REPLACED: dict[str, dict[str, str]] = {
         "rollout.temperature": "evaluate.temperature",
         "rollout.top_p": "evaluate.top_p",
         "rollout.top_k": "evaluate.top_k",
+        "rollout.step_deadline_s": "rollout.deadline_s",
+        "rollout.max_infra_rate": "evaluate.max_masked_share",
     },
 }
 

@@ -19,9 +19,10 @@ from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.data.tasks import fingerprint
-from ramet.errors import ConfigError, RametError, raise_all
+from ramet.errors import ConfigError, InfraError, RametError, raise_all
+from ramet.evaluate.header import Header
 from ramet.evaluate.measure import measure
-from ramet.evaluate.results import Header, PartialResults, Results, is_finished, read_results
+from ramet.evaluate.results import PartialResults, Results, check_complete, is_finished, read_results
 from ramet.evaluate.table import results_table
 from ramet.event_loop import run_async
 from ramet.models.loading import check_model
@@ -29,7 +30,7 @@ from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.manifest import make_manifest, model_files, model_fingerprint
 from ramet.tracking.run_dir import RunDir
-from ramet.tracking.stopped import StopListener
+from ramet.tracking.stopped import StopListener, resume_command
 from ramet.types import Benchmark, Task
 
 logger = logging.getLogger(__name__)
@@ -73,15 +74,20 @@ def _run(resolved: Resolved) -> EvaluateResult:
             versions=manifest.versions,
             plugins=[asdict(plugin) for plugin in manifest.plugins],
         )
-        if is_finished(out, header):
+        allow = config.run.allow_config_change
+        if is_finished(out, header, allow=allow):
             logger.info("this evaluation is finished: results in %s", out)
             return _result(run_dir.path, out)
-        partial = PartialResults(out, header)
+        partial = PartialResults(out, header, allow=allow)
         run_dir.record(resolved, manifest)
         _announce(config, tasks, out)
-        run_async(_measure(config, benchmarks, tasks, partial))
-        results = partial.finish()
-        _show(results, out)
+        try:
+            run_async(_measure(config, benchmarks, tasks, partial))
+            check_complete(partial.results(), config.evaluate.max_masked_share, partial.path)
+        except (KeyboardInterrupt, InfraError):
+            logger.warning("resume with: %s", resume_command(resolved, run_dir.path.name))
+            raise
+        _show(partial.finish(), out)
         return _result(run_dir.path, out)
 
 
@@ -133,6 +139,7 @@ async def _measure(
         top_k=chosen.top_k,
         branch=False,
         salt="eval",
+        step_deadline=False,
     )
     async with open_rollouts(config) as rollouts:
         await measure(rollouts, benchmarks, tasks, plan=plan, partial=partial, report=_Progress())

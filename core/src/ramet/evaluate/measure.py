@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ramet.cluster.place import Rollouts
 from ramet.errors import PluginError
@@ -27,17 +28,37 @@ async def measure(
     partial: PartialResults,
     report: Report | None = None,
 ) -> None:
-    """Play and score what `partial` does not hold yet. Each task is on disk as soon as it is scored."""
+    """Play and score what `partial` does not hold yet: whole tasks, and rollouts that were masked or not judged.
+
+    Each task is on disk as soon as it is scored. A rollout that is tried again has the seed that it had.
+    """
     for name, benchmark in benchmarks.items():
-        done = partial.done(name)
-        left = [task for task in tasks[name] if task.id not in done]
-        size = rollouts.group_size(plan)
-        finished = _Finished(name, benchmark, partial, size, total=len(tasks[name]), done=len(done), report=report)
+        left: dict[tuple[int, ...], list[Task]] = {}  # numbers of rollouts -> tasks that lack these
+        for task in tasks[name]:
+            if missing := partial.missing(name, task.id):
+                left.setdefault(missing, []).append(task)
+        done = len(tasks[name]) - sum(map(len, left.values()))
+        finished = _Finished(name, benchmark, partial, total=len(tasks[name]), done=done, report=report)
         try:
-            check_whole(await rollouts.run(left, step=0, plan=plan, on_group=finished), left, size)
+            async with asyncio.TaskGroup() as playing:
+                for numbers, lacking in left.items():
+                    part = replace(plan, roots=numbers)
+                    playing.create_task(_play(rollouts, lacking, part, finished))
             await finished.all_scored()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         finally:
             finished.cancel()
+
+
+async def _play(rollouts: Rollouts, tasks: Sequence[Task], plan: RolloutPlan, finished: _Finished) -> None:
+    size = rollouts.group_size(plan)
+
+    def on_group(group: Group) -> None:
+        check_whole([group], [group.task], size)  # before it is on disk, where a resume would take it for finished
+        finished(group)
+
+    check_whole(await rollouts.run(tasks, step=0, plan=plan, on_group=on_group), tasks, size)
 
 
 class _Finished:
@@ -48,7 +69,6 @@ class _Finished:
         name: str,
         benchmark: Benchmark,
         partial: PartialResults,
-        size: int,
         *,
         total: int,
         done: int,
@@ -57,14 +77,12 @@ class _Finished:
         self.name = name
         self.benchmark = benchmark
         self.partial = partial
-        self.size = size  # rollouts per task
         self.total = total
         self.done = done
         self.report = report
         self._scoring: list[asyncio.Task[None]] = []
 
     def __call__(self, group: Group) -> None:
-        check_whole([group], [group.task], self.size)  # before it is on disk, where a resume would take it for finished
         self._scoring.append(asyncio.get_running_loop().create_task(self._score(group)))
 
     async def all_scored(self) -> None:

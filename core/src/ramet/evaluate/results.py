@@ -1,8 +1,9 @@
 """The results file of an evaluation: everything that a reader needs to believe or to repeat a number.
 
 An evaluation appends one JSON line per finished task to `<out>.partial.jsonl`, whose first line states what is being
-measured. A killed evaluation goes on behind the last whole line; one with other settings is refused. At the end the
-lines are merged into `<out>`, at once or not at all.
+measured. A killed evaluation goes on after the last whole line; one with other settings is refused. Rollouts that were
+masked or not judged are tried again, and a later line of a task supersedes an earlier one. At the end the lines are
+merged into `<out>`, at once or not at all.
 """
 
 from __future__ import annotations
@@ -10,33 +11,19 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, InfraError
+from ramet.evaluate.header import CHANGES, SCHEMA, Differences, Header, differences, plain
 from ramet.evaluate.statistics import MetricSummary, summarise
 from ramet.evaluate.tasks import TaskResult, ToolStatistics, scores_of, tool_statistics
-from ramet.types import BenchmarkInfo
 
 logger = logging.getLogger(__name__)
-SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """What is measured and with what. Two headers that differ never share a file."""
-
-    model: str
-    k: int  # rollouts per task
-    settings: Mapping[str, Any]  # temperature, limits, seed, system prompt, tools: JSON
-    benchmarks: Mapping[str, BenchmarkInfo]
-    versions: Mapping[str, str]  # package -> version
-    plugins: list[Mapping[str, Any]]  # the table of `ramet plugins --json`
-
-    def body(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **_plain(asdict(self))}
+PARTIAL = ".partial.jsonl"  # behind the name of the results file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +36,12 @@ class BenchmarkResult:
     tasks: tuple[TaskResult, ...]
     n_rollouts: int
     n_judged: int  # rollouts with a score in the main metric
+
+    def reasons_missing(self) -> list[str]:
+        """Of every rollout without a score in the main metric, why."""
+        rollouts = (rollout for task in self.tasks for rollout in task.rollouts)
+        found = (rollout.why_missing(self.metrics[0].metric) for rollout in rollouts)
+        return [reason for reason in found if reason is not None]
 
     @property
     def judged(self) -> str:
@@ -63,49 +56,61 @@ class Results:
     def body(self) -> dict[str, Any]:
         """As it stands in the file."""
         measured = [{**asdict(b), "judged": b.judged} for b in self.benchmarks]
-        return {**self.header.body(), "results": _plain(measured)}
+        return {**self.header.body(), "results": plain(measured)}
 
 
 class PartialResults:
-    """An evaluation under way. Opening it takes over what an earlier process left.
+    """An evaluation in progress. Opening it takes over what an earlier process left, finished results included if some
+    of their rollouts are missing.
 
-    Raises `ConfigError` if that was another model, other settings, benchmarks or plugins.
+    Raises `ConfigError` if that was another model, other settings, benchmarks or plugins. `allow` lets changes pass
+    that may alter the numbers; they are logged and recorded.
     """
 
-    def __init__(self, out: Path, header: Header) -> None:
+    def __init__(self, out: Path, header: Header, *, allow: bool = False) -> None:
         self.out = out
-        self.path = out.with_name(out.name + ".partial.jsonl")
+        self.path = out.with_name(out.name + PARTIAL)
         self.header = header
         self._tasks: dict[tuple[str, str], TaskResult] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = _whole_lines(self.path)
         if lines:
-            self._check(json.loads(lines[0]))
-            self._tasks = {(r.benchmark, r.task): r for r in map(TaskResult.from_line, lines[1:])}
-            logger.info("%s: resumed with %d finished tasks", self.path, len(self._tasks))
+            self._take_over(lines, allow)
+        elif out.exists():
+            body = read_results(out)
+            self._go_on(body, self.out, allow)
+            self._add_all(_tasks_of(body))
+            _replace(self.path, "\n".join([json.dumps(self.header.body()), *(t.line() for t in self._tasks.values())]))
         else:
             self._append(json.dumps(header.body()))
 
+    def missing(self, benchmark: str, task: str) -> tuple[int, ...]:
+        """Numbers of the task's rollouts that are to be played, again or for the first time."""
+        found = self._tasks.get((benchmark, task))
+        return tuple(range(self.header.k)) if found is None else found.missing(self._main_metric(benchmark))
+
     def done(self, benchmark: str) -> set[str]:
-        """Ids of the tasks that are finished."""
-        return {task for name, task in self._tasks if name == benchmark}
+        """Ids of the tasks whose rollouts all have a score."""
+        return {task for name, task in self._tasks if name == benchmark and not self.missing(name, task)}
 
     def add(self, result: TaskResult) -> None:
-        """Keep a finished task; it is on disk when this returns."""
-        if (result.benchmark, result.task) in self._tasks:
-            raise ValueError(f"task {result.task!r} of benchmark {result.benchmark!r} was added before")
+        """Keep a finished task, or those of its rollouts that were missing; it is on disk when this returns."""
+        key = result.benchmark, result.task
+        earlier = self._tasks.get(key)
+        if earlier is not None:
+            if not {int(rollout.id) for rollout in result.rollouts} <= {*self.missing(*key)}:
+                raise ValueError(f"task {result.task!r} of benchmark {result.benchmark!r} was added before")
+            result = earlier.superseded(by=result)
         self._append(result.line())
-        self._tasks[result.benchmark, result.task] = result
+        self._tasks[key] = result
+
+    def results(self) -> Results:
+        return Results(header=self.header, benchmarks=tuple(self._measured(name) for name in self.header.benchmarks))
 
     def finish(self) -> Results:
         """Write the results file, remove the partial one and return the results."""
-        results = Results(header=self.header, benchmarks=tuple(self._measured(name) for name in self.header.benchmarks))
-        temporary = self.out.with_name(f".{self.out.name}.tmp")
-        with temporary.open("w", encoding="ascii") as file:
-            json.dump(results.body(), file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.out)
+        results = self.results()
+        _replace(self.out, json.dumps(results.body(), indent=1, allow_nan=False))
         self.path.unlink()
         return results
 
@@ -123,13 +128,34 @@ class PartialResults:
             n_judged=metrics[0].n_judged,
         )
 
-    def _check(self, found: Mapping[str, Any]) -> None:
-        differing = sorted(_differing(found, self.header.body()))
-        if differing:
-            raise ConfigError(
-                f"{self.path} holds an unfinished evaluation that differs in: {', '.join(differing)}; remove the file "
-                "or choose another evaluate.out"
-            )
+    def _take_over(self, lines: Sequence[str], allow: bool) -> None:
+        bodies = [json.loads(line) for line in lines]
+        headers = [body for body in bodies if "schema" in body]
+        self._go_on(headers[-1], self.path, allow)
+        if self.header.body() != headers[-1]:
+            self._append(json.dumps(self.header.body()))
+        self._add_all(body for body in bodies if "schema" not in body)
+
+    def _go_on(self, found: Mapping[str, Any], path: Path, allow: bool) -> None:
+        """Check the header `found` in `path`, and add what changed since then to this one."""
+        since = differences(found, self.header)
+        _refuse(since, f"{path} holds an unfinished evaluation that", allow=allow)
+        for text in since.safe:
+            logger.info("evaluation goes on with a change: %s", text)
+        for text in since.risky:
+            logger.warning("evaluation goes on with a change that may alter the numbers: %s", text)
+        changes = [*found["settings"].get(CHANGES, []), *since.safe, *since.risky]
+        if changes:
+            self.header = replace(self.header, settings={**self.header.settings, CHANGES: changes})
+
+    def _add_all(self, bodies: Iterable[Mapping[str, Any]]) -> None:
+        """A later result of a task supersedes an earlier one."""
+        self._tasks |= {(result.benchmark, result.task): result for result in map(TaskResult.from_body, bodies)}
+        finished = sum(len(self.done(name)) for name in self.header.benchmarks)
+        logger.info("%s: resumed with %d finished tasks", self.path, finished)
+
+    def _main_metric(self, benchmark: str) -> str:
+        return self.header.benchmarks[benchmark].metrics[0]
 
     def _append(self, line: str) -> None:
         with self.path.open("a", encoding="ascii") as file:
@@ -138,19 +164,36 @@ class PartialResults:
             os.fsync(file.fileno())
 
 
-def is_finished(out: Path, header: Header) -> bool:
-    """Whether `out` already holds the results of this very evaluation. Raises `ConfigError` if of another one."""
-    if not out.exists():
+def is_finished(out: Path, header: Header, *, allow: bool = False) -> bool:
+    """Whether `out` holds the results of this very evaluation, with a score for every rollout.
+
+    Raises `ConfigError` if they are of another one.
+    """
+    if not out.exists() or out.with_name(out.name + PARTIAL).exists():
         return False
     found = read_results(out)
-    wanted = header.body()
-    differing = sorted(_differing({key: found.get(key) for key in wanted}, wanted))
-    if differing:
-        raise ConfigError(
-            f"{out} holds the results of another evaluation, which differs in: {', '.join(differing)}; remove the file "
-            "or choose another evaluate.out"
+    complete = all(one["n_judged"] == one["n_rollouts"] for one in found["results"])
+    since = differences(found, header)
+    _refuse(since, f"{out} holds the results of another evaluation, which", allow=allow and not complete)
+    return complete
+
+
+def check_complete(results: Results, limit: float, partial: Path) -> None:
+    """Raise `InfraError` if more than `limit` of a benchmark's rollouts have no score."""
+    problems = []
+    for benchmark in results.benchmarks:
+        reasons = Counter(benchmark.reasons_missing())
+        if reasons.total() <= limit * benchmark.n_rollouts:
+            continue
+        problems.append(
+            f"benchmark {benchmark.name}: {reasons.total()} of {benchmark.n_rollouts} rollouts were masked or not "
+            f"judged (limit evaluate.max_masked_share={limit:g}); most often {reasons.most_common(1)[0][0]}"
         )
-    return True
+    if problems:
+        raise InfraError(
+            f"{'; '.join(problems)}. No results are written, since those left would be a biased subset. What is judged "
+            f"is kept in {partial}: remove the cause and start the same command again, which plays only what is missing"
+        )
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -164,14 +207,29 @@ def read_results(path: Path) -> dict[str, Any]:
     return body
 
 
-def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of what differs, as deep as both hold objects."""
-    for key in {*found, *wanted}:
-        one, other = found.get(key), wanted.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differing(one, other, f"{prefix}{key}.")
-        elif one != other:
-            yield f"{prefix}{key}"
+def _refuse(since: Differences, who: str, *, allow: bool) -> None:
+    """Raise `ConfigError` for differences that forbid to go on."""
+    forbidding = since.forbidding(allow=allow)
+    if not forbidding:
+        return
+    way = "remove the file or choose another evaluate.out"
+    if not since.other:
+        way = f"undo that, {way}, or set run.allow_config_change=true"
+    raise ConfigError(f"{who} differs in: {', '.join(forbidding)}; {way}")
+
+
+def _tasks_of(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    return (task for one in body["results"] for task in one["tasks"])
+
+
+def _replace(path: Path, text: str) -> None:
+    """At once: after a kill the file holds the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="ascii") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def _whole_lines(path: Path) -> list[str]:
@@ -183,8 +241,3 @@ def _whole_lines(path: Path) -> list[str]:
         with path.open("r+b") as file:
             file.truncate(whole)
     return data[:whole].decode("ascii").splitlines()
-
-
-def _plain(value: Any) -> Any:
-    """What JSON gives back: tuples as lists, enumerations as strings."""
-    return json.loads(json.dumps(value, allow_nan=False))

@@ -6,7 +6,8 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from ramet.errors import PluginError
 from ramet.types import CallStatus, Fault, Group, Rollout, ToolRecord
@@ -36,6 +37,10 @@ class RolloutResult:
     sampled_tokens: int
     response_tokens: int
 
+    def why_missing(self, metric: str) -> str | None:
+        """Why it has no score in this metric; None: it has one."""
+        return None if self.scores.get(metric) is not None else self.masked or "not judged"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
@@ -51,9 +56,21 @@ class TaskResult:
     def line(self) -> str:
         return json.dumps(asdict(self), allow_nan=False)
 
+    def missing(self, metric: str) -> tuple[int, ...]:
+        """Numbers of the rollouts without a score in this metric: masked, or not judged."""
+        return tuple(int(r.id) for r in self.rollouts if r.why_missing(metric) is not None)
+
+    def superseded(self, by: TaskResult) -> TaskResult:
+        """With the rollouts of `by` in place of those with the same numbers."""
+        newer = {rollout.id: rollout for rollout in by.rollouts}
+        return replace(self, rollouts=tuple(newer.get(rollout.id, rollout) for rollout in self.rollouts))
+
     @classmethod
     def from_line(cls, line: str) -> TaskResult:
-        body = json.loads(line)
+        return cls.from_body(json.loads(line))
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> TaskResult:
         rollouts = tuple(
             RolloutResult(**{**r, "tool_calls": tuple(CallResult(**call) for call in r["tool_calls"])})
             for r in body["rollouts"]

@@ -12,7 +12,9 @@ class RolloutPlan:
     """How many rollouts per task, and how they are sampled. None: as the configuration says.
 
     `branch` False starts all rollouts from the prompt. `salt` keeps the seeds of training, validation and evaluation
-    apart: `train`, `valid` or `eval`.
+    apart: `train`, `valid` or `eval`. `step_deadline` False: `rollout.step_deadline_s` does not hold, since a
+    measurement may take as long as it takes; every rollout keeps its own deadline. `roots`: play only these of each
+    group's rollouts, by number, without forks; each has the seed that it has in the whole group.
     """
 
     group_size: int | None = None
@@ -21,15 +23,20 @@ class RolloutPlan:
     top_k: int | None = None
     branch: bool = True
     salt: str = "train"
+    step_deadline: bool = True
+    roots: tuple[int, ...] | None = None
 
     def resolved(self, config: RolloutConfig) -> ResolvedPlan:
+        size = config.group_size if self.group_size is None else self.group_size
         return ResolvedPlan(
-            group_size=config.group_size if self.group_size is None else self.group_size,
+            group_size=size if self.roots is None else len(self.roots),
             temperature=config.temperature if self.temperature is None else self.temperature,
             top_p=config.top_p if self.top_p is None else self.top_p,
             top_k=config.top_k if self.top_k is None else self.top_k,
             branch=self.branch,
             salt=self.salt,
+            step_deadline=self.step_deadline,
+            roots=self.roots,
         )
 
 
@@ -43,6 +50,12 @@ class ResolvedPlan:
     top_k: int
     branch: bool
     salt: str
+    step_deadline: bool
+    roots: tuple[int, ...] | None
+
+    def root(self, n: int) -> int:
+        """The number of the n-th root that a group starts; it names the rollout and decides its seed."""
+        return n if self.roots is None else self.roots[n]
 
     def problems(self, max_concurrent: int) -> list[str]:
         """Everything that is wrong with it, in the words of the configuration."""

@@ -155,7 +155,7 @@ class GroupScheduler:
         if not self.ledger.n_live:
             self._start_roots(self.ledger.budget_left)
         for root in range(before, self._n_roots):
-            self._live[(root,)].add_stat("filled", 1)
+            self._live[(self.place.plan.root(root),)].add_stat("filled", 1)
 
     def _ask(self, event: BranchEvent, key: RolloutKey, turn: int) -> None:
         rng = branch_rng(self.place.seed, key, type(event).__name__, turn)
@@ -167,7 +167,7 @@ class GroupScheduler:
 
     def _start_roots(self, n: int) -> None:
         for _ in range(n):
-            path = (self._n_roots,)
+            path = (self.place.plan.root(self._n_roots),)
             self._n_roots += 1
             self.ledger.add_root(path)
             self._start(plant(self._key(path), self.job.prompt))

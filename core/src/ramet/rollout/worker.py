@@ -8,6 +8,7 @@ only when its prefix may go.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,7 @@ class RolloutWorker:
         flight, of one up to `newest()`; a rollout with others is masked. None: any will do.
 
         `names` and `deadline_s` are for callers that hand a step over in parts: the names of these tasks among all of
-        the step's (`task_names`), and what is left of `rollout.step_deadline_s`.
+        the step's (`task_names`), and what is left of `rollout.step_deadline_s`, if the plan has it hold.
 
         Every group has exactly `group_size` rollouts, masked ones included. Raises `PluginError` and `ConfigError`;
         everything else masks the rollouts that it struck.
@@ -98,9 +99,7 @@ class RolloutWorker:
         chosen = (plan or RolloutPlan()).resolved(self.config)
         raise_all([*chosen.problems(self.config.max_concurrent), *self._unknown_tools(tasks)])
         started = time.perf_counter()
-        ends_at = asyncio.get_running_loop().time() + (
-            self.config.step_deadline_s if deadline_s is None else deadline_s
-        )
+        ends_at = self._step_ends_at(chosen, deadline_s)
         jobs = self._jobs(tasks, task_names(tasks) if names is None else names, step)
         versions = None if version is None else Versions(version, newest or (lambda: version))
         failure: BaseException | None = None
@@ -117,6 +116,12 @@ class RolloutWorker:
             raise failure
         self._metrics.seconds += time.perf_counter() - started
         return [run.result() for run in runs]
+
+    def _step_ends_at(self, plan: ResolvedPlan, deadline_s: float | None) -> float:
+        if not plan.step_deadline:
+            return math.inf
+        left = self.config.step_deadline_s if deadline_s is None else deadline_s
+        return asyncio.get_running_loop().time() + left
 
     async def _play(
         self,

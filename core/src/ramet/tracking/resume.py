@@ -8,6 +8,7 @@ nothing would show it.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,12 @@ SAFE = frozenset({
 ORDER = frozenset({"run.seed", "data.shuffle", "train.tasks_per_step"})  # which tasks a step gets
 SAFE_SECTIONS = ("trackers", "data.valid", "evaluate", "cluster")
 ABSENT = "(absent)"
+# What may change on the way of an evaluation besides: it decides how much fails, not what is measured.
+EVAL_SAFE = re.compile(
+    r"rollout\.(max_concurrent|step_deadline_s|max_infra_rate)|tools\.\w+\.concurrency"
+    r"|engine\.params\.(slots|kv_cache_bytes|gpu_memory_utilization|tensor_parallel)"
+)
+EVAL_RAISED = re.compile(r"rollout\.deadline_s|tools\.\w+\.(timeout_s|retries)|engine\.params\.timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +55,9 @@ def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[s
                 f"{text}; it decides which tasks a step gets, so a resumed run would skip some and repeat others: undo "
                 "it, or choose another run.name"
             )
-        elif _safe(key) and not (key == "train.steps" and _steps_set_the_rate(new.config)):
+        elif is_safe(old.manifest.job, key, before, after) and not (
+            key == "train.steps" and _steps_set_the_rate(new.config)
+        ):
             logger.info("resume with a change: %s", text)
         else:
             risky.append(text)
@@ -81,8 +90,17 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _safe(key: str) -> bool:
-    return key in SAFE or any(key == section or key.startswith(f"{section}.") for section in SAFE_SECTIONS)
+def is_safe(job: str, key: str, before: Any, after: Any) -> bool:
+    """Whether this change of a key cannot alter what `job` trains or measures."""
+    if key in SAFE or any(key == section or key.startswith(f"{section}.") for section in SAFE_SECTIONS):
+        return True
+    if job != "eval":
+        return False
+    return EVAL_SAFE.fullmatch(key) is not None or (EVAL_RAISED.fullmatch(key) is not None and _is_more(before, after))
+
+
+def _is_more(before: Any, after: Any) -> bool:
+    return isinstance(before, int | float) and isinstance(after, int | float) and after >= before
 
 
 def _steps_set_the_rate(config: str) -> bool:

@@ -96,7 +96,7 @@ class RayRollouts:
     async def _run(self, tasks: Sequence[Task], step: int, plan: RolloutPlan, on_group: OnGroup | None) -> list[Group]:
         await self.wake()
         started = time.monotonic()
-        ends_at = started + self._config.rollout.step_deadline_s
+        ends_at = started + self._config.rollout.step_deadline_s if plan.step_deadline else None
         try:
             async with asyncio.TaskGroup() as playing:
                 plays = [
@@ -109,17 +109,21 @@ class RayRollouts:
         return [play.result() for play in plays]
 
     async def _play(
-        self, task: Task, name: str, step: int, plan: RolloutPlan, ends_at: float, on_group: OnGroup | None
+        self, task: Task, name: str, step: int, plan: RolloutPlan, ends_at: float | None, on_group: OnGroup | None
     ) -> Group:
-        """Play one group, as often as its worker is lost."""
+        """Play one group, as often as its worker is lost. `ends_at` None: there is no deadline of the step, so a group
+        has the time of one rollout: all of them start together.
+        """
         size = self.group_size(plan)
         again = False
         while True:
             worker = await self._dispatch.take(size, first=again)
-            left = max(0.0, ends_at - time.monotonic())
+            left, key = self._config.rollout.deadline_s, "rollout.deadline_s"
+            if ends_at is not None:
+                left, key = max(0.0, ends_at - time.monotonic()), "rollout.step_deadline_s"
             try:
                 group: Group = await worker.call(
-                    "play", task, name, step, plan, left, timeout_s=left + PATIENCE_S, key="rollout.step_deadline_s"
+                    "play", task, name, step, plan, left, timeout_s=left + PATIENCE_S, key=key
                 )
                 break
             except InfraError as error:  # lost or stuck, for nothing else of this kind leaves a worker

@@ -1,0 +1,90 @@
+"""What is measured and with what, and whether a later process may go on with it.
+
+Another model, other tasks or another k is another evaluation. A longer deadline, more retries or other hardware is the
+same one: what they change is how much fails. Everything else needs `run.allow_config_change`, and is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ramet.tracking.resume import config_differences, is_safe
+from ramet.types import BenchmarkInfo
+
+SCHEMA = 1
+CHANGES = "changes"  # in the settings: what was changed on the way
+OPEN = ("versions", "plugins")  # may change on the way, if the user says so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What stands at the beginning of a results file."""
+
+    model: str
+    k: int  # rollouts per task
+    settings: Mapping[str, Any]  # the configuration as YAML, fingerprints, what was changed on the way: JSON
+    benchmarks: Mapping[str, BenchmarkInfo]
+    versions: Mapping[str, str]  # package -> version
+    plugins: list[Mapping[str, Any]]  # the table of `ramet plugins --json`
+
+    def body(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **plain(asdict(self))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """Between an earlier header and the one of now."""
+
+    other: list[str]  # dotted names of what makes it another evaluation
+    risky: list[str]  # changes that may change the numbers
+    safe: list[str]
+
+    def forbidding(self, *, allow: bool) -> list[str]:
+        return self.other if allow else [*self.other, *self.risky]
+
+
+def differences(found: Mapping[str, Any], header: Header) -> Differences:
+    """`found` is the body of an earlier header."""
+    wanted = header.body()
+    other, risky, safe = list[str](), list[str](), list[str]()
+    for key in sorted(_differing({name: found.get(name) for name in wanted}, wanted)):
+        section = key.partition(".")[0]
+        if key == "settings.config":
+            for name, before, after in config_differences(_at(found, key), _at(wanted, key)):
+                text = f"{name} was {before}, is {after}"
+                (safe if _is_safe(name, before, after) else risky).append(text)
+        elif section in OPEN:
+            risky.append(key)
+        elif key != f"settings.{CHANGES}":
+            other.append(key)
+    return Differences(other=other, risky=risky, safe=safe)
+
+
+def _is_safe(key: str, before: Any, after: Any) -> bool:
+    """As for the directory of a run, in which several evaluations may write files of their own."""
+    if key.startswith("evaluate."):
+        return key in ("evaluate.out", "evaluate.max_masked_share")
+    return is_safe("eval", key, before, after)
+
+
+def _at(body: Mapping[str, Any], key: str) -> str:
+    section, _, name = key.partition(".")
+    return str(body[section][name])
+
+
+def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of what differs, as deep as both hold objects."""
+    for key in {*found, *wanted}:
+        one, other = found.get(key), wanted.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differing(one, other, f"{prefix}{key}.")
+        elif one != other:
+            yield f"{prefix}{key}"
+
+
+def plain(value: Any) -> Any:
+    """What JSON gives back: tuples as lists, enumerations as strings."""
+    return json.loads(json.dumps(value, allow_nan=False))
