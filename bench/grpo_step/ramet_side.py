@@ -43,6 +43,7 @@ from ramet.train.loop import Loop
 from ramet.train.prepare import prepare
 from ramet.train.state import TrainState
 from ramet.train.stop import StopRequest
+from ramet.train.validation import ValidData
 from ramet.types import Task
 
 STEP = Tags(TagsConfig())
@@ -143,7 +144,7 @@ def serve(work: Path) -> None:
         needs_reference=False,
         critic=None,
         tasks=prepared.tasks,
-        valid=[],
+        valid=ValidData(),
         sampler=prepared.sampler,
         checkpoints=Checkpoints(folder / "checkpoints", keep=1),
         tracker=Steps(len(example(place.rollouts.encoder, 0, fill).prompt)),

@@ -58,7 +58,6 @@ Problems = Callable[..., list[str]]
         (["run.root=${no.such}"], ["run.root: ", "no.such"]),
         (["sft.lr=1"], ["sft.lr: `ramet train` does not build the section 'sft' (built by: sft)"]),
         (["evaluate.k=2"], ["evaluate.k: `ramet train` does not build the section 'evaluate' (built by: eval)"]),
-        (["benchmarks=[arithmetic]"], ["benchmarks: `ramet train` does not build"]),
     ],
 )
 def test_one_mistake_gives_one_problem_that_names_it(problems: Problems, overrides: list[str], expected: list[str]):

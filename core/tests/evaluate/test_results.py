@@ -10,7 +10,7 @@ import pytest
 from ramet.errors import ConfigError, PluginError
 from ramet.evaluate.header import Header
 from ramet.evaluate.results import PartialResults, read_results
-from ramet.evaluate.tasks import TaskResult, task_result, tool_statistics
+from ramet.evaluate.tasks import TaskResult, check_scores, task_result, tool_statistics
 from ramet.types import (
     BenchmarkInfo,
     CallStatus,
@@ -138,8 +138,14 @@ def test_an_unfinished_evaluation_of_another_model_is_refused(tmp_path: Path) ->
 
 
 def test_a_score_that_is_no_number_names_the_benchmark_and_the_task() -> None:
-    with pytest.raises(PluginError, match=r"'arithmetic' scored f1 = nan for rollout 1 of task 'a'"):
-        result("a", [score(1.0), score(1.0, float("nan"))])
+    task = Task(id="a", prompt=user_prompt("17 * 23?"))
+    check_scores("arithmetic", rollout(task, "0"), score(1.0, None))
+    with pytest.raises(PluginError) as caught:
+        check_scores("arithmetic", rollout(task, "1"), score(1.0, float("nan")))
+    assert str(caught.value) == (
+        "benchmark 'arithmetic' scored f1 = nan for rollout 1 of task 'a'; allowed: a finite number, or None for not "
+        "judged"
+    )
 
 
 def test_tool_statistics_by_hand() -> None:

@@ -61,7 +61,7 @@ async def written(saver: Saver) -> None:
 async def steps(saver: Saver, disk: Disk, *numbers: int) -> None:
     for number in numbers:
         disk.state = number * 10
-        await saver.save_if_due(number)
+        await saver.save_if_due(number, None)
 
 
 @pytest.mark.parametrize("in_background", [False, True])

@@ -49,6 +49,8 @@ def _row(entry: Entry) -> tuple[str, ...]:
         state = "left by a killed save, or being written"
     if entry.resume:
         state += ", taken by a resume"
+    if entry.score is not None:
+        state += f", {'best by ' if entry.best else ''}{entry.score.metric}: {entry.score.value:.4g}"
     return entry.name, str(entry.step), _amount(entry.size), _time(entry).partition("+")[0].replace("T", " "), state
 
 

@@ -74,6 +74,13 @@ def build_benchmarks(config: Config) -> dict[str, Benchmark]:
     return {name: plugins.get("benchmarks", name).build(one.params) for name, one in config.benchmarks.items()}
 
 
+def build_benchmark(config: Config, name: str) -> Benchmark:
+    """One that data names; with options of its own if `benchmarks` has them. Raises `ConfigError`."""
+    chosen = config.benchmarks.get(name)
+    built: Benchmark = load_plugins().get("benchmarks", name).build(None if chosen is None else chosen.params)
+    return built
+
+
 def _start_a_group(config: Config) -> None:
     """A branch policy is pure, so it can be asked about a group that nobody plays."""
     budget = config.rollout.group_size

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config
+from ramet.config.schema import Config, TrainConfig
 from ramet.config.sections import JOBS
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 
@@ -53,7 +53,8 @@ RANGES: dict[str, dict[str, Range]] = {
     },
     "train": {
         "steps": ONE, "tasks_per_step": ONE, "minibatches": ONE, "epochs": ONE, "tis_cap": POSITIVE, "kl_coef": ZERO,
-        "eval_every": ZERO, "save_every": ONE, "keep_checkpoints": ONE, "max_bad_steps": ONE, "grace_s": ZERO,
+        "eval_every": ZERO, "eval_k": ONE, "eval_temperature": ZERO, "eval_top_p": Range(above=0, most=1),
+        "eval_top_k": ZERO, "save_every": ONE, "keep_checkpoints": ONE, "max_bad_steps": ONE, "grace_s": ZERO,
         "staleness": ZERO,
     },
     "policy": {
@@ -84,6 +85,7 @@ def check(resolved: Resolved, job: str) -> list[str]:
         problems += _deterministic(config)
     if job == "train":
         problems += _training(config)
+        problems += _validation(config.train, config.rollout.max_concurrent)
     if job == "sft" and not config.sft.data:
         problems.append("sft.data: missing; name at least one file, as in sft.data=[traces.jsonl]")
     if job == "eval" and not config.benchmarks:
@@ -147,6 +149,18 @@ def _training(config: Config) -> Iterator[str]:
         yield f"train.{which}: needs data.valid, which is empty"
     if not config.rewards:
         yield "rewards: none chosen; training needs at least one, as in rewards=[NAME]"
+
+
+def _validation(train: TrainConfig, max_concurrent: int) -> Iterator[str]:
+    if train.eval_k > max_concurrent:
+        yield f"train.eval_k={train.eval_k}: must be at most rollout.max_concurrent={max_concurrent}"
+    if train.eval_k > 1 and train.eval_temperature == 0:
+        yield (
+            f"train.eval_k={train.eval_k}: needs train.eval_temperature over 0, since all rollouts of a task would be "
+            "the same"
+        )
+    if train.keep_best is not None and not train.eval_every:
+        yield f"train.keep_best={train.keep_best}: needs train.eval_every over 0, which says when it is measured"
 
 
 def _deterministic(config: Config) -> Iterator[str]:

@@ -106,8 +106,8 @@ class ColumnsConfig:
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
-    train: list[str] = field(default_factory=list)  # parquet or JSON lines
-    valid: list[str] = field(default_factory=list)
+    train: list[str] = field(default_factory=list)  # parquet or JSON lines, or benchmark:NAME/SPLIT
+    valid: list[str] = field(default_factory=list)  # as data.train
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     max_prompt_tokens: int = 2048  # longer tasks are left out and counted
     limit: int | None = None  # first tasks only
@@ -203,6 +203,11 @@ class TrainConfig:
     entropy_coef: float = 0.0
     eval_every: int = 0  # steps between validations on data.valid; 0: never
     eval_first: bool = False  # also before the first step
+    eval_k: int = 1  # rollouts per task of a validation
+    eval_temperature: float = 0.0
+    eval_top_p: float = 1.0
+    eval_top_k: int = 0
+    keep_best: str | None = None  # a metric of the validation, as valid/reward: its best checkpoint is kept as well
     staleness: int = 0  # updates that rollouts may lag behind; over 0 the next step's are played during the update
     save_every: int = 10  # steps between checkpoints; the last step is always saved
     async_save: bool = False  # go on while a checkpoint is written; holds a copy of it in memory

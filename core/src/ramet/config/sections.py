@@ -11,7 +11,7 @@ from dataclasses import dataclass
 JOBS: dict[str, tuple[str, ...]] = {
     "train": (
         "run", "data", "model", "engine", "rollout", "rollout_step", "branch_policy", "tools", "rewards",
-        "advantage", "policy_loss", "train", "policy", "cluster", "trackers",
+        "advantage", "policy_loss", "train", "policy", "benchmarks", "cluster", "trackers",
     ),
     "sft": ("run", "model", "rollout_step", "tools", "sft", "cluster", "trackers"),
     "eval": (

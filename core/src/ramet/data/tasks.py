@@ -12,11 +12,12 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ramet.config.schema import ColumnsConfig, OnBadRow
+from ramet.data.benchmarks import Build, is_benchmark, read_benchmark
 from ramet.data.files import Row, cut, find_files, read_rows
 from ramet.data.layout import ABSENT, FLAT_ANSWER, PUBLISHED_ANSWER, repair, value_at
 from ramet.data.rows import BadRow, make_task
@@ -29,13 +30,14 @@ SHOWN = 20  # problems in one report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSet:
-    """Tasks of some files, in order."""
+    """Tasks of some files and benchmarks, in order."""
 
     tasks: list[Task]
     fingerprint: str  # sha256 over all tasks; a resumed run must find the same
     skipped: int  # bad rows that were left out
     repaired: int  # rows among the tasks with a corrupted `\boxed` that was put right
-    files: list[str]
+    files: list[str]  # and benchmarks, as `benchmark:NAME/SPLIT`
+    benchmarks: Mapping[str, str]  # id of a task -> name of the benchmark that it comes from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class _Collected:
     bad: list[str] = field(default_factory=list)  # rows
     rows: int = 0
     repaired: int = 0
+    benchmarks: dict[str, str] = field(default_factory=dict)  # by id of the task
 
 
 def load_tasks(
@@ -64,15 +67,20 @@ def load_tasks(
     *,
     limit: int | None = None,
     on_bad_row: OnBadRow = OnBadRow.ERROR,
+    build: Build | None = None,
 ) -> TaskSet:
-    """Read the tasks of these files and patterns, the first `limit` of them. Raises `ConfigErrors`."""
+    """Read the tasks of these files and patterns, then of benchmarks (`benchmark:NAME/SPLIT`; `build` builds them), the
+    first `limit` of all. Raises `ConfigErrors`.
+    """
     columns = columns or ColumnsConfig()
-    files, problems = find_files(paths)
+    benchmarks = [path for path in paths if is_benchmark(path)]
+    files, problems = find_files([path for path in paths if not is_benchmark(path)])
     found = _Collected()
     for path, prefix in zip(files, id_prefixes(files), strict=True):
         left = None if limit is None else limit - len(found.tasks)
         if left is None or left > 0:
             problems += _collect(path, prefix, columns, left, found)
+    problems += _collect_benchmarks(benchmarks, build, limit, found)
     problems += _duplicates(found)
     if on_bad_row == OnBadRow.ERROR:
         problems += found.bad
@@ -90,7 +98,8 @@ def load_tasks(
         fingerprint=fingerprint(found.tasks),
         skipped=len(found.bad),
         repaired=found.repaired,
-        files=[str(path) for path in files],
+        files=[*map(str, files), *benchmarks],
+        benchmarks=found.benchmarks,
     )
 
 
@@ -150,6 +159,26 @@ def _collect(path: Path, prefix: str, columns: ColumnsConfig, limit: int | None,
     missing = missing_columns(path, rows, columns)
     found.bad += [] if missing else bad  # a column that no row has would be reported once a row
     return missing
+
+
+def _collect_benchmarks(sources: Sequence[str], build: Build | None, limit: int | None, found: _Collected) -> list[str]:
+    """Add the tasks of benchmarks. Returns what is wrong with them."""
+    problems = []
+    for source in sources:
+        left = None if limit is None else limit - len(found.tasks)
+        if left is not None and left <= 0:
+            break
+        try:
+            if build is None:
+                raise ConfigError(f"{source}: benchmarks cannot be read here; name files")
+            name, tasks = read_benchmark(source, build, left)
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        found.tasks += tasks
+        found.places += [f"{source}, task {number}" for number in range(1, len(tasks) + 1)]
+        found.benchmarks |= {task.id: name for task in tasks}
+    return problems
 
 
 def missing_columns(path: Path, rows: Sequence[Row], columns: ColumnsConfig) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ramet.cluster.place import Rollouts
 from ramet.errors import PluginError
 from ramet.evaluate.results import PartialResults
-from ramet.evaluate.tasks import task_result
+from ramet.evaluate.tasks import check_scores, task_result
 from ramet.rollout.whole import check_whole
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
@@ -93,21 +93,27 @@ class _Finished:
             one.cancel()
 
     async def _score(self, group: Group) -> None:
-        scores = [await self._one(rollout) for rollout in group.rollouts]
+        scores = [await judge(self.name, self.benchmark, rollout) for rollout in group.rollouts]
         prompt = "".join(s.text for s in group.rollouts[0].segments if s.kind is SegmentKind.PROMPT)
         self.partial.add(task_result(self.name, group, prompt=prompt, scores=scores))
         self.done += 1
         if self.report is not None:
             self.report(self.name, self.done, self.total)
 
-    async def _one(self, rollout: Rollout) -> Mapping[str, float | None]:
-        """Scores of one rollout; none where it is masked or the benchmark could not judge it."""
-        if not rollout.valid:
-            return {}
-        try:
-            return await self.benchmark.score(rollout)
-        except PluginError:
-            raise
-        except (Exception, SystemExit) as error:  # not judged is counted, never a failure of the model
-            logger.warning("benchmark %s could not score task %s: %r", self.name, rollout.task.id, error)
-            return {}
+
+async def judge(name: str, benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float | None]:
+    """Scores of one rollout; none where it is masked or the benchmark could not judge it.
+
+    Raises `PluginError` if the benchmark returned a number that is none.
+    """
+    if not rollout.valid:
+        return {}
+    try:
+        scores = await benchmark.score(rollout)
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:  # not judged is counted, never a failure of the model
+        logger.warning("benchmark %s could not score task %s: %r", name, rollout.task.id, error)
+        return {}
+    check_scores(name, rollout, scores)
+    return scores

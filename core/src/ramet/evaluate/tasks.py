@@ -92,9 +92,8 @@ class ToolStatistics:
 def task_result(
     benchmark: str, group: Group, *, prompt: str, scores: Sequence[Mapping[str, float | None]]
 ) -> TaskResult:
-    """The result of a group. `scores` holds one mapping per rollout, in order; those of masked rollouts are ignored.
-
-    Raises `PluginError` if the benchmark returned a number that is none.
+    """The result of a group. `scores` holds one mapping per rollout, in order, all checked (`check_scores`); those of
+    masked rollouts are ignored.
     """
     pairs = zip(group.rollouts, scores, strict=True)
     return TaskResult(
@@ -103,7 +102,7 @@ def task_result(
         data_source=group.task.data_source,
         prompt=prompt,
         gold=group.task.answer,
-        rollouts=tuple(_rollout_result(benchmark, rollout, found) for rollout, found in pairs),
+        rollouts=tuple(_rollout_result(rollout, found) for rollout, found in pairs),
     )
 
 
@@ -129,13 +128,17 @@ def _count(calls: Iterable[CallResult]) -> dict[str, int]:
     return dict(Counter(call.name for call in calls))
 
 
-def _rollout_result(benchmark: str, rollout: Rollout, scores: Mapping[str, float | None]) -> RolloutResult:
+def check_scores(benchmark: str, rollout: Rollout, scores: Mapping[str, float | None]) -> None:
+    """Raise `PluginError` for a score that is no finite number."""
     for metric, score in scores.items():
         if score is not None and not math.isfinite(score):
             raise PluginError(
                 f"benchmark {benchmark!r} scored {metric} = {score} for rollout {rollout.id} of task "
                 f"{rollout.task.id!r}; allowed: a finite number, or None for not judged"
             )
+
+
+def _rollout_result(rollout: Rollout, scores: Mapping[str, float | None]) -> RolloutResult:
     return RolloutResult(
         id=rollout.id,
         scores=dict(scores) if rollout.valid else {},

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.policy.errors import CheckpointError
+from ramet.policy.score import Score, best_of, read_score
 
 logger = logging.getLogger(__name__)
 MANIFEST = "MANIFEST.json"
@@ -36,11 +37,13 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run in one folder. Only one process may write there (the run directory's lock)."""
 
-    def __init__(self, root: Path, *, keep: int) -> None:
+    def __init__(self, root: Path, *, keep: int, keep_best: str | None = None) -> None:
+        """`keep_best`: the checkpoint with the best score in this metric is kept beside the newest `keep`."""
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self.root = root
         self.keep = keep
+        self.keep_best = keep_best
 
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
         """Let `write` fill a temporary folder, make it `step_…`, and prune to the newest `keep`. In any thread.
@@ -66,8 +69,32 @@ class Checkpoints:
                 raise CheckpointError(f"{final}: not written: {error}; older checkpoints are untouched") from error
             raise
         saved = Checkpoint(step=step, folder=final)
-        _prune(self.root, saved, self.keep)
+        self._prune(saved)
         return saved
+
+    def best(self, up_to: int) -> tuple[Checkpoint, Score] | None:
+        """The best checkpoint by `keep_best` of those up to this step; None if none has a score."""
+        if self.keep_best is None:
+            return None
+        found = [one for one in reversed(_newest_first(self.root)) if one.step <= up_to]
+        return best_of(((one, read_score(one.folder)) for one in found), self.keep_best)
+
+    def score(self, step: int) -> Score | None:
+        """What `keep_best` says of the checkpoint of this step."""
+        found = read_score(self.root / f"step_{step:06d}")
+        return found if found is not None and found.metric == self.keep_best else None
+
+    def add_score(self, step: int, score: Score) -> None:
+        """To a checkpoint that was validated after it was written."""
+        score.write(self.root / f"step_{step:06d}")
+
+    def _prune(self, saved: Checkpoint) -> None:
+        """Keep the newest up to the one just saved, which is whole, and the best. Newer ones, once skipped, stay."""
+        older = [checkpoint for checkpoint in _newest_first(self.root) if checkpoint.step <= saved.step]
+        best = self.best(saved.step)
+        for checkpoint in older[self.keep :]:
+            if best is None or checkpoint != best[0]:
+                shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
     def newest(self) -> Checkpoint | None:
         """The newest folder that verifies; None if there is none. Deletes what a killed writer left behind."""
@@ -153,13 +180,6 @@ def _seal(folder: Path) -> None:
     _fsync(manifest)
     for path in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
         _fsync(path)
-
-
-def _prune(root: Path, saved: Checkpoint, keep: int) -> None:
-    """Keep the newest `keep` up to the one just saved, which is whole. Newer ones, which were skipped, stay."""
-    older = [checkpoint for checkpoint in _newest_first(root) if checkpoint.step <= saved.step]
-    for checkpoint in older[keep:]:
-        shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
 
 def _fsync(path: Path) -> None:

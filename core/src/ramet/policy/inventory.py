@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ramet.policy.checkpoint import NAME, verify
+from ramet.policy.score import Score, best_of, read_score
 
 LEFTOVER = re.compile(r"\.tmp_step_(\d{6,})_\d+")
 
@@ -23,6 +24,8 @@ class Entry:
     leftover: bool
     problems: Sequence[str]  # what is wrong with a checkpoint; empty if it verifies
     resume: bool = False  # a resume would take this one
+    score: Score | None = None  # what a validation said of it
+    best: bool = False  # train.keep_best keeps this one
 
 
 def take_inventory(root: Path) -> list[Entry]:
@@ -30,7 +33,17 @@ def take_inventory(root: Path) -> list[Entry]:
     seen = [entry for path in root.iterdir() if path.is_dir() and (entry := _look(path)) is not None]
     entries = sorted(seen, key=lambda entry: (entry.step, entry.leftover, entry.name))
     whole = [entry for entry in entries if not entry.leftover and not entry.problems]
-    return [replace(entry, resume=entry is whole[-1]) for entry in entries] if whole else entries
+    if not whole:
+        return entries
+    best = _best(whole)
+    return [replace(entry, resume=entry is whole[-1], best=entry is best) for entry in entries]
+
+
+def _best(entries: Sequence[Entry]) -> Entry | None:
+    """By the metric that was asked for last."""
+    metric = next((entry.score.metric for entry in reversed(entries) if entry.score is not None), "")
+    found = best_of(((entry, entry.score) for entry in entries), metric)
+    return None if found is None else found[0]
 
 
 def _look(folder: Path) -> Entry | None:
@@ -46,5 +59,11 @@ def _look(folder: Path) -> Entry | None:
     except FileNotFoundError:
         return None
     return Entry(
-        name=folder.name, step=int(match[1]), size=size, written=written, leftover=whole is None, problems=problems
+        name=folder.name,
+        step=int(match[1]),
+        size=size,
+        written=written,
+        leftover=whole is None,
+        problems=problems,
+        score=read_score(folder),
     )

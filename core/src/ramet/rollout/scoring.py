@@ -69,6 +69,10 @@ class Scorer:
     def __init__(self, rewards: Sequence[WeightedReward]) -> None:
         self.rewards = list(rewards)
 
+    def applies_to(self, task: Task) -> bool:
+        """Whether any reward scores this task."""
+        return any(reward.applies_to(task) for reward in self.rewards)
+
     async def score(self, group: Group) -> ScoredGroup:
         """Raises `PluginError` if a reward breaks the contract, `ConfigError` if no reward applies to the task."""
         valid = group.valid

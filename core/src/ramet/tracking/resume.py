@@ -20,10 +20,14 @@ from ramet.tracking.manifest import DataRecord, Manifest
 logger = logging.getLogger(__name__)
 SAFE = frozenset({
     "run.name", "run.root", "run.threads", "run.allow_config_change", "train.steps", "train.eval_every",
-    "train.save_every", "train.async_save", "train.keep_checkpoints", "train.grace_s", "policy.offload",
-    "data.valid_limit", "rollout.watchdog_s", "sft.save_every", "sft.log_every", "sft.out",
+    "train.save_every", "train.async_save", "train.keep_checkpoints", "train.keep_best", "train.grace_s",
+    "policy.offload", "data.valid_limit", "rollout.watchdog_s", "sft.save_every", "sft.log_every", "sft.out",
 })  # fmt: skip
 ORDER = frozenset({"run.seed", "data.shuffle", "train.tasks_per_step"})  # which tasks a step gets
+VALIDATION = (  # of a training run
+    "train.eval_k", "train.eval_temperature", "train.eval_top_p", "train.eval_top_k", "data.valid", "data.valid_limit",
+    "benchmarks",
+)  # fmt: skip
 SAFE_SECTIONS = ("trackers", "data.valid", "evaluate", "cluster")
 ABSENT = "(absent)"
 # What may change on the way of an evaluation besides: it decides how much fails, not what is measured.
@@ -55,13 +59,13 @@ def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[s
                 f"{text}; it decides which tasks a step gets, so a resumed run would skip some and repeat others: undo "
                 "it, or choose another run.name"
             )
-        elif is_safe(old.manifest.job, key, before, after) and not (
-            key == "train.steps" and _steps_set_the_rate(new.config)
-        ):
+        elif is_safe(old.manifest.job, key, before, after) and not _matters_here(key, old.config, new.config):
             logger.info("resume with a change: %s", text)
         else:
             risky.append(text)
     risky += _other_changes(old.manifest, new.manifest)
+    if _keep_best(old.config) == _keep_best(new.config) is not None:
+        risky += _valid_changes(old.manifest, new.manifest)
     if allow:
         for text in risky:
             logger.warning("resume with a change that alters the numbers: %s", text)
@@ -92,11 +96,27 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def is_safe(job: str, key: str, before: Any, after: Any) -> bool:
     """Whether this change of a key cannot alter what `job` trains or measures."""
-    if key in SAFE or any(key == section or key.startswith(f"{section}.") for section in SAFE_SECTIONS):
+    if key in SAFE or _within(key, SAFE_SECTIONS):
         return True
     if job != "eval":
-        return False
+        return job == "train" and _within(key, VALIDATION)
     return EVAL_SAFE.fullmatch(key) is not None or (EVAL_RAISED.fullmatch(key) is not None and _is_more(before, after))
+
+
+def _within(key: str, sections: tuple[str, ...]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def _matters_here(key: str, old: str, new: str) -> bool:
+    """Whether what is safe in other runs is not in this one: checkpoints are compared by what validation said."""
+    if key == "train.steps":
+        return _steps_set_the_rate(new)
+    return _within(key, VALIDATION) and _keep_best(old) == _keep_best(new) is not None
+
+
+def _keep_best(config: str) -> str | None:
+    found = _flat(config).get("train.keep_best")
+    return None if found is None else str(found)
 
 
 def _is_more(before: Any, after: Any) -> bool:
@@ -116,6 +136,12 @@ def _data_changes(old: Manifest, new: Manifest) -> Iterator[str]:
         f"the training data changed: the run began with {_tasks(before)}, now there are {_tasks(after)}; restore the "
         "data and what selects from it, or choose another run.name"
     )
+
+
+def _valid_changes(old: Manifest, new: Manifest) -> Iterator[str]:
+    before, after = old.data.get("valid"), new.data.get("valid")
+    if before is not None and after is not None and before.fingerprint != after.fingerprint:
+        yield f"the validation data, by which train.keep_best compares, was {_tasks(before)}, is {_tasks(after)}"
 
 
 def _tasks(data: DataRecord) -> str:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ramet.cluster.place import Rollouts
 from ramet.errors import InfraError
-from ramet.rollout.scoring import ScoredGroup, Scorer
+from ramet.rollout.scoring import ScoredGroup
 from ramet.rollout.whole import check_whole
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Group, Task
 
 
+class Scores(Protocol):
+    """The run's scorer, or what scores a validation."""
+
+    async def score(self, group: Group) -> ScoredGroup: ...
+
+
 async def play(
-    rollouts: Rollouts, scorer: Scorer, tasks: Sequence[Task], *, step: int, plan: RolloutPlan
+    rollouts: Rollouts, scorer: Scores, tasks: Sequence[Task], *, step: int, plan: RolloutPlan
 ) -> list[ScoredGroup]:
     """Groups in order of `tasks`. A group is scored as soon as it is complete, while others are under way.
 

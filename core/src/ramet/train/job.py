@@ -141,7 +141,9 @@ def _announce(config: Config, prepared: Prepared, folder: Path) -> None:
 
 async def _train(config: Config, prepared: Prepared, run_dir: RunDir, place: Place, stop: StopRequest) -> None:
     with stop.deferred():
-        checkpoints = Checkpoints(run_dir.checkpoints, keep=config.train.keep_checkpoints)
+        checkpoints = Checkpoints(
+            run_dir.checkpoints, keep=config.train.keep_checkpoints, keep_best=config.train.keep_best
+        )
         tracker = make_trackers(config.trackers, TrackedRun(folder=run_dir.path, total_steps=prepared.total_steps))
         try:
             state = await _restore(checkpoints, place, tracker, prepared.data["train"].fingerprint)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from ramet.policy.batch import Floats, Row, row_metrics, rows_of, unpadded
 from ramet.policy.checkpoint import Checkpoints
 from ramet.policy.critic import CriticSpec
 from ramet.policy.errors import TrainingDiverged
+from ramet.policy.score import Score, score_of
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.rollout.worker import RolloutPlan
@@ -36,7 +37,7 @@ from ramet.train.saving import Saver
 from ramet.train.state import TrainState
 from ramet.train.step_metrics import lag_metrics, reward_metrics, warn_of_silence
 from ramet.train.stop import Dropped, StopRequest
-from ramet.train.validation import validate
+from ramet.train.validation import ValidData, Validation
 from ramet.types import AdvantageOutput, Need, Task
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Loop:
         needs_reference: bool,
         critic: CriticSpec | None,
         tasks: Sequence[Task],
-        valid: Sequence[Task],
+        valid: ValidData,
         sampler: Sampler,
         checkpoints: Checkpoints,
         tracker: Tracker,
@@ -69,7 +70,6 @@ class Loop:
         self.rollouts = place.rollouts
         self.critic = critic
         self.tasks = tasks
-        self.valid = valid
         self.sampler = sampler
         self.tracker = tracker
         self.total_steps = total_steps
@@ -85,9 +85,11 @@ class Loop:
         )
         self.ahead = Ahead(self._play, staleness=config.train.staleness, last=total_steps)
         self.scorer = build_scorer(config)
+        self.validation = Validation(config.train, self.rollouts, self.scorer, valid) if valid.tasks else None
         self.estimator = build_advantage(config)
         self.needs_reference = needs_reference
         self._save_s = 0.0  # seconds that the last step spent on its checkpoint
+        self._score: Score | None = None  # of the weights after `state.step`, by train.keep_best
         self._played: dict[str, float] = {}  # metrics of rollouts that were collected before their step
         self.plan = RolloutPlan(
             group_size=config.rollout.group_size,
@@ -101,8 +103,9 @@ class Loop:
     async def run(self) -> TrainState:
         """Play all steps that are left, or those until a stop is asked for. The last one is always saved."""
         try:
-            if self.state.step == 0 and self.config.train.eval_first and self.valid:
+            if self.state.step == 0 and self.config.train.eval_first and self.validation:
                 self.tracker.log(0, await self.stop.drop(self._validate(0)))
+            await self._validate_again()
             while self.state.step < self.total_steps:
                 self.stop.check()
                 await self._step(self.state.step + 1)
@@ -139,18 +142,44 @@ class Loop:
         """Give the new weights to the engine, and validate them if it is time."""
         await self.stop.finish(self.place.sync_weights(step, in_flight=self.config.train.staleness > 0))
         clock.lap("sync")
-        if not (self.valid and self.config.train.eval_every and step % self.config.train.eval_every == 0):
+        if not self._is_validated(step):
             return {}
         metrics = await self.stop.finish(self._validate(step))
         clock.lap("valid")
         return metrics
+
+    def _is_validated(self, step: int) -> bool:
+        every = self.config.train.eval_every
+        return self.validation is not None and every > 0 and step % every == 0
+
+    async def _validate_again(self) -> None:
+        """What a stop left out, or what came before `train.keep_best` was set: otherwise the checkpoint that this run
+        goes on from could not be the best.
+        """
+        step, metric = self.state.step, self.config.train.keep_best
+        if not step or metric is None or not self._is_validated(step) or self.saver.checkpoints.score(step) is not None:
+            return
+        metrics = await self.stop.drop(self._validate(step))
+        self.tracker.log(step, metrics)
+        if (score := score_of(metrics, metric)) is not None:
+            self.saver.checkpoints.add_score(step, score)
+
+    def _scored(self, step: int, metrics: Mapping[str, float]) -> Score | None:
+        metric = self.config.train.keep_best
+        if metric is None or not self._is_validated(step):
+            return None
+        score = score_of(metrics, metric)
+        if score is None:
+            logger.warning("step %d: no %s, so its checkpoint cannot be the best (train.keep_best)", step, metric)
+        return score
 
     async def _validate(self, step: int) -> dict[str, float]:
         """Alone, so that its counts and those of the steps can be told apart."""
         if self.ahead.playing:
             await self.ahead.settle()
             self._played = await self.rollouts.metrics()
-        return await validate(self.rollouts, self.scorer, self.valid, step=step)
+        assert self.validation is not None
+        return await self.validation(step)
 
     async def _rollout_metrics(self) -> dict[str, float]:
         metrics, self._played = self._played or await self.rollouts.metrics(), {}
@@ -254,18 +283,21 @@ class Loop:
         metrics["time/step_s"] = time.monotonic() - started
         self.tracker.log(step, metrics)
         self.state.step = step
+        self._score = self._scored(step, metrics)
         self.state.seconds += time.monotonic() - started
         saving = time.monotonic()
-        await self.saver.save_if_due(step)
+        await self.saver.save_if_due(step, self._score)
         self._save_s = time.monotonic() - saving
 
     async def _stage(self) -> Callable[[Path], None]:
         await self.policy.stage()
-        state = replace(self.state)
+        state, score = replace(self.state), self._score
 
         def write(folder: Path) -> None:
             self.policy.write_staged(folder)
             state.save(folder)
+            if score is not None:
+                score.write(folder)
 
         return write
 

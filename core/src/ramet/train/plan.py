@@ -89,10 +89,14 @@ def _tasks(prepared: Prepared) -> str:
 
 
 def _validation(config: Config, prepared: Prepared) -> str:
-    if not prepared.valid:
+    if not prepared.valid.tasks:
         return ""
-    every = f"every {config.train.eval_every} steps" if config.train.eval_every else "never in between"
-    return f"{len(prepared.valid)} tasks, {'before the first step and ' if config.train.eval_first else ''}{every}"
+    train = config.train
+    every = f"every {train.eval_every} steps" if train.eval_every else "never in between"
+    each = "1 rollout" if train.eval_k == 1 else f"{train.eval_k} rollouts"
+    first = "before the first step and " if train.eval_first else ""
+    best = f"; the best by {train.keep_best} is saved and kept" if train.keep_best else ""
+    return f"{len(prepared.valid.tasks)} tasks, {each} each, {first}{every}{best}"
 
 
 def _steps(config: Config, prepared: Prepared) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 from ramet.cluster.check import check_cluster
 from ramet.cluster.engines import check_engine
-from ramet.cluster.parts import check_parts
+from ramet.cluster.parts import build_benchmark, build_scorer, check_parts
 from ramet.cluster.place import build_encoder
 from ramet.cluster.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
+from ramet.data.benchmarks import benchmark_names
 from ramet.data.filter import Filtered, leave_out_long, warn_of_overlap
 from ramet.data.sampler import Sampler
 from ramet.data.tasks import TaskSet, fingerprint, load_tasks
@@ -24,6 +25,7 @@ from ramet.models.torch_setup import check_torch
 from ramet.policy.check import check_policy
 from ramet.tracking.manifest import DataRecord, model_files, model_fingerprint
 from ramet.tracking.metrics import check_trackers
+from ramet.train.validation import ValidData
 from ramet.types import Task
 
 T = TypeVar("T")
@@ -34,7 +36,7 @@ class Prepared:
     """What a run needs of its data, and what its manifest says of data and model."""
 
     tasks: list[Task]
-    valid: list[Task]
+    valid: ValidData
     sampler: Sampler
     total_steps: int
     too_long: int  # training tasks left out
@@ -56,24 +58,28 @@ def prepare(resolved: Resolved) -> Prepared:
         *check_parts(config, training=True),
     ]
     problems += [] if problems else check_prompts(config)
+    problems += unused_benchmarks(resolved)
     train = valid = None
     if config.data.train:  # otherwise `check` has said so
         train = _collect(lambda: _load(config, config.data.train, config.data.limit), problems)
     if config.data.valid:
         valid = _collect(lambda: _load(config, config.data.valid, config.data.valid_limit), problems)
-    for tasks in (train, valid):
-        problems += [] if tasks is None else check_tasks(config, tasks.tasks)
+    if train is not None:
+        problems += check_tasks(config, train.tasks)
+    if valid is not None:
+        problems += check_tasks(config, valid.tasks, judged_otherwise=valid.benchmarks)
+        problems += [] if problems else _check_keep_best(config, valid)
     raise_all(dict.fromkeys(problems))
     assert train is not None
     return _prepared(config, train, valid)
 
 
-def check_tasks(config: Config, tasks: list[Task]) -> list[str]:
-    """Every task needs a reward and may restrict tools to configured ones only."""
+def check_tasks(config: Config, tasks: list[Task], *, judged_otherwise: Container[str] = ()) -> list[str]:
+    """Every task needs a reward, but those with these ids, and may restrict tools to configured ones only."""
     problems = []
     routed = {source for reward in config.rewards.values() for source in reward.sources or []}
     catch_all = any(reward.sources is None for reward in config.rewards.values())
-    missing = sorted({task.data_source for task in tasks} - routed)
+    missing = sorted({task.data_source for task in tasks if task.id not in judged_otherwise} - routed)
     if missing and not catch_all:
         problems.append(
             f"rewards: none applies to data source {', '.join(map(repr, missing))}; configured: "
@@ -87,8 +93,49 @@ def check_tasks(config: Config, tasks: list[Task]) -> list[str]:
     return problems
 
 
-def _load(config: Config, files: list[str], limit: int | None) -> TaskSet:
-    return load_tasks(files, config.data.columns, limit=limit, on_bad_row=config.data.on_bad_row)
+def unused_benchmarks(resolved: Resolved) -> Iterator[str]:
+    """What the user set of benchmarks must have an effect: a training run reads those that its data names."""
+    data = resolved.config.data
+    used = benchmark_names([*data.train, *data.valid])
+    for key in sorted(resolved.set_by_user):
+        section, _, rest = key.partition(".")
+        if section != "benchmarks":
+            continue
+        name, _, option = rest.partition(".")
+        unused = {name} - used if name else {*resolved.config.benchmarks} - used
+        if unused:
+            first = min(unused)
+            yield (
+                f"{key}: `ramet train` reads the benchmarks that data.train or data.valid name, and {first} is none of "
+                f"them; name it, as in data.valid=[benchmark:{first}/test], or leave the key out"
+            )
+        elif option in ("split", "limit"):
+            other = "data.limit or data.valid_limit" if option == "limit" else f"benchmark:{name}/SPLIT in the data"
+            yield f"{key}: `ramet train` does not read it; set {other}"
+
+
+def _check_keep_best(config: Config, valid: TaskSet) -> list[str]:
+    wanted = config.train.keep_best
+    allowed = _valid_data(config, valid, valid.tasks).metrics(build_scorer(config), config.train.eval_k)
+    if wanted is None or wanted in allowed:
+        return []
+    return [f"train.keep_best={wanted}: no metric of the validation; allowed: {', '.join(allowed)}"]
+
+
+def _load(config: Config, sources: list[str], limit: int | None) -> TaskSet:
+    return load_tasks(
+        sources,
+        config.data.columns,
+        limit=limit,
+        on_bad_row=config.data.on_bad_row,
+        build=lambda name: build_benchmark(config, name),
+    )
+
+
+def _valid_data(config: Config, found: TaskSet, kept: list[Task]) -> ValidData:
+    names = dict.fromkeys(name for task in kept if (name := found.benchmarks.get(task.id)) is not None)
+    benchmarks = {name: build_benchmark(config, name) for name in names}
+    return ValidData(tasks=kept, origins=found.benchmarks, benchmarks=benchmarks)
 
 
 def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
@@ -113,7 +160,7 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared
         data["valid"] = _record(valid, kept_valid)
     return Prepared(
         tasks=kept.tasks,
-        valid=kept_valid.tasks if kept_valid else [],
+        valid=_valid_data(config, valid, kept_valid.tasks) if valid and kept_valid else ValidData(),
         sampler=sampler,
         total_steps=config.train.steps or max(1, len(kept.tasks) // config.train.tasks_per_step),
         too_long=kept.left_out,

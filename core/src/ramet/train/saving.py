@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ramet.policy.checkpoint import Checkpoints
 from ramet.policy.errors import CheckpointError
+from ramet.policy.score import Score
 
 logger = logging.getLogger(__name__)
 MAX_FAILED = 2  # saves in a row
@@ -42,8 +43,9 @@ class Saver:
         self.failed = 0
         self._under_way: tuple[int, asyncio.Task[None]] | None = None
 
-    async def save_if_due(self, step: int) -> None:
-        """Every `every` steps, and the last one. A failed save is warned of, and the run goes on to the next.
+    async def save_if_due(self, step: int, score: Score | None) -> None:
+        """Every `every` steps, the last one, and one whose `score` is the best so far. A failed save is warned of, and
+        the run goes on to the next.
 
         Raises `CheckpointError` if the one before failed too, or none comes after it.
         """
@@ -51,7 +53,7 @@ class Saver:
             await self._settle()
         if step == self.last:
             await self.save(step)
-        elif step % self.every == 0:
+        elif step % self.every == 0 or await self._is_best(step, score):
             await self._settle()
             write = await self.stage()
             self._under_way = step, asyncio.create_task(self._write(step, write), name=f"save of step {step}")
@@ -63,6 +65,13 @@ class Saver:
         await self._settle()
         if step > self.saved:
             await self._write(step, await self.stage())
+
+    async def _is_best(self, step: int, score: Score | None) -> bool:
+        if score is None:
+            return False
+        await self._settle()  # a save in progress may be the best
+        best = self.checkpoints.best(step)
+        return best is None or score.value > best[1].value
 
     async def _write(self, step: int, write: Write) -> None:
         await asyncio.to_thread(self.checkpoints.save, step, write)
