@@ -49,10 +49,11 @@ def _apply(config: DictConfig, setting: Setting) -> str | None:
     if problem:
         return problem
     if isinstance(OmegaConf.select(config, setting.key), DictConfig) and not isinstance(setting.value, dict):
-        example = next(iter(OmegaConf.select(config, setting.key)), "KEY")
+        example = next(iter(OmegaConf.select(config, setting.key).keys()), "KEY")
         return f"{setting.key}: is a section, got {setting.value!r}; set its keys, as in {setting.key}.{example}=…"
     try:
-        OmegaConf.update(config, setting.key, _meant(config, setting), merge=True)
+        is_open = _is_open(config, setting.key) or _is_open(config, parent)
+        OmegaConf.update(config, setting.key, _meant(config, setting), merge=True, force_add=is_open)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         expected = expected_type(config, setting.key)
         if isinstance(setting.value, dict) or expected is None:
@@ -80,11 +81,19 @@ def unknown_key(config: DictConfig, key: str) -> str | None:
     for part in key.split("."):
         if not isinstance(node, DictConfig):
             return _no_deeper(config, key, done)
+        if _is_open(config, ".".join(done)):
+            return None
         if part not in node.keys():  # `in node` is False for a value that is missing
             return _no_such(config, key, done, part, node)
         done.append(part)
         node = None if OmegaConf.is_missing(node, part) else OmegaConf.select(config, ".".join(done))
     return None
+
+
+def _is_open(config: DictConfig, key: str) -> bool:
+    """Whether a key is declared as `dict[str, …]`: its own keys are the user's to name."""
+    node = OmegaConf.select(config, key) if key and key not in MANY else None
+    return isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
 
 
 def _no_deeper(config: DictConfig, key: str, done: list[str]) -> str:

@@ -4,8 +4,9 @@ A turn samples until the closing tag of a tool or of the answer. The call is loo
 in this turn, so no example in the prompt and no tool result can ever be executed. What the model gets wrong (empty
 call, closing tag without an opening one, bad JSON) comes back to it as a result, and the rollout goes on.
 
-A result is never the policy's to write: a turn also ends at `<result>`, and at the closing tag of a tool that the task's
-system message names and that this rollout does not have. The model is told, and what it wrote is trained as usual.
+A result is never the policy's to write: a turn also ends at `<result>`, and at the closing tag of a tool that the
+task's system message names and that this rollout does not have. The model is told, and what it wrote is trained as
+usual.
 
 Results are wrapped as the released ARPO wraps them: a space, `<result>`, newline, text, newline, `</result>`.
 """
@@ -39,9 +40,9 @@ from ramet.types import (
 
 TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)>")
 HTML = frozenset(
-    "a abbr b blockquote body br button code dd del div dl dt em font form h1 h2 h3 h4 h5 h6 head hr html i img input ins "
-    "kbd label li link main math meta nav ol option p pre q s script section select small span strong style sub sup svg "
-    "table tbody td textarea tfoot th thead title tr tt u ul var".split()
+    "a abbr b blockquote body br button code dd del div dl dt em font form h1 h2 h3 h4 h5 h6 head hr html i img input "
+    "ins kbd label li link main math meta nav ol option p pre q s script section select small span strong style sub "
+    "sup svg table tbody td textarea tfoot th thead title tr tt u ul var".split()
 )
 
 

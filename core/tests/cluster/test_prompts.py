@@ -1,0 +1,171 @@
+"""What rollouts begin with: who describes the tools, and tags in prompts that name none of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from ramet.cli import main
+from ramet.cluster.place import build_encoder
+from ramet.cluster.prompts import check_prompts, foreign_tags, task_prompts, warn_of_foreign_tags
+from ramet.config.compose import compose
+from ramet.config.schema import Config
+from ramet.errors import ConfigErrors
+from ramet.models.loading import check_model
+from ramet.models.tiny import make_tiny_model
+from ramet.plugins import load_plugins
+from ramet.registry import Entry
+from ramet.testing.doubles import EchoTool, echo_tool
+from ramet.train.plan import plan
+from ramet.types import Message, Task, user_prompt
+
+SYSTEM = "Put a query between <search> and </search>; its result is within <result> </result>. <think> </think>"
+TEMPLATE = (
+    "{% if tools %}[{% for t in tools %}{{ t.function.name }}({{ t.function.parameters.required[0] }})"
+    "{% endfor %}]{% endif %}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% if not (enable_thinking | default(true)) %} <think></think>{% endif %}"
+    "{% endif %}"
+)
+
+
+def misled() -> EchoTool:
+    tool = echo_tool("misled")
+    tool.schema = dataclasses.replace(tool.schema, description="Use it after <search>…</search>.")
+    return tool
+
+
+@pytest.fixture(autouse=True)
+def tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = load_plugins().registries.tools
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    for name, factory in (("calc", lambda: echo_tool("calc")), ("misled", misled)):
+        registry.add(
+            Entry(kind=registry.kind, name=name, factory=factory, config=None, plugin="test", distribution="test")
+        )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "template.jinja").write_text(TEMPLATE)
+    return make_tiny_model(folder / "tiny", hidden=32, layers=1, heads=2, intermediate=64)
+
+
+def config(model: Path, *more: str) -> Config:
+    named = [f"model.path={model}", "tools=[calc]", *more]
+    return compose(named, job="data").config
+
+
+def task(*tools: str, system: str = SYSTEM, name: str = "t") -> Task:
+    messages = (Message(role="system", content=system), *user_prompt("q"))
+    return Task(id=name, prompt=messages, tools=tools or None)
+
+
+def rendered(config: Config, task: Task) -> str:
+    encoder, prompt = build_encoder(config), task_prompts(config)(task)
+    return encoder.decode(encoder.prompt(prompt.messages, prompt.tools))
+
+
+def test_the_template_describes_the_tools_and_the_steps_own_prompt_then_names_none(model: Path) -> None:
+    template = f"model.chat_template={model.parent}/template.jinja"
+    told = rendered(config(model, template), Task(id="t", prompt=user_prompt("q")))
+    assert "<calc>" in told and not told.startswith("[")
+    told = rendered(
+        config(model, template, "rollout_step.tools_in_template=true"), Task(id="t", prompt=user_prompt("q"))
+    )
+    assert told.startswith("[calc(text)]system: Solve the task") and "<calc>" not in told
+    told = rendered(config(model, template, "rollout_step.tools_in_template=true"), task(system="own"))
+    assert told == "[calc(text)]system: own\nuser: q\nassistant:"
+
+
+def test_a_template_that_reads_no_tools_cannot_describe_them(model: Path) -> None:
+    assert check_prompts(config(model, "rollout_step.tools_in_template=true")) == [
+        "rollout_step.tools_in_template=true: the chat template reads no `tools`; give one that does as "
+        "model.chat_template, or let the rollout step describe the tools"
+    ]
+    template = f"model.chat_template={model.parent}/template.jinja"
+    assert check_prompts(config(model, template, "rollout_step.tools_in_template=true")) == []
+
+
+def test_the_steps_description_is_appended_to_the_tasks_own_system_message(model: Path) -> None:
+    chosen = config(model, "rollout_step.system_prompt=append")
+    (system, user) = task_prompts(chosen)(task(system="Be brief.")).messages
+    assert system.content.startswith("Be brief.\n\nSolve the task step by step.") and "<calc>" in system.content
+    assert user == Message(role="user", content="q")
+
+
+def test_variables_of_the_template_are_set_by_name(model: Path) -> None:
+    template = f"model.chat_template={model.parent}/template.jinja"
+    quiet = config(model, template, "model.chat_template_kwargs.enable_thinking=false")
+    assert rendered(quiet, task(system="own")).endswith("assistant: <think></think>")
+    whole = config(model, template, "model.chat_template_kwargs={enable_thinking: false}")
+    assert whole.model == quiet.model
+    assert check_model(quiet.model) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("thinking", "the chat template reads no such variable; it reads: enable_thinking"),
+        ("tools", "is set by the run itself; leave the key out"),
+        ("tokenize", "is set by the run itself; leave the key out"),
+    ],
+)
+def test_a_variable_without_effect_is_refused(model: Path, name: str, problem: str) -> None:
+    template = f"model.chat_template={model.parent}/template.jinja"
+    wrong = config(model, template, f"model.chat_template_kwargs={{{name}: 1}}")
+    assert check_model(wrong.model) == [f"model.chat_template_kwargs.{name}: {problem}"]
+
+
+def test_a_system_prompt_of_ours_that_names_a_tool_which_is_not_there_is_refused(model: Path) -> None:
+    assert check_prompts(config(model)) == []
+    assert check_prompts(config(model, "tools=[calc,misled]")) == [
+        "rollout_step=tags: the system prompt that it makes of the tools' descriptions names tags of no configured "
+        "tool: search; configured: calc, misled"
+    ]
+
+
+def test_tasks_that_name_tags_of_no_tool_are_counted_and_listed_in_one_warning(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fine = [task(system="<calc></calc>"), Task(id="u", prompt=user_prompt("q"))]
+    tasks = [*(task(name=f"t/{i}") for i in range(4)), *fine]
+    with caplog.at_level(logging.WARNING):
+        warn_of_foreign_tags(config(model), tasks)
+    assert [record.getMessage() for record in caplog.records] == [
+        "prompts of tasks name tags of no tool that they may use: <search> in 4 (t/0, t/1, t/2, …); configured: calc. A "
+        "call of one is answered with an error. Configure the tool, name tags of no tool in "
+        "rollout_step.params.other_tags, or set rollout_step.system_prompt=always"
+    ]
+    assert foreign_tags(config(model, "rollout_step.system_prompt=always"), tasks) == {}
+    assert foreign_tags(config(model, "rollout_step.params.other_tags=[search]"), tasks) == {}
+
+
+def test_a_task_may_use_fewer_tools_than_its_prompt_names(model: Path) -> None:
+    restricted = dataclasses.replace(task(system="<calc></calc>"), tools=())
+    assert foreign_tags(config(model), [restricted]) == {"calc": ["t"]}
+
+
+def test_inspection_and_plan_say_it_too(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [{"role": message.role, "content": message.content} for message in task().prompt]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps({"prompt": messages, "answer": "1"}) + "\n")
+    assert main(["data", "inspect", str(file), "tools=[calc]"]) == 0
+    said = "prompts of tasks name tags of no tool that they may use: <search> in 1 (tasks/0); configured: calc."
+    assert f"  tags        {said}" in capsys.readouterr().out
+    overrides = [
+        f"model.path={model}", f"data.train=[{file}]", "tools=[calc]", "rewards=[format]", "train.tasks_per_step=1",
+        "model.device=cpu", f"run.root={tmp_path}", "data.max_prompt_tokens=500", "rollout.max_response_tokens=64",
+        "rollout.max_concurrent=8", "engine=torch", "advantage=grpo", "policy_loss=ppo_clip",
+    ]  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        plan(compose(overrides, job="train"))
+    assert [said in record.getMessage() for record in caplog.records].count(True) == 1
+    with pytest.raises(ConfigErrors, match="names tags of no configured tool: search; configured: misled"):
+        plan(compose([*overrides, "tools=[misled]"], job="train"))
