@@ -124,6 +124,23 @@ def test_every_room_stands_on_a_floor() -> None:
     assert rooms <= set(FLOOR), f"give these rooms a floor: {sorted(rooms - set(FLOOR))}"
 
 
+def test_the_design_page_names_every_room_from_the_lowest_floor_up() -> None:
+    """A row may hold several floors; options of parts stand with their part."""
+    page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[2] for line in page.splitlines() if line.startswith("| ") and "modules of" not in line]
+    rooms = [[name for name in re.findall(r"`(\w+)/?`", row) if name in FLOOR] for row in rows]
+    assert {name for row in rooms for name in row} == set(FLOOR) - OPTIONS - {""}
+    floors = [FLOOR[name] for row in rooms for name in sorted(row, key=lambda name: FLOOR[name])]
+    assert floors == sorted(floors)
+
+
+@pytest.mark.parametrize("package", ["engines", "cluster"])
+def test_a_package_with_exchangeable_parts_names_them_all(package: str) -> None:
+    said = ast.get_docstring(ast.parse((CORE / package / "__init__.py").read_text())) or ""
+    parts = {path.parent.name for path in CORE.glob(f"{package}/*/__init__.py")}
+    assert parts and {part for part in parts if f"`{part}/`" not in said} == set()
+
+
 def test_nothing_imports_upwards() -> None:
     wrong = [f"{i.where} ({room} imports {to})" for room, to, i in core_imports() if FLOOR[to] > FLOOR[room]]
     assert not wrong, "imports of a floor above:\n" + "\n".join(wrong)

@@ -1,7 +1,7 @@
-"""Ranges and contradictions of the core's sections, all found in one go. Plugins check their own options themselves.
+"""Ranges and contradictions of the core's sections, all found in one go; also those with options of the core's engines.
 
-Floors below the jobs check what is theirs, and the jobs report all of it together: the model's folder
-(`models.loading.check_model`), data files (`data.tasks.load_tasks`), trackers (`tracking.metrics.check_trackers`).
+What is wrong within a component's own options is found before, when its dataclass is made (`__post_init__`). What needs
+files or libraries is checked by `check_…` functions and by loading the data: jobs call all of them and report together.
 """
 
 from __future__ import annotations

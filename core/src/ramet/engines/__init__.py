@@ -1,1 +1,1 @@
-"""What generates tokens. `protocol` is the seam; `torch/` is the built-in engine."""
+"""What generates tokens. `protocol` is the seam; `torch/` is an engine in this process; `vllm/` drives vLLM."""
