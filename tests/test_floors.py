@@ -33,6 +33,7 @@ CONTRACT = {
 OPTIONS = {"algorithms.config", "engines.config", "rollout.config"}
 FLOORS = [
     CONTRACT,
+    {"inert"},
     {"conf", "config", *OPTIONS},
     {"algorithms", "builtin", "data", "engines", "models", "policy", "rollout", "tracking"},
     {"cluster"},
