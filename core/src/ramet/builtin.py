@@ -5,7 +5,7 @@ from __future__ import annotations
 from ramet.algorithms.config import GaeConfig, GrpoConfig, PpoClipConfig
 from ramet.hookspecs import Register, hookimpl
 from ramet.rollout.config import RandomBranchConfig, TagsConfig
-from ramet.types import AdvantageEstimator, BranchPolicy, PolicyLoss, RolloutStep
+from ramet.types import AdvantageEstimator, BranchPolicy, PolicyLoss, Reward, RolloutStep
 
 ramet_contract = "1"
 
@@ -30,3 +30,8 @@ def register_advantages(register: Register[AdvantageEstimator]) -> None:
 @hookimpl
 def register_policy_losses(register: Register[PolicyLoss]) -> None:
     register("ppo_clip", "ramet.algorithms.ppo_clip:PpoClip", config=PpoClipConfig)
+
+
+@hookimpl
+def register_rewards(register: Register[Reward]) -> None:
+    register("environment", "ramet.rollout.environment_reward:EnvironmentReward")

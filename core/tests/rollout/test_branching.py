@@ -9,22 +9,26 @@ from typing import Any
 import pytest
 
 from ramet.engines.protocol import Completion, FirstReport, Request
-from ramet.errors import ConfigError, PluginError
+from ramet.config.schema import ToolConfig
+from ramet.errors import ConfigError, PluginError, ToolError
 from ramet.models.encoder import Encoder
 from ramet.rollout.branching import NoBranching, RandomBranching
 from ramet.rollout.config import RandomBranchConfig
 from ramet.rollout.plan import RolloutPlan
 from ramet.testing import check_branch_policy
-from ramet.testing.doubles import Reply, ScriptedEngine
+from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool
 from ramet.types import (
     AfterTool,
     BranchAction,
     BranchEvent,
+    CallStatus,
+    CallView,
     Finished,
     FirstTokens,
     Fork,
     GroupView,
     Idle,
+    Need,
     Start,
     StartRoots,
     StopReason,
@@ -46,6 +50,7 @@ class Follows:
         self.roots = roots
         self.answers = answers or {}
         self.asked: list[tuple[BranchEvent, GroupView]] = []
+        self.needs: frozenset[Need] = frozenset()
 
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
         self.asked.append((event, group))
@@ -137,11 +142,12 @@ def test_events_come_in_the_order_of_a_rollouts_life_and_not_for_a_forks_first_t
     policy = fork_once()
     play(two_calls, policy=policy, group_size=3)
     first = [e for e in policy.events if getattr(e, "rollout", "") == "0"]
+    called = (CallView(name="python", status=CallStatus.OK, truncated=False),)
     assert first == [
         FirstTokens(rollout="0", turn=0, entropies=(0.0, 0.5, 0.0, 0.5, 0.0)),
-        AfterTool(rollout="0", turn=1),
+        AfterTool(rollout="0", turn=1, calls=called),
         FirstTokens(rollout="0", turn=1, entropies=(1.0, 0.5, 1.0, 0.5, 1.0)),
-        AfterTool(rollout="0", turn=2),
+        AfterTool(rollout="0", turn=2, calls=called),
         FirstTokens(rollout="0", turn=2, entropies=(2.0, 0.5, 2.0)),
         Finished(rollout="0", stop=StopReason.ANSWER),
     ]
@@ -166,6 +172,31 @@ def test_a_view_tells_turns_forks_parents_and_budget(play: Play) -> None:
     assert (fork.id, fork.root, fork.parent, fork.fork_turn, fork.finished) == ("0.0", "0", "0", 1, False)
     assert fork.turns[0].entropies == root.turns[0].entropies
     assert [t.n_tokens for t in root.turns] == [5, 5, 3]
+
+
+def test_events_and_views_tell_how_the_calls_of_a_turn_ended(play: Play) -> None:
+    policy = Follows(1)
+    tool = echo_tool(error=ToolError("no"), fails=1)
+    play(two_calls, policy=policy, tools={"python": (tool, ToolConfig(max_result_tokens=1))}, group_size=2)
+    failed = (CallView(name="python", status=CallStatus.ERROR, truncated=True),)
+    worked = (CallView(name="python", status=CallStatus.OK, truncated=True),)
+    told = [e.calls for e in policy.events if isinstance(e, AfterTool) and e.rollout == "0"]
+    assert told == [failed, worked]
+    view = next(view for event, view in policy.asked if isinstance(event, Finished))
+    assert [turn.calls for turn in view.rollouts[0].turns] == [failed, worked, ()]
+    assert view.rollouts[0].stop is StopReason.ANSWER
+
+
+def test_an_ended_turn_shows_all_its_entropies_to_a_policy_that_reads_them(play: Play) -> None:
+    seen = {}
+    for needs in (frozenset(), frozenset({Need.ENTROPY})):
+        policy = Follows(1)
+        policy.needs = needs
+        play(two_calls, policy=policy, group_size=2, first_tokens=2)
+        view = next(view for event, view in policy.asked if isinstance(event, Finished))
+        seen[needs] = [len(turn.entropies) for turn in view.rollouts[0].turns], [t.n_tokens for t in view.rollouts[0].turns]
+    assert seen[frozenset()] == ([2, 2, 2], [5, 5, 3])
+    assert seen[frozenset({Need.ENTROPY})] == ([5, 5, 3], [5, 5, 3])
 
 
 def test_budget_that_nobody_used_goes_to_fresh_roots_all_at_once(play: Play) -> None:

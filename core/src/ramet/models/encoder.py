@@ -44,6 +44,7 @@ class Encoder:
         self.template_kwargs = dict(template_kwargs or {})
         self._coder = _coder(tokenizer)
         self._wrapper = lru_cache(maxsize=256)(self._coder.markup)  # few texts, inserted again and again
+        self._suffix = lru_cache(maxsize=64)(self._template_between)
         self._plain = lru_cache(maxsize=16)(self._coder.untrusted)  # a result is measured first, and inserted then
         self.vocab_size: int = len(tokenizer)
         self.eos_id: int = tokenizer.eos_token_id
@@ -58,6 +59,40 @@ class Encoder:
         `tools` are those that the template describes.
         """
         return self.markup(self._render(messages, tools, generation_prompt=True))
+
+    def suffix(self, messages: Sequence[Message], *, after: int) -> list[Insert]:
+        """What the chat template puts after an assistant's message for `messages`, generation prompt included.
+
+        Contents are `Untrusted`, the template's own text `Markup`. If the policy ended its message itself (`after`, the
+        last token so far, is the one that the template ends it with), that token is left out. Raises `ValueError` for
+        no messages and for roles that the template does not take.
+        """
+        if not messages:
+            raise ValueError("it needs at least one message")
+        texts = self._suffix(tuple(message.role for message in messages))
+        ids = self.markup(texts[0])
+        first = self.decode(ids[1:]) if len(ids) > 0 and ids[0] == after else texts[0]
+        parts: list[Insert] = [Markup(text=first)]
+        for message, text in zip(messages, texts[1:], strict=True):
+            parts += [Untrusted(text=message.content), Markup(text=text)]
+        return [part for part in parts if part.text]
+
+    def _template_between(self, roles: Sequence[str]) -> tuple[str, ...]:
+        """The template's text before, between and after the contents of messages that follow an assistant's."""
+        said, marks = "ramet-said", [f"ramet-mark-{number}." for number in range(len(roles))]
+        talk = [Message(role="user", content="x"), Message(role="assistant", content=said)]
+        talk += [Message(role=role, content=mark) for role, mark in zip(roles, marks, strict=True)]
+        try:
+            rest = self._render(talk, generation_prompt=True).rpartition(said)[2]
+        except ConfigError as error:
+            raise ValueError(f"the chat template does not take messages of roles {list(roles)}: {error}") from error
+        texts = []
+        for role, mark in zip(roles, marks, strict=True):
+            text, found, rest = rest.partition(mark)
+            if not found:
+                raise ValueError(f"the chat template leaves out messages of role {role!r}")
+            texts.append(text)
+        return (*texts, rest)
 
     def markup(self, text: str) -> array[int]:
         """Token ids with special tokens parsed."""

@@ -8,13 +8,14 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.rollout.keys import request_seed
 from ramet.rollout.plan import ResolvedPlan
 from ramet.rollout.replies import Versions, reply_problem, version_runs
+from ramet.rollout.states import Component, StateFailed, States
 from ramet.rollout.tool_runtime import ToolOutcome, ToolRuntime
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
@@ -22,7 +23,10 @@ from ramet.types import (
     CallStatus,
     Fault,
     Generation,
+    Insert,
+    Message,
     Origin,
+    RolloutState,
     Segment,
     SegmentKind,
     Task,
@@ -52,19 +56,37 @@ class Workplace:
     seed: int
     first_tokens: int
     max_tool_calls: int
+    max_turns: int
+    max_response_tokens: int
+    stateful: tuple[Component, ...] = ()  # the rollout step and those tools of the task that hold states
     versions: Versions | None = None  # of the weights that may sample; None: any
+
+    def room(self, live: LiveRollout) -> int:
+        """Tokens that may still follow: by the response's limit and by the engine's."""
+        of_response = self.max_response_tokens - live.n_response_tokens
+        return min(of_response, self.engine.info.max_tokens - len(live.token_ids))
 
 
 class TurnContext:
     """`StepContext` for one turn of one rollout. `fault` keeps what failed, even if the step swallows the error."""
 
-    def __init__(self, live: LiveRollout, place: Workplace, room: int, on_first: FirstTokensHook, step: str) -> None:
+    def __init__(
+        self,
+        live: LiveRollout,
+        place: Workplace,
+        on_first: FirstTokensHook,
+        step: str,
+        *,
+        states: States | None = None,
+        environment: Any = None,
+    ) -> None:
         self.live = live
         self.place = place
-        self.room = room  # tokens that may still be sampled
+        self.environment = environment
         self.fault: Fault | None = None
         self._on_first = on_first
         self._step = step  # for messages
+        self._states = states
         self._asked = False
         self._reported = False
         self._earlier_calls = tuple(live.tool_calls)
@@ -79,6 +101,25 @@ class TurnContext:
     def max_tool_calls(self) -> int:
         return self.place.max_tool_calls
 
+    @property
+    def turns_left(self) -> int:
+        return self.place.max_turns - self.live.turn
+
+    @property
+    def tokens_left(self) -> int:
+        return max(0, self.place.room(self.live))
+
+    def calls_left(self, tool: str) -> int:
+        known = any(schema.name == tool for schema in self.place.schemas)
+        return self.max_tool_calls - len(self._earlier_calls) - self._n_begun if known else 0
+
+    def render(self, messages: Sequence[Message]) -> Sequence[Insert]:
+        ids = self.live.token_ids
+        try:
+            return self.place.encoder.suffix(messages, after=ids[-1])
+        except ValueError as error:
+            raise PluginError(f"rollout step {self._step} called render wrongly: {error}") from error
+
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
         if self._asked:
             raise PluginError(f"rollout step {self._step} called generate twice in one turn; allowed: once")
@@ -88,7 +129,8 @@ class TurnContext:
         completion = await self._complete(request)
         self.live.add_stat("generate_s", time.perf_counter() - started)
         self._report(completion.entropies)
-        return self._append(completion)
+        generation = self.live.generations[self.live.turn] = self._append(completion)
+        return generation
 
     def _request(self, stop: tuple[str, ...]) -> Request:
         live, plan = self.live, self.place.plan
@@ -96,7 +138,7 @@ class TurnContext:
             temperature=plan.temperature,
             top_p=plan.top_p,
             top_k=plan.top_k,
-            max_tokens=self.room,
+            max_tokens=self.place.room(live),
             stop=stop,
             stop_token_ids=self.place.encoder.eos_ids,
         )
@@ -190,7 +232,13 @@ class TurnContext:
             )
         self._n_begun += 1  # before it is waited for: a step may make several calls at once
         call = ToolCall(
-            name=call.name, arguments=call.arguments, rollout=str(live.key), turn=live.turn, task=self.place.task
+            name=call.name,
+            arguments=call.arguments,
+            rollout=str(live.key),
+            turn=live.turn,
+            task=self.place.task,
+            state=None if self._states is None else await self._state(self._states, call.name),
+            environment=self.environment,
         )
         outcome = await self._run(call)
         self._records[number] = _record(call, outcome)
@@ -204,6 +252,14 @@ class TurnContext:
         error = outcome.status is CallStatus.ERROR
         return ToolResult(text=outcome.text, error=error, cached=outcome.cached, metadata=outcome.metadata)
 
+    async def _state(self, states: States, tool: str) -> Any:
+        if tool not in states:
+            return None
+        try:
+            return await states.use(self.live, tool, self.environment)
+        except StateFailed as error:
+            raise self._failed(error.where, str(error)) from error
+
     async def _run(self, call: ToolCall) -> ToolOutcome:
         known = [schema.name for schema in self.place.schemas]
         if call.name in known:
@@ -214,6 +270,18 @@ class TurnContext:
     def _failed(self, where: str, message: str) -> InfraError:
         self.fault = Fault(where=where, message=message)
         return InfraError(f"{where}: {message}")
+
+
+def state_of(live: LiveRollout, task: Task, environment: Any) -> RolloutState:
+    """What the rollout step may know of a rollout at the beginning of its turn."""
+    return RolloutState(
+        task=task,
+        rollout=live.key.path,
+        turn=live.turn,
+        response=live.response,
+        n_tool_calls=len(live.tool_calls),
+        environment=environment,
+    )
 
 
 def _record(call: ToolCall, outcome: ToolOutcome) -> ToolRecord:

@@ -7,11 +7,16 @@ from random import Random
 
 from ramet.errors import ConfigError, PluginError
 from ramet.plugins import origin
-from ramet.types import BranchEvent, BranchPolicy, Fork, GroupView, StartRoots
+from ramet.types import BranchEvent, BranchPolicy, Fork, GroupView, Need, StartRoots
 
 
-def ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[StartRoots | Fork]:
-    """What the policy wants started. Raises `PluginError` naming it if it fails or asks for what cannot be."""
+def ask(
+    policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random, *, stateful: bool = False
+) -> list[StartRoots | Fork]:
+    """What the policy wants started. Raises `PluginError` naming it if it fails or asks for what cannot be.
+
+    `stateful`: rollouts hold states, of which only those of the newest turn are kept without `Need.EARLIER_TURNS`.
+    """
     try:
         actions = list(policy.decide(event, view, rng))
     except (ConfigError, PluginError):
@@ -23,6 +28,8 @@ def ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) 
     known = [action for action in actions if isinstance(action, StartRoots | Fork)]
     strange = [repr(action) for action in actions if not isinstance(action, StartRoots | Fork)]
     problems = [f"{one} is neither StartRoots nor Fork" for one in strange] or _problems(known, view)
+    if not problems and stateful and Need.EARLIER_TURNS not in getattr(policy, "needs", frozenset()):
+        problems = [problem for action in known if (problem := _earlier_turn(action, view))]
     if problems:
         raise PluginError(f"branch policy {origin(policy)} answered {event} wrongly: {'; '.join(problems)}")
     return known
@@ -52,3 +59,12 @@ def _fork_problems(fork: Fork, view: GroupView) -> list[str]:
     if not 1 <= fork.turn <= last:
         return [f"{fork}: rollout {fork.rollout} can be forked at turns 1 to {last}; for turn 0 use StartRoots"]
     return []
+
+
+def _earlier_turn(action: StartRoots | Fork, view: GroupView) -> str | None:
+    if not isinstance(action, Fork) or action.turn == (newest := len(view.rollout(action.rollout).turns) - 1):
+        return None
+    return (
+        f"{action}: turn {action.turn} is before the newest of rollout {action.rollout}, {newest}, and tools or "
+        "environment hold a state; a policy that forks such rollouts there declares Need.EARLIER_TURNS"
+    )

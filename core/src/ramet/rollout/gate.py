@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from ramet.rollout.keys import Path
-from ramet.types import StopReason
+from ramet.types import CallView, StopReason
 
 
 class Phase(IntEnum):
@@ -32,8 +32,9 @@ class Note:
     path: Path
     phase: Phase
     turn: int
-    entropies: tuple[float, ...] = ()  # FIRST: of the first tokens
+    entropies: tuple[float, ...] = ()  # FIRST: of the first tokens; BEGIN and END: of the turn that is over
     n_tokens: int = 0  # BEGIN and END: sampled in the turn that is over
+    calls: tuple[CallView, ...] = ()  # BEGIN and END: made in the turn that is over, in their order
     stop: StopReason | None = None  # END: why; FAULT if it is masked
 
     @property

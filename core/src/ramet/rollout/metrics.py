@@ -6,6 +6,7 @@ each tool call once.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -27,6 +28,8 @@ class RolloutMetrics:
         self._stops: Counter[StopReason] = Counter()
         self._longest = 0
         self._n = 0
+        self._step: dict[str, list[float]] = {}  # what the rollout step measured: sums of rollouts, by metric
+        self._step_turns: Counter[str] = Counter()
         self._first: dict[str, list[float]] = {"first_turn": [], "after_tool": []}
 
     def add(self, group: Group) -> None:
@@ -56,6 +59,12 @@ class RolloutMetrics:
             drifted=int(rollout.stats.get("drifted_segments", 0)),
             rollout_ms=int(1000 * rollout.stats.get("seconds", 0.0)),
         )
+        for key, value in rollout.stats.items():
+            area, _, name = key.partition("/")
+            if area == "step":
+                self._step.setdefault(name, []).append(value)
+            elif area == "step_turns":
+                self._step_turns[name] += int(value)
 
     def _add_segment(self, segment: Segment) -> None:
         if segment.kind is SegmentKind.TURN:
@@ -93,6 +102,7 @@ class RolloutMetrics:
             "rollout/retokenization_drift": float(sums["drifted"]),
         }
         metrics |= {f"rollout/stop/{reason}": self._stops[reason] / n for reason in StopReason}
+        metrics |= {f"step/{name}": math.fsum(values) / self._step_turns[name] for name, values in self._step.items()}
         for where, values in self._first.items():
             if values:
                 metrics[f"rollout/entropy_{where}"] = sum(values) / len(values)

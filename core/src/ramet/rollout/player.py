@@ -10,17 +10,19 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ramet.config.schema import RolloutConfig
 from ramet.errors import ConfigError, PluginError
-from ramet.rollout.context import FirstTokensHook, TurnContext, Workplace
+from ramet.rollout.context import FirstTokensHook, TurnContext, Workplace, state_of
+from ramet.rollout.states import ENVIRONMENT, StateFailed, States
+from ramet.rollout.step_result import outcome_problem
 from ramet.rollout.tree import LiveRollout
 from ramet.types import (
     Fault,
     Insert,
     Origin,
-    RolloutState,
     RolloutStep,
     Segment,
     SegmentKind,
@@ -41,6 +43,7 @@ class Player:
         task: Task,
         step: RolloutStep,
         place: Workplace,
+        states: States | None,
         config: RolloutConfig,
         step_ends_at: float,
         on_first: FirstTokensHook,
@@ -49,11 +52,15 @@ class Player:
         self.task = task
         self.step = step
         self.place = place
+        self.states = states
         self.config = config
         self.step_ends_at = step_ends_at  # time of the event loop
         self.on_first = on_first
         self.on_turn = on_turn
         self._step_name = f"{type(step).__module__}.{type(step).__qualname__}"
+        is_environment = states is not None and ENVIRONMENT in states
+        self._begin = getattr(step, "begin", None) if is_environment else None
+        self._finish = getattr(step, "finish", None) if is_environment else None
 
     async def play(self, live: LiveRollout) -> None:
         """Returns when the rollout has stopped or is masked. Raises only `PluginError` and `ConfigError`."""
@@ -83,46 +90,85 @@ class Player:
             return Fault(where="deadline", message=f"not finished within {key}={value:g} (turn {live.turn})")
         if live.fault is not None:
             return live.fault
+        if isinstance(error, StateFailed):
+            return Fault(where=error.where, message=str(error))
         return Fault(where="step", message=f"{self._step_name} raised {type(error).__name__}: {error}")
 
     async def _turns(self, live: LiveRollout) -> None:
+        if self.states is not None:
+            await self.states.start(live)
+        if live.parent is None and self._begin is not None:
+            self._insert_first(live, await self._begin(await self._environment(live)))
         while live.stop is None:
-            context = TurnContext(live, self.place, self._room(live), self.on_first, self._step_name)
-            state = RolloutState(
-                task=self.task,
-                rollout=live.key.path,
-                turn=live.turn,
-                response=live.response,
-                n_tool_calls=len(live.tool_calls),
-            )
-            try:
-                result = await self.step(state, context)
-            finally:
-                live.fault = context.fault
-            if live.fault is not None:  # the step swallowed the error; the rollout is lost all the same
-                raise RuntimeError(live.fault.message)
-            self._end_turn(live, self._checked(result))
+            await self._turn(live, await self._environment(live))
             if live.stop is None:
                 live.begin_turn()
                 self.on_turn(live)
+        if self._finish is not None:
+            self._merge_end(live, await self._finish(await self._environment(live), live.stop))
+
+    async def _environment(self, live: LiveRollout) -> Any:
+        """The state of the rollout step; None if it holds none."""
+        if self.states is None or ENVIRONMENT not in self.states:
+            return None
+        return await self.states.use(live, ENVIRONMENT)
+
+    async def _turn(self, live: LiveRollout, environment: Any) -> None:
+        context = TurnContext(
+            live, self.place, self.on_first, self._step_name, states=self.states, environment=environment
+        )
+        try:
+            result = await self.step(state_of(live, self.task, environment), context)
+        finally:
+            live.fault = context.fault
+        if live.fault is not None:  # the step swallowed the error; the rollout is lost all the same
+            raise RuntimeError(live.fault.message)
+        self._end_turn(live, self._checked(result))
 
     def _checked(self, result: StepResult) -> StepResult:
         if not isinstance(result, StepResult):
             raise PluginError(f"rollout step {self._step_name} returned {type(result).__name__}; allowed: StepResult")
         if result.stop is StopReason.FAULT:
             raise PluginError(f"rollout step {self._step_name} stopped with FAULT; let the InfraError pass instead")
+        if (problem := outcome_problem(result)) is not None:
+            raise PluginError(f"rollout step {self._step_name}: {problem}")
         return result
+
+    def _insert_first(self, live: LiveRollout, parts: Sequence[Insert]) -> None:
+        """What `begin` gave: it stands before the first turn, so forks share it."""
+        if not self._insert(live, parts):
+            raise RuntimeError(f"the first observation of {self._step_name} leaves no room for a response")
+        live.starts[0] = len(live.segments)
+
+    def _merge_end(self, live: LiveRollout, result: StepResult | None) -> None:
+        """What `finish` gave belongs to the last turn."""
+        if result is None:
+            return
+        result = self._checked(result)
+        if result.insert or result.stop is not None:
+            raise PluginError(f"finish of {self._step_name} returned insert or stop; the rollout has ended already")
+        self._note(live, result.metrics)
+        live.tell_more(result.info, result.reward)
+        if result.answer is not None:
+            live.answer = result.answer
+
+    def _note(self, live: LiveRollout, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            live.add_stat(f"step/{name}", value)
+            live.add_stat(f"step_turns/{name}", 1)
 
     def _end_turn(self, live: LiveRollout, result: StepResult) -> None:
         fits = self._insert(live, result.insert)
         live.answer = result.answer
+        live.tell(result.info, result.reward)
+        self._note(live, result.metrics)
         if result.stop is not None:
             live.stop = result.stop
-        elif not fits or self._room(live) < 1:
+        elif not fits or self.place.room(live) < 1:
             live.stop = StopReason.LENGTH
         elif live.turn + 1 >= self.config.max_turns:
             live.stop = StopReason.TURN_LIMIT
-        if live.stop is StopReason.CALL_LIMIT and self._room(live) >= 1:
+        if live.stop is StopReason.CALL_LIMIT and self.place.room(live) >= 1:
             live.append(self._forced(live.turn))
 
     def _insert(self, live: LiveRollout, parts: Sequence[Insert]) -> bool:
@@ -132,7 +178,7 @@ class Player:
         ids = array("i")
         for part in parts:
             ids.extend(self.place.encoder.insert(part))
-        if len(ids) >= self._room(live):
+        if len(ids) >= self.place.room(live):
             return False
         text = "".join(part.text for part in parts)
         live.append(Segment(origin=Origin.INSERTED, kind=SegmentKind.RESULT, turn=live.turn, text=text, token_ids=ids))
@@ -142,11 +188,6 @@ class Player:
         """The end of turn that the core puts after a call too many. Not sampled, so never trained."""
         ids = array("i", [self.place.encoder.end_of_turn_id])
         return Segment(origin=Origin.INSERTED, kind=SegmentKind.FORCED, turn=turn, text="", token_ids=ids)
-
-    def _room(self, live: LiveRollout) -> int:
-        """Tokens that may still follow: by the response's limit and by the engine's."""
-        of_response = self.config.max_response_tokens - live.n_response_tokens
-        return min(of_response, self.place.engine.info.max_tokens - len(live.token_ids))
 
 
 def _is_cancelled() -> bool:

@@ -1,7 +1,7 @@
 """The record of a step on disk: one JSON line per group, the segment tree with everything that training used.
 
 A segment that rollouts share is written once per group and referred to by its index; a fork's tool calls are its own
-ones, the earlier ones are its parent's. Token ids, log-probabilities, entropies and advantages are base64 of
+ones, the earlier ones are its parent's, and so are what the rollout step told of turns and their rewards. Token ids, log-probabilities, entropies and advantages are base64 of
 little-endian int32 and float32. Reading gives back equal objects, with shared segments shared again.
 """
 
@@ -150,6 +150,8 @@ def _rollout_data(
         "fault": None if rollout.fault is None else asdict(rollout.fault),
         "left_out": rollout.left_out,
         "tool_calls": [_call_data(call) for call in rollout.tool_calls if call.turn >= (rollout.fork_turn or 0)],
+        "infos": [dict(info) for info in rollout.infos[rollout.fork_turn or 0 :]],
+        "turn_rewards": list(rollout.turn_rewards[rollout.fork_turn or 0 :]),
         "stats": dict(rollout.stats),
         "reward": scored.reward,
         "parts": dict(scored.parts),
@@ -204,7 +206,7 @@ def _scored(
 ) -> ScoredRollout:
     own = tuple(ToolRecord(**{**call, "status": CallStatus(call["status"])}) for call in data["tool_calls"])
     parent, fork_turn = data["parent"], data["fork_turn"]
-    inherited = () if parent is None else known[parent].rollout.tool_calls
+    before = None if parent is None else known[parent].rollout
     rollout = Rollout(
         id=data["id"],
         task=task,
@@ -214,7 +216,9 @@ def _scored(
         parent=parent,
         fork_turn=fork_turn,
         n_shared=data["n_shared"],
-        tool_calls=tuple(call for call in inherited if call.turn < fork_turn) + own,
+        tool_calls=tuple(call for call in (before.tool_calls if before else ()) if call.turn < fork_turn) + own,
+        infos=(before.infos[:fork_turn] if before else ()) + tuple(data["infos"]),
+        turn_rewards=(before.turn_rewards[:fork_turn] if before else ()) + tuple(data["turn_rewards"]),
         fault=None if data["fault"] is None else Fault(**data["fault"]),
         left_out=data.get("left_out"),
         stats=data["stats"],

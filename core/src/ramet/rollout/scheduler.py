@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from ramet.config.schema import RolloutConfig
 from ramet.rollout.context import Workplace
@@ -17,17 +18,21 @@ from ramet.rollout.decisions import ask
 from ramet.rollout.gate import ArrivalOrder, EventOrder, LogicalOrder, Note, Phase
 from ramet.rollout.keys import Path, RolloutKey, branch_rng, path_of, path_text
 from ramet.rollout.player import Player
+from ramet.rollout.replayer import Replayer
+from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout, group_of, plant
 from ramet.rollout.views import Ledger
 from ramet.types import (
     AfterTool,
     BranchEvent,
     BranchPolicy,
+    CallView,
     Finished,
     FirstTokens,
     Fork,
     Group,
     Idle,
+    Need,
     RolloutStep,
     Segment,
     Start,
@@ -66,6 +71,7 @@ class GroupScheduler:
         self.policy = policy
         self.place = place
         self.deterministic = deterministic
+        self._reads_entropies = Need.ENTROPY in getattr(policy, "needs", frozenset())  # of long turns there are many
         self.ledger = Ledger(job.task, place.plan.group_size, place.encoder.vocab_size)
         self._order: EventOrder = LogicalOrder() if deterministic else ArrivalOrder()
         self._live: dict[Path, LiveRollout] = {}
@@ -77,10 +83,13 @@ class GroupScheduler:
         self._heirs: dict[Path, int] = {}  # forks that have not sampled yet, by parent
         self._done = asyncio.Event()
         self._closed = False
+        self._playing: set[asyncio.Task[None]] = set()
+        self.states = self._open_states(rollout_step) if place.stateful else None
         self._player = Player(
             task=job.task,
             step=rollout_step,
             place=place,
+            states=self.states,
             config=config,
             step_ends_at=step_ends_at,
             on_first=self._on_first,
@@ -95,7 +104,20 @@ class GroupScheduler:
         finally:
             self._closed = True
             self._let_go(sorted(self._held))
+            if self.states is not None:
+                await self._close_states(self.states)
         return group_of(self.job.task, list(self._live.values()))
+
+    def _open_states(self, rollout_step: RolloutStep) -> States:
+        return States(
+            self.place.stateful,
+            task=self.job.task,
+            seed=self.place.seed,
+            policy=self.policy,
+            budget_left=lambda: self.ledger.budget_left,
+            replay=Replayer(self.place, self.job.task, rollout_step),
+            watchdog=self.place.watchdog,
+        )
 
     def _key(self, path: Path = ()) -> RolloutKey:
         return RolloutKey(self.place.plan.salt, self.job.step, self.job.name, path_text(path))
@@ -103,15 +125,33 @@ class GroupScheduler:
     async def _play(self, live: LiveRollout) -> None:
         await self._player.play(live)
         live.finished = True
-        n_tokens = _sampled_in_turn(live)
-        self._tell(Note(live.path, Phase.END, live.turn, n_tokens=n_tokens, stop=live.stop_reason))
-        await self.place.tools.close_rollout(str(live.key))
+        if self.states is not None:
+            self.states.ended(live)
+        self._tell(Note(live.path, Phase.END, live.turn, stop=live.stop_reason, **self._of_turn(live, live.turn)))
+
+    async def _close_states(self, states: States) -> None:
+        """Rollouts are still running if the group failed: they end first, since they use their states."""
+        for playing in self._playing:
+            playing.cancel()
+        if self._playing:
+            await asyncio.wait(self._playing)
+        await states.close()
 
     def _on_first(self, live: LiveRollout, turn: int, entropies: tuple[float, ...]) -> None:
         self._tell(Note(live.path, Phase.FIRST, turn, entropies=entropies))
 
     def _on_turn(self, live: LiveRollout) -> None:
-        self._tell(Note(live.path, Phase.BEGIN, live.turn, n_tokens=_sampled_in_turn(live, live.turn - 1)))
+        self._tell(Note(live.path, Phase.BEGIN, live.turn, **self._of_turn(live, live.turn - 1)))
+
+    def _of_turn(self, live: LiveRollout, turn: int) -> _OfTurn:
+        sampled = [s for s in live.segments[live.starts[turn] :] if s.is_sampled]
+        calls = [c for c in live.tool_calls if c.turn == turn]
+        read = sampled if self._reads_entropies else ()
+        return {
+            "n_tokens": sum(len(s) for s in sampled),
+            "entropies": tuple(entropy for s in read for entropy in s.entropies or ()),
+            "calls": tuple(CallView(name=c.name, status=c.status, truncated=c.truncated) for c in calls),
+        }
 
     def _tell(self, note: Note) -> None:
         """Called from engines' callbacks too, where an error must not surface: it stops the run instead."""
@@ -141,6 +181,8 @@ class GroupScheduler:
         live = self._live[note.path]
         if self.ledger.budget_left and (event := _event_of(note, live)) is not None:
             self._ask(event, live.key, note.turn)
+        if note.phase is Phase.BEGIN and self.states is not None:
+            self.states.decided(note.path, note.turn)
         if note.phase is Phase.END:
             self._ended.add(note.path)
             self._let_go_early(note.path)
@@ -159,11 +201,13 @@ class GroupScheduler:
 
     def _ask(self, event: BranchEvent, key: RolloutKey, turn: int) -> None:
         rng = branch_rng(self.place.seed, key, type(event).__name__, turn)
-        for action in ask(self.policy, event, self.ledger.view(), rng):
+        for action in ask(self.policy, event, self.ledger.view(), rng, stateful=self.states is not None):
             if isinstance(action, StartRoots):
                 self._start_roots(action.n)
             else:
                 self._start_forks(action)
+        if self.states is not None and not self.ledger.budget_left:
+            self.states.tidy()
 
     def _start_roots(self, n: int) -> None:
         for _ in range(n):
@@ -186,7 +230,11 @@ class GroupScheduler:
         self._live[live.path] = live
         self._held.add(live.path)
         self._order.start(live.path, live.turn)
-        self._tasks.create_task(self._play(live), name=f"rollout {live.key}")
+        if self.states is not None:
+            (self.states.root if live.parent is None else self.states.fork)(live)
+        playing = self._tasks.create_task(self._play(live), name=f"rollout {live.key}")
+        self._playing.add(playing)
+        playing.add_done_callback(self._playing.discard)
 
     def _has_sampled(self, live: LiveRollout) -> None:
         """A fork's first news: it no longer needs its parent's prefix."""
@@ -210,15 +258,18 @@ async def _fail(error: Exception) -> None:
     raise error
 
 
-def _sampled_in_turn(live: LiveRollout, turn: int | None = None) -> int:
-    turn = live.turn if turn is None else turn
-    return sum(len(s) for s in reversed(live.segments) if s.is_sampled and s.turn == turn)
+class _OfTurn(TypedDict):
+    """What a note tells of a turn that is over."""
+
+    n_tokens: int
+    entropies: tuple[float, ...]
+    calls: tuple[CallView, ...]
 
 
 def _event_of(note: Note, live: LiveRollout) -> BranchEvent | None:
     match note.phase:
         case Phase.BEGIN:
-            return AfterTool(rollout=live.key.path, turn=note.turn)
+            return AfterTool(rollout=live.key.path, turn=note.turn, calls=note.calls)
         case Phase.END:
             return Finished(rollout=live.key.path, stop=live.stop_reason)
         case Phase.FIRST if live.fork_turn != note.turn:

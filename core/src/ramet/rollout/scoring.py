@@ -101,7 +101,7 @@ class Scorer:
         try:
             async with deadline:
                 raw = await reward.reward(rollouts)
-        except PluginError:
+        except (PluginError, ConfigError):
             raise
         except (Exception, SystemExit) as error:  # a plugin may raise anything; its rollouts are masked and counted
             what = f"timed out after {reward.timeout_s:g} s" if deadline.expired() else repr(error)

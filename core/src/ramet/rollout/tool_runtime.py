@@ -22,7 +22,7 @@ from ramet.rollout.tool_arguments import check_arguments
 from ramet.rollout.tool_stats import ToolStats, tool_metrics
 from ramet.rollout.tool_text import fit
 from ramet.rollout.watchdog import Watchdog
-from ramet.types import CallStatus, Tool, ToolCall, ToolResult, ToolSchema
+from ramet.types import CallStatus, Stateful, Tool, ToolCall, ToolResult, ToolSchema
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -65,10 +65,10 @@ class ToolRuntime:
         """
         return await self._lanes[call.name].run(call, ends_at)
 
-    async def close_rollout(self, rollout: str) -> None:
-        """The rollout is over: tools that hold state for it let it go."""
-        for lane in self._lanes.values():
-            await lane.close_rollout(rollout)
+    @property
+    def stateful(self) -> dict[str, tuple[Stateful[Any], float]]:
+        """Tools that hold states of rollouts (`ramet.rollout.states`), with their time-outs in seconds."""
+        return {name: (lane.tool, lane.config.timeout_s) for name, lane in self._lanes.items() if lane.has_state}  # type: ignore[misc]
 
     def take_stats(self) -> dict[str, ToolStats]:
         """Of each tool, since the last call."""
@@ -126,8 +126,7 @@ class _Lane:
         self._slots = asyncio.Semaphore(config.concurrency if self.schema.concurrent else 1)
         self._running: set[asyncio.Task[Any]] = set()  # the loop holds tasks only weakly
         self._flights: dict[str, _Flight] = {}
-        self._opened: dict[str, asyncio.Task[None]] = {}
-        self._has_state = hasattr(tool, "open")
+        self.has_state = hasattr(tool, "open")
 
     async def run(self, call: ToolCall, ends_at: float | None) -> ToolOutcome:
         self.stats.calls += 1
@@ -148,7 +147,7 @@ class _Lane:
         self.stats.truncated += outcome.truncated
 
     def _share_key(self, call: ToolCall) -> str | None:
-        if not self.schema.deterministic or self._has_state:
+        if not self.schema.deterministic or self.has_state:
             return None
         return json.dumps(call.arguments, sort_keys=True, default=repr)
 
@@ -261,8 +260,6 @@ class _Lane:
     async def _call(self, call: ToolCall, progress: _Progress) -> ToolResult:
         """Whatever the tool raises leaves here as one of the four errors."""
         try:
-            if self._has_state:
-                await self._open(call.rollout)
             progress.may_have_run = True
             return await self.tool(call)
         except (ToolError, InfraError, PluginError, ConfigError):
@@ -296,20 +293,8 @@ class _Lane:
         if not task.cancelled():
             task.exception()  # looked at, so that asyncio does not report an abandoned call
 
-    async def _open(self, rollout: str) -> None:
-        opening = self._opened.get(rollout)
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            opening = self._opened[rollout] = self._spawn(self.tool.open(rollout))  # type: ignore[attr-defined]
-        await asyncio.shield(opening)
-
-    async def close_rollout(self, rollout: str) -> None:
-        if self._opened.pop(rollout, None) is not None and hasattr(self.tool, "close"):
-            await self._quietly(self.tool.close(rollout), f"close of tool:{self.name} rollout {rollout}")
-
     async def close(self) -> None:
         """End what still runs, then the tool itself."""
-        for rollout in list(self._opened):
-            await self.close_rollout(rollout)
         for task in list(self._running):
             task.cancel()
         if hasattr(self.tool, "aclose"):

@@ -7,10 +7,12 @@ changed once it stands in a rollout. `freeze` turns a live rollout into the reco
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ramet.rollout.keys import Path, RolloutKey, path_text
-from ramet.types import Fault, Group, Rollout, Segment, SegmentKind, StopReason, Task, ToolRecord
+from ramet.types import Fault, Generation, Group, Rollout, Segment, SegmentKind, StopReason, Task, ToolRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +30,9 @@ class LiveRollout:
     turn: int = 0
     starts: list[int] = field(default_factory=list)  # starts[t]: segments in front of turn t
     tool_calls: list[ToolRecord] = field(default_factory=list)
+    generations: dict[int, Generation] = field(default_factory=dict)  # by turn: what a replayed environment is told again
+    infos: list[Mapping[str, Any]] = field(default_factory=list)  # of the turns that ended
+    turn_rewards: list[float | None] = field(default_factory=list)
     response: str = ""
     stop: StopReason | None = None
     answer: str | None = None
@@ -56,23 +61,44 @@ class LiveRollout:
         """A new rollout that begins at `turn`. The k-th fork of a rollout, counted from 0, has the path `<path>.k`."""
         path = (*self.path, self.n_forks)
         self.n_forks += 1
+        fork = self.until(turn)
+        fork.key = replace(self.key, path=path_text(path))
+        fork.path, fork.parent, fork.fork_turn, fork.n_shared = path, self, turn, len(fork.segments)
+        return fork
+
+    def until(self, turn: int) -> LiveRollout:
+        """This rollout as it was at the beginning of `turn`, with the same segments."""
         shared = self.segments[: self.starts[turn]]
-        behind = [s for s in shared if s.kind is not SegmentKind.PROMPT]
-        n_tokens = sum(len(s) for s in shared)
         return LiveRollout(
-            key=replace(self.key, path=path_text(path)),
-            path=path,
+            key=self.key,
+            path=self.path,
             segments=shared,
-            token_ids=self.token_ids[:n_tokens],
+            token_ids=self.token_ids[: sum(len(s) for s in shared)],
             n_prompt_tokens=self.n_prompt_tokens,
-            parent=self,
-            fork_turn=turn,
-            n_shared=len(shared),
             turn=turn,
             starts=self.starts[: turn + 1],
             tool_calls=[c for c in self.tool_calls if c.turn < turn],
-            response="".join(s.text for s in behind),
+            generations={t: said for t, said in self.generations.items() if t < turn},
+            infos=self.infos[:turn],
+            turn_rewards=self.turn_rewards[:turn],
+            response="".join(s.text for s in shared if s.kind is not SegmentKind.PROMPT),
         )
+
+    def inserted(self, turn: int) -> str:
+        """What was inserted after an ended turn; -1: the first observation, after the prompt."""
+        start = self.starts[turn] if turn >= 0 else 1
+        return "".join(s.text for s in self.segments[start : self.starts[turn + 1]] if not s.is_sampled)
+
+    def tell(self, info: Mapping[str, Any], reward: float | None) -> None:
+        """Keep what the rollout step said of the turn that ended."""
+        self.infos.append(dict(info))
+        self.turn_rewards.append(reward)
+
+    def tell_more(self, info: Mapping[str, Any], reward: float | None) -> None:
+        """Merge what it said of the rollout's end into what it said of the last turn."""
+        self.infos[-1] = {**self.infos[-1], **info}
+        if reward is not None:
+            self.turn_rewards[-1] = (self.turn_rewards[-1] or 0.0) + reward
 
     @property
     def stop_reason(self) -> StopReason:
@@ -96,6 +122,8 @@ class LiveRollout:
             fork_turn=self.fork_turn,
             n_shared=self.n_shared,
             tool_calls=tuple(self.tool_calls),
+            infos=tuple(self.infos),
+            turn_rewards=tuple(self.turn_rewards),
             fault=self.fault,
             stats=dict(self.stats),
         )

@@ -78,10 +78,11 @@ class Ledger:
         first = note.phase is Phase.FIRST
         line.turns[-1] = TurnView(
             index=last.index,
-            entropies=note.entropies if first else last.entropies,
+            entropies=note.entropies or last.entropies,
             n_tokens=len(note.entropies) if first else note.n_tokens,
             ended=not first,
             n_forks=last.n_forks,
+            calls=note.calls,
         )
         if first:
             return

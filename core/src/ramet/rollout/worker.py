@@ -25,6 +25,7 @@ from ramet.rollout.plan import ResolvedPlan, RolloutPlan
 from ramet.rollout.prompts import make_prompt, prompt_segment
 from ramet.rollout.replies import Versions
 from ramet.rollout.scheduler import GroupJob, GroupScheduler
+from ramet.rollout.states import ENVIRONMENT, components_of, fork_problems
 from ramet.rollout.tool_runtime import ToolRuntime
 from ramet.rollout.tool_stats import ToolStats, tool_metrics
 from ramet.rollout.watchdog import Watchdog
@@ -70,6 +71,7 @@ class RolloutWorker:
         self.deterministic = deterministic
         self._watchdog = Watchdog(config.watchdog_s)
         self._tools = ToolRuntime(tools, encoder, self._watchdog)
+        self._stateful = components_of(step, self._tools.stateful)
         self._admission = Admission(config.max_concurrent)
         self._metrics = RolloutMetrics(config.first_tokens)
 
@@ -97,7 +99,9 @@ class RolloutWorker:
         everything else masks the rollouts that it struck.
         """
         chosen = (plan or RolloutPlan()).resolved(self.config)
-        raise_all([*chosen.problems(self.config.max_concurrent), *self._unknown_tools(tasks)])
+        raise_all(
+            [*chosen.problems(self.config.max_concurrent), *self._unknown_tools(tasks), *self._fork_problems(chosen)]
+        )
         started = time.perf_counter()
         ends_at = self._step_ends_at(chosen, deadline_s)
         jobs = self._jobs(tasks, task_names(tasks) if names is None else names, step)
@@ -174,12 +178,18 @@ class RolloutWorker:
             seed=self.seed,
             first_tokens=self.config.first_tokens,
             max_tool_calls=self.config.max_tool_calls,
+            max_turns=self.config.max_turns,
+            max_response_tokens=self.config.max_response_tokens,
+            stateful=tuple(one for one in self._stateful if task.tools is None or one.name in (ENVIRONMENT, *task.tools)),
             versions=versions,
         )
 
     def _schemas(self, task: Task) -> tuple[ToolSchema, ...]:
         known = self._tools.schemas
         return tuple(known.values()) if task.tools is None else tuple(known[name] for name in task.tools)
+
+    def _fork_problems(self, plan: ResolvedPlan) -> list[str]:
+        return fork_problems(self._stateful, self.branch_policy) if plan.branch else []
 
     def _unknown_tools(self, tasks: Sequence[Task]) -> list[str]:
         known = self._tools.schemas

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ramet.types.rollout import StopReason
 from ramet.types.state import Stateful
-from ramet.types.task import Task
+from ramet.types.task import Message, Task
 from ramet.types.tool import ToolCall, ToolResult, ToolSchema
 
 
@@ -75,6 +75,28 @@ class StepContext(Protocol):
 
     @property
     def max_tool_calls(self) -> int: ...
+
+    @property
+    def turns_left(self) -> int:
+        """Turns that may be played, this one included; at least 1."""
+        ...
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that may still follow in the response, sampled and inserted together."""
+        ...
+
+    def calls_left(self, tool: str) -> int:
+        """Calls of this tool that may still be made."""
+        ...
+
+    def render(self, messages: Sequence[Message]) -> Sequence[Insert]:
+        """What the chat template puts after the conversation so far for further messages, generation prompt included.
+
+        Content is `Untrusted`, the template's own text `Markup`. Raises `PluginError` for no messages or for roles
+        that the template does not take.
+        """
+        ...
 
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
         """Sample until a stop string, the end of sequence or the token limit. At most once a turn."""

@@ -1,0 +1,82 @@
+"""Replay: a state that cannot be copied is opened again, and what happened to it before the fork point happens again.
+
+Tools get the recorded calls once more. An environment plays the recorded turns once more: its `generate` gives the text
+that the policy had written, and the calls that it makes are made again. What comes of it must be what the record holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ramet.rollout.context import TurnContext, Workplace, state_of
+from ramet.rollout.states import ENVIRONMENT, Component, StateFailed
+from ramet.rollout.tree import LiveRollout
+from ramet.types import CallStatus, Generation, Insert, RolloutStep, Task, ToolCall
+
+
+class Replayer:
+    """Brings a freshly opened state of a fork to its fork point."""
+
+    def __init__(self, place: Workplace, task: Task, step: RolloutStep) -> None:
+        self._place = place
+        self._task = task
+        self._step = step
+
+    async def __call__(self, live: LiveRollout, component: Component, state: Any, environment: Any) -> None:
+        """Raises `StateFailed` if something else comes of it than the record holds."""
+        if component.name == ENVIRONMENT:
+            await self._turns(live, state)
+        else:
+            await self._calls(live, component.name, state, environment)
+
+    async def _calls(self, live: LiveRollout, tool: str, state: Any, environment: Any) -> None:
+        """Calls that never reached the tool (its arguments were wrong) are left out."""
+        for record in [c for c in live.tool_calls if c.name == tool and c.attempts and c.turn < (live.fork_turn or 0)]:
+            call = ToolCall(
+                name=tool,
+                arguments=record.arguments,
+                rollout=str(live.key),
+                turn=record.turn,
+                task=self._task,
+                state=state,
+                environment=environment,
+            )
+            outcome = await self._place.tools.run(call)
+            if outcome.status is CallStatus.INFRA:
+                raise StateFailed(tool, f"replay: the call of turn {record.turn} failed: {outcome.text}")
+            _compare(tool, f"the call of turn {record.turn}", outcome.text, record.text)
+
+    async def _turns(self, live: LiveRollout, state: Any) -> None:
+        if hasattr(self._step, "begin"):
+            _compare(ENVIRONMENT, "begin", _text(await self._step.begin(state)), live.inserted(-1))
+        for turn in range(live.fork_turn or 0):
+            past = live.until(turn)
+            context = _Recorded(past, live, self._place, state)
+            result = await self._step(state_of(past, self._task, state), context)
+            stopped = f" and stopped with {result.stop}" if result.stop is not None else ""
+            _compare(ENVIRONMENT, f"turn {turn}", _text(result.insert) + stopped, live.inserted(turn))
+
+
+class _Recorded(TurnContext):
+    """A past turn of a rollout: `generate` gives what the policy wrote then."""
+
+    def __init__(self, past: LiveRollout, live: LiveRollout, place: Workplace, environment: Any) -> None:
+        super().__init__(past, place, lambda *_: None, "replayed", environment=environment)
+        self._whole = live
+
+    async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
+        turn = self.live.turn
+        for segment in self._whole.segments:
+            if segment.is_sampled and segment.turn == turn:
+                self.live.append(segment)
+        return self._whole.generations[turn]
+
+
+def _text(parts: Sequence[Insert]) -> str:
+    return "".join(part.text for part in parts)
+
+
+def _compare(name: str, what: str, now: str, recorded: str) -> None:
+    if now != recorded:
+        raise StateFailed(name, f"replay diverged: {what} gave {now[:200]!r}, where the record has {recorded[:200]!r}")

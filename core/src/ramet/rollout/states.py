@@ -1,0 +1,308 @@
+"""States of tools and environments: each rollout has its own, and a fork finds that of its fork point (DESIGN.md §4).
+
+A fork is decided while its parent goes on, so before a parent's state is used in a turn, a copy is kept of it as it was
+at the beginning of that turn, as long as forks may still come. A fork copies from there, or from the state itself if
+nobody has used it since. What nothing can need any more is closed at once, and everything when the group ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.plugins import origin
+from ramet.rollout.branching import NoBranching
+from ramet.rollout.keys import Path, stable_seed
+from ramet.rollout.tool_runtime import CLOSE_TIMEOUT_S
+from ramet.rollout.tree import LiveRollout
+from ramet.rollout.watchdog import Watchdog
+from ramet.types import BranchPolicy, Need, Stateful, Task
+
+logger = logging.getLogger(__name__)
+ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
+
+
+class StateFailed(InfraError):
+    """A state could not be opened, copied or replayed; `where` is that of the fault which masks the rollout."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.where = f"state:{name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A tool or a rollout step that is `Stateful`. `timeout_s` None: the rollout's deadline alone bounds it."""
+
+    name: str  # of the tool, or `ENVIRONMENT`
+    owner: Stateful[Any]
+    timeout_s: float | None = None
+
+
+def components_of(step: object, tools: Mapping[str, tuple[Stateful[Any], float]]) -> tuple[Component, ...]:
+    """What holds states: the rollout step if it is `Stateful`, and these tools with their time-outs."""
+    found = [Component(name=name, owner=tool, timeout_s=timeout_s) for name, (tool, timeout_s) in tools.items()]
+    if hasattr(step, "open"):
+        found.insert(0, Component(name=ENVIRONMENT, owner=cast(Stateful[Any], step)))
+    return tuple(found)
+
+
+# Makes a fresh state what it was at the fork point of a rollout; raises `StateFailed`.
+Replay = Callable[[LiveRollout, Component, Any, Any], Awaitable[None]]  # rollout, whose, its state, environment's
+
+
+def fork_problems(components: Sequence[Component], policy: BranchPolicy) -> list[str]:
+    """Why this policy cannot fork rollouts with these states, in the words of the configuration."""
+    if isinstance(policy, NoBranching):
+        return []
+    problems = [
+        f"{_key(one)}: its state cannot be forked (forks = 'none'), and {origin(policy)} forks rollouts; choose "
+        "branch_policy=none, or another component"
+        for one in components
+        if one.owner.forks == "none"
+    ]
+    tools = [one.name for one in components if one.name != ENVIRONMENT]
+    if tools and any(one.name == ENVIRONMENT and one.owner.forks == "replay" for one in components):
+        problems.append(
+            f"rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it "
+            f"cannot use tools with states of their own: {', '.join(tools)}; choose branch_policy=none, or forks = 'copy'"
+        )
+    return problems
+
+
+def _key(component: Component) -> str:
+    return "rollout_step" if component.name == ENVIRONMENT else f"tools.{component.name}"
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """The state of one component in one rollout."""
+
+    component: Component
+    newest: int  # the rollout's newest turn that was decided upon: without `Need.EARLIER_TURNS` forks start there
+    last: int | None = None  # the rollout's last turn, once it ended
+    state: Any = None  # None: not open
+    opened_in: int | None = None  # the turn
+    used_in: int = -1  # the newest turn in which it may have changed
+    copies: dict[int, Any] = field(default_factory=dict)  # turn -> as it was at the beginning of that turn
+    source: tuple[_Held, int] | None = None  # of a fork that has not copied it yet: from whom, as of which turn
+    claims: int = 0  # forks that still have to copy from here
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def as_of(self, turn: int) -> Any:
+        """The state as it was at the beginning of `turn`: that of the first later use, or of now if there was none."""
+        kept = [one for one in self.copies if one >= turn]
+        if kept:
+            return self.copies[min(kept)]
+        assert self.used_in < turn, f"no copy of state:{self.component.name} was kept for turn {turn}"
+        return self.state
+
+
+class States:
+    """The states of one group. Every one of them is closed exactly once."""
+
+    def __init__(
+        self,
+        components: Sequence[Component],
+        *,
+        task: Task,
+        seed: int,
+        policy: BranchPolicy,
+        budget_left: Callable[[], int],
+        replay: Replay,
+        watchdog: Watchdog,
+    ) -> None:
+        self._components = components
+        self._task = task
+        self._seed = seed  # of the run
+        self._can_fork = not isinstance(policy, NoBranching)
+        self._earlier_turns = Need.EARLIER_TURNS in getattr(policy, "needs", frozenset())
+        self._budget_left = budget_left
+        self._replay = replay
+        self._watchdog = watchdog
+        self._held: dict[Path, dict[str, _Held]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return any(one.name == name for one in self._components)
+
+    def root(self, live: LiveRollout) -> None:
+        """A rollout that begins with the prompt: it opens its states when it needs them."""
+        self._held[live.path] = {one.name: _Held(one, newest=live.turn) for one in self._components}
+
+    def fork(self, live: LiveRollout) -> None:
+        """Called when a fork is decided: from now on the state of its fork point is kept for it."""
+        assert live.parent is not None
+        parent = self._held[live.parent.path]
+        self._held[live.path] = {name: _forked(one, live.turn) for name, one in parent.items()}
+
+    async def start(self, live: LiveRollout) -> None:
+        """A fork copies the states of its fork point. Raises `StateFailed`."""
+        for held in self._held[live.path].values():
+            if held.source is not None:
+                await self._take_over(live, held, *held.source)
+
+    async def use(self, live: LiveRollout, name: str, environment: Any = None) -> Any:
+        """The state for a use in the rollout's current turn, opened if need be. Raises `StateFailed`.
+
+        `environment` is that of the rollout, for tools whose calls have to be replayed.
+        """
+        held = self._held[live.path][name]
+        async with held.lock:
+            if held.state is None:
+                held.state = await self._open(live, held.component, environment)
+                held.opened_in = live.turn
+            elif held.used_in < live.turn and (self._may_fork or held.claims):
+                await self._keep_copy(live, held)
+            held.used_in = live.turn
+            return held.state
+
+    def decided(self, path: Path, newest: int) -> None:
+        """The branch policy was asked about this turn of a rollout: copies of earlier ones may go."""
+        for held in self._held[path].values():
+            held.newest = newest
+            self._tidy(held)
+
+    def ended(self, live: LiveRollout) -> None:
+        """The rollout is over. Its states stay as long as it may be forked at its newest turn."""
+        for held in self._held[live.path].values():
+            held.last = live.turn
+            self._tidy(held)
+
+    def tidy(self) -> None:
+        """Let go of what nothing can need any more."""
+        for held in self._all():
+            self._tidy(held)
+
+    async def close(self) -> None:
+        """Close all that is open; returns when that is done. No rollout may be running."""
+        for held in self._all():
+            self._drop(held, held.copies)
+            self._drop_state(held)
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    def _all(self) -> Iterator[_Held]:
+        return (held for of_rollout in self._held.values() for held in of_rollout.values())
+
+    @property
+    def _may_fork(self) -> bool:
+        return self._can_fork and self._budget_left() > 0
+
+    def _tidy(self, held: _Held) -> None:
+        if held.claims:
+            return
+        may_fork = self._may_fork and held.component.owner.forks == "copy"
+        if not may_fork:
+            self._drop(held, held.copies)
+        elif not self._earlier_turns:
+            self._drop(held, [turn for turn in held.copies if turn < held.newest])
+        if held.last is not None and (held.used_in >= held.last or not may_fork):
+            self._drop_state(held)
+
+    def _drop(self, held: _Held, turns: Iterable[int]) -> None:
+        for turn in list(turns):
+            self._shut(held.component, held.copies.pop(turn))
+
+    def _drop_state(self, held: _Held) -> None:
+        if held.state is not None:
+            state, held.state = held.state, None
+            self._shut(held.component, state)
+
+    async def _keep_copy(self, live: LiveRollout, held: _Held) -> None:
+        if held.component.owner.forks == "copy":
+            held.copies[live.turn] = await self._copy(live, held.component, held.state)
+
+    async def _take_over(self, live: LiveRollout, held: _Held, source: _Held, turn: int) -> None:
+        """The claim stays if this fails, so that a fork of this rollout still finds the state."""
+        async with source.lock:
+            held.state = await self._copy(live, held.component, source.as_of(turn))
+        held.source = None
+        source.claims -= 1
+        self._tidy(source)
+
+    async def _open(self, live: LiveRollout, component: Component, environment: Any) -> Any:
+        key, root = live.key, live.path[0]
+        seed = stable_seed("state", self._seed, key.salt, key.step, key.task, root, component.name)
+        state = await self._made(live, component, "open", component.owner.open(self._task, seed))
+        if live.parent is None or component.owner.forks != "replay":
+            return state
+        try:
+            await self._replay(live, component, state, environment)
+        except BaseException as error:
+            self._shut(component, state)
+            if not isinstance(error, Exception) or isinstance(error, (StateFailed, PluginError, ConfigError)):
+                raise
+            raise StateFailed(component.name, f"replay raised {type(error).__name__}: {error}") from error
+        return state
+
+    async def _copy(self, live: LiveRollout, component: Component, state: Any) -> Any:
+        return await self._made(live, component, "fork", component.owner.fork(state))
+
+    async def _made(self, live: LiveRollout, component: Component, what: str, work: Coroutine[Any, Any, Any]) -> Any:
+        """The state that `open` or `fork` gives, in a task of its own that nobody waits for longer than allowed."""
+        name, task = component.name, asyncio.create_task(work)
+        try:
+            with self._watchdog.wait(f"{what} of state:{name} rollout {live.key}"):
+                done, _ = await asyncio.wait({task}, timeout=component.timeout_s)
+        except asyncio.CancelledError:
+            self._abandon(component, task)
+            raise
+        if not done:
+            self._abandon(component, task)
+            raise StateFailed(name, f"{what} did not return within {component.timeout_s:g} s")
+        if task.cancelled():
+            raise StateFailed(name, f"{what} cancelled itself")
+        error = task.exception()
+        if isinstance(error, PluginError | ConfigError):
+            raise error
+        if error is not None:
+            raise StateFailed(name, f"{what} raised {type(error).__name__}: {error}") from error
+        if task.result() is None:
+            raise PluginError(f"{what} of {origin(component.owner)} returned None; allowed: a state")
+        return task.result()
+
+    def _abandon(self, component: Component, task: asyncio.Task[Any]) -> None:
+        """Nobody waits for it any more; should it still give a state, that is closed."""
+        task.cancel()
+        self._spawn(self._shut_late(component, task))
+
+    async def _shut_late(self, component: Component, task: asyncio.Task[Any]) -> None:
+        await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
+        if task.done() and not task.cancelled() and task.exception() is None and task.result() is not None:
+            self._shut(component, task.result())
+
+    def _shut(self, component: Component, state: Any) -> None:
+        self._spawn(self._close_quietly(component, state))
+
+    async def _close_quietly(self, component: Component, state: Any) -> None:
+        """Cleaning up must not change what a rollout was: errors are logged."""
+        what = f"close of state:{component.name}"
+        task = asyncio.create_task(component.owner.close(state))
+        with self._watchdog.wait(what):
+            await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
+        if not task.done():
+            task.cancel()
+            logger.warning("%s did not return within %g s", what, CLOSE_TIMEOUT_S)
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _forked(parent: _Held, turn: int) -> _Held:
+    """What a fork at the beginning of `turn` holds. What its parent had not opened by then it opens itself."""
+    held = _Held(parent.component, newest=turn)
+    was_open = parent.opened_in is not None and parent.opened_in < turn
+    if parent.component.owner.forks == "copy" and was_open:
+        held.source = parent.source or (parent, turn)  # a parent that has not copied yet has not begun its turn either
+        held.source[0].claims += 1
+        held.opened_in = held.used_in = turn - 1
+    return held
