@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ramet.engines.protocol import Completion, FirstReport, Request
 from ramet.config.schema import ToolConfig
+from ramet.engines.protocol import Completion, FirstReport, Request
 from ramet.errors import ConfigError, PluginError, ToolError
 from ramet.models.encoder import Encoder
 from ramet.rollout.branching import NoBranching, RandomBranching
@@ -194,7 +194,10 @@ def test_an_ended_turn_shows_all_its_entropies_to_a_policy_that_reads_them(play:
         policy.needs = needs
         play(two_calls, policy=policy, group_size=2, first_tokens=2)
         view = next(view for event, view in policy.asked if isinstance(event, Finished))
-        seen[needs] = [len(turn.entropies) for turn in view.rollouts[0].turns], [t.n_tokens for t in view.rollouts[0].turns]
+        seen[needs] = (
+            [len(turn.entropies) for turn in view.rollouts[0].turns],
+            [t.n_tokens for t in view.rollouts[0].turns],
+        )
     assert seen[frozenset()] == ([2, 2, 2], [5, 5, 3])
     assert seen[frozenset({Need.ENTROPY})] == ([5, 5, 3], [5, 5, 3])
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -173,35 +172,3 @@ def test_arguments_that_do_not_fit_the_schema_never_reach_the_tool(encoder: Enco
     [outcome], _ = run(encoder, tool, [7])
     assert (outcome.status, outcome.raised, tool.calls) == (CallStatus.ERROR, True, [])
     assert "text must be of type string, got 7" in outcome.text
-
-
-class Session(EchoTool):
-    """Keeps state per rollout, as a notebook would."""
-
-    events: list[str]
-
-    async def open(self, rollout: str) -> None:
-        self.events.append(f"open {rollout}")
-
-    async def close(self, rollout: str) -> None:
-        self.events.append(f"close {rollout}")
-        raise RuntimeError("the session was gone already")
-
-
-def test_a_tool_with_state_is_opened_once_per_rollout_and_closed(
-    encoder: Encoder, caplog: pytest.LogCaptureFixture
-) -> None:
-    tool = Session(echo_tool().schema)
-    tool.events = []
-
-    async def main() -> None:
-        runtime = ToolRuntime({"python": (tool, ToolConfig())}, encoder, Watchdog(60))
-        for _ in range(2):
-            await runtime.run(ToolCall(name="python", arguments={"text": "a"}, rollout="r"))
-        await runtime.close_rollout("r")
-        await runtime.close_rollout("never opened")
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
-    assert tool.events == ["open r", "close r"]
-    assert "the session was gone already" in caplog.text

@@ -30,7 +30,9 @@ class LiveRollout:
     turn: int = 0
     starts: list[int] = field(default_factory=list)  # starts[t]: segments in front of turn t
     tool_calls: list[ToolRecord] = field(default_factory=list)
-    generations: dict[int, Generation] = field(default_factory=dict)  # by turn: what a replayed environment is told again
+    generations: dict[int, Generation] = field(
+        default_factory=dict
+    )  # by turn: what a replayed environment is told again
     infos: list[Mapping[str, Any]] = field(default_factory=list)  # of the turns that ended
     turn_rewards: list[float | None] = field(default_factory=list)
     response: str = ""

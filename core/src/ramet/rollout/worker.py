@@ -180,7 +180,9 @@ class RolloutWorker:
             max_tool_calls=self.config.max_tool_calls,
             max_turns=self.config.max_turns,
             max_response_tokens=self.config.max_response_tokens,
-            stateful=tuple(one for one in self._stateful if task.tools is None or one.name in (ENVIRONMENT, *task.tools)),
+            stateful=tuple(
+                one for one in self._stateful if task.tools is None or one.name in (ENVIRONMENT, *task.tools)
+            ),
             versions=versions,
         )
 

@@ -136,7 +136,9 @@ class TurnView:
     """One turn as far as it is known."""
 
     index: int
-    entropies: tuple[float, ...]  # of its first k sampled tokens, empty until then; all once ended, if ENTROPY is needed
+    entropies: tuple[
+        float, ...
+    ]  # of its first k sampled tokens, empty until then; all once ended, if ENTROPY is needed
     n_tokens: int  # sampled so far as reported
     ended: bool
     n_forks: int  # rollouts forked at its beginning
