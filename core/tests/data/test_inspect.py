@@ -106,3 +106,12 @@ def test_files_may_come_from_the_configuration(file: Path, capsys: pytest.Captur
     assert str(file) in capsys.readouterr().out
     assert main(["data"]) == main(["data", "--help"]) == 0
     assert "ramet data inspect FILE" in capsys.readouterr().out
+
+
+def test_benchmarks_among_the_data_are_no_files_to_inspect(file: Path, capsys):
+    data = f"data.train=[{file},benchmark:arithmetic/train]"
+    assert main(["data", "inspect", data, "rollout_step.system_prompt=never"]) == 0
+    assert capsys.readouterr().out.startswith(f"{file}\n")
+    assert main(["data", "inspect", "data.train=[benchmark:arithmetic/train]"]) == 1
+    said = "error: which data? name files, as in `ramet data inspect tasks.parquet`, or data.train=[…]\n"
+    assert capsys.readouterr().err == said

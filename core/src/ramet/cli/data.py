@@ -11,6 +11,7 @@ from pathlib import Path
 from ramet.cluster.prompts import describe_foreign_tags, foreign_tags, task_prompts
 from ramet.config.compose import compose
 from ramet.config.schema import Config
+from ramet.data.benchmarks import is_benchmark
 from ramet.data.files import find_files
 from ramet.data.inspect import Inspection, inspect_files, lengths, visible
 from ramet.errors import ConfigError, raise_all
@@ -32,7 +33,8 @@ class Prompts:
 def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | None, prompts: int) -> str:
     """The report. Raises `ConfigErrors`."""
     config = _config(overrides, model)
-    paths, problems = find_files([*files] or [*config.data.train, *config.data.valid])
+    sources = [*files] or [*config.data.train, *config.data.valid]
+    paths, problems = find_files([source for source in sources if not is_benchmark(source)])
     raise_all(problems)
     if not paths:
         raise ConfigError("which data? name files, as in `ramet data inspect tasks.parquet`, or data.train=[…]")

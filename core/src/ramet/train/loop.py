@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from ramet.policy.batch import Floats, Row, row_metrics, rows_of, unpadded
 from ramet.policy.checkpoint import Checkpoints
 from ramet.policy.critic import CriticSpec
 from ramet.policy.errors import TrainingDiverged
-from ramet.policy.score import Score, score_of
+from ramet.policy.score import Score
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.rollout.worker import RolloutPlan
@@ -85,7 +85,7 @@ class Loop:
         )
         self.ahead = Ahead(self._play, staleness=config.train.staleness, last=total_steps)
         self.scorer = build_scorer(config)
-        self.validation = Validation(config.train, self.rollouts, self.scorer, valid) if valid.tasks else None
+        self.validation = Validation(config.train, self.rollouts, self.scorer, valid)
         self.estimator = build_advantage(config)
         self.needs_reference = needs_reference
         self._save_s = 0.0  # seconds that the last step spent on its checkpoint
@@ -103,7 +103,7 @@ class Loop:
     async def run(self) -> TrainState:
         """Play all steps that are left, or those until a stop is asked for. The last one is always saved."""
         try:
-            if self.state.step == 0 and self.config.train.eval_first and self.validation:
+            if self.state.step == 0 and self.validation.is_due(0):
                 self.tracker.log(0, await self.stop.drop(self._validate(0)))
             await self._validate_again()
             while self.state.step < self.total_steps:
@@ -142,43 +142,29 @@ class Loop:
         """Give the new weights to the engine, and validate them if it is time."""
         await self.stop.finish(self.place.sync_weights(step, in_flight=self.config.train.staleness > 0))
         clock.lap("sync")
-        if not self._is_validated(step):
+        if not self.validation.is_due(step):
             return {}
         metrics = await self.stop.finish(self._validate(step))
         clock.lap("valid")
         return metrics
 
-    def _is_validated(self, step: int) -> bool:
-        every = self.config.train.eval_every
-        return self.validation is not None and every > 0 and step % every == 0
-
     async def _validate_again(self) -> None:
         """What a stop left out, or what came before `train.keep_best` was set: otherwise the checkpoint that this run
         goes on from could not be the best.
         """
-        step, metric = self.state.step, self.config.train.keep_best
-        if not step or metric is None or not self._is_validated(step) or self.saver.checkpoints.score(step) is not None:
+        step, checkpoints = self.state.step, self.saver.checkpoints
+        if not (step and checkpoints.keep_best and self.validation.is_due(step)) or checkpoints.score(step) is not None:
             return
         metrics = await self.stop.drop(self._validate(step))
         self.tracker.log(step, metrics)
-        if (score := score_of(metrics, metric)) is not None:
-            self.saver.checkpoints.add_score(step, score)
-
-    def _scored(self, step: int, metrics: Mapping[str, float]) -> Score | None:
-        metric = self.config.train.keep_best
-        if metric is None or not self._is_validated(step):
-            return None
-        score = score_of(metrics, metric)
-        if score is None:
-            logger.warning("step %d: no %s, so its checkpoint cannot be the best (train.keep_best)", step, metric)
-        return score
+        if (score := self.validation.score(step, metrics)) is not None:
+            checkpoints.add_score(step, score)
 
     async def _validate(self, step: int) -> dict[str, float]:
         """Alone, so that its counts and those of the steps can be told apart."""
         if self.ahead.playing:
             await self.ahead.settle()
             self._played = await self.rollouts.metrics()
-        assert self.validation is not None
         return await self.validation(step)
 
     async def _rollout_metrics(self) -> dict[str, float]:
@@ -283,7 +269,7 @@ class Loop:
         metrics["time/step_s"] = time.monotonic() - started
         self.tracker.log(step, metrics)
         self.state.step = step
-        self._score = self._scored(step, metrics)
+        self._score = self.validation.score(step, metrics)
         self.state.seconds += time.monotonic() - started
         saving = time.monotonic()
         await self.saver.save_if_due(step, self._score)

@@ -6,6 +6,7 @@ All means are over tasks, as in `ramet eval`.
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from ramet.cluster.place import Rollouts
 from ramet.config.schema import TrainConfig
 from ramet.evaluate.measure import judge
 from ramet.evaluate.statistics import avg_at_k, pass_at_k
+from ramet.policy.score import Score, score_of
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer
 from ramet.train.groups import play
 from ramet.types import Benchmark, Group, Task
 
+logger = logging.getLogger(__name__)
 REWARD = "valid/reward"
 
 
@@ -63,6 +66,21 @@ class Validation:
         self.rollouts = rollouts
         self.scorer = scorer
         self.data = data
+
+    def is_due(self, step: int) -> bool:
+        """Whether the weights after this step are validated; 0: those before the first."""
+        every = self.train.eval_every
+        return bool(self.data.tasks) and (self.train.eval_first if step == 0 else every > 0 and step % every == 0)
+
+    def score(self, step: int, metrics: Mapping[str, float]) -> Score | None:
+        """By `train.keep_best`, from the metrics of this step; None if there is none."""
+        metric = self.train.keep_best
+        if metric is None or not self.is_due(step):
+            return None
+        score = score_of(metrics, metric)
+        if score is None:
+            logger.warning("step %d: no %s, so its checkpoint cannot be the best (train.keep_best)", step, metric)
+        return score
 
     async def __call__(self, step: int) -> dict[str, float]:
         """`valid/…`: rewards overall and by data source, benchmarks' own metrics, share with tool calls, share masked."""
