@@ -28,8 +28,11 @@ from words import CHAT_TEMPLATE
 
 import ramet
 from ramet import user_prompt
-from ramet.cluster.local import LocalPlace
+from ramet.cluster.local import LocalPlace, LocalPolicy, LocalRollouts
 from ramet.cluster.parts import build_branch_policy
+from ramet.cluster.place import build_encoder
+from ramet.cluster.services import RunServices
+from ramet.cluster.toolbox import open_tools
 from ramet.config.compose import compose
 from ramet.config.schema import SystemPrompt
 from ramet.models.encoder import Encoder
@@ -136,7 +139,14 @@ def serve(work: Path) -> None:
     folder = work / "ramet_run"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "rollouts").mkdir(parents=True)
-    place = LocalPlace(config, policy_spec(config, prepared.total_steps), branch_policy=build_branch_policy(config))
+    services = RunServices(folder=folder / "services", seed=config.run.seed)
+    rollouts = LocalRollouts(
+        config,
+        build_encoder(config),
+        tools=asyncio.run(open_tools(config, services)),
+        branch_policy=build_branch_policy(config),
+    )
+    place = LocalPlace(LocalPolicy(policy_spec(config, prepared.total_steps), None), rollouts, services)
     loop = Loop(
         config,
         folder=folder,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from ramet import Benchmark, Group, Rollout, Task, Tool, ToolCall, ToolResult
 from ramet.cluster.local import LocalRollouts, build_encoder
-from ramet.cluster.parts import build_tools
+from ramet.cluster.services import RunServices
+from ramet.cluster.toolbox import open_tools
 from ramet.config.schema import Config
 from ramet.rollout.worker import RolloutPlan
 
@@ -28,7 +30,7 @@ class Measured:
 
 async def measure(config: Config, benchmark: Benchmark, tasks: Sequence[Task]) -> Measured:
     """Greedy once and `SAMPLES` times at temperature 1, through the rollout code that trains."""
-    rollouts = LocalRollouts(config, build_encoder(config))
+    rollouts = await _open(config, lambda tool: tool)
     try:
         greedy = await _play(rollouts, tasks, size=1, temperature=0.0)
         sampled = await _play(rollouts, tasks, size=SAMPLES, temperature=1.0)
@@ -46,13 +48,19 @@ async def measure(config: Config, benchmark: Benchmark, tasks: Sequence[Task]) -
 
 async def follows_the_tool(config: Config, tasks: Sequence[Task]) -> float:
     """Share of greedy answers that are what a lying tool said. A model that computes in its head would not follow."""
-    liars: dict[str, Tool] = {name: LyingTool(tool) for name, tool in build_tools(config).items()}
-    rollouts = LocalRollouts(config, build_encoder(config), tools=liars)
+    rollouts = await _open(config, LyingTool)
     try:
         played = await _play(rollouts, tasks, size=1, temperature=0.0)
     finally:
         await rollouts.close()
     return fmean(bool(r.tool_calls) and r.answer == r.tool_calls[-1].text.strip() for r in played)
+
+
+async def _open(config: Config, change: Callable[[Tool], Tool]) -> LocalRollouts:
+    """An engine and the configured tools, each changed."""
+    box = await open_tools(config, RunServices(folder=Path(config.run.root) / "services", seed=config.run.seed))
+    box.tools = {name: (change(tool), settings) for name, (tool, settings) in box.tools.items()}
+    return LocalRollouts(config, build_encoder(config), tools=box)
 
 
 class LyingTool:

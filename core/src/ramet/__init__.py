@@ -1,7 +1,7 @@
 """Ramet: agentic reinforcement learning with branching rollouts. Plugins import from here and from nowhere deeper."""
 
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
-from ramet.helpers import from_jsonl, function_tool
+from ramet.helpers import from_jsonl, function_tool, run_blocking
 from ramet.hookspecs import Register, hookimpl
 from ramet.types import *  # noqa: F403
 from ramet.types import __all__ as _types
@@ -17,5 +17,6 @@ __all__ = [
     "from_jsonl",
     "function_tool",
     "hookimpl",
+    "run_blocking",
     *_types,
 ]

@@ -1,11 +1,10 @@
-"""Helpers that make small plugins small: a tool from a function, tasks from a JSON-lines file."""
+"""Helpers that make small plugins small: a tool from a function, a thread for what blocks, tasks from a file."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
-import functools
 import inspect
 import json
 import threading
@@ -13,11 +12,13 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, ParamSpec, TypeVar, Union
 
 from ramet.errors import ConfigError, ToolError
 from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema, user_prompt
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
@@ -38,7 +39,7 @@ class _FunctionTool:
                 _check_type(self.schema, name, value)
         if inspect.iscoroutinefunction(self.function):
             return ToolResult(text=str(await self.function(*bound.args, **bound.kwargs)))
-        return ToolResult(text=str(await _in_thread(functools.partial(self.function, *bound.args, **bound.kwargs))))
+        return ToolResult(text=str(await run_blocking(self.function, *bound.args, **bound.kwargs)))
 
 
 def function_tool(function: Callable[..., Any], *, name: str | None = None) -> Tool:
@@ -66,13 +67,15 @@ def function_tool(function: Callable[..., Any], *, name: str | None = None) -> T
     return _FunctionTool(function, schema, frozenset(nullable))
 
 
-async def _in_thread(work: Callable[[], Any]) -> Any:
-    """Run `work` in a thread of its own, which nobody waits for once it is cancelled.
+async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function` in a thread of its own and wait for it, so that the event loop goes on. Raises what it raises.
 
-    asyncio's pool has a handful of threads: as many calls that hang would block all others, and the end of the run.
+    A thread cannot be ended: when the call is cancelled (a time-out, a deadline), nobody waits for it any more and what
+    it returns is dropped. `asyncio.to_thread` has few threads: as many calls that hang would block all others, and the
+    end of the run. Context variables are those of the caller.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
+    done: asyncio.Future[T] = loop.create_future()
 
     def tell(settle: Callable[[Any], None], value: Any) -> None:
         if not done.done():
@@ -80,7 +83,7 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
 
     def run() -> None:
         try:
-            outcome = (done.set_result, work())
+            outcome: tuple[Callable[[Any], None], Any] = (done.set_result, function(*args, **kwargs))
         except BaseException as error:
             outcome = (done.set_exception, _raisable(error))
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 import pluggy
 
-from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool
+from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
 
 hookspec = pluggy.HookspecMarker("ramet")
 hookimpl = pluggy.HookimplMarker("ramet")
@@ -57,8 +57,8 @@ def register_policy_losses(register: Register[PolicyLoss]) -> None:
 
 
 @hookspec
-def register_tools(register: Register[Tool]) -> None:
-    """Offer tools. Fills the configuration group `tools`."""
+def register_tools(register: Register[Tool | ToolSet]) -> None:
+    """Offer tools, and sets of them. Fills the configuration group `tools`."""
 
 
 @hookspec

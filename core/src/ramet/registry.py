@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.shapes import misfits
-from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool
+from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
 
 T = TypeVar("T")
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -143,7 +143,7 @@ class Registries:
         default_factory=lambda: Registry("advantage estimator", "advantage")
     )
     policy_losses: Registry[PolicyLoss] = field(default_factory=lambda: Registry("policy loss", "policy_loss"))
-    tools: Registry[Tool] = field(default_factory=lambda: Registry("tool", "tools"))
+    tools: Registry[Tool | ToolSet] = field(default_factory=lambda: Registry("tool", "tools"))
     rewards: Registry[Reward] = field(default_factory=lambda: Registry("reward", "rewards"))
     benchmarks: Registry[Benchmark] = field(default_factory=lambda: Registry("benchmark", "benchmarks"))
 

@@ -12,7 +12,17 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool
+from ramet.types import (
+    AdvantageEstimator,
+    Benchmark,
+    BranchPolicy,
+    PolicyLoss,
+    Reward,
+    RolloutStep,
+    Services,
+    Tool,
+    ToolSet,
+)
 
 PROTOCOLS: dict[str, type[Any]] = {
     "rollout step": RolloutStep,
@@ -25,10 +35,24 @@ PROTOCOLS: dict[str, type[Any]] = {
 }
 
 
+class _Starts:
+    """What tools, tool sets and rewards may have besides."""
+
+    async def start(self, services: Services) -> None: ...
+
+
+def is_tool_set(built: object) -> bool:
+    """Whether a factory of hook 5 returned a set: it has `open` and no schema of its own."""
+    return hasattr(built, "open") and not hasattr(built, "schema")
+
+
 def misfits(built: object, kind: str) -> list[str]:
     """What keeps `built` from being a component of this kind (as registries call it), empty if nothing does."""
-    protocol = PROTOCOLS.get(kind)
-    return [] if protocol is None else [*_attributes(built, protocol), *_methods(built, protocol)]
+    protocol = ToolSet if kind == "tool" and is_tool_set(built) else PROTOCOLS.get(kind)
+    if protocol is None:
+        return []
+    found = [*_attributes(built, protocol), *_methods(built, protocol)]
+    return found + (list(_methods(built, _Starts)) if kind in ("tool", "reward") and hasattr(built, "start") else [])
 
 
 def _attributes(built: object, protocol: type[Any]) -> Iterator[str]:

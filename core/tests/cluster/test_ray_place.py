@@ -29,6 +29,7 @@ from ramet.cluster.ray.placement import Placement
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.session import _connect
 from ramet.cluster.ray.weights import BUCKET_BYTES, Bucket, buckets, tensors
+from ramet.cluster.toolbox import ToolNames
 from ramet.config.compose import compose
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
 from ramet.engines.config import VllmEngineConfig
@@ -137,7 +138,7 @@ class StubEngine(Actor):
         logging.getLogger("ramet.stub").info("%s on GPUs %s", what, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_computes(monkeypatch, caplog):
+def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_computes(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(policy, "PolicyActor", StubPolicy)
     monkeypatch.setattr(rollouts, "RolloutActor", StubEngine)
 
@@ -148,7 +149,8 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
     chosen.engine.params = Params()
 
     async def steps() -> list[str]:
-        place = await RayPlace.start(chosen, None)  # type: ignore[arg-type]  # the stub builds nothing
+        spec: Any = None  # the stub builds nothing
+        place = await RayPlace.start(chosen, spec, folder=tmp_path, tools=ToolNames())
         try:
             plan, task = RolloutPlan(group_size=1), Task(id="t", prompt=())
             await place.rollouts.run([task], step=1, plan=plan)
@@ -236,7 +238,7 @@ def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, 
     assert said["ray"] == said["local"] and len(said["ray"]) == 4
 
 
-def test_a_vllm_engine_in_an_actor_plays_and_takes_weights(model):
+def test_a_vllm_engine_in_an_actor_plays_and_takes_weights(model, tmp_path):
     pytest.importorskip("vllm")
     chosen = replace(
         config(rollout_workers=1, timeout_s=300),
@@ -249,7 +251,7 @@ def test_a_vllm_engine_in_an_actor_plays_and_takes_weights(model):
     bucket: list[Bucket] = list(buckets(load_model(chosen.model).state_dict().items()))
 
     async def work() -> list[Group]:
-        started = await RayRollouts.start(chosen)
+        started = await RayRollouts.start(chosen, folder=tmp_path, tools=ToolNames())
         try:
             assert started.info.name == "vllm"
             await started.update_weights([ray.put(one) for one in bucket], 7, in_flight=False)

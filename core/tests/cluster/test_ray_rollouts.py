@@ -29,6 +29,7 @@ from ramet.cluster.ray import pulse, rollouts
 from ramet.cluster.ray.actor import Actor
 from ramet.cluster.ray.jobs import Counts
 from ramet.cluster.ray.rollouts import RayRollouts
+from ramet.cluster.toolbox import ToolNames
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigErrors, InfraError, PluginError
@@ -125,7 +126,7 @@ class Shared:
 def shared(stub: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     folder = tmp_path_factory.mktemp("shared")
     with asyncio.Runner() as runner:
-        rollouts = runner.run(RayRollouts.start(config(folder, workers=2)))
+        rollouts = runner.run(RayRollouts.start(config(folder, workers=2), folder=folder, tools=ToolNames()))
         yield Shared(runner, rollouts, folder)
         runner.run(rollouts.close())
 
@@ -136,7 +137,9 @@ def play(tmp_path: Path) -> Callable[..., Any]:
 
     def play(work: Callable[[RayRollouts], Awaitable[Any]], *, workers: int = 2, **seconds: float) -> Any:
         async def run() -> Any:
-            started = await RayRollouts.start(config(tmp_path, workers=workers, **seconds))
+            started = await RayRollouts.start(
+                config(tmp_path, workers=workers, **seconds), folder=tmp_path, tools=ToolNames()
+            )
             try:
                 return await work(started)
             finally:

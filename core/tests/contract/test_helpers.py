@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import pytest
 
-from ramet import ConfigError, Tool, ToolCall, ToolError, from_jsonl, function_tool
+from ramet import ConfigError, Tool, ToolCall, ToolError, from_jsonl, function_tool, run_blocking
 from ramet.testing import check_tool
 
 
@@ -214,3 +214,24 @@ def test_a_row_that_is_no_text_names_file_and_row(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no file .*absent.jsonl"):
         list(from_jsonl(tmp_path / "absent.jsonl"))
+
+
+def test_what_blocks_runs_beside_the_loop_and_is_given_up_when_it_is_cancelled() -> None:
+    release = threading.Event()
+
+    async def main() -> tuple[str, float]:
+        started = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await run_blocking(release.wait, timeout=20)
+        return await run_blocking("{}-{b}".format, "a", b=2), time.monotonic() - started
+
+    text, seconds = asyncio.run(main())
+    release.set()
+    assert text == "a-2"
+    assert seconds < 5
+
+
+def test_what_blocks_may_raise() -> None:
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run_blocking(divmod, 1, 0))

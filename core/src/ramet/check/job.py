@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 
 from ramet.check.agreement import DEFAULTS, Agreement, Threshold, compare
 from ramet.check.table import agreement_table, describe_token, describe_weights, verdict
 from ramet.cluster.place import build_encoder, open_rollouts
+from ramet.cluster.toolbox import ToolNames
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Offload
 from ramet.data.sampler import Sampler
@@ -60,7 +63,7 @@ class Options:
 def run(resolved: Resolved, options: Options | None = None) -> int:
     """The job; returns the exit code. Raises `ConfigErrors` before anything starts if something is wrong."""
     config, options = resolved.config, options or Options()
-    tasks = prepare_tasks(resolved, options)
+    tasks, tools = prepare_tasks(resolved, options)
     threshold = DEFAULTS[config.model.dtype]
     if options.threshold is not None:
         threshold = replace(threshold, value=options.threshold)
@@ -70,14 +73,14 @@ def run(resolved: Resolved, options: Options | None = None) -> int:
         config.model.path, len(tasks), options.rollouts, config.engine.name,
     )  # fmt: skip
     encoder = build_encoder(config)
-    rows = _rows(run_async(_play(config, tasks, options)), config)
+    rows = _rows(run_async(_play(config, tasks, tools, options)), config)
     agreement = _compare(config, rows)
     _show(agreement, rows, config, encoder, threshold)
     return DISAGREE if agreement.exceeds(threshold) else 0
 
 
-def prepare_tasks(resolved: Resolved, options: Options) -> list[Task]:
-    """The tasks to play, drawn by `run.seed`, after all checks of a training run, reported together."""
+def prepare_tasks(resolved: Resolved, options: Options) -> tuple[list[Task], ToolNames]:
+    """The tasks to play, drawn by `run.seed`, and the tools, after all checks of a training run, reported together."""
     config, problems = resolved.config, options.problems(resolved.config)
     try:
         prepared = prepare(resolved)
@@ -86,13 +89,14 @@ def prepare_tasks(resolved: Resolved, options: Options) -> list[Task]:
     raise_all(problems)
     n = len(prepared.tasks)
     drawn = Sampler(n, min(options.tasks, n), config.run.seed, config.data.shuffle).batch(0)
-    return [prepared.tasks[i] for i in drawn]
+    return [prepared.tasks[i] for i in drawn], prepared.tools
 
 
-async def _play(config: Config, tasks: Sequence[Task], options: Options) -> list[Group]:
+async def _play(config: Config, tasks: Sequence[Task], tools: ToolNames, options: Options) -> list[Group]:
     plan = RolloutPlan(group_size=options.rollouts, branch=False, salt="check")
-    async with open_rollouts(config) as rollouts:
-        groups = await rollouts.run(tasks, step=0, plan=plan)
+    with tempfile.TemporaryDirectory(prefix="ramet-check-") as folder:
+        async with open_rollouts(config, folder=Path(folder), tools=tools) as rollouts:
+            groups = await rollouts.run(tasks, step=0, plan=plan)
     check_whole(groups, tasks, options.rollouts)
     return groups
 

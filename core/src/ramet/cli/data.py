@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.cluster.prompts import describe_foreign_tags, foreign_tags, task_prompts
+from ramet.cluster.toolbox import ToolNames, tool_names
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.data.benchmarks import is_benchmark
@@ -38,9 +39,10 @@ def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | Non
     raise_all(problems)
     if not paths:
         raise ConfigError("which data? name files, as in `ramet data inspect tasks.parquet`, or data.train=[…]")
-    views = _prompts(config)
+    tools = tool_names(config)
+    views = _prompts(config, tools)
     found = inspect_files(paths, config.data.columns)
-    return "\n\n".join("\n".join(_report(one, config, views, prompts)) for one in found)
+    return "\n\n".join("\n".join(_report(one, config, tools, views, prompts)) for one in found)
 
 
 def _config(overrides: Sequence[str], model: Path | None) -> Config:
@@ -50,8 +52,8 @@ def _config(overrides: Sequence[str], model: Path | None) -> Config:
     return compose([*overrides, *named], job="data").config
 
 
-def _prompts(config: Config) -> Prompts:
-    prompt = task_prompts(config)
+def _prompts(config: Config, tools: ToolNames) -> Prompts:
+    prompt = task_prompts(config, tools)
     if not config.model.path:
         return Prompts(
             unit="characters",
@@ -69,7 +71,7 @@ def _prompts(config: Config) -> Prompts:
     return Prompts(unit="tokens", count=lambda task: len(ids(task)), text=lambda task: encoder.decode(ids(task)))
 
 
-def _report(found: Inspection, config: Config, views: Prompts, prompts: int) -> Iterator[str]:
+def _report(found: Inspection, config: Config, tools: ToolNames, views: Prompts, prompts: int) -> Iterator[str]:
     yield str(found.path)
     for problem in found.problems:
         yield f"  PROBLEM     {problem}"
@@ -83,8 +85,8 @@ def _report(found: Inspection, config: Config, views: Prompts, prompts: int) -> 
     )
     yield _line("tools", _counted(restricted, 0))
     yield from _lengths(found, config, views)
-    if foreign := foreign_tags(config, found.tasks):
-        yield _line("tags", describe_foreign_tags(foreign, config))
+    if foreign := foreign_tags(config, found.tasks, tools):
+        yield _line("tags", describe_foreign_tags(foreign, tools))
     if found.duplicates:
         yield _line("duplicates", f"{len(found.duplicates)} rows repeat an earlier prompt; {found.duplicates[0]}")
     for problem in found.bad[:SHOWN]:

@@ -15,8 +15,10 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from ramet.cluster.engines import build_engine
-from ramet.cluster.parts import build_step, build_tools
+from ramet.cluster.parts import build_step
 from ramet.cluster.place import OnGroup, build_encoder
+from ramet.cluster.services import RunServices
+from ramet.cluster.toolbox import Schemas, Toolbox, open_tools
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.models.encoder import Encoder
@@ -28,7 +30,7 @@ from ramet.policy.worker import PolicyWorker
 from ramet.rollout.branching import NoBranching
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.worker import RolloutWorker
-from ramet.types import BranchPolicy, Group, Task, Tool
+from ramet.types import BranchPolicy, Group, Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,27 +44,46 @@ class LocalRollouts:
         config: Config,
         encoder: Encoder,
         *,
+        tools: Toolbox,
         branch_policy: BranchPolicy | None = None,
-        tools: Mapping[str, Tool] | None = None,
     ) -> None:
-        """`branch_policy` None starts all rollouts from the prompt; `tools` replaces the configured ones by name."""
+        """`branch_policy` None starts all rollouts from the prompt. `tools` are closed with the rollouts."""
         self.encoder = encoder
         self.engine = build_engine(config, encoder)
         self.version = self.engine.policy_version  # of the weights that the engine was given last
         self._merge = AdapterMerger(Path(config.model.path)) if config.policy.lora_rank else None
-        tools = build_tools(config) if tools is None else tools
+        self._toolbox = tools
         self.worker = RolloutWorker(
             engine=self.engine,
             encoder=encoder,
             step=build_step(config),
             branch_policy=branch_policy or NoBranching(),
-            tools={name: (tool, config.tools[name]) for name, tool in tools.items()},
+            tools=tools.tools,
+            tool_sets=tools.sets,
             config=config.rollout,
             system_prompt=config.rollout_step.system_prompt,
             tools_in_template=config.rollout_step.tools_in_template,
             seed=config.run.seed,
             deterministic=config.run.deterministic,
         )
+
+    @classmethod
+    async def open(
+        cls,
+        config: Config,
+        encoder: Encoder,
+        *,
+        services: RunServices,
+        branch_policy: BranchPolicy | None = None,
+        expected: Mapping[str, Schemas] | None = None,
+    ) -> LocalRollouts:
+        """With the configured tools, started. `expected`: the schemas of tool sets before the start."""
+        tools = await open_tools(config, services, expected=expected)
+        try:
+            return cls(config, encoder, tools=tools, branch_policy=branch_policy)
+        except BaseException:
+            await tools.close_sets()
+            raise
 
     def group_size(self, plan: RolloutPlan) -> int:
         return plan.resolved(self.worker.config).group_size
@@ -89,6 +110,7 @@ class LocalRollouts:
 
     async def close(self) -> None:
         await self.worker.close()
+        await self._toolbox.close_sets()
         await self.engine.close()
 
 
@@ -173,11 +195,27 @@ class LocalPolicy:
 class LocalPlace:
     """`ramet.cluster.place.Place` in this process."""
 
-    def __init__(
-        self, config: Config, spec: PolicySpec, *, branch_policy: BranchPolicy, critic: CriticSpec | None = None
-    ) -> None:
-        self.policy = LocalPolicy(spec, critic)
-        self.rollouts = LocalRollouts(config, build_encoder(config), branch_policy=branch_policy)
+    def __init__(self, policy: LocalPolicy, rollouts: LocalRollouts, services: RunServices) -> None:
+        self.policy = policy
+        self.rollouts = rollouts
+        self.services = services
+
+    @classmethod
+    async def start(
+        cls,
+        config: Config,
+        spec: PolicySpec,
+        *,
+        services: RunServices,
+        branch_policy: BranchPolicy,
+        critic: CriticSpec | None = None,
+        expected: Mapping[str, Schemas] | None = None,
+    ) -> LocalPlace:
+        policy = LocalPolicy(spec, critic)
+        rollouts = await LocalRollouts.open(
+            config, build_encoder(config), services=services, branch_policy=branch_policy, expected=expected
+        )
+        return cls(policy, rollouts, services)
 
     async def sync_weights(self, version: int, *, in_flight: bool = False) -> None:
         await self.rollouts.update_weights(await self.policy.weights(), version, in_flight=in_flight)

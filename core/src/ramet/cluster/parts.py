@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from typing import Any
 
-from ramet.config.schema import Config
+from ramet.cluster.services import RunServices, start_component
+from ramet.config.schema import BenchmarkConfig, Config
 from ramet.engines.protocol import Capability, EngineInfo
 from ramet.errors import RametError
 from ramet.plugins import Plugins, load_plugins
 from ramet.rollout.decisions import ask
 from ramet.rollout.scoring import Scorer, WeightedReward
+from ramet.shapes import is_tool_set
 from ramet.types import (
     AdvantageEstimator,
     Benchmark,
@@ -21,7 +24,6 @@ from ramet.types import (
     RolloutStep,
     Start,
     Task,
-    Tool,
     user_prompt,
 )
 
@@ -47,18 +49,14 @@ def build_loss(config: Config) -> PolicyLoss:
     return built
 
 
-def build_tools(config: Config) -> dict[str, Tool]:
-    plugins = load_plugins()
-    return {name: plugins.get("tools", name).build(tool.params) for name, tool in config.tools.items()}
-
-
 def build_scorer(config: Config) -> Scorer:
     plugins = load_plugins()
     return Scorer([_weighted(plugins, name, config) for name in config.rewards])
 
 
 def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
-    entry, settings = plugins.get("rewards", name), config.rewards[name]
+    settings = config.rewards[name]
+    entry = plugins.get("rewards", settings.use or name)
     return WeightedReward(
         name=name,
         plugin=entry.plugin,
@@ -69,15 +67,32 @@ def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
     )
 
 
+async def start_rewards(rewards: Sequence[WeightedReward], services: RunServices) -> None:
+    """Before the first score. Raises as `start_component` does."""
+    for one in rewards:
+        who = f"reward {one.name!r} of plugin {one.plugin!r}"
+        await start_component(one.reward, who, services.of(f"rewards.{one.name}"))
+
+
+def wants_services(config: Config) -> bool:
+    """Whether a component of this run is started, so that a limiter may be asked for."""
+    plugins = load_plugins()
+    tools: list[Any] = [plugins.get("tools", one.use or name).build(one.params) for name, one in config.tools.items()]
+    rewards = [one.reward for one in build_scorer(config).rewards]
+    return any(hasattr(one, "start") or is_tool_set(one) for one in [*tools, *rewards])
+
+
 def build_benchmarks(config: Config) -> dict[str, Benchmark]:
     plugins = load_plugins()
-    return {name: plugins.get("benchmarks", name).build(one.params) for name, one in config.benchmarks.items()}
+    return {
+        name: plugins.get("benchmarks", one.use or name).build(one.params) for name, one in config.benchmarks.items()
+    }
 
 
 def build_benchmark(config: Config, name: str) -> Benchmark:
     """One that data names; with options of its own if `benchmarks` has them. Raises `ConfigError`."""
-    chosen = config.benchmarks.get(name)
-    built: Benchmark = load_plugins().get("benchmarks", name).build(None if chosen is None else chosen.params)
+    chosen = config.benchmarks.get(name, BenchmarkConfig())
+    built: Benchmark = load_plugins().get("benchmarks", chosen.use or name).build(chosen.params)
     return built
 
 
@@ -91,7 +106,7 @@ def _start_a_group(config: Config) -> None:
 
 def check_parts(config: Config, *, training: bool) -> list[str]:
     """Build everything that is light once, so that a broken plugin or option shows before anything starts."""
-    builders = [build_step, build_tools]
+    builders: list[Callable[[Config], Any]] = [build_step]
     if training:
         builders += [_start_a_group, build_advantage, build_loss, build_scorer]
     problems = []

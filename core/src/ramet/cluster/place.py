@@ -13,6 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ramet.cluster.services import RunServices
+from ramet.cluster.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.models.encoder import Encoder
@@ -111,6 +113,11 @@ class Place(Protocol):
     @property
     def policy(self) -> Policy: ...
 
+    @property
+    def services(self) -> RunServices:
+        """For components of the driver."""
+        ...
+
     async def sync_weights(self, version: int, *, in_flight: bool = False) -> None:
         """Give the policy's weights to every engine. `in_flight` does not wait for requests under way: they go on
         under the new weights.
@@ -126,18 +133,31 @@ def build_encoder(config: Config) -> Encoder:
 
 @asynccontextmanager
 async def open_place(
-    config: Config, spec: PolicySpec, *, branch_policy: BranchPolicy, critic: CriticSpec | None = None
+    config: Config,
+    spec: PolicySpec,
+    *,
+    branch_policy: BranchPolicy,
+    critic: CriticSpec | None = None,
+    folder: Path,
+    tools: ToolNames,
 ) -> AsyncIterator[Place]:
-    """The place that `cluster.name` says, started; everything of it is gone when the context is left."""
+    """The place that `cluster.name` says, started; everything of it is gone when the context is left.
+
+    `folder` is the run's for what components keep, `tools` what they were called before the start.
+    """
+    folder = folder.absolute()
     place: Place
     if config.cluster.name == "ray":
         from ramet.cluster.ray.place import RayPlace  # Ray is an extra
 
-        place = await RayPlace.start(config, spec, critic=critic)
+        place = await RayPlace.start(config, spec, critic=critic, folder=folder, tools=tools)
     else:
         from ramet.cluster.local import LocalPlace
 
-        place = LocalPlace(config, spec, branch_policy=branch_policy, critic=critic)
+        services = RunServices(folder=folder, seed=config.run.seed)
+        place = await LocalPlace.start(
+            config, spec, services=services, branch_policy=branch_policy, critic=critic, expected=tools.sets
+        )
     try:
         yield place
     finally:
@@ -145,17 +165,19 @@ async def open_place(
 
 
 @asynccontextmanager
-async def open_rollouts(config: Config) -> AsyncIterator[Rollouts]:
-    """The rollout side alone, without forks: what evaluation needs."""
+async def open_rollouts(config: Config, *, folder: Path, tools: ToolNames) -> AsyncIterator[Rollouts]:
+    """The rollout side alone, without forks: what evaluation needs. `folder` and `tools` as for `open_place`."""
     rollouts: Rollouts
+    folder = folder.absolute()
     if config.cluster.name == "ray":
         from ramet.cluster.ray.rollouts import RayRollouts
 
-        rollouts = await RayRollouts.start(config)
+        rollouts = await RayRollouts.start(config, folder=folder, tools=tools)
     else:
         from ramet.cluster.local import LocalRollouts
 
-        rollouts = LocalRollouts(config, build_encoder(config))
+        services = RunServices(folder=folder, seed=config.run.seed)
+        rollouts = await LocalRollouts.open(config, build_encoder(config), services=services, expected=tools.sets)
     try:
         yield rollouts
     finally:

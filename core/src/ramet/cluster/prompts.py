@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
-from ramet.cluster.parts import build_step, build_tools
+from ramet.cluster.parts import build_step
+from ramet.cluster.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.models.loading import load_tokenizer
 from ramet.models.template import reads_tools
@@ -30,21 +31,20 @@ class ReadsTags(Protocol):
         ...
 
 
-def task_prompts(config: Config) -> Callable[[Task], Prompt]:
+def task_prompts(config: Config, tools: ToolNames) -> Callable[[Task], Prompt]:
     """What a rollout of a task begins with, by `rollout_step` and the task's tools."""
     step, rule = build_step(config), config.rollout_step
-    schemas = {name: tool.schema for name, tool in build_tools(config).items()}
 
     def prompt(task: Task) -> Prompt:
-        allowed = [schema for name, schema in schemas.items() if task.tools is None or name in task.tools]
+        allowed = tools.allowed(task.tools)
         return make_prompt(task, step, allowed, rule.system_prompt, tools_in_template=rule.tools_in_template)
 
     return prompt
 
 
-def check_prompts(config: Config) -> list[str]:
-    """What is wrong with the prompts whatever the tasks are. Step, tools and tokenizer must be such as can be built."""
-    step, tools = build_step(config), [tool.schema for tool in build_tools(config).values()]
+def check_prompts(config: Config, tools: ToolNames) -> list[str]:
+    """What is wrong with the prompts whatever the tasks are. Step and tokenizer must be such as can be built."""
+    step = build_step(config)
     problems = []
     if config.rollout_step.tools_in_template and not reads_tools(load_tokenizer(config.model)):
         problems.append(
@@ -52,8 +52,8 @@ def check_prompts(config: Config) -> list[str]:
             "model.chat_template, or let the rollout step describe the tools"
         )
     if isinstance(step, ReadsTags):
-        names = [tool.name for tool in tools]
-        own = Message(role="system", content=step.system_prompt(tools))
+        names = list(tools.schemas)
+        own = Message(role="system", content=step.system_prompt(tools.allowed(None)))
         if foreign := step.foreign_tags([own], names):
             problems.append(
                 f"rollout_step={config.rollout_step.name}: the system prompt that it makes of the tools' descriptions "
@@ -62,19 +62,19 @@ def check_prompts(config: Config) -> list[str]:
     return problems
 
 
-def foreign_tags(config: Config, tasks: Iterable[Task]) -> dict[str, list[str]]:
+def foreign_tags(config: Config, tasks: Iterable[Task], tools: ToolNames) -> dict[str, list[str]]:
     """Tag -> ids of the tasks whose prompt names it, though it belongs to no tool that the task may use."""
-    step, prompt = build_step(config), task_prompts(config)
+    step, prompt = build_step(config), task_prompts(config, tools)
     found: dict[str, list[str]] = {}
     if isinstance(step, ReadsTags):
         for task in tasks:
-            allowed = [name for name in config.tools if task.tools is None or name in task.tools]
+            allowed = [schema.name for schema in tools.allowed(task.tools)]
             for tag in step.foreign_tags(prompt(task).messages, allowed):
                 found.setdefault(tag, []).append(task.id)
     return found
 
 
-def describe_foreign_tags(found: dict[str, list[str]], config: Config) -> str:
+def describe_foreign_tags(found: dict[str, list[str]], tools: ToolNames) -> str:
     """One line."""
     tags = [
         f"<{tag}> in {len(ids)} ({', '.join(ids[:SHOWN])}{', …' if len(ids) > SHOWN else ''})"
@@ -82,11 +82,11 @@ def describe_foreign_tags(found: dict[str, list[str]], config: Config) -> str:
     ]
     return (
         f"prompts of tasks name tags of no tool that they may use: {'; '.join(tags)}; configured: "
-        f"{', '.join(config.tools) or 'none'}. A call of one is answered with an error. Configure the tool, name tags "
+        f"{', '.join(tools.schemas) or 'none'}. A call of one is answered with an error. Configure the tool, name tags "
         "of no tool in rollout_step.params.other_tags, or set rollout_step.system_prompt=always"
     )
 
 
-def warn_of_foreign_tags(config: Config, tasks: Iterable[Task]) -> None:
-    if found := foreign_tags(config, tasks):
-        logger.warning("%s", describe_foreign_tags(found, config))
+def warn_of_foreign_tags(config: Config, tasks: Iterable[Task], tools: ToolNames) -> None:
+    if found := foreign_tags(config, tasks, tools):
+        logger.warning("%s", describe_foreign_tags(found, tools))

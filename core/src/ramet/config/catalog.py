@@ -20,6 +20,7 @@ from ramet.config.sections import COMPONENTS
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.errors import ConfigError
 from ramet.plugins import Plugins
+from ramet.registry import NAME
 
 ENGINES: dict[str, type[Any]] = {"torch": TorchEngineConfig, "vllm": VllmEngineConfig}
 WRAPPERS: dict[str, type[Any]] = {
@@ -67,6 +68,22 @@ class Catalog:
         if found.unusable:
             raise ConfigError(f"{group}: {name!r} of plugin {found.plugin!r} cannot be used: {found.unusable}")
         return found
+
+    def instance(self, group: str, name: str, use: str | None) -> Component:
+        """What the entry `GROUP.NAME` is: the component that `use` names, or that of its own name.
+
+        Raises `ConfigError`, as `get` does, and for a name that cannot be one.
+        """
+        if use is None:
+            return self.get(group, name)
+        if not NAME.fullmatch(name):
+            raise ConfigError(
+                f"{group}.{name}: this name is not allowed: lower-case letters, digits and underscores, a letter "
+                "first, at most 63 characters"
+            )
+        if use not in self.components[group]:
+            raise ConfigError(self.unknown(f"{group}.{name}.use", use, self.components[group]))
+        return self.get(group, use)
 
     def unknown(self, group: str, name: str, allowed: Iterable[str]) -> str:
         """The message for a name that `group` does not have."""

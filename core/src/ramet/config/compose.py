@@ -32,12 +32,12 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ramet.config.catalog import Catalog, first_line, make_catalog, suggest
-from ramet.config.convert import to_config, type_options
+from ramet.config.convert import add_instances, to_config, type_options
 from ramet.config.enums import accept_enum_values
 from ramet.config.layers import Layer, Layers
 from ramet.config.render import render
@@ -52,6 +52,7 @@ CONF_GROUP = "ramet.conf"  # entry points of packages with presets
 LOCAL = "hydra_configs"  # recipes of the working directory
 SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
 SWEEP_VALUES = "allowed: a=1,2 choice(…) range(…) glob(…)"
+INSTANCE = re.compile(rf"({'|'.join(group.name for group in COMPONENTS if group.many)})\.[^.]+\.use")
 _config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
 accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours
 
@@ -82,7 +83,7 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
     try:
         resolved = resolve(tree, overrides, job=job, catalog=catalog)
     except ConfigErrors as error:
-        raise ConfigErrors([*request.problems, *error.problems]) from error
+        raise ConfigErrors(dict.fromkeys([*request.problems, *error.problems])) from error
     raise_all(request.problems)
     return replace(resolved, config_dir=config_dir)
 
@@ -119,7 +120,13 @@ def _tree(request: _Request, catalog: Catalog) -> DictConfig:
         tree = hydra_compose("config", overrides=usable)
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         raise ConfigErrors([*request.problems, _explain(error, catalog, usable)]) from error
-    request.problems += apply_settings(tree, [s for s in request.settings.values() if s.section not in wrong])
+    usable_settings = [s for s in request.settings.values() if s.section not in wrong]
+    uses = {s.key.removesuffix(".use"): s for s in usable_settings if INSTANCE.fullmatch(s.key)}
+    bad = add_instances(tree, catalog, {path: None if s.value is None else s.text for path, s in uses.items()})
+    request.problems += bad
+    unmade = tuple(f"{path}." for path in uses if bad and OmegaConf.select(tree, path) is None)
+    rest = [s for s in usable_settings if not INSTANCE.fullmatch(s.key) and not s.key.startswith(unmade)]
+    request.problems += apply_settings(tree, rest)
     return tree
 
 

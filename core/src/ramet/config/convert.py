@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -35,6 +35,39 @@ def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> 
     values = {section: _section(config, section, chosen, problems) for section in sections}
     raise_all(problems)
     return Config(**values)
+
+
+def add_instances(config: DictConfig, catalog: Catalog, uses: Mapping[str, str | None]) -> list[str]:
+    """Make the entries `GROUP.NAME` that have `use`, in place, with the options of what they use and their defaults.
+
+    `uses` maps paths to what the user typed, over what files say. Returns what is wrong. Values that the user typed for
+    these entries can be set afterwards.
+    """
+    written = {
+        f"{group.name}.{name}": config[group.name][name].use
+        for group in COMPONENTS
+        if group.many
+        for name in map(str, config[group.name])
+    }
+    problems = []
+    for path, use in {**written, **uses}.items():
+        if use is None and path not in uses:
+            continue
+        group, _, name = path.partition(".")
+        try:
+            component = catalog.instance(group, name, use)
+        except ConfigError as error:
+            problems.append(str(error))
+            if path in written:
+                OmegaConf.update(config, f"{path}.use", use)
+            continue
+        if path not in written:
+            OmegaConf.update(config, path, component.node(), merge=False, force_add=True)
+        elif use != written[path]:
+            OmegaConf.update(config, f"{path}.params", component.params_node(), merge=False)
+        OmegaConf.update(config, f"{path}.use", use)
+        problems += _type_params(config, path, component)
+    return problems
 
 
 def type_options(
@@ -77,10 +110,13 @@ def _chosen(
         node = config[group.name]
         if not group.many and OmegaConf.is_missing(node, "name"):
             continue  # listed with the missing keys
-        names = [str(name) for name in node] if group.many else [node.name]
-        for name in names:
+        if not group.many:
+            node = {group.name: node}
+        for name in map(str, node):
+            path = f"{group.name}.{name}" if group.many else group.name
             try:
-                yield (f"{group.name}.{name}" if group.many else group.name), catalog.get(group.name, name)
+                chosen = catalog.instance(group.name, name, node[name].use) if group.many else None
+                yield path, chosen or catalog.get(group.name, node[name].name)
             except ConfigError as error:
                 problems.append(str(error))
 
@@ -94,7 +130,8 @@ def _type_params(config: DictConfig, path: str, component: Component) -> list[st
     if found is component.options:
         return []
     if found not in (None, dict):
-        return [f"{path}.params: holds options of another component; choose with {path}={component.name}"]
+        how = f"{path}={component.name}" if "." not in path else f"{path}.use={component.name}"
+        return [f"{path}.params: holds options of another component; choose with {how}"]
     try:
         typed = OmegaConf.merge(component.params_node(), node or {})
     except OmegaConfBaseException as error:

@@ -171,6 +171,7 @@ class ToolConfig:
     retries: int = 2  # after infrastructure errors only
     concurrency: int = 64
     max_result_tokens: int = 1024  # longer results are cut, with a visible mark
+    use: str | None = None  # the registered name that NAME is an instance of; null: NAME itself
     params: Any = None
 
 
@@ -179,6 +180,7 @@ class RewardConfig:
     weight: float = 1.0
     sources: list[str] | None = None  # data sources that it scores; null: all
     timeout_s: float = 600.0
+    use: str | None = None  # the registered name that NAME is an instance of; null: NAME itself
     params: Any = None
 
 
@@ -186,6 +188,7 @@ class RewardConfig:
 class BenchmarkConfig:
     split: str = "test"
     limit: int | None = None
+    use: str | None = None  # the registered name that NAME is an instance of; null: NAME itself
     params: Any = None
 
 

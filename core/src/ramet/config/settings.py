@@ -108,7 +108,9 @@ def _no_deeper(config: DictConfig, key: str, done: list[str]) -> str:
 def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: DictConfig) -> str:
     here = ".".join(done)
     if here in MANY:
-        return f"{key}: {part!r} is not chosen; add {here}=[{part}]{suggest(part, [str(name) for name in node])}"
+        close = suggest(part, [str(name) for name in node])
+        own = f"; an instance under a name of its own: {here}.{part}.use=NAME"
+        return f"{key}: {part!r} is not chosen; add {here}=[{part}]{own}.{close}"
     names = [str(name) for name in node if here or name not in PRESETS]
     close = _elsewhere(config, part) or suggest(part, names, here)
     where = here or "the configuration"

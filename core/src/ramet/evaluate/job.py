@@ -15,6 +15,7 @@ from ramet.cluster.engines import check_engine
 from ramet.cluster.parts import build_benchmarks, check_parts
 from ramet.cluster.place import open_rollouts
 from ramet.cluster.prompts import check_prompts, warn_of_foreign_tags
+from ramet.cluster.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -55,7 +56,7 @@ def run(resolved: Resolved) -> EvaluateResult:
 
 def _run(resolved: Resolved) -> EvaluateResult:
     config = resolved.config
-    benchmarks, tasks = prepare(resolved)
+    benchmarks, tasks, tools = prepare(resolved)
     set_up_torch(config.run)
     model = model_fingerprint(*model_files(config.model))
     with RunDir.open(config.run.root, config.run.name) as run_dir:
@@ -82,7 +83,7 @@ def _run(resolved: Resolved) -> EvaluateResult:
         run_dir.record(resolved, manifest)
         _announce(config, tasks, out)
         try:
-            run_async(_measure(config, benchmarks, tasks, partial))
+            run_async(_measure(config, benchmarks, tasks, partial, folder=run_dir.services, tools=tools))
             check_complete(partial.results(), config.evaluate.max_masked_share, partial.path)
         except (KeyboardInterrupt, InfraError):
             logger.warning("resume with: %s", resume_command(resolved, run_dir.path.name))
@@ -97,8 +98,8 @@ def _result(folder: Path, out: Path) -> EvaluateResult:
     return EvaluateResult(run=folder, file=out, scores=scores)
 
 
-def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Task]]]:
-    """The benchmarks and their tasks, all checks done and reported together."""
+def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Task]], ToolNames]:
+    """The benchmarks, their tasks and the tools, all checks done and reported together."""
     config = resolved.config
     problems = [
         *check(resolved, "eval"),
@@ -108,9 +109,14 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
         *check_cluster(config),
         *check_parts(config, training=False),
     ]
-    problems += [] if problems else check_prompts(config)
     benchmarks: dict[str, Benchmark] = {}
     tasks: dict[str, list[Task]] = {}
+    tools = ToolNames()
+    try:
+        tools = tool_names(config)
+        problems += [] if problems else check_prompts(config, tools)
+    except RametError as error:
+        problems.append(str(error))
     try:
         benchmarks = build_benchmarks(config)
     except RametError as error:
@@ -124,12 +130,18 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
         if not found:
             problems.append(f"benchmarks.{name}: split {config.benchmarks[name].split!r} holds no task")
     raise_all(dict.fromkeys(problems))
-    warn_of_foreign_tags(config, [task for found in tasks.values() for task in found])
-    return benchmarks, tasks
+    warn_of_foreign_tags(config, [task for found in tasks.values() for task in found], tools)
+    return benchmarks, tasks, tools
 
 
 async def _measure(
-    config: Config, benchmarks: Mapping[str, Benchmark], tasks: Mapping[str, list[Task]], partial: PartialResults
+    config: Config,
+    benchmarks: Mapping[str, Benchmark],
+    tasks: Mapping[str, list[Task]],
+    partial: PartialResults,
+    *,
+    folder: Path,
+    tools: ToolNames,
 ) -> None:
     chosen = config.evaluate
     plan = RolloutPlan(
@@ -141,7 +153,7 @@ async def _measure(
         salt="eval",
         step_deadline=False,
     )
-    async with open_rollouts(config) as rollouts:
+    async with open_rollouts(config, folder=folder, tools=tools) as rollouts:
         await measure(rollouts, benchmarks, tasks, plan=plan, partial=partial, report=_Progress())
 
 

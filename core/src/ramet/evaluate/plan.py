@@ -15,7 +15,7 @@ from ramet.tracking.plan import RECORDS, Plan, look, not_writable, placement
 def plan(resolved: Resolved) -> Plan:
     """Raises `ConfigErrors` with every problem found."""
     config = resolved.config
-    _, tasks = prepare(resolved)
+    _, tasks, _ = prepare(resolved)
     place = look(resolved, make_manifest(resolved, model=model_fingerprint(*model_files(config.model))))
     out = Path(config.evaluate.out) if config.evaluate.out else place.path / "results.json"
     raise_all([*place.problems, *not_writable(out.parent, "evaluate.out")])

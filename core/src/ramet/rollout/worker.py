@@ -34,7 +34,7 @@ from ramet.types import BranchPolicy, Group, RolloutStep, Task, Tool, ToolSchema
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
 
-__all__ = ["RolloutPlan", "RolloutWorker", "task_names"]
+__all__ = ["RolloutPlan", "RolloutWorker", "expanded", "task_names"]
 OnGroup = Callable[[Group], None]
 
 
@@ -54,8 +54,12 @@ class RolloutWorker:
         seed: int,
         deterministic: bool,
         tools_in_template: bool = False,
+        tool_sets: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """Raises `ConfigError` for settings that cannot work together."""
+        """`tool_sets`: names that stand for several of `tools`, wherever a task names its tools.
+
+        Raises `ConfigError` for settings that cannot work together.
+        """
         problems = RolloutPlan().resolved(config).problems(config.max_concurrent)
         if deterministic and Capability.DETERMINISTIC not in engine.info.capabilities:
             problems.append(f"run.deterministic: the engine {engine.info.name!r} cannot repeat its numbers; use torch")
@@ -69,6 +73,7 @@ class RolloutWorker:
         self.tools_in_template = tools_in_template
         self.seed = seed
         self.deterministic = deterministic
+        self._tool_sets = dict(tool_sets or {})
         self._watchdog = Watchdog(config.watchdog_s)
         self._tools = ToolRuntime(tools, encoder, self._watchdog)
         self._stateful = components_of(step, self._tools.stateful)
@@ -188,14 +193,17 @@ class RolloutWorker:
 
     def _schemas(self, task: Task) -> tuple[ToolSchema, ...]:
         known = self._tools.schemas
-        return tuple(known.values()) if task.tools is None else tuple(known[name] for name in task.tools)
+        if task.tools is None:
+            return tuple(known.values())
+        return tuple(known[name] for name in expanded(task.tools, self._tool_sets))
 
     def _fork_problems(self, plan: ResolvedPlan) -> list[str]:
         return fork_problems(self._stateful, self.branch_policy) if plan.branch else []
 
     def _unknown_tools(self, tasks: Sequence[Task]) -> list[str]:
         known = self._tools.schemas
-        missing = Counter(name for task in tasks for name in task.tools or () if name not in known)
+        named = (name for task in tasks for name in expanded(task.tools or (), self._tool_sets))
+        missing = Counter(name for name in named if name not in known)
         return [
             f"tools: {n} task(s) may use {name!r}, which is not configured; configured: {', '.join(known) or 'none'}"
             for name, n in missing.items()
@@ -228,6 +236,11 @@ class RolloutWorker:
 
     async def close(self) -> None:
         await self._tools.close()
+
+
+def expanded(names: Sequence[str], sets: Mapping[str, Sequence[str]]) -> list[str]:
+    """Names of tools, each once, where a set stands for all its tools."""
+    return list(dict.fromkeys(tool for name in names for tool in sets.get(name, (name,))))
 
 
 def task_names(tasks: Sequence[Task]) -> list[str]:

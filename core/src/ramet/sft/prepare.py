@@ -11,8 +11,9 @@ from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
-from ramet.cluster.parts import build_step, build_tools
+from ramet.cluster.parts import build_step
 from ramet.cluster.prompts import check_prompts, task_prompts
+from ramet.cluster.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -25,7 +26,7 @@ from ramet.sft.rows import Conversation
 from ramet.sft.strategies import check_strategy
 from ramet.sft.world import launched_world
 from ramet.tracking.metrics import check_trackers
-from ramet.types import RolloutStep, Tool, TraceReader
+from ramet.types import RolloutStep, TraceReader
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +60,15 @@ def prepare(resolved: Resolved) -> Prepared:
     problems = [*check(resolved, "sft"), *check_model(config.model), *data.problems]
     problems += [*check_strategy(resolved, launched_world()), *check_trackers(config.trackers), *check_out(config)]
     step, tools = _parts(config, problems)
-    problems += [] if problems else check_prompts(config)
+    problems += [] if problems else check_prompts(config, tools)
     raise_all(problems)
     assert step is not None
     tokenizer = load_tokenizer(config.model)
     encoder = TraceEncoder(
         Encoder(tokenizer, template_kwargs=config.model.chat_template_kwargs),
         step,
-        tools=list(tools),
-        prompt=task_prompts(config),
+        tools=list(tools.schemas),
+        prompt=task_prompts(config, tools),
     )
     return _encoded(encoder, data, config.sft.max_tokens, tokenizer)
 
@@ -87,9 +88,10 @@ def check_out(config: Config) -> list[str]:
     return []
 
 
-def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, dict[str, Tool]]:
+def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolNames]:
     """The rollout step and the tools; what keeps them from being built is added to `problems`."""
-    step, tools = None, {}
+    step: _Readable | None = None
+    tools = ToolNames()
     try:
         built = build_step(config)
         step = built if isinstance(built, _Readable) else None
@@ -101,7 +103,7 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, dict[
     except RametError as error:
         problems.append(str(error))
     try:
-        tools = build_tools(config)
+        tools = tool_names(config)
     except RametError as error:
         problems.append(str(error))
     return step, tools

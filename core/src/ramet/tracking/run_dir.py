@@ -1,6 +1,7 @@
 """The directory of a run: `runs/NAME`, resumed if it is there, or a fresh one that names itself.
 
-    config.yaml  overrides.txt  manifest.json  LOCK  rollouts/  checkpoints/   (metrics.jsonl, report.html: others)
+    config.yaml  overrides.txt  manifest.json  LOCK  rollouts/  checkpoints/
+    (metrics.jsonl, report.html, services/: others)
 
 Order at the start: `open` (takes the lock), `check_resume`, `record` (writes what this process is about to do).
 """
@@ -38,6 +39,7 @@ class RunDir:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
+        self.services = path / "services"  # made when a component first asks for a folder
         self._manifest_path = path / "manifest.json"
         self._lock = RunLock(path / "LOCK")
         self._manifest: Manifest | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramet.cluster.parts import build_advantage, build_branch_policy, build_loss, check_needs
+from ramet.cluster.parts import build_advantage, build_branch_policy, build_loss, check_needs, start_rewards
 from ramet.cluster.place import Place, open_place
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -72,7 +72,14 @@ async def _run(resolved: Resolved, prepared: Prepared, run_dir: RunDir, stop: St
     manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
     raise_all(run_dir.check_resume(resolved, manifest))
     spec, critic = policy_spec(config, prepared.total_steps), critic_spec(config, prepared.total_steps)
-    async with open_place(config, spec, branch_policy=build_branch_policy(config), critic=critic) as place:
+    async with open_place(
+        config,
+        spec,
+        branch_policy=build_branch_policy(config),
+        critic=critic,
+        folder=run_dir.services,
+        tools=prepared.tools,
+    ) as place:
         raise_all(_needs(config, place.rollouts.info))
         run_dir.record(resolved, manifest)
         _announce(config, prepared, run_dir.path)
@@ -163,6 +170,7 @@ async def _train(config: Config, prepared: Prepared, run_dir: RunDir, place: Pla
                 stop=stop,
             )
             try:
+                await start_rewards(loop.scorer.rewards, place.services)
                 await loop.run()
             finally:
                 await loop.scorer.aclose()

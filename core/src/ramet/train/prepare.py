@@ -11,6 +11,7 @@ from ramet.cluster.engines import check_engine
 from ramet.cluster.parts import build_benchmark, build_scorer, check_parts
 from ramet.cluster.place import build_encoder
 from ramet.cluster.prompts import check_prompts, task_prompts, warn_of_foreign_tags
+from ramet.cluster.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -40,6 +41,7 @@ class Prepared:
     sampler: Sampler
     total_steps: int
     too_long: int  # training tasks left out
+    tools: ToolNames
     data: dict[str, DataRecord]
     model: str  # fingerprint
 
@@ -57,25 +59,32 @@ def prepare(resolved: Resolved) -> Prepared:
         *check_trackers(config.trackers),
         *check_parts(config, training=True),
     ]
-    problems += [] if problems else check_prompts(config)
     problems += unused_benchmarks(resolved)
     train = valid = None
+    tools = _collect(lambda: tool_names(config), problems)
+    if tools is not None and not problems:
+        problems += check_prompts(config, tools)
     if config.data.train:  # otherwise `check` has said so
         train = _collect(lambda: _load(config, config.data.train, config.data.limit), problems)
     if config.data.valid:
         valid = _collect(lambda: _load(config, config.data.valid, config.data.valid_limit), problems)
     if train is not None:
-        problems += check_tasks(config, train.tasks)
+        problems += check_tasks(config, train.tasks, tools)
     if valid is not None:
-        problems += check_tasks(config, valid.tasks, judged_otherwise=valid.benchmarks)
+        problems += check_tasks(config, valid.tasks, tools, judged_otherwise=valid.benchmarks)
         problems += [] if problems else _check_keep_best(config, valid)
     raise_all(dict.fromkeys(problems))
-    assert train is not None
-    return _prepared(config, train, valid)
+    assert train is not None and tools is not None
+    return _prepared(config, train, valid, tools)
 
 
-def check_tasks(config: Config, tasks: list[Task], *, judged_otherwise: Container[str] = ()) -> list[str]:
-    """Every task needs a reward, but those with these ids, and may restrict tools to configured ones only."""
+def check_tasks(
+    config: Config, tasks: list[Task], tools: ToolNames | None, *, judged_otherwise: Container[str] = ()
+) -> list[str]:
+    """Every task needs a reward, but those with these ids, and may restrict tools to configured ones only.
+
+    `tools` None: they are not known.
+    """
     problems = []
     routed = {source for reward in config.rewards.values() for source in reward.sources or []}
     catch_all = any(reward.sources is None for reward in config.rewards.values())
@@ -85,10 +94,11 @@ def check_tasks(config: Config, tasks: list[Task], *, judged_otherwise: Containe
             f"rewards: none applies to data source {', '.join(map(repr, missing))}; configured: "
             f"{', '.join(config.rewards) or 'none'}; set rewards.NAME.sources, or null for all"
         )
-    unknown = sorted({tool for task in tasks for tool in task.tools or ()} - set(config.tools))
-    if unknown:
+    known = [] if tools is None else tools.all
+    unknown = sorted({tool for task in tasks for tool in task.tools or ()} - set(known))
+    if unknown and tools is not None:
         problems.append(
-            f"tools: the data names {', '.join(map(repr, unknown))}; configured: {', '.join(config.tools) or 'none'}"
+            f"tools: the data names {', '.join(map(repr, unknown))}; configured: {', '.join(known) or 'none'}"
         )
     return problems
 
@@ -148,12 +158,12 @@ def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
     return None
 
 
-def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared:
-    count = prompt_counter(config, build_encoder(config))
+def _prepared(config: Config, train: TaskSet, valid: TaskSet | None, tools: ToolNames) -> Prepared:
+    count = prompt_counter(config, build_encoder(config), tools)
     kept = leave_out_long(train.tasks, count, config.data.max_prompt_tokens)
     kept_valid = leave_out_long(valid.tasks, count, config.data.max_prompt_tokens) if valid else None
     warn_of_overlap(kept.tasks, kept_valid.tasks if kept_valid else [])
-    warn_of_foreign_tags(config, [*kept.tasks, *(kept_valid.tasks if kept_valid else [])])
+    warn_of_foreign_tags(config, [*kept.tasks, *(kept_valid.tasks if kept_valid else [])], tools)
     sampler = Sampler(len(kept.tasks), config.train.tasks_per_step, config.run.seed, config.data.shuffle)
     data = {"train": _record(train, kept)}
     if valid and kept_valid:
@@ -164,6 +174,7 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None) -> Prepared
         sampler=sampler,
         total_steps=config.train.steps or max(1, len(kept.tasks) // config.train.tasks_per_step),
         too_long=kept.left_out,
+        tools=tools,
         data=data,
         model=model_fingerprint(*model_files(config.model)),
     )
@@ -180,9 +191,9 @@ def _record(tasks: TaskSet, kept: Filtered) -> DataRecord:
     )
 
 
-def prompt_counter(config: Config, encoder: Encoder) -> Callable[[Task], int]:
+def prompt_counter(config: Config, encoder: Encoder, tools: ToolNames) -> Callable[[Task], int]:
     """Tokens of a task's prompt as a rollout would begin with it."""
-    prompt = task_prompts(config)
+    prompt = task_prompts(config, tools)
 
     def count(task: Task) -> int:
         try:

@@ -35,7 +35,13 @@ class RolloutActor(Actor):
         job: RolloutJob = self._begin()
         set_up_torch(job.config.run)
         policy = build_branch_policy(job.config) if job.branching else None
-        self.rollouts = LocalRollouts(job.config, build_encoder(job.config), branch_policy=policy)
+        self.rollouts = await LocalRollouts.open(
+            job.config,
+            build_encoder(job.config),
+            services=job.services,
+            branch_policy=policy,
+            expected=job.tool_sets,
+        )
         return self.rollouts.info
 
     async def play(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
+import ray
 from ray import cloudpickle
+from ray.actor import ActorHandle
 
+from ramet.cluster.parts import wants_services
+from ramet.cluster.ray.limits import RayLimiters, start_limiters
 from ramet.cluster.ray.placement import Placement, Seat
 from ramet.cluster.ray.pulse import OnLost, Pulse, retell
 from ramet.cluster.ray.session import Session
 from ramet.cluster.ray.worker import Worker
+from ramet.cluster.services import Limiters, LocalLimiters, RunServices
 from ramet.config.schema import Config
 
 T = TypeVar("T")
@@ -24,13 +30,15 @@ LAST_WORDS_S = 5.0  # for what they have to say behind it
 class Crew:
     """The connection, the bundles, the workers and the first failure that nothing can mend."""
 
-    def __init__(self, config: Config, *, with_policy: bool) -> None:
-        """Connects, in the main thread. Raises `ConfigError`."""
+    def __init__(self, config: Config, *, with_policy: bool, folder: Path) -> None:
+        """Connects, in the main thread. `folder` is the run's for what components keep. Raises `ConfigError`."""
         self.config = config
+        self._limiters: ActorHandle[Any] | None = None
         self.timeout_s = config.cluster.timeout_s
         self.session = Session.open(config.cluster, config.model)
         try:
             self.placement = Placement(config, with_policy=with_policy, is_own=self.session.is_own)
+            self.services = RunServices(folder=folder, seed=config.run.seed, limiters=self._limits())
         except BaseException:
             self.session.close()
             raise
@@ -38,6 +46,13 @@ class Crew:
         self._workers: list[Worker] = []
         self._chores: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _limits(self) -> Limiters:
+        """Shared by all processes, if a component may ask for one."""
+        if not wants_services(self.config):
+            return LocalLimiters()
+        self._limiters = start_limiters()
+        return RayLimiters(self._limiters)
 
     async def reserve(self) -> None:
         await self.placement.reserve(self.timeout_s)
@@ -98,6 +113,8 @@ class Crew:
             worker.kill()
         with contextlib.suppress(Exception):  # the cluster may be gone
             self.placement.release()
+            if self._limiters is not None:
+                ray.kill(self._limiters)
         self.session.close()
 
     async def _farewell(self, worker: Worker) -> None:

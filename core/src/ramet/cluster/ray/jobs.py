@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ramet.cluster.services import RunServices
+from ramet.cluster.toolbox import Schemas
 from ramet.config.schema import Config, RunConfig
 from ramet.engines.counters import merged
 from ramet.rollout.tool_stats import ToolStats, tool_metrics
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 class RolloutJob:
     config: Config
     branching: bool
+    services: RunServices
+    tool_sets: Mapping[str, Schemas]  # as opened before the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ramet.cluster.ray.crew import Crew, together
 from ramet.cluster.ray.policy import RayPolicy
 from ramet.cluster.ray.rollouts import RayRollouts
+from ramet.cluster.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.policy.critic import CriticSpec
 from ramet.policy.spec import PolicySpec
@@ -16,15 +19,18 @@ class RayPlace:
     def __init__(self, crew: Crew, policy: RayPolicy, rollouts: RayRollouts) -> None:
         self.policy = policy
         self.rollouts = rollouts
+        self.services = crew.services
         self._crew = crew
 
     @classmethod
-    async def start(cls, config: Config, spec: PolicySpec, *, critic: CriticSpec | None = None) -> RayPlace:
+    async def start(
+        cls, config: Config, spec: PolicySpec, *, critic: CriticSpec | None = None, folder: Path, tools: ToolNames
+    ) -> RayPlace:
         """Called in the main thread. Raises `ConfigError` if the workers find no room or no equal surroundings."""
-        crew = Crew(config, with_policy=True)
+        crew = Crew(config, with_policy=True, folder=folder)
         try:
             await crew.reserve()
-            place = cls(crew, RayPolicy(crew, spec, critic), RayRollouts(crew, branching=True))
+            place = cls(crew, RayPolicy(crew, spec, critic), RayRollouts(crew, branching=True, tools=tools))
             await crew.unless_failed(place._open())
         except BaseException:
             await crew.close()

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ray import ObjectRef
 
@@ -22,6 +23,7 @@ from ramet.cluster.ray.errors import WorkerLost
 from ramet.cluster.ray.jobs import Counts, RolloutJob, total
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import Worker
+from ramet.cluster.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
@@ -47,11 +49,11 @@ class _Given:
 class RayRollouts:
     """Workers are named by their seats."""
 
-    def __init__(self, crew: Crew, *, branching: bool, owns_crew: bool = False) -> None:
+    def __init__(self, crew: Crew, *, branching: bool, tools: ToolNames, owns_crew: bool = False) -> None:
         self.restarts = 0
         self._crew = crew
         self._config = crew.config
-        self._job = RolloutJob(config=crew.config, branching=branching)
+        self._job = RolloutJob(config=crew.config, branching=branching, services=crew.services, tool_sets=tools.sets)
         self._dispatch = Dispatch(crew.config.rollout.max_concurrent)
         self._seats: dict[Worker, int] = {}
         self._devices: dict[int, tuple[str, ...]] = {}
@@ -63,12 +65,12 @@ class RayRollouts:
         self._restarts_told = 0
 
     @classmethod
-    async def start(cls, config: Config) -> RayRollouts:
+    async def start(cls, config: Config, *, folder: Path, tools: ToolNames) -> RayRollouts:
         """Engines alone, without forks, for evaluation. Raises `ConfigError`."""
-        crew = Crew(config, with_policy=False)
+        crew = Crew(config, with_policy=False, folder=folder)
         try:
             await crew.reserve()
-            rollouts = cls(crew, branching=False, owns_crew=True)
+            rollouts = cls(crew, branching=False, tools=tools, owns_crew=True)
             await crew.unless_failed(rollouts.open({}))
         except BaseException:
             await crew.close()

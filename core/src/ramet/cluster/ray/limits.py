@@ -1,0 +1,81 @@
+"""One process keeps all limiters of a run; workers and driver wait there for their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Any
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+
+from ramet.cluster.ray.errors import translated
+from ramet.cluster.services import LocalLimiters, check_rate, check_same_rate
+from ramet.types import Limiter
+
+MOST_WAITING = 100_000  # calls that wait at the same time; an actor takes 1,000 by itself
+WHO = "the process that keeps the limiters"
+
+
+class LimiterActor:
+    """`LocalLimiters`, asked from elsewhere."""
+
+    def __init__(self) -> None:
+        self._limiters = LocalLimiters()
+
+    async def wait(self, name: str, per_s: float, n: int) -> None:
+        await self._limiters.limiter(name, per_s).wait(n)
+
+    async def pause(self, name: str, per_s: float, seconds: float) -> None:
+        await self._limiters.limiter(name, per_s).pause(seconds)
+
+
+def start_limiters() -> ActorHandle[Any]:
+    """The process, asked for by the driver. It ends with `ray.kill`, or with the driver."""
+    kind: type[Any] = LimiterActor
+    actor: ActorHandle[Any] = (
+        ray.remote(kind).options(num_cpus=0, max_concurrency=MOST_WAITING, max_restarts=-1).remote()
+    )
+    return actor
+
+
+class RayLimiters:
+    """`ramet.cluster.services.Limiters` in a worker or the driver. Pickles."""
+
+    def __init__(self, actor: ActorHandle[Any]) -> None:
+        self._actor = actor
+        self._rates: dict[str, float] = {}
+
+    def limiter(self, name: str, per_s: float) -> Limiter:
+        """Another rate than another process has shows with the first `wait`."""
+        check_rate(name, per_s)
+        check_same_rate(name, self._rates.setdefault(name, per_s), per_s)
+        return _RemoteLimiter(self._actor, name, per_s)
+
+
+class _RemoteLimiter:
+    def __init__(self, actor: ActorHandle[Any], name: str, per_s: float) -> None:
+        self._actor = actor
+        self._name = name
+        self._per_s = per_s
+
+    async def wait(self, n: int = 1) -> None:
+        await _answer(self._actor.wait.remote(self._name, self._per_s, n))
+
+    async def pause(self, seconds: float) -> None:
+        await _answer(self._actor.pause.remote(self._name, self._per_s, seconds))
+
+
+async def _answer(ref: ObjectRef[None]) -> None:
+    """Who is cancelled gives up its place in the queue."""
+    answer: Awaitable[None] = asyncio.wrap_future(ref.future())
+    try:
+        await answer
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):  # it has its turn already, or the process is gone
+            ray.cancel(ref)
+        raise
+    except Exception as error:
+        raise translated(error, WHO) from None

@@ -1,0 +1,96 @@
+"""A limiter over processes: the rate holds for all of them together. Real Ray actors wait at a real limiter."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("ray")
+
+import ray
+from ray import cloudpickle
+
+from ramet.cluster.ray.limits import RayLimiters, start_limiters
+from ramet.cluster.services import BURST_S
+from ramet.errors import PluginError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
+RATE, CALLS = 40.0, 20
+
+
+class User:
+    """Has the limiters as a worker has them: from a job that was pickled."""
+
+    def __init__(self, job: bytes) -> None:
+        self.limiters: RayLimiters = cloudpickle.loads(job)
+
+    async def call(self, calls: int) -> list[float]:
+        limiter, through = self.limiters.limiter("api", RATE), []
+        for _ in range(calls):
+            await limiter.wait()
+            through.append(time.time())
+        return through
+
+
+@pytest.fixture
+def limiters(two_nodes: None) -> Iterator[RayLimiters]:
+    actor = start_limiters()
+    yield RayLimiters(actor)
+    ray.kill(actor)
+
+
+def test_the_rate_holds_over_all_workers_and_the_driver(limiters: RayLimiters) -> None:
+    job = cloudpickle.dumps(limiters)
+    users: list[Any] = [ray.remote(User).options(num_cpus=0).remote(job) for _ in range(2)]
+    ray.get([user.call.remote(1) for user in users])  # their processes are there
+
+    async def driver() -> list[float]:
+        limiter, through = limiters.limiter("api", RATE), []
+        for _ in range(CALLS):
+            await limiter.wait()
+            through.append(time.time())
+        return through
+
+    refs = [user.call.remote(CALLS) for user in users]
+    through = sorted([*asyncio.run(driver()), *(one for found in ray.get(refs) for one in found)])
+    assert len(through) == 3 * CALLS
+    assert through[-1] - through[0] >= (3 * CALLS - 1) / RATE - BURST_S - 0.1
+
+
+def test_a_pause_holds_other_processes_too(limiters: RayLimiters) -> None:
+    user = ray.remote(User).options(num_cpus=0).remote(cloudpickle.dumps(limiters))
+    ray.get(user.call.remote(1))
+    asyncio.run(limiters.limiter("api", RATE).pause(0.6))
+    paused = time.time()
+    [through] = ray.get(user.call.remote(1))
+    assert through - paused >= 0.5
+
+
+def test_who_is_cancelled_leaves_the_queue(limiters: RayLimiters) -> None:
+    async def main() -> float:
+        limiter = limiters.limiter("slow", 2)
+        await limiter.wait()
+        for gone in [asyncio.create_task(limiter.wait()) for _ in range(20)]:
+            await asyncio.sleep(0.01)
+            gone.cancel()
+        started = time.monotonic()
+        await limiter.wait()
+        return time.monotonic() - started
+
+    assert asyncio.run(main()) < 5
+
+
+def test_another_rate_in_another_process_is_refused(limiters: RayLimiters) -> None:
+    user = ray.remote(User).options(num_cpus=0).remote(cloudpickle.dumps(limiters))
+    ray.get(user.call.remote(1))
+    with pytest.raises(PluginError) as caught:
+        asyncio.run(limiters.limiter("api", 7).wait())
+    assert str(caught.value) == (
+        "limiter 'api': asked for with 7 per s, and before with 40 per s; a limiter has one rate in all of a run"
+    )

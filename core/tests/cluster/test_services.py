@@ -1,0 +1,149 @@
+"""What components are given when a run starts: rates that hold, a folder of their own, and errors that name them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramet.cluster.parts import start_rewards
+from ramet.cluster.services import BURST_S, LocalLimiters, RunServices, start_component
+from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.rollout.scoring import WeightedReward
+from ramet.types import Limiter, Services
+
+
+def services(folder: Path) -> RunServices:
+    return RunServices(folder=folder, seed=7)
+
+
+async def times(limiter: Limiter, calls: int, into: list[float]) -> None:
+    for _ in range(calls):
+        await limiter.wait()
+        into.append(time.monotonic())
+
+
+def test_the_rate_holds_over_all_who_use_a_limiter_of_one_name(tmp_path: Path) -> None:
+    async def main() -> list[float]:
+        run, let_through = services(tmp_path), list[float]()
+        first, second = (run.of(name).limiter("api", 100) for name in ("tools.a", "rewards.b"))
+        async with asyncio.TaskGroup() as group:
+            for limiter in (first, second):
+                group.create_task(times(limiter, 25, let_through))
+        return let_through
+
+    let_through = asyncio.run(main())
+    assert len(let_through) == 50
+    for first in let_through:
+        within = [one for one in let_through if first <= one < first + 0.2]
+        assert len(within) <= 100 * (0.2 + BURST_S) + 1
+    assert let_through[-1] - let_through[0] >= 49 / 100 - BURST_S - 0.01
+
+
+def test_who_comes_first_is_served_first_and_several_count_as_several() -> None:
+    async def main() -> tuple[list[str], float]:
+        limiter, order = LocalLimiters().limiter("api", 50), list[str]()
+
+        async def one(name: str, n: int) -> None:
+            await limiter.wait(n)
+            order.append(name)
+
+        started = time.monotonic()
+        await asyncio.gather(one("a", 10), one("b", 20), one("c", 1))
+        return order, time.monotonic() - started
+
+    order, seconds = asyncio.run(main())
+    assert order == ["a", "b", "c"]
+    assert seconds >= 30 / 50 - BURST_S - 0.01
+
+
+def test_a_pause_holds_everyone_also_those_who_wait_already() -> None:
+    async def main() -> float:
+        limiter = LocalLimiters().limiter("api", 10)
+        await limiter.wait(3)
+        started = time.monotonic()
+        waiting = asyncio.create_task(limiter.wait())
+        await asyncio.sleep(0)
+        await limiter.pause(0.5)
+        await waiting
+        return time.monotonic() - started
+
+    assert asyncio.run(main()) >= 0.49
+
+
+def test_who_gives_up_keeps_nobody_waiting() -> None:
+    async def main() -> float:
+        limiter = LocalLimiters().limiter("api", 2)
+        await limiter.wait()
+        gone = [asyncio.create_task(limiter.wait()) for _ in range(10)]
+        await asyncio.sleep(0.01)
+        for one in gone:
+            one.cancel()
+        started = time.monotonic()
+        await limiter.wait()
+        return time.monotonic() - started
+
+    assert asyncio.run(main()) < 2
+
+
+def test_a_limiter_has_one_rate(tmp_path: Path) -> None:
+    run = services(tmp_path)
+    run.of("tools.a").limiter("api", 5)
+    with pytest.raises(PluginError) as caught:
+        run.of("tools.b").limiter("api", 6)
+    assert str(caught.value) == (
+        "limiter 'api': asked for with 6 per s, and before with 5 per s; a limiter has one rate in all of a run"
+    )
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), "5"])
+def test_a_rate_is_a_number_over_0(rate: Any) -> None:
+    with pytest.raises(PluginError) as caught:
+        LocalLimiters().limiter("api", rate)
+    assert str(caught.value) == f"limiter 'api': a rate of {rate!r} per s; allowed: a finite number over 0"
+
+
+def test_a_component_has_a_folder_of_its_own_that_is_made_when_it_is_asked_for(tmp_path: Path) -> None:
+    mine = services(tmp_path / "services").of("tools.a")
+    assert not (tmp_path / "services").exists()
+    assert mine.folder == tmp_path / "services" / "tools.a" and mine.folder.is_dir()
+    assert mine.seed == 7
+
+
+class Starts:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.given: list[Services] = []
+
+    async def start(self, services: Services) -> None:
+        self.given.append(services)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConfigError("no key in the environment"), "no key in the environment"),
+        (InfraError("the index does not answer"), "the index does not answer"),
+        (OSError("disk full"), "tool 'a' could not start: OSError: disk full"),
+    ],
+)
+def test_a_component_that_cannot_start_says_why(tmp_path: Path, error: Exception, expected: str) -> None:
+    kind = type(error) if isinstance(error, ConfigError | InfraError) else PluginError
+    with pytest.raises(kind) as caught:
+        asyncio.run(start_component(Starts(error), "tool 'a'", services(tmp_path).of("tools.a")))
+    assert str(caught.value) == expected
+
+
+def test_rewards_are_started_and_those_without_a_start_are_left_alone(tmp_path: Path) -> None:
+    first, second = Starts(), object()
+    rewards: list[Any] = [
+        WeightedReward(name="a", plugin="p", reward=first),
+        WeightedReward(name="b", plugin="p", reward=second),
+    ]
+    asyncio.run(start_rewards(rewards, services(tmp_path)))
+    assert [one.folder.name for one in first.given] == ["rewards.a"]
