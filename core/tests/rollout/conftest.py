@@ -51,6 +51,7 @@ def play(encoder: Encoder) -> Callable[..., Played]:
         policy: Any = None,
         step: Any = None,
         tools: Mapping[str, tuple[Tool, ToolConfig]] | None = None,
+        tool_sets: Mapping[str, Sequence[str]] | None = None,
         system_prompt: SystemPrompt = SystemPrompt.NEVER,
         seed: int = 1,
         deterministic: bool = False,
@@ -73,6 +74,7 @@ def play(encoder: Encoder) -> Callable[..., Played]:
                 system_prompt=system_prompt,
                 seed=seed,
                 deterministic=deterministic,
+                tool_sets=tool_sets,
             )
             try:
                 groups = await worker.run(

@@ -207,3 +207,28 @@ def test_the_watchdog_knows_of_the_wait(encoder: Encoder, caplog: pytest.LogCapt
     with caplog.at_level("WARNING"):
         asyncio.run(main())
     assert any("oldest wait: wait that tool:python asked for, rollout r for 0." in line for line in caplog.messages)
+
+
+class Counts(EchoTool):
+    forks = "none"
+
+    async def open(self, task: Any, seed: int) -> list[int]:
+        return [0]
+
+    async def close(self, state: list[int]) -> None: ...
+
+
+def test_a_task_may_name_a_set_for_all_its_tools(play: Play, make_task: Any) -> None:
+    counts = Counts(echo_tool("read").schema)
+    tools = {name: (echo_tool(name), ToolConfig()) for name in ("python", "list")} | {"read": (counts, ToolConfig())}
+    played = play(
+        lambda task, path, turn: "<read>1</read>" if turn == 0 else "<answer>1</answer>",
+        tasks=[make_task(tools=("files", "list"))],
+        tools=tools,
+        tool_sets={"files": ("read", "list")},
+        group_size=1,
+    )
+    stops = set(played.engine.requests[0].sampling.stop)
+    assert {"</read>", "</list>"} <= stops and "</python>" not in stops
+    [call] = counts.calls
+    assert call.state == [0]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ramet import ToolCall, ToolError, ToolResult, ToolSchema, function_tool
-from ramet.testing import check_tool
+from ramet import Services, Task, Tool, ToolCall, ToolError, ToolResult, ToolSchema, function_tool
+from ramet.testing import check_tool, check_tool_set
 
 SCHEMA = ToolSchema(
     name="double",
@@ -34,20 +35,58 @@ class Double:
 
 
 class Stateful(Double):
-    """State of a rollout belongs to open and close."""
+    """State of a rollout is what `open` returns."""
+
+    forks = "copy"
 
     def __init__(self) -> None:
-        self.opened: dict[str, int] = {}
+        self.opened = 0
 
-    async def open(self, rollout: str) -> None:
-        self.opened[rollout] = 0
+    async def open(self, task: Task, seed: int) -> list[int]:
+        self.opened += 1
+        return []
 
-    async def close(self, rollout: str) -> None:
-        del self.opened[rollout]
+    async def fork(self, state: list[int]) -> list[int]:
+        return list(state)
+
+    async def close(self, state: list[int]) -> None:
+        self.opened -= 1
 
     async def __call__(self, call: ToolCall) -> ToolResult:
-        self.opened[call.rollout] += 1
+        call.state.append(1)
         return await super().__call__(call)
+
+
+class SaysNotHowItForks(Stateful):
+    forks = "perhaps"
+
+
+class Started(Double):
+    """Cannot be called before it was started."""
+
+    async def start(self, services: Services) -> None:
+        self.limiter = services.limiter("double", 1000 * services.seed)
+        self.file = services.folder / "calls"
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        result = await super().__call__(call)
+        await self.limiter.wait()
+        self.file.touch()
+        assert call.deadline_s is not None and call.task is not None
+        return result
+
+
+class PlainStart(Double):
+    def start(self, services: Services) -> None: ...
+
+
+class OddMetadata(Double):
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        return replace(await super().__call__(call), metadata={"seen": {1}})
+
+
+class OnceAndShared(Double):
+    schema = replace(SCHEMA, deterministic=True, idempotent=False)
 
 
 class CrashesOnWrong(Double):
@@ -151,3 +190,105 @@ def test_examples_stand_in_where_the_schema_says_too_little() -> None:
     with pytest.raises(AssertionError, match="crashed with ValueError"):
         check_tool(Dates())
     check_tool(Dates(), examples=[{"x": 1999}, {"x": 2001}])
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (SaysNotHowItForks, "forks is 'perhaps': say what a fork gets, one of 'copy', 'replay', 'none'"),
+        (PlainStart, "start"),
+        (
+            OddMetadata,
+            "returned metadata {'seen': {1}}, which is not JSON: Object of type set is not JSON serializable",
+        ),
+        (OnceAndShared, "schema.deterministic is True and schema.idempotent False"),
+    ],
+)
+def test_what_is_wrong_with_the_optional_parts_is_named(broken: type, message: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        check_tool(broken())
+
+
+def test_a_tool_is_started_and_its_states_are_closed() -> None:
+    check_tool(Started())
+    tool = Stateful()
+    check_tool(tool)
+    assert tool.opened == 0
+
+
+class Numbers:
+    """A good set."""
+
+    offers: tuple[Any, ...] = (Double, Started)
+
+    def __init__(self) -> None:
+        self.opened = False
+
+    async def start(self, services: Services) -> None:
+        self.folder = services.folder
+
+    async def open(self) -> list[Tool]:
+        assert self.folder.is_dir() and not self.opened
+        self.opened = True
+        names = ("double", "again")
+        tools = [make() for make in self.offers]
+        for tool, name in zip(tools, names, strict=True):
+            tool.schema = replace(tool.schema, name=name)
+        return tools
+
+    async def aclose(self) -> None:
+        assert self.opened
+        self.opened = False
+
+
+class SameNames(Numbers):
+    async def open(self) -> list[Tool]:
+        await super().open()
+        return [Double(), Double()]
+
+
+class Changes(Numbers):
+    made = itertools.count()
+
+    async def open(self) -> list[Tool]:
+        return (await super().open())[: 1 + next(self.made) % 2]
+
+
+class HasABrokenOne(Numbers):
+    offers = (Double, CrashesOnWrong)
+
+
+class PlainOpen(Numbers):
+    def open(self) -> list[Tool]:  # type: ignore[override]
+        return []
+
+
+def test_a_good_tool_set_passes_and_is_closed() -> None:
+    made: list[Numbers] = []
+
+    def make() -> Numbers:
+        made.append(Numbers())
+        return made[-1]
+
+    check_tool_set(make, examples={"again": [{"x": 3}]})
+    assert [one.opened for one in made] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (SameNames, "has tools of the same name: double, double"),
+        (Changes, "opened twice it had the tools"),
+        (HasABrokenOne, "raise ToolError for the model's mistakes"),
+        (PlainOpen, "open"),
+    ],
+)
+def test_what_is_wrong_with_a_tool_set_is_named(broken: Any, message: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        check_tool_set(broken)
+
+
+def test_examples_are_for_tools_of_the_set() -> None:
+    with pytest.raises(AssertionError) as caught:
+        check_tool_set(Numbers, examples={"triple": [{"x": 1}]})
+    assert str(caught.value) == "examples are given for triple, which the set does not have"

@@ -186,7 +186,9 @@ class RolloutWorker:
             max_turns=self.config.max_turns,
             max_response_tokens=self.config.max_response_tokens,
             stateful=tuple(
-                one for one in self._stateful if task.tools is None or one.name in (ENVIRONMENT, *task.tools)
+                one
+                for one in self._stateful
+                if task.tools is None or one.name in (ENVIRONMENT, *expanded(task.tools, self._tool_sets))
             ),
             versions=versions,
         )

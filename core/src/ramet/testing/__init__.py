@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ScriptedContext,
         ScriptedEngine,
         echo_tool,
+        local_services,
         scripted_generate,
         tiny_encoder,
     )
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ramet.testing.reward import check_reward
     from ramet.testing.rollout_step import check_rollout_step
     from ramet.testing.rollouts import written_rollout
-    from ramet.testing.tool import check_tool
+    from ramet.testing.tool import check_tool, check_tool_set
 
 _HOMES = {
     "EchoTool": "doubles",
@@ -43,7 +44,9 @@ _HOMES = {
     "check_reward": "reward",
     "check_rollout_step": "rollout_step",
     "check_tool": "tool",
+    "check_tool_set": "tool",
     "echo_tool": "doubles",
+    "local_services": "doubles",
     "scripted_generate": "doubles",
     "tiny_batch": "batches",
     "tiny_loss_batch": "batches",
@@ -64,7 +67,9 @@ __all__ = [
     "check_reward",
     "check_rollout_step",
     "check_tool",
+    "check_tool_set",
     "echo_tool",
+    "local_services",
     "scripted_generate",
     "tiny_batch",
     "tiny_encoder",

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ramet.cluster.services import RunServices
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
 from ramet.errors import InfraError, ToolError
 from ramet.rollout.keys import RolloutKey
-from ramet.types import Generation, Tool, ToolCall, ToolResult, ToolSchema
+from ramet.types import Generation, Services, Tool, ToolCall, ToolResult, ToolSchema
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -272,6 +276,13 @@ def echo_tool(
         concurrent=concurrent,
     )
     return EchoTool(schema, **behaviour)
+
+
+@contextmanager
+def local_services(*, seed: int = 1) -> Iterator[Services]:
+    """What `start` is given: limiters of this process, and a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="ramet-services-") as folder:
+        yield RunServices(folder=Path(folder), seed=seed).of("tried")
 
 
 def tiny_encoder() -> Encoder:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ramet.plugins import Plugins, load_plugins
 from ramet.registry import Entry
+from ramet.shapes import is_tool_set
 
 # Kind of registry -> module of this package that holds its check, `check_<module>`.
 CHECKS = {
@@ -60,14 +61,17 @@ def _problems(where: str, kind: str, entry: Entry[Any]) -> list[str]:
     except Exception as error:
         return [f"{where}: cannot build it with its default options: {error}"]
     try:
-        check(built, name=entry.name) if kind == "tools" else check(built)
+        if is_tool_set(built) and kind == "tools":
+            load_check(kind, "check_tool_set")(entry.build)
+        else:
+            check(built, name=entry.name) if kind == "tools" else check(built)
     except AssertionError as error:
         return [f"{where}: {error}"]
     return []
 
 
-def load_check(kind: str) -> Callable[..., None]:
-    """The check of a kind of registry."""
+def load_check(kind: str, name: str | None = None) -> Callable[..., None]:
+    """The check of a kind of registry, or another one that is kept beside it."""
     module = CHECKS[kind]
-    check: Callable[..., None] = getattr(importlib.import_module(f"ramet.testing.{module}"), f"check_{module}")
+    check: Callable[..., None] = getattr(importlib.import_module(f"ramet.testing.{module}"), name or f"check_{module}")
     return check

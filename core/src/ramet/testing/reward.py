@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ramet.testing.expect import expect, expect_async_call
+from ramet.testing.doubles import local_services
+from ramet.testing.expect import expect, expect_async, expect_async_call
 from ramet.testing.rollouts import answered_rollout, empty_rollout, written_rollout
 from ramet.types import Reward, Rollout, Score, Task, user_prompt
 
@@ -30,8 +31,16 @@ def check_reward(reward: Reward, *, tasks: Sequence[Task] = TASKS) -> None:
     group; empty, unfinished and tool-using replies are scored too; the group is left as it is.
     """
     expect_async_call(reward)
-    for task in tasks:
-        asyncio.run(_check_task(reward, example_group(task)))
+
+    async def check() -> None:
+        with local_services() as services:
+            if hasattr(reward, "start"):
+                expect_async(reward.start, "start")
+                await reward.start(services)
+            for task in tasks:
+                await _check_task(reward, example_group(task))
+
+    asyncio.run(check())
 
 
 def example_group(task: Task) -> list[Rollout]:

@@ -1,18 +1,21 @@
-"""Check of tools (hook 5)."""
+"""Checks of tools and of tool sets (hook 5)."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ramet.errors import InfraError, ToolError
+from ramet.testing.doubles import local_services
 from ramet.testing.expect import expect, expect_async, expect_async_call
-from ramet.types import Tool, ToolCall, ToolResult, ToolSchema
+from ramet.types import Services, Task, Tool, ToolCall, ToolResult, ToolSchema, ToolSet, user_prompt
 
 TIMEOUT_S = 60.0
+TASK = Task(id="conformance/0", prompt=user_prompt("What is 2 + 3?"), answer=("5",), data_source="conformance")
+FORKS = ("copy", "replay", "none")
 _EXAMPLES: dict[str, tuple[Any, Any]] = {
     "string": ("1", "2"),
     "integer": (1, 2),
@@ -35,18 +38,85 @@ def check_tool(tool: Tool, *, name: str | None = None, examples: Sequence[Mappin
     """Raise `AssertionError` unless the tool keeps the contract.
 
     A schema that a model can be told; an async call; wrong arguments raise `ToolError`; nothing else than `ToolError`
-    and `InfraError` escapes; calls at the same time give what they give one after the other.
+    and `InfraError` escapes; calls at the same time give what they give one after the other; metadata is JSON. It is
+    started first, if it has a `start`; a `Stateful` one is opened for each rollout.
 
     `name` is the name that it is registered under. `examples` are arguments of valid calls (two that give different
     results are best); without them, plausible ones are made from the schema.
     """
     _check_schema(getattr(tool, "schema", None), name)
+    _check_methods(tool)
+
+    async def check() -> None:
+        with local_services() as services:
+            await _start(tool, services)
+            await _check_calls(tool, _valid(tool, examples))
+
+    asyncio.run(check())
+
+
+def check_tool_set(
+    make: Callable[[], ToolSet], *, examples: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
+) -> None:
+    """Raise `AssertionError` unless the sets that `make` returns keep the contract.
+
+    Each is started, opened and closed once, as before a run and then in a worker: both have the same tools, under names
+    of their own, and each tool keeps the contract of tools. `examples`: arguments of valid calls by name of the tool.
+    """
+    asyncio.run(_check_tool_set(make, dict(examples or {})))
+
+
+async def _check_tool_set(make: Callable[[], ToolSet], examples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    known = await _open_and_close(make(), None)
+    unknown = sorted(set(examples) - {schema.name for schema in known})
+    expect(not unknown, f"examples are given for {', '.join(unknown)}, which the set does not have")
+    again = await _open_and_close(make(), examples)
+    expect(
+        again == known, f"opened twice it had the tools {known} and then {again}: always offer the same, in one order"
+    )
+
+
+async def _open_and_close(
+    tool_set: ToolSet, examples: Mapping[str, Sequence[Mapping[str, Any]]] | None
+) -> list[ToolSchema]:
+    """The schemas. With `examples` the tools are checked, too."""
+    expect_async(getattr(tool_set, "open", None), "open")
+    expect_async(getattr(tool_set, "aclose", None), "aclose")
+    with local_services() as services:
+        await _start(tool_set, services)
+        tools = await tool_set.open()
+        try:
+            for tool in tools:
+                _check_schema(getattr(tool, "schema", None), None)
+                _check_methods(tool)
+            names = [tool.schema.name for tool in tools]
+            expect(len(set(names)) == len(names), f"has tools of the same name: {', '.join(names)}")
+            for tool in tools if examples is not None else ():
+                await _start(tool, services)
+                await _check_calls(tool, _valid(tool, (examples or {}).get(tool.schema.name, ())))
+        finally:
+            await tool_set.aclose()
+    return [tool.schema for tool in tools]
+
+
+def _check_methods(tool: Tool) -> None:
     expect_async_call(tool)
-    for method in ("open", "close", "aclose"):
+    for method in ("start", "open", "fork", "close", "aclose"):
         if hasattr(tool, method):
             expect_async(getattr(tool, method), method)
-    valid = [dict(example) for example in examples] or [_example(tool.schema, 0), _example(tool.schema, 1)]
-    asyncio.run(_check_calls(tool, valid))
+    if hasattr(tool, "open"):
+        forks = getattr(tool, "forks", None)
+        expect(forks in FORKS, f"forks is {forks!r}: say what a fork gets, one of {', '.join(map(repr, FORKS))}")
+
+
+async def _start(component: object, services: Services) -> None:
+    if hasattr(component, "start"):
+        expect_async(component.start, "start")
+        await component.start(services)
+
+
+def _valid(tool: Tool, examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [dict(example) for example in examples] or [_example(tool.schema, 0), _example(tool.schema, 1)]
 
 
 def _check_schema(schema: Any, name: str | None) -> None:
@@ -60,6 +130,11 @@ def _check_schema(schema: Any, name: str | None) -> None:
     expect(
         isinstance(schema.description, str) and schema.description.strip() != "",
         "schema.description is empty: say what the tool does",
+    )
+    expect(
+        schema.idempotent or not schema.deterministic,
+        "schema.deterministic is True and schema.idempotent False: identical calls may be answered by one execution, "
+        "so a tool that changes something cannot be deterministic",
     )
     parameters = schema.parameters
     is_object = isinstance(parameters, Mapping) and parameters.get("type") == "object"
@@ -115,12 +190,21 @@ async def _outcome(tool: Tool, arguments: dict[str, Any], rollout: str) -> tuple
     """What one call in a rollout of its own gave: (`ToolResult`, `ToolError` or `InfraError`; text)."""
     given = copy.deepcopy(arguments)
     try:
-        if hasattr(tool, "open"):
-            await tool.open(rollout)
-        async with asyncio.timeout(TIMEOUT_S):
-            result = await tool(ToolCall(name=tool.schema.name, arguments=given, rollout=rollout))
-        if hasattr(tool, "close"):
-            await tool.close(rollout)
+        state = await tool.open(TASK, 1) if hasattr(tool, "open") else None
+        call = ToolCall(
+            name=tool.schema.name,
+            arguments=given,
+            rollout=rollout,
+            task=None if tool.schema.deterministic else TASK,
+            deadline_s=TIMEOUT_S,
+            state=state,
+        )
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                result = await tool(call)
+        finally:
+            if hasattr(tool, "close"):
+                await tool.close(state)
     except (ToolError, InfraError) as error:
         return type(error).__name__, str(error)
     except Exception as error:
@@ -131,7 +215,16 @@ async def _outcome(tool: Tool, arguments: dict[str, Any], rollout: str) -> tuple
     expect(given == arguments, f"changed the arguments {arguments} to {given}: work on a copy")
     is_text = isinstance(result, ToolResult) and isinstance(result.text, str)
     expect(is_text, f"returned {result!r}, called with {arguments}: return a ToolResult with a text")
+    _check_metadata(result.metadata)
     return "ToolResult", result.text
+
+
+def _check_metadata(metadata: Any) -> None:
+    expect(isinstance(metadata, Mapping), f"returned metadata {metadata!r}: give a mapping")
+    try:
+        json.dumps(dict(metadata), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"returned metadata {metadata!r}, which is not JSON: {error}") from error
 
 
 def _example(schema: ToolSchema, index: int) -> dict[str, Any]:
