@@ -5,25 +5,36 @@ keep the contract.
 from __future__ import annotations
 
 import ast
+import asyncio
+import contextlib
 import dataclasses
 import enum
 import importlib
 import inspect
+import json
 import re
+import threading
+import time
 import types
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import ramet
-from ramet import ConfigError, hookspecs
+from ramet import CallStatus, ConfigError, InfraError, Task, ToolCall, hookspecs
 from ramet.config.compose import CONF_GROUP, compose
+from ramet.config.schema import ToolConfig
 from ramet.config.sections import COMPONENTS
 from ramet.plugins import GROUP, Source, load_from, load_plugins
+from ramet.rollout.tool_runtime import ToolOutcome, ToolRuntime
+from ramet.rollout.watchdog import Watchdog
 from ramet.scaffold import KINDS
 from ramet.scaffold.package import render
+from ramet.testing import check_tool_set, local_services
+from ramet.testing.doubles import tiny_encoder
 from ramet.testing.plugin import load_check
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "plugins.md").read_text()
@@ -38,6 +49,7 @@ EXAMPLES = {
     "branch_policy": "uncertain",
     "rollout_step": "json_calls",
 }
+BLOCKS = ("ramet_repeat", "ramet_lookup", "ramet_notes")  # modules that the page shows without a path, in its order
 # Lines that are not blank, over all modules of the example.
 MOST_LINES = {
     "tool": 10,
@@ -72,24 +84,26 @@ def members(protocol: type) -> Iterator[str]:
             yield signature(f"{protocol.__name__}.{name}", found)
 
 
-def offered_by(hook: Any) -> type:
-    """The Protocol that a hook registers."""
-    (name,) = re.findall(r"Register\[(\w+)\]", str(inspect.signature(hook)))
-    return getattr(ramet, name)
+def offered_by(hook: Any) -> list[type]:
+    """The Protocols of what a hook registers."""
+    (names,) = re.findall(r"Register\[([\w |]+)\]", str(inspect.signature(hook)))
+    return [getattr(ramet, name) for name in names.split(" | ")]
 
 
 @pytest.mark.parametrize("name", hooks())
 def test_every_hook_and_what_it_registers_stand_as_headings_with_their_exact_signatures(name: str) -> None:
     hook = hooks()[name]
     assert signature(name, hook) in HEADINGS
-    assert set(members(offered_by(hook))) <= HEADINGS
+    for protocol in offered_by(hook):
+        assert set(members(protocol)) <= HEADINGS
 
 
 def test_every_heading_with_a_signature_is_one_of_the_code() -> None:
-    helpers = [ramet.function_tool, ramet.per_rollout, ramet.from_jsonl]
+    helpers = [ramet.function_tool, ramet.per_rollout, ramet.from_jsonl, ramet.run_blocking]
     known = {signature(name, hook) for name, hook in hooks().items()}
     known |= {signature(helper.__name__, helper) for helper in helpers}
-    for protocol in (*map(offered_by, hooks().values()), ramet.StepContext, ramet.TraceReader):
+    others = [ramet.StepContext, ramet.TraceReader, ramet.Services, ramet.Limiter]
+    for protocol in (*(one for hook in hooks().values() for one in offered_by(hook)), *others):
         known |= set(members(protocol))
     assert {heading for heading in HEADINGS if not heading.startswith("register(")} == known
 
@@ -144,7 +158,8 @@ def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file = tmp_path / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    (tmp_path / "src" / "ramet_repeat.py").write_text(blocks_without_a_path()[0])
+    for name, text in zip(BLOCKS, blocks_without_a_path(), strict=False):
+        (tmp_path / "src" / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path / "src")
     return tmp_path
 
@@ -157,14 +172,17 @@ def blocks_without_a_path() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("module", [*(f"ramet_{name}" for name in EXAMPLES.values()), "ramet_repeat"])
+@pytest.mark.parametrize("module", [*(f"ramet_{name}" for name in EXAMPLES.values()), *BLOCKS])
 def test_every_example_keeps_the_contract(module: str, examples: Path) -> None:
     plugins = load_from([Source(module, module, module, "0", lambda: importlib.import_module(module))])
     (info,) = plugins.infos
     assert info.broken is None and len(info.offers) == 1
     for kind, registry in plugins.registries:
         for entry in registry:
-            load_check(kind)(entry.build())
+            if module == "ramet_notes":
+                check_tool_set(entry.build)
+            else:
+                load_check(kind)(entry.build())
 
 
 def test_the_presets_of_the_page_compose(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,3 +219,104 @@ def test_the_page_names_groups_and_settings_that_exist() -> None:
     named = set(re.findall(r"Fills the group `(\w+)`", PAGE))
     assert named == {group.name for group in COMPONENTS if group.kind is not None}
     assert f'[project.entry-points."{CONF_GROUP}"]' in PAGE and f"[project.entry-points.{GROUP}]" in PAGE
+
+
+class Words(BaseHTTPRequestHandler):
+    """A service that asks the first caller to wait, and takes its time for the word `slow`."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if len(self.asked) == 1:
+            self.send_response(429)
+            self.send_header("Retry-After", "0.5")
+            self.end_headers()
+            return
+        if self.path == "/slow":
+            time.sleep(3)
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):  # the caller has gone
+            self.wfile.write(json.dumps({"text": f"about {self.path[1:]}", "page": f"page{self.path}"}).encode())
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(Words, "asked", [])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Words) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+async def called(tool: Any, *calls: ToolCall, **config: Any) -> list[ToolOutcome]:
+    """As a rollout worker calls it, all at once."""
+    limits = ToolConfig(**config)
+    runtime = ToolRuntime({tool.schema.name: (tool, limits)}, tiny_encoder(), Watchdog(60))
+    try:
+        return list(await asyncio.gather(*(runtime.run(call) for call in calls)))
+    finally:
+        await runtime.close()
+
+
+def test_the_lookup_of_the_page_waits_when_asked_to_and_keeps_from_the_tasks_own_page(
+    examples: Path, service: str
+) -> None:
+    made = importlib.import_module("ramet_lookup")
+    task = Task(id="t", prompt=(), metadata={"page": "page/b"})
+    calls = [ToolCall(name="lookup", arguments={"word": word}, task=task) for word in "ab"]
+
+    async def main() -> tuple[list[ToolOutcome], float]:
+        tool = made.Lookup(made.LookupConfig(urls=[service], per_s=1000))
+        with local_services() as services:
+            await tool.start(services)
+            started = time.monotonic()
+            outcomes = await called(tool, *calls, retries=0)
+            seconds = time.monotonic() - started
+            with pytest.raises(InfraError):
+                await tool(ToolCall(name="lookup", arguments={"word": "slow"}, deadline_s=0.2))
+            assert time.monotonic() - started < 3 + seconds
+        return outcomes, seconds
+
+    outcomes, seconds = asyncio.run(main())
+    assert [(one.text, one.metadata) for one in outcomes] == [
+        ("about a", {"page": "page/a"}),
+        ("Nothing found.", {"left_out": "page/b"}),
+    ]
+    assert seconds >= 0.5 and sorted(Words.asked)[-1] == "/slow" and len(Words.asked) == 4
+
+
+def test_the_lookup_of_the_page_asks_the_mirror_that_the_seed_draws(examples: Path) -> None:
+    made = importlib.import_module("ramet_lookup")
+    urls = [f"http://mirror-{i}/" for i in range(1000)]
+
+    async def drawn(seed: int) -> str:
+        tool = made.Lookup(made.LookupConfig(urls=urls))
+        with local_services(seed=seed) as services:
+            await tool.start(services)
+        return str(tool.url)
+
+    assert asyncio.run(drawn(1)) == asyncio.run(drawn(1)) != asyncio.run(drawn(2))
+
+
+def test_the_notes_of_the_page_are_in_the_runs_folder_and_written_once(examples: Path) -> None:
+    made = importlib.import_module("ramet_notes")
+
+    async def main() -> None:
+        notes = made.Notes()
+        with local_services() as services:
+            await notes.start(services)
+            write, read = await notes.open()
+            [outcome] = await called(write, ToolCall(name="write_note", arguments={"text": "x"}))
+            assert outcome.text == "Written."
+            assert (services.folder / "notes.txt").read_text() == (
+                await called(read, ToolCall(name="read_notes", arguments={}))
+            )[0].text
+            notes.file = services.folder  # cannot be written to
+            [outcome] = await called(write, ToolCall(name="write_note", arguments={"text": "x"}), retries=5)
+            assert (outcome.status, outcome.attempts) == (CallStatus.INFRA, 1)
+
+    asyncio.run(main())
