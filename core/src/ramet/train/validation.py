@@ -83,7 +83,7 @@ class Validation:
         return score
 
     async def __call__(self, step: int) -> dict[str, float]:
-        """`valid/…`: rewards overall and by data source, benchmarks' own metrics, share with tool calls, share masked."""
+        """`valid/…`: rewards overall and by data source, metrics of benchmarks, share with tool calls, share masked."""
         judged = _Judged(self.scorer, self.data)
         groups = await play(self.rollouts, judged, self.data.tasks, step=step, plan=plan_of(self.train))
         await self.rollouts.metrics()  # what validation played must not stand in the next step's counts
