@@ -16,14 +16,18 @@ from ramet.types import (
     AdvantageEstimator,
     Benchmark,
     BranchPolicy,
+    Environment,
     PolicyLoss,
     Reward,
     RolloutStep,
     Services,
+    Stateful,
     Tool,
     ToolSet,
 )
 
+FORKS = ("copy", "replay", "none")
+STATEFUL = ("rollout step", "tool")  # kinds that may hold states
 PROTOCOLS: dict[str, type[Any]] = {
     "rollout step": RolloutStep,
     "branch policy": BranchPolicy,
@@ -48,11 +52,39 @@ def is_tool_set(built: object) -> bool:
 
 def misfits(built: object, kind: str) -> list[str]:
     """What keeps `built` from being a component of this kind (as registries call it), empty if nothing does."""
-    protocol = ToolSet if kind == "tool" and is_tool_set(built) else PROTOCOLS.get(kind)
-    if protocol is None:
+    if kind == "tool" and is_tool_set(built):
+        found = [*_attributes(built, ToolSet), *_methods(built, ToolSet)]
+    elif kind in PROTOCOLS:
+        found = [*_attributes(built, PROTOCOLS[kind]), *_methods(built, PROTOCOLS[kind])]
+        found += _stateful(built, kind) if kind in STATEFUL else ()
+    else:
         return []
-    found = [*_attributes(built, protocol), *_methods(built, protocol)]
     return found + (list(_methods(built, _Starts)) if kind in ("tool", "reward") and hasattr(built, "start") else [])
+
+
+def _stateful(built: object, kind: str) -> Iterator[str]:
+    """Members of `Stateful` and `Environment`: each by itself is of no use."""
+    own = [name for name in ("begin", "finish") if kind == "rollout step" and hasattr(built, name)]
+    given = [name for name in ("forks", "open", "fork", "close") if hasattr(built, name)]
+    if not own and not given:
+        return
+    has = " and ".join(f"`{name}`" for name in given + own)
+    forks = getattr(built, "forks", None)
+    if forks not in FORKS:
+        yield (
+            f"has {has} but no `forks`; expected one of {', '.join(map(repr, FORKS))}"
+            if forks is None
+            else (f"its attribute 'forks' is {forks!r:.80}; expected one of {', '.join(map(repr, FORKS))}")
+        )
+    needed = ["open", "close", *(["fork"] if forks == "copy" or hasattr(built, "fork") else [])]
+    for name in needed:
+        problem = _method(built, name, vars(Stateful)[name])
+        if problem:
+            yield f"has {has} but {problem}" if not hasattr(built, name) else problem
+    for name in own:
+        problem = _method(built, name, vars(Environment)[name])
+        if problem:
+            yield problem
 
 
 def _attributes(built: object, protocol: type[Any]) -> Iterator[str]:

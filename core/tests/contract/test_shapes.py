@@ -58,6 +58,47 @@ class Empty:
     pass
 
 
+class HoldsStates:
+    """The members of `Stateful`; subclasses take some away with None and are looked at by `without`."""
+
+    schema = echo_tool().schema
+    forks = "copy"
+
+    async def __call__(self, call: Any) -> Any:
+        return call
+
+    async def open(self, task: Any, seed: Any) -> Any:
+        return task
+
+    async def fork(self, state: Any) -> Any:
+        return state
+
+    async def close(self, state: Any) -> None:
+        pass
+
+
+def without(*names: str, **members: Any) -> Any:
+    kept = {name: found for name, found in vars(HoldsStates).items() if name not in names and name[:2] != "__"}
+    return type("Holds", (), {**kept, "__call__": HoldsStates.__call__, **members})()
+
+
+def step_without(*names: str, **members: Any) -> Any:
+    step = {"system_prompt": lambda self, tools: "", "__call__": StepWithoutPrompt.__call__}
+    return without("schema", *names, **step, **members)
+
+
+async def begins_with_a_task(self: Any, state: Any, task: Any) -> Any:
+    return state
+
+
+async def begins(self: Any, state: Any) -> Any:
+    return state
+
+
+async def opens_by_rollout(self: Any, rollout: str) -> None:
+    pass
+
+
 @pytest.mark.parametrize(
     ("kind", "built", "expected"),
     [
@@ -72,6 +113,30 @@ class Empty:
         ("advantage estimator", Empty(), ["lacks the attribute 'needs'", "lacks `def __call__(batch)`"]),
         ("tool", ToolWithoutSchema(), ["its attribute 'schema' is 't', not a ToolSchema"]),
         ("rollout step", StepWithoutPrompt(), ["lacks `def system_prompt(tools)`"]),
+        ("tool", without("close"), ["has `forks` and `open` and `fork` but lacks `async def close(state)`"]),
+        ("tool", without("fork"), ["has `forks` and `open` and `close` but lacks `async def fork(state)`"]),
+        (
+            "tool",
+            without("forks"),
+            ["has `open` and `fork` and `close` but no `forks`; expected one of 'copy', 'replay'"],
+        ),
+        ("tool", without(forks="deep"), ["its attribute 'forks' is 'deep'; expected one of 'copy', 'replay', 'none'"]),
+        (
+            "tool",
+            without(open=opens_by_rollout),
+            ["has `open(rollout: 'str') -> 'None'`; expected `async def open(task,"],
+        ),
+        ("rollout step", step_without("close"), ["but lacks `async def close(state)`"]),
+        ("rollout step", step_without(begin=begins_with_a_task), ["expected `async def begin(state)`"]),
+        (
+            "rollout step",
+            step_without("forks", "open", "fork", "close", begin=begins),
+            [
+                "has `begin` but no `forks`",
+                "but lacks `async def open(task, seed)`",
+                "but lacks `async def close(state)`",
+            ],
+        ),
         ("benchmark", Empty(), ["lacks the attribute 'info'", "lacks `def load(", "lacks `async def score(rollout)`"]),
     ],
 )
@@ -92,6 +157,8 @@ def test_functions_partials_and_wrapped_functions_fit() -> None:
     for built in (reward, functools.partial(reward, scale=2.0), wrapped, per_rollout(lambda rollout: 1.0)):
         assert misfits(built, "reward") == []
     assert misfits(echo_tool(), "tool") == []
+    assert misfits(without(), "tool") == misfits(without("fork", forks="replay"), "tool") == []
+    assert misfits(step_without(begin=begins), "rollout step") == []
 
 
 def test_building_names_plugin_package_and_component() -> None:

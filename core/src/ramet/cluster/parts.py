@@ -13,6 +13,7 @@ from ramet.errors import RametError
 from ramet.plugins import Plugins, load_plugins
 from ramet.rollout.decisions import ask
 from ramet.rollout.scoring import Scorer, WeightedReward
+from ramet.rollout.states import Component, fork_problems, step_component
 from ramet.shapes import is_tool_set
 from ramet.types import (
     AdvantageEstimator,
@@ -94,6 +95,11 @@ def build_benchmark(config: Config, name: str) -> Benchmark:
     chosen = config.benchmarks.get(name, BenchmarkConfig())
     built: Benchmark = load_plugins().get("benchmarks", chosen.use or name).build(chosen.params)
     return built
+
+
+def check_forks(config: Config, tools: Sequence[Component]) -> list[str]:
+    """Whether the branch policy can fork the states of these tools and of the environment."""
+    return fork_problems([*step_component(build_step(config)), *tools], build_branch_policy(config))
 
 
 def _start_a_group(config: Config) -> None:

@@ -18,6 +18,7 @@ from ramet.config.schema import Config, ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.event_loop import run_async
 from ramet.plugins import load_plugins
+from ramet.rollout.states import Component, tool_components
 from ramet.rollout.worker import expanded
 from ramet.shapes import is_tool_set, misfits
 from ramet.types import Tool, ToolSchema, ToolSet
@@ -151,10 +152,14 @@ def _compare(who: str, before: Schemas, now: Schemas) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolNames:
-    """What the configured tools are called and how they are described. `sets`: schemas of the tools of each set."""
+    """What the configured tools are called and how they are described. `sets`: schemas of the tools of each set.
+
+    `stateful`: those that hold states of rollouts.
+    """
 
     schemas: Mapping[str, ToolSchema] = field(default_factory=dict)
     sets: Mapping[str, Schemas] = field(default_factory=dict)
+    stateful: tuple[Component, ...] = ()
 
     @property
     def all(self) -> list[str]:
@@ -176,6 +181,7 @@ def tool_names(config: Config) -> ToolNames:
         with tempfile.TemporaryDirectory(prefix="ramet-tools-") as folder:
             box = await open_tools(config, RunServices(folder=Path(folder), seed=config.run.seed), for_schemas=True)
             await box.close_sets()
-        return ToolNames(schemas=box.schemas, sets=box.set_schemas)
+        tools = {name: (tool, settings.timeout_s) for name, (tool, settings) in box.tools.items()}
+        return ToolNames(schemas=box.schemas, sets=box.set_schemas, stateful=tool_components(tools))
 
     return run_async(look())

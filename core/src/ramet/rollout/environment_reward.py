@@ -24,7 +24,7 @@ class EnvironmentReward:
         self._gives_rewards = self._gives_rewards or any(given)
         if not self._gives_rewards:
             raise ConfigError(
-                f"rewards.environment: no turn of task {group[0].task.id!r} has a reward; it sums what the rollout step "
-                "gives as StepResult.reward (0.0 where nothing was earned): choose such a rollout_step, or another reward"
+                f"rewards.environment: no turn of task {group[0].task.id!r} has a reward; it sums StepResult.reward of "
+                "the rollout step (0.0 where nothing was earned): choose a rollout_step that gives it or another reward"
             )
         return [sum(rewards, start=0.0) for rewards in given]

@@ -1,8 +1,8 @@
 """The record of a step on disk: one JSON line per group, the segment tree with everything that training used.
 
-A segment that rollouts share is written once per group and referred to by its index; a fork's tool calls are its own
-ones, the earlier ones are its parent's, and so are what the rollout step told of turns and their rewards. Token ids, log-probabilities, entropies and advantages are base64 of
-little-endian int32 and float32. Reading gives back equal objects, with shared segments shared again.
+A segment that rollouts share is written once per group and referred to by its index. Tool calls, infos and rewards of
+turns are a fork's own ones, the earlier ones are its parent's. Token ids, log-probabilities, entropies and advantages
+are base64 of little-endian int32 and float32. Reading gives back equal objects, with shared segments shared again.
 """
 
 from __future__ import annotations

@@ -12,15 +12,14 @@ from typing import Any
 from ramet.rollout.context import TurnContext, Workplace, state_of
 from ramet.rollout.states import ENVIRONMENT, Component, StateFailed
 from ramet.rollout.tree import LiveRollout
-from ramet.types import CallStatus, Generation, Insert, RolloutStep, Task, ToolCall
+from ramet.types import CallStatus, Generation, Insert, RolloutStep, ToolCall
 
 
 class Replayer:
     """Brings a freshly opened state of a fork to its fork point."""
 
-    def __init__(self, place: Workplace, task: Task, step: RolloutStep) -> None:
+    def __init__(self, place: Workplace, step: RolloutStep) -> None:
         self._place = place
-        self._task = task
         self._step = step
 
     async def __call__(self, live: LiveRollout, component: Component, state: Any, environment: Any) -> None:
@@ -38,11 +37,11 @@ class Replayer:
                 arguments=record.arguments,
                 rollout=str(live.key),
                 turn=record.turn,
-                task=self._task,
+                task=self._place.task,
                 state=state,
                 environment=environment,
             )
-            outcome = await self._place.tools.run(call)
+            outcome = await self._place.tools.run(call, ends_at=live.ends_at)
             if outcome.status is CallStatus.INFRA:
                 raise StateFailed(tool, f"replay: the call of turn {record.turn} failed: {outcome.text}")
             _compare(tool, f"the call of turn {record.turn}", outcome.text, record.text)
@@ -53,7 +52,7 @@ class Replayer:
         for turn in range(live.fork_turn or 0):
             past = live.until(turn)
             context = _Recorded(past, live, self._place, state)
-            result = await self._step(state_of(past, self._task, state), context)
+            result = await self._step(state_of(past, self._place.task, state), context)
             stopped = f" and stopped with {result.stop}" if result.stop is not None else ""
             _compare(ENVIRONMENT, f"turn {turn}", _text(result.insert) + stopped, live.inserted(turn))
 

@@ -115,7 +115,7 @@ class GroupScheduler:
             seed=self.place.seed,
             policy=self.policy,
             budget_left=lambda: self.ledger.budget_left,
-            replay=Replayer(self.place, self.job.task, rollout_step),
+            replay=Replayer(self.place, rollout_step),
             watchdog=self.place.watchdog,
         )
 

@@ -20,7 +20,7 @@ from ramet.rollout.keys import Path, stable_seed
 from ramet.rollout.tool_runtime import CLOSE_TIMEOUT_S
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
-from ramet.types import BranchPolicy, Need, Stateful, Task
+from ramet.types import BranchPolicy, Need, RolloutStep, Stateful, Task, Tool
 
 logger = logging.getLogger(__name__)
 ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
@@ -43,12 +43,23 @@ class Component:
     timeout_s: float | None = None
 
 
-def components_of(step: object, tools: Mapping[str, tuple[Stateful[Any], float]]) -> tuple[Component, ...]:
-    """What holds states: the rollout step if it is `Stateful`, and these tools with their time-outs."""
-    found = [Component(name=name, owner=tool, timeout_s=timeout_s) for name, (tool, timeout_s) in tools.items()]
-    if hasattr(step, "open"):
-        found.insert(0, Component(name=ENVIRONMENT, owner=cast(Stateful[Any], step)))
-    return tuple(found)
+def is_stateful(component: object) -> bool:
+    """Whether it holds states of rollouts. A set of tools has an `open` too, of another kind, and no `forks`."""
+    return hasattr(component, "forks")
+
+
+def step_component(step: RolloutStep) -> tuple[Component, ...]:
+    """The rollout step, if it is an environment."""
+    return (Component(name=ENVIRONMENT, owner=cast(Stateful[Any], step)),) if is_stateful(step) else ()
+
+
+def tool_components(tools: Mapping[str, tuple[Tool, float]]) -> tuple[Component, ...]:
+    """Those of these tools that hold states. With each comes its time-out in seconds."""
+    return tuple(
+        Component(name=name, owner=cast(Stateful[Any], tool), timeout_s=timeout_s)
+        for name, (tool, timeout_s) in tools.items()
+        if is_stateful(tool)
+    )
 
 
 # Makes a fresh state what it was at the fork point of a rollout; raises `StateFailed`.
@@ -68,8 +79,8 @@ def fork_problems(components: Sequence[Component], policy: BranchPolicy) -> list
     tools = [one.name for one in components if one.name != ENVIRONMENT]
     if tools and any(one.name == ENVIRONMENT and one.owner.forks == "replay" for one in components):
         problems.append(
-            f"rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it "
-            f"cannot use tools with states of their own: {', '.join(tools)}; choose branch_policy=none, or forks = 'copy'"
+            "rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it "
+            f"cannot use tools that hold states: {', '.join(tools)}; choose branch_policy=none, or forks = 'copy'"
         )
     return problems
 

@@ -22,7 +22,7 @@ from ramet.rollout.tool_arguments import check_arguments
 from ramet.rollout.tool_stats import ToolStats, tool_metrics
 from ramet.rollout.tool_text import fit
 from ramet.rollout.watchdog import Watchdog
-from ramet.types import CallStatus, Stateful, Tool, ToolCall, ToolResult, ToolSchema
+from ramet.types import CallStatus, Tool, ToolCall, ToolResult, ToolSchema
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -66,9 +66,9 @@ class ToolRuntime:
         return await self._lanes[call.name].run(call, ends_at)
 
     @property
-    def stateful(self) -> dict[str, tuple[Stateful[Any], float]]:
-        """Tools that hold states of rollouts (`ramet.rollout.states`), with their time-outs in seconds."""
-        return {name: (lane.tool, lane.config.timeout_s) for name, lane in self._lanes.items() if lane.has_state}  # type: ignore[misc]
+    def tools(self) -> dict[str, tuple[Tool, float]]:
+        """With the time-out of each, in seconds."""
+        return {name: (lane.tool, lane.config.timeout_s) for name, lane in self._lanes.items()}
 
     def take_stats(self) -> dict[str, ToolStats]:
         """Of each tool, since the last call."""
@@ -126,7 +126,7 @@ class _Lane:
         self._slots = asyncio.Semaphore(config.concurrency if self.schema.concurrent else 1)
         self._running: set[asyncio.Task[Any]] = set()  # the loop holds tasks only weakly
         self._flights: dict[str, _Flight] = {}
-        self.has_state = hasattr(tool, "open")
+        self._has_state = hasattr(tool, "forks")
 
     async def run(self, call: ToolCall, ends_at: float | None) -> ToolOutcome:
         self.stats.calls += 1
@@ -147,7 +147,7 @@ class _Lane:
         self.stats.truncated += outcome.truncated
 
     def _share_key(self, call: ToolCall) -> str | None:
-        if not self.schema.deterministic or self.has_state:
+        if not self.schema.deterministic or self._has_state:
             return None
         return json.dumps(call.arguments, sort_keys=True, default=repr)
 

@@ -25,7 +25,7 @@ from ramet.rollout.plan import ResolvedPlan, RolloutPlan
 from ramet.rollout.prompts import make_prompt, prompt_segment
 from ramet.rollout.replies import Versions
 from ramet.rollout.scheduler import GroupJob, GroupScheduler
-from ramet.rollout.states import ENVIRONMENT, components_of, fork_problems
+from ramet.rollout.states import ENVIRONMENT, fork_problems, step_component, tool_components
 from ramet.rollout.tool_runtime import ToolRuntime
 from ramet.rollout.tool_stats import ToolStats, tool_metrics
 from ramet.rollout.watchdog import Watchdog
@@ -76,7 +76,7 @@ class RolloutWorker:
         self._tool_sets = dict(tool_sets or {})
         self._watchdog = Watchdog(config.watchdog_s)
         self._tools = ToolRuntime(tools, encoder, self._watchdog)
-        self._stateful = components_of(step, self._tools.stateful)
+        self._stateful = (*step_component(step), *tool_components(self._tools.tools))
         self._admission = Admission(config.max_concurrent)
         self._metrics = RolloutMetrics(config.first_tokens)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ramet.cluster.check import check_cluster
 from ramet.cluster.engines import check_engine
-from ramet.cluster.parts import build_benchmark, build_scorer, check_parts
+from ramet.cluster.parts import build_benchmark, build_scorer, check_forks, check_parts
 from ramet.cluster.place import build_encoder
 from ramet.cluster.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.cluster.toolbox import ToolNames, tool_names
@@ -63,7 +63,7 @@ def prepare(resolved: Resolved) -> Prepared:
     train = valid = None
     tools = _collect(lambda: tool_names(config), problems)
     if tools is not None and not problems:
-        problems += check_prompts(config, tools)
+        problems += check_prompts(config, tools) + check_forks(config, tools.stateful)
     if config.data.train:  # otherwise `check` has said so
         train = _collect(lambda: _load(config, config.data.train, config.data.limit), problems)
     if config.data.valid:
