@@ -8,7 +8,8 @@ from ramet.errors import ConfigError, InfraError, ToolError
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.tags import Tags
 from ramet.testing import check_rollout_step
-from ramet.testing.doubles import EchoTool, ScriptedContext, echo_tool, scripted_generate
+from ramet.testing.doubles import EchoTool, echo_tool
+from ramet.testing.scripted_context import ScriptedContext, scripted_generate
 from ramet.types import (
     Markup,
     Message,

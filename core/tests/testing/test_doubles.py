@@ -8,7 +8,8 @@ import pytest
 
 from ramet.engines.protocol import FinishReason, FirstReport, Request, Sampling
 from ramet.errors import InfraError
-from ramet.testing.doubles import Reply, ScriptedEngine, cut_at_stop, echo_tool, scripted_generate, tiny_encoder
+from ramet.testing.doubles import Reply, ScriptedEngine, cut_at_stop, echo_tool, tiny_encoder
+from ramet.testing.scripted_context import scripted_generate
 from ramet.types import ToolCall
 
 ENCODER = tiny_encoder()

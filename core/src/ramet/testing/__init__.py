@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from ramet.testing.doubles import (
         EchoTool,
         Reply,
-        ScriptedContext,
         ScriptedEngine,
         echo_tool,
         local_services,
-        scripted_generate,
         tiny_encoder,
     )
     from ramet.testing.plugin import check_plugin
@@ -29,12 +27,13 @@ if TYPE_CHECKING:
     from ramet.testing.reward import check_reward
     from ramet.testing.rollout_step import check_rollout_step
     from ramet.testing.rollouts import written_rollout
+    from ramet.testing.scripted_context import ScriptedContext, scripted_generate
     from ramet.testing.tool import check_tool, check_tool_set
 
 _HOMES = {
     "EchoTool": "doubles",
     "Reply": "doubles",
-    "ScriptedContext": "doubles",
+    "ScriptedContext": "scripted_context",
     "ScriptedEngine": "doubles",
     "check_advantage": "advantage",
     "check_benchmark": "benchmark",
@@ -47,7 +46,7 @@ _HOMES = {
     "check_tool_set": "tool",
     "echo_tool": "doubles",
     "local_services": "doubles",
-    "scripted_generate": "doubles",
+    "scripted_generate": "scripted_context",
     "tiny_batch": "batches",
     "tiny_loss_batch": "batches",
     "tiny_encoder": "doubles",

@@ -21,6 +21,8 @@ from ramet.types import (
     AfterTool,
     BranchEvent,
     BranchPolicy,
+    CallStatus,
+    CallView,
     Finished,
     FirstTokens,
     Fork,
@@ -100,7 +102,10 @@ def _check_pure(policy: BranchPolicy, decisions: list[_Decision]) -> None:
 
 
 class _Play:
-    """One group under way: rollouts of one to three turns with a tool result between turns, in random interleaving."""
+    """One group in flight: rollouts of one to three turns with a tool result between turns, in random interleaving.
+
+    Turns call nothing, once or twice, and calls fail; a rollout may be lost to infrastructure.
+    """
 
     def __init__(self, policy: BranchPolicy, budget: int, seed: int) -> None:
         self._policy = policy
@@ -150,10 +155,21 @@ class _Play:
             self._ledger.apply(Note(path, Phase.FIRST, turn.index, entropies=entropies))
             decided = rollout.fork_turn == turn.index  # not reported for the turn that a fork begins with
             return None if decided else FirstTokens(rollout=rollout.id, turn=turn.index, entropies=entropies)
-        n_tokens = turn.n_tokens + 10
+        entropies = (*turn.entropies, *(self._world.uniform(0.0, 3.0) for _ in range(10)))
+        over: Any = {"n_tokens": len(entropies), "entropies": entropies}
         if turn.index < MAX_TURN and self._world.random() < 0.7:
-            self._ledger.apply(Note(path, Phase.BEGIN, turn.index + 1, n_tokens=n_tokens))
-            return AfterTool(rollout=rollout.id, turn=turn.index + 1)
+            calls = self._calls()
+            self._ledger.apply(Note(path, Phase.BEGIN, turn.index + 1, calls=calls, **over))
+            return AfterTool(rollout=rollout.id, turn=turn.index + 1, calls=calls)
         stop = StopReason.ANSWER if self._world.random() < 0.9 else StopReason.FAULT
-        self._ledger.apply(Note(path, Phase.END, turn.index, n_tokens=n_tokens, stop=stop))
+        lost = (CallView(name="search", status=CallStatus.INFRA, truncated=False),) if stop is StopReason.FAULT else ()
+        self._ledger.apply(Note(path, Phase.END, turn.index, stop=stop, calls=lost, **over))
         return Finished(rollout=rollout.id, stop=stop)
+
+    def _calls(self) -> tuple[CallView, ...]:
+        """None, one or two calls of a turn, of which some fail."""
+        statuses = self._world.choice([(), ("ok",), ("ok",), ("error",), ("error", "ok"), ("error", "error")])
+        return tuple(
+            CallView(name="search", status=CallStatus(status), truncated=self._world.random() < 0.2)
+            for status in statuses
+        )

@@ -1,4 +1,4 @@
-"""Doubles for tests: an engine that replies from a script, a step context, and a tool that misbehaves on demand.
+"""Doubles for tests: an engine that replies from a script, and a tool that misbehaves on demand.
 
 They keep the contract of what they stand for: token ids from the real encoder, stop strings, limits, reports, aborts.
 torch and transformers are imported only inside `tiny_encoder`.
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramet.cluster.services import RunServices
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
-from ramet.errors import InfraError, ToolError
+from ramet.errors import InfraError
 from ramet.rollout.keys import RolloutKey
-from ramet.types import Generation, Services, Tool, ToolCall, ToolResult, ToolSchema
+from ramet.types import Services, ToolCall, ToolResult, ToolSchema
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,46 +170,6 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
         return text, None
     end, found = min(ends)
     return text[:end], found
-
-
-class ScriptedContext:
-    """A `StepContext` whose generations are given in order. `calls` records the tool calls, `stops` the stop strings.
-
-    `tools` are real tools, run without a runtime; a step is tried with them as a rollout would use them.
-    """
-
-    def __init__(self, replies: Sequence[str], tools: Sequence[Tool] = (), *, max_tool_calls: int = 8) -> None:
-        self.calls: list[ToolCall] = []
-        self.stops: list[tuple[str, ...]] = []
-        self._replies = list(replies)
-        self._tools = {tool.schema.name: tool for tool in tools}
-        self._max_tool_calls = max_tool_calls
-
-    @property
-    def tools(self) -> Sequence[ToolSchema]:
-        return [tool.schema for tool in self._tools.values()]
-
-    @property
-    def max_tool_calls(self) -> int:
-        return self._max_tool_calls
-
-    async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
-        self.stops.append(tuple(stop))
-        text, found = cut_at_stop(self._replies.pop(0), stop)
-        return Generation(text=text, stop=found, finished=found is None, truncated=False)
-
-    async def call_tool(self, call: ToolCall) -> ToolResult:
-        self.calls.append(call)
-        if call.name not in self._tools:
-            raise ToolError(f"There is no tool {call.name}. Tools: {', '.join(self._tools) or 'none'}.")
-        return await self._tools[call.name](call)
-
-
-def scripted_generate(
-    replies: Sequence[str], tools: Sequence[Tool] = (), *, max_tool_calls: int = 8
-) -> ScriptedContext:
-    """A step context that replies in order."""
-    return ScriptedContext(replies, tools, max_tool_calls=max_tool_calls)
 
 
 @dataclass(slots=True)

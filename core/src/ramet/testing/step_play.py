@@ -1,0 +1,185 @@
+"""Plays whole rollouts of a rollout step against replies written beforehand, for the checks of steps and environments."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ramet.errors import InfraError, ToolError
+from ramet.rollout.states import is_stateful
+from ramet.rollout.step_result import outcome_problem
+from ramet.testing.doubles import echo_tool
+from ramet.testing.expect import expect
+from ramet.testing.scripted_context import ScriptedContext
+from ramet.types import (
+    Generation,
+    Markup,
+    RolloutState,
+    RolloutStep,
+    StepResult,
+    StopReason,
+    Task,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Untrusted,
+    user_prompt,
+)
+
+MAX_TOOL_CALLS = 3
+MAX_TURNS = MAX_TOOL_CALLS + 4  # room for a step that gives the policy a last word
+TASK = Task(id="conformance/0", prompt=user_prompt("What is 2 + 3?"), answer=("5",))
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The step to be checked, and the task that it plays."""
+
+    step: RolloutStep
+    task: Task
+
+
+class Play(ScriptedContext):
+    """A rollout in flight: the scripted context of its step, with what it did so far. The last reply is repeated."""
+
+    def __init__(self, script: Sequence[str], tool: Tool | None = None, environment: Any = None) -> None:
+        replies = [*script, *[script[-1]] * MAX_TURNS]
+        super().__init__(
+            replies,
+            [tool or echo_tool("echo")],
+            max_tool_calls=MAX_TOOL_CALLS,
+            max_turns=MAX_TURNS,
+            environment=environment,
+        )
+        self.script = script
+        self.results: list[StepResult] = []  # of its turns, and of `finish`
+        self.generated: str | None = None  # in this turn
+        self.response = ""
+        self.stop: StopReason | None = None
+
+    async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
+        expect(self.generated is None, "generate is called twice in a turn: at most once")
+        await asyncio.sleep(0)
+        generation = await super().generate(stop=stop)
+        self.generated = generation.text
+        return generation
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        expect(
+            len(self.calls) < MAX_TOOL_CALLS,
+            f"makes more than ctx.max_tool_calls ({MAX_TOOL_CALLS}) calls: compare with state.n_tool_calls first and "
+            "stop with StopReason.CALL_LIMIT",
+        )
+        await asyncio.sleep(0)
+        return await super().call_tool(call)
+
+
+@asynccontextmanager
+async def opened(subject: Subject) -> AsyncIterator[Any]:
+    """A state of the step, closed in the end; None for a step that holds none."""
+    step: Any = subject.step
+    if not is_stateful(step):
+        yield None
+        return
+    state = await step.open(subject.task, SEED)
+    expect(state is not None, "open returned None: return a state")
+    try:
+        yield state
+    finally:
+        await step.close(state)
+
+
+async def play(subject: Subject, script: Sequence[str], *, rollout: str = "0", tool: Tool | None = None) -> Play:
+    """Play one rollout to its end."""
+    async with opened(subject) as environment:
+        played = Play(script, tool, environment)
+        await begin(subject, played)
+        await go_on(subject, played, rollout=rollout)
+    return played
+
+
+async def begin(subject: Subject, played: Play) -> None:
+    """The first observation."""
+    if not hasattr(subject.step, "begin"):
+        return
+    inserts = await subject.step.begin(played.environment)
+    typed = all(isinstance(part, (Markup, Untrusted)) for part in inserts)
+    expect(typed, f"begin returned {inserts!r}: use Markup and Untrusted")
+    played.response += "".join(part.text for part in inserts)
+
+
+async def go_on(
+    subject: Subject, played: Play, *, rollout: str = "0", first_turn: int = 0, n_turns: int = MAX_TURNS
+) -> None:
+    """Turns until the rollout ends, which only an environment leaves to the limit of turns, or `n_turns` are played."""
+    for turn in range(first_turn, min(MAX_TURNS, first_turn + n_turns)):
+        state = RolloutState(
+            task=subject.task,
+            rollout=rollout,
+            turn=turn,
+            response=played.response,
+            n_tool_calls=len(played.calls),
+            environment=played.environment,
+        )
+        result = await _turn(subject.step, state, played)
+        played.results.append(result)
+        played.stop = result.stop
+        if result.stop is not None:
+            break
+        played.response += (played.generated or "") + "".join(part.text for part in result.insert)
+    if played.stop is None and first_turn + n_turns < MAX_TURNS:
+        return
+    expect(
+        played.stop is not None or is_stateful(subject.step),
+        f"a rollout whose policy writes {played.script[-1]!r} every turn has not ended after {MAX_TURNS} turns with "
+        f"max_tool_calls={MAX_TOOL_CALLS}: stop when there is no call, and when state.n_tool_calls reaches the limit",
+    )
+    await _finish(subject, played)
+
+
+async def _finish(subject: Subject, played: Play) -> None:
+    if not hasattr(subject.step, "finish"):
+        return
+    result = await subject.step.finish(played.environment, played.stop or StopReason.TURN_LIMIT)
+    if result is None:
+        return
+    expect(isinstance(result, StepResult), f"finish returned {type(result).__name__}: return a StepResult or None")
+    expect(not result.insert and result.stop is None, "finish inserts or stops: the rollout has ended already")
+    problem = outcome_problem(result)
+    expect(problem is None, f"finish: {problem}")
+    played.results.append(result)
+
+
+async def _turn(step: RolloutStep, state: RolloutState, play: Play) -> StepResult:
+    before, play.generated = copy.deepcopy(replace(state, environment=None)), None
+    try:
+        result = await step(state, play)
+    except (AssertionError, InfraError):
+        raise
+    except ToolError as error:
+        raise AssertionError(f"a ToolError escapes the step ({error}): catch it and insert its text") from error
+    except Exception as error:
+        raise AssertionError(
+            f"crashed with {type(error).__name__}: {error}, where the policy wrote {play.generated!r}"
+        ) from error
+    expect(
+        replace(state, environment=None) == before,
+        f"changed its state from {before} to {state}: it belongs to the core",
+    )
+    expect(isinstance(result, StepResult), f"returned {type(result).__name__}: return a StepResult")
+    typed = all(isinstance(part, (Markup, Untrusted)) for part in result.insert)
+    expect(typed, f"insert holds {result.insert!r}: use Markup and Untrusted")
+    expect(result.stop is None or isinstance(result.stop, StopReason), f"stop is {result.stop!r}: use a StopReason")
+    expect(result.answer is None or isinstance(result.answer, str), f"answer is {result.answer!r}: give a string")
+    problem = outcome_problem(result)
+    expect(problem is None, problem or "")
+    expect(
+        play.generated is not None or result.stop is not None,
+        "a turn neither calls ctx.generate nor stops: the rollout would go round for ever",
+    )
+    return result
