@@ -34,30 +34,62 @@ class Double:
         return str(2 * x)
 
 
-class Stateful(Double):
-    """State of a rollout is what `open` returns."""
+class Counts(Double):
+    """Adds up what it is called with, in the rollout's own state."""
 
     forks = "copy"
 
     def __init__(self) -> None:
-        self.opened = 0
+        self.left_open = 0
 
     async def open(self, task: Task, seed: int) -> list[int]:
-        self.opened += 1
-        return []
+        self.left_open += 1
+        return [0]
 
     async def fork(self, state: list[int]) -> list[int]:
+        self.left_open += 1
         return list(state)
 
     async def close(self, state: list[int]) -> None:
-        self.opened -= 1
+        self.left_open -= 1
 
     async def __call__(self, call: ToolCall) -> ToolResult:
-        call.state.append(1)
-        return await super().__call__(call)
+        doubled = await super().__call__(call)
+        call.state[0] += int(doubled.text)
+        return ToolResult(text=str(call.state[0]))
 
 
-class SaysNotHowItForks(Stateful):
+class SharesItsState(Counts):
+    async def fork(self, state: list[int]) -> list[int]:
+        return state
+
+
+class CopiesHalf(Counts):
+    async def open(self, task: Task, seed: int) -> list[int]:
+        return [0, seed]
+
+    async def fork(self, state: list[int]) -> list[int]:
+        return [0]
+
+
+class OpensNothing(Counts):
+    async def open(self, task: Task, seed: int) -> None:  # type: ignore[override]
+        return None
+
+
+class CannotBeReplayed(Counts):
+    forks = "replay"
+    opened = itertools.count()
+
+    async def open(self, task: Task, seed: int) -> list[int]:
+        return [next(self.opened)]
+
+
+class NeverCloses(Counts):
+    close = None  # type: ignore[assignment]
+
+
+class SaysNotHowItForks(Counts):
     forks = "perhaps"
 
 
@@ -147,7 +179,7 @@ def add(a: float, b: float = 0.0) -> float:
     return a + b
 
 
-@pytest.mark.parametrize("good", [Double(), Stateful(), InterferesButSaysSo(), function_tool(add)])
+@pytest.mark.parametrize("good", [Double(), InterferesButSaysSo(), function_tool(add)])
 def test_a_good_tool_passes(good: Any) -> None:
     check_tool(good)
 
@@ -175,6 +207,38 @@ def test_a_broken_tool_is_caught(broken: Any, message: str) -> None:
     assert re.search(message, str(caught.value))
 
 
+@pytest.mark.parametrize("forks", ["copy", "replay", "none"])
+def test_every_state_of_a_good_tool_is_closed(forks: str) -> None:
+    tool = Counts()
+    tool.forks = forks
+    check_tool(tool, examples=[{"x": 1}, {"x": 2}])
+    assert tool.left_open == 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (SharesItsState(), "fork returned the state itself: return an independent copy"),
+        (
+            CopiesHalf(),
+            "a fork gave [('ToolResult', '4'), ('ToolResult', '6')], and a state alone [('ToolResult', '6'), "
+            "('ToolResult', '8')], after the other had gone on and was closed: fork must copy everything that the state "
+            "holds",
+        ),
+        (OpensNothing(), "open returned None: return a state"),
+        (
+            CannotBeReplayed(),
+            "for the same calls: a replay cannot work; draw only from the seed that open is given",
+        ),
+        (NeverCloses(), "lacks `async def close(state)`"),
+    ],
+)
+def test_a_tool_whose_states_do_not_fork_is_caught(broken: Any, message: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        check_tool(broken, examples=[{"x": 1}, {"x": 2}])
+    assert str(caught.value).endswith(message)
+
+
 def test_the_schema_must_use_the_registered_name() -> None:
     with pytest.raises(AssertionError, match="registered as 'twice'"):
         check_tool(Double(), name="twice")
@@ -195,7 +259,7 @@ def test_examples_stand_in_where_the_schema_says_too_little() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (SaysNotHowItForks, "forks is 'perhaps': say what a fork gets, one of 'copy', 'replay', 'none'"),
+        (SaysNotHowItForks, "its attribute 'forks' is 'perhaps'; expected one of 'copy', 'replay', 'none'"),
         (PlainStart, "start"),
         (
             OddMetadata,
@@ -209,11 +273,8 @@ def test_what_is_wrong_with_the_optional_parts_is_named(broken: type, message: s
         check_tool(broken())
 
 
-def test_a_tool_is_started_and_its_states_are_closed() -> None:
+def test_a_tool_is_started() -> None:
     check_tool(Started())
-    tool = Stateful()
-    check_tool(tool)
-    assert tool.opened == 0
 
 
 class Numbers:

@@ -17,8 +17,8 @@ async def check_states(subject: Subject, scripts: Sequence[Sequence[str]]) -> No
         alone, again = [(await play(subject, script)).results for _ in range(2)]
         expect(
             alone == again or step.forks != "replay",
-            f"two states of the same task and seed went two ways where the policy wrote {script}: a replay cannot work; "
-            "draw only from the seed that open is given",
+            f"two states of the same task and seed went two ways where the policy wrote {script}: a replay cannot work;"
+            " draw only from the seed that open is given",
         )
         if step.forks == "copy" and alone == again and alone[0].stop is None:
             await _check_fork(subject, script, alone, fork_first=False)
@@ -26,7 +26,7 @@ async def check_states(subject: Subject, scripts: Sequence[Sequence[str]]) -> No
 
 
 async def _check_fork(subject: Subject, script: Sequence[str], alone: list[StepResult], *, fork_first: bool) -> None:
-    """After one turn, the fork and its original go on one after the other; each must play what a rollout alone plays."""
+    """After one turn, the fork and its original go on in turn; each must play what a rollout alone plays."""
     step: Any = subject.step
     state = await step.open(subject.task, SEED)
     original = Play(script, environment=state)

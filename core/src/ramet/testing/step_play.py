@@ -1,4 +1,4 @@
-"""Plays whole rollouts of a rollout step against replies written beforehand, for the checks of steps and environments."""
+"""Plays whole rollouts of a rollout step against replies written beforehand: for its checks and an environment's."""
 
 from __future__ import annotations
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ramet.errors import InfraError, ToolError
+from ramet.rollout.states import is_stateful
+from ramet.shapes import misfits
 from ramet.testing.doubles import local_services
 from ramet.testing.expect import expect, expect_async, expect_async_call
-from ramet.types import Services, Task, Tool, ToolCall, ToolResult, ToolSchema, ToolSet, user_prompt
+from ramet.testing.step_play import SEED, TASK
+from ramet.types import Services, Tool, ToolCall, ToolResult, ToolSchema, ToolSet
 
 TIMEOUT_S = 60.0
-TASK = Task(id="conformance/0", prompt=user_prompt("What is 2 + 3?"), answer=("5",), data_source="conformance")
-FORKS = ("copy", "replay", "none")
 _EXAMPLES: dict[str, tuple[Any, Any]] = {
     "string": ("1", "2"),
     "integer": (1, 2),
@@ -39,7 +40,8 @@ def check_tool(tool: Tool, *, name: str | None = None, examples: Sequence[Mappin
 
     A schema that a model can be told; an async call; wrong arguments raise `ToolError`; nothing else than `ToolError`
     and `InfraError` escapes; calls at the same time give what they give one after the other; metadata is JSON. It is
-    started first, if it has a `start`; a `Stateful` one is opened for each rollout.
+    started first, if it has a `start`. One that holds states opens, forks and closes them: a fork and its original do
+    not see what the other does, or, with `replay`, two states of one task and seed go the same way.
 
     `name` is the name that it is registered under. `examples` are arguments of valid calls (two that give different
     results are best); without them, plausible ones are made from the schema.
@@ -101,12 +103,10 @@ async def _open_and_close(
 
 def _check_methods(tool: Tool) -> None:
     expect_async_call(tool)
-    for method in ("start", "open", "fork", "close", "aclose"):
-        if hasattr(tool, method):
-            expect_async(getattr(tool, method), method)
-    if hasattr(tool, "open"):
-        forks = getattr(tool, "forks", None)
-        expect(forks in FORKS, f"forks is {forks!r}: say what a fork gets, one of {', '.join(map(repr, FORKS))}")
+    for problem in misfits(tool, "tool"):
+        raise AssertionError(problem)
+    if hasattr(tool, "aclose"):
+        expect_async(tool.aclose, "aclose")
 
 
 async def _start(component: object, services: Services) -> None:
@@ -163,6 +163,8 @@ async def _check_calls(tool: Tool, valid: Sequence[dict[str, Any]]) -> None:
         surplus = {**valid[0], "no_such_argument": 1}
         await _outcome(tool, surplus, "surplus")
         await _check_concurrency(tool, valid)
+        if is_stateful(tool):
+            await _check_states(tool, valid)
     finally:
         if hasattr(tool, "aclose"):
             await tool.aclose()
@@ -188,23 +190,70 @@ async def _check_concurrency(tool: Tool, valid: Sequence[dict[str, Any]]) -> Non
 
 async def _outcome(tool: Tool, arguments: dict[str, Any], rollout: str) -> tuple[str, str]:
     """What one call in a rollout of its own gave: (`ToolResult`, `ToolError` or `InfraError`; text)."""
-    given = copy.deepcopy(arguments)
+    state = await _open(tool)
     try:
-        state = await tool.open(TASK, 1) if hasattr(tool, "open") else None
-        call = ToolCall(
-            name=tool.schema.name,
-            arguments=given,
-            rollout=rollout,
-            task=None if tool.schema.deterministic else TASK,
-            deadline_s=TIMEOUT_S,
-            state=state,
-        )
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                result = await tool(call)
-        finally:
-            if hasattr(tool, "close"):
-                await tool.close(state)
+        return await _outcome_in(tool, arguments, rollout, state)
+    finally:
+        if state is not None:
+            await tool.close(state)  # type: ignore[attr-defined]
+
+
+async def _open(tool: Any) -> Any:
+    if not is_stateful(tool):
+        return None
+    state = await tool.open(TASK, SEED)
+    expect(state is not None, "open returned None: return a state")
+    return state
+
+
+async def _check_states(tool: Any, valid: Sequence[dict[str, Any]]) -> None:
+    """After a call, a fork and its original go on one after the other, and each gives what a state alone gives."""
+    calls = [valid[0], valid[-1], valid[0]]
+
+    async def go_on(state: Any, made: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+        return [await _outcome_in(tool, arguments, "states", state) for arguments in made]
+
+    alone = []
+    for _ in range(2):
+        state = await _open(tool)
+        alone.append(await go_on(state, calls))
+        await tool.close(state)
+    expect(
+        alone[0] == alone[1] or tool.forks != "replay",
+        f"two states of the same task and seed gave {alone[0]} and {alone[1]} for the same calls: a replay cannot "
+        "work; draw only from the seed that open is given",
+    )
+    if tool.forks != "copy" or alone[0] != alone[1]:
+        return
+    for fork_first in (False, True):
+        state = await _open(tool)
+        await go_on(state, calls[:1])
+        fork = await tool.fork(state)
+        expect(fork is not None, "fork returned None: return a copy of the state")
+        expect(fork is not state, "fork returned the state itself: return an independent copy")
+        for one in (fork, state) if fork_first else (state, fork):
+            found = await go_on(one, calls[1:])
+            await tool.close(one)
+            expect(
+                found == alone[0][1:],
+                f"{'the original' if one is state else 'a fork'} gave {found}, and a state alone {alone[0][1:]}, after "
+                "the other had gone on and was closed: fork must copy everything that the state holds",
+            )
+
+
+async def _outcome_in(tool: Tool, arguments: dict[str, Any], rollout: str, state: Any) -> tuple[str, str]:
+    given = copy.deepcopy(arguments)
+    call = ToolCall(
+        name=tool.schema.name,
+        arguments=given,
+        rollout=rollout,
+        task=None if tool.schema.deterministic else TASK,
+        deadline_s=TIMEOUT_S,
+        state=state,
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            result = await tool(call)
     except (ToolError, InfraError) as error:
         return type(error).__name__, str(error)
     except Exception as error:
