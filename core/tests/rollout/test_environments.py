@@ -13,7 +13,6 @@ import pytest
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
-from ramet.rollout.branching import NoBranching
 from ramet.rollout.environment_reward import EnvironmentReward
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer, WeightedReward
