@@ -110,7 +110,7 @@ def check_tasks(steps: dict[int, list[GroupRecord]], data: DataRecord) -> None:
     assert len(set(places)) == 4
     kept = LIMIT - data.too_long
     sampler = Sampler(kept, 2, SEED)
-    positions = sampler.batch(0) + sampler.batch(1)
+    positions = sampler.draw(2) + sampler.draw(2)
     order = sorted(range(4), key=positions.__getitem__)
     assert [places[i] for i in order] == sorted(places)  # leaving out keeps the order of the file
     for group in groups:

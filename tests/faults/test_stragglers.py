@@ -27,7 +27,7 @@ BY_STEP = ["tools.fault_tool.timeout_s=600", f"rollout.step_deadline_s={SHORT_S}
 def straggler(house) -> str:
     """A rollout of the first step. Beside it stands a run in which nothing straggles."""
     house.train("undisturbed", steps=1)
-    return f"tasks/{Sampler(7, 3, 11).batch(0)[1]}/2"
+    return f"tasks/{Sampler(7, 3, 11).draw(3)[1]}/2"
 
 
 @pytest.mark.parametrize(

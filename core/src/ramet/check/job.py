@@ -88,7 +88,7 @@ def prepare_tasks(resolved: Resolved, options: Options) -> tuple[list[Task], Too
         raise ConfigErrors([*problems, *error.problems]) from error
     raise_all(problems)
     n = len(prepared.tasks)
-    drawn = Sampler(n, min(options.tasks, n), config.run.seed, config.data.shuffle).batch(0)
+    drawn = Sampler(n, min(options.tasks, n), config.run.seed, config.data.shuffle).draw(min(options.tasks, n))
     return [prepared.tasks[i] for i in drawn], prepared.tools
 
 

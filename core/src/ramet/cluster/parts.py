@@ -121,6 +121,11 @@ def check_parts(config: Config, *, training: bool) -> list[str]:
             build(config)
         except RametError as error:
             problems.append(str(error))
+    if training and not problems and config.train.resample_rounds and Need.VALUES in build_advantage(config).needs:
+        problems.append(
+            f"train.resample_rounds={config.train.resample_rounds}: replaces groups of equal rewards, from which "
+            f"advantage={config.advantage.name} learns too; set 0"
+        )
     if training and not problems and Need.VALUES in build_loss(config).needs:
         problems.append(
             f"policy_loss={config.policy_loss.name} needs values, which only advantage estimators are given"

@@ -7,13 +7,14 @@ files or libraries is checked by `check_…` functions and by loading the data: 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, TrainConfig
+from ramet.config.schema import Config, DataConfig, TrainConfig
 from ramet.config.sections import JOBS
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 
@@ -55,7 +56,7 @@ RANGES: dict[str, dict[str, Range]] = {
         "steps": ONE, "tasks_per_step": ONE, "minibatches": ONE, "epochs": ONE, "tis_cap": POSITIVE, "kl_coef": ZERO,
         "eval_every": ZERO, "eval_k": ONE, "eval_temperature": ZERO, "eval_top_p": Range(above=0, most=1),
         "eval_top_k": ZERO, "save_every": ONE, "keep_checkpoints": ONE, "max_bad_steps": ONE, "grace_s": ZERO,
-        "staleness": ZERO,
+        "staleness": ZERO, "resample_rounds": ZERO,
     },
     "policy": {
         "lr": ZERO, "beta1": SHARE, "beta2": SHARE, "weight_decay": ZERO, "grad_clip": POSITIVE, "warmup_steps": ZERO,
@@ -120,6 +121,7 @@ def _names(config: Config) -> Iterator[str]:
 
 def _training(config: Config) -> Iterator[str]:
     rollout, train = config.rollout, config.train
+    yield from _choosing(config.data)
     if not config.data.train:
         yield "data.train: missing; name at least one file, as in data.train=[tasks.parquet]"
     if rollout.group_size < 2:
@@ -161,6 +163,25 @@ def _validation(train: TrainConfig, max_concurrent: int) -> Iterator[str]:
         )
     if train.keep_best is not None and not train.eval_every:
         yield f"train.keep_best={train.keep_best}: needs train.eval_every over 0, which says when it is measured"
+
+
+def _choosing(data: DataConfig) -> Iterator[str]:
+    for name, weight in data.weights.items():
+        if not 0 <= weight < float("inf"):
+            yield f"data.weights.{name}={weight}: must be finite and at least 0"
+    if data.weights and not any(weight > 0 for weight in data.weights.values()):
+        yield "data.weights: all are 0, so there is nothing to draw"
+    if data.columns.difficulty is None:
+        by_column = {"curriculum": data.curriculum or None, "min_difficulty": data.min_difficulty}
+        for key, value in {**by_column, "max_difficulty": data.max_difficulty}.items():
+            if value is not None:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                yield f"data.{key}={shown}: needs data.columns.difficulty, the column that holds a task's difficulty"
+    least, most = data.min_difficulty, data.max_difficulty
+    if any(bound is not None and math.isnan(bound) for bound in (least, most)):
+        yield f"data.min_difficulty={least}, data.max_difficulty={most}: must be numbers"
+    if least is not None and most is not None and least > most:
+        yield f"data.min_difficulty={least:g}: must be at most data.max_difficulty={most:g}"
 
 
 def _deterministic(config: Config) -> Iterator[str]:

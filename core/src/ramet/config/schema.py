@@ -102,6 +102,7 @@ class ColumnsConfig:
     answer: str | None = None  # null: `answer`, or `reward_model.ground_truth` in rows that have that instead
     data_source: str | None = "data_source"
     tools: str | None = "tools"
+    difficulty: str | None = None  # a number in every row of the training data, larger is harder
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,6 +114,10 @@ class DataConfig:
     limit: int | None = None  # first tasks only
     valid_limit: int | None = None
     shuffle: bool = True
+    weights: dict[str, float] = field(default_factory=dict)  # data source -> share of draws; empty: every task as often
+    curriculum: bool = False  # every pass over the data goes from easy to hard, by data.columns.difficulty
+    min_difficulty: float | None = None  # easier tasks are left out and counted
+    max_difficulty: float | None = None  # harder ones too
     on_bad_row: OnBadRow = OnBadRow.ERROR
 
 
@@ -196,6 +201,7 @@ class BenchmarkConfig:
 class TrainConfig:
     steps: int | None = None  # null: one pass over the data
     tasks_per_step: int = 64  # P
+    resample_rounds: int = 0  # dynamic sampling: how often groups of equal rewards are replaced by those of other tasks
     minibatches: int = 1  # optimiser steps per pass over a step's batch
     epochs: int = 1  # passes over a step's batch
     old_logprobs: OldLogprobs = OldLogprobs.TRAINER

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ramet.data.layout import value_at
 from ramet.errors import ConfigError
 from ramet.types import Task
 
@@ -30,6 +31,34 @@ def leave_out_long(tasks: Sequence[Task], count_tokens: Callable[[Task], int], m
     if found.left_out:
         logger.warning("left out: %s (longest: %d tokens)", counts, found.longest)
     return found
+
+
+def difficulty_of(task: Task, column: str) -> float:
+    """The number in this column of a task. Raises `ConfigError`; rows of files were checked when they were read."""
+    value = value_at(task.metadata, column)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"data.columns.difficulty={column}: task {task.id!r} has no number there")
+    return float(value)
+
+
+def leave_out_by_difficulty(tasks: Sequence[Task], column: str, least: float | None, most: float | None) -> list[Task]:
+    """Tasks within both bounds, inclusively; None is no bound. Raises `ConfigError` if none is left."""
+    levels = [difficulty_of(task, column) for task in tasks]
+    kept = [
+        task
+        for task, level in zip(tasks, levels, strict=True)
+        if (least is None or level >= least) and (most is None or level <= most)
+    ]
+    bounds = f"data.min_difficulty={_shown(least)}, data.max_difficulty={_shown(most)}"
+    if not kept:
+        raise ConfigError(f"no task is left: {bounds}; the data has {min(levels):g} to {max(levels):g}")
+    if len(kept) < len(tasks):
+        logger.warning("left out: %d of %d tasks are outside %s", len(tasks) - len(kept), len(tasks), bounds)
+    return kept
+
+
+def _shown(bound: float | None) -> str:
+    return "null" if bound is None else f"{bound:g}"
 
 
 def warn_of_overlap(train: Sequence[Task], valid: Sequence[Task]) -> int:

@@ -26,6 +26,8 @@ def make_task(row: Row, prefix: str, stem: str, columns: ColumnsConfig) -> Task:
         raise BadRow(f": {row.problem}")
     values = row.values
     answer = answer_column(values, columns)
+    if columns.difficulty is not None:
+        _number(value_at(values, columns.difficulty), columns.difficulty)  # it stays in the metadata
     used = {columns.prompt, answer, columns.id, columns.data_source, columns.tools}
     source = _optional(values, columns.data_source)
     return Task(
@@ -97,6 +99,11 @@ def _answer(value: Any, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise _bad(column, "expected a text, a number, or a list of them", value)
     return str(value)
+
+
+def _number(value: Any, column: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _bad(column, "expected a number", value)
 
 
 def _tools(value: Any, column: str | None) -> tuple[str, ...] | None:

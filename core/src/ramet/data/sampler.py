@@ -1,61 +1,164 @@
-"""Which tasks a step gets: a pure function of (number of tasks, seed, step), so a resumed run sees the same ones.
+"""Which tasks are drawn next. Deterministic, with a small state, so a resumed run sees the tasks that it would have seen.
 
-Epochs follow each other without a gap; a batch may span two. Within an epoch no task comes twice and none is lost; a
-batch never holds a task twice either (its rollouts would be keyed alike), so where a batch spans two epochs the new one
-begins with tasks that are not yet in the batch.
+Epochs follow each other without a gap; a step may span two. Within an epoch no task comes twice and none is lost; a
+step never holds a task twice either (its rollouts would be keyed alike): a task whose turn comes again in a step that
+has it already is passed over, and comes first in the next one.
+
+With weights every data source has epochs of its own, and each draw goes to the source that is furthest behind its
+share, so that shares hold exactly over any run of draws, not on average.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
+from typing import Any
 
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, raise_all
+
+ALL = ""  # the one stream of a sampler without weights
 
 
 class Sampler:
-    """Indices of the tasks of each step."""
+    """Draws indices of tasks. `state` is JSON; the orders of the epochs follow from the seed and are not in it."""
 
-    def __init__(self, n: int, tasks_per_step: int, seed: int, shuffle: bool = True) -> None:
-        """Raises `ConfigError` if a step needs more tasks than there are."""
+    def __init__(
+        self,
+        n: int,
+        tasks_per_step: int,
+        seed: int,
+        shuffle: bool = True,
+        *,
+        sources: Sequence[str] = (),
+        weights: Mapping[str, float] | None = None,
+        difficulty: Sequence[float] | None = None,
+    ) -> None:
+        """`sources` and `difficulty` hold one value per task; with `difficulty` every epoch goes from easy to hard.
+
+        Raises `ConfigErrors` if a step needs more tasks than there are, or weights and sources do not fit.
+        """
         if not 1 <= tasks_per_step <= n:
             raise ConfigError(f"train.tasks_per_step={tasks_per_step}: the data set has {n} tasks; allowed: 1 to {n}")
         self.n = n
-        self.tasks_per_step = tasks_per_step
         self.seed = seed
         self.shuffle = shuffle
-        self._epoch = 0
-        self._order = self._draw(0)
+        self.difficulty = difficulty
+        total = sum((weights or {}).values())
+        self.shares = {name: weight / total for name, weight in (weights or {}).items() if weight > 0} or {ALL: 1.0}
+        by_source: dict[str, list[int]] = {}
+        for index in range(n):
+            by_source.setdefault(sources[index] if weights else ALL, []).append(index)
+        if weights:
+            raise_all(_weight_problems(weights, self.shares, by_source, tasks_per_step))
+        self._streams = {name: _Stream(self, name, by_source[name]) for name in self.shares}
 
-    def batch(self, step: int) -> list[int]:
-        """The `tasks_per_step` indices of step `step`, counted from 0."""
-        first = step * self.tasks_per_step
-        epoch, position = divmod(first, self.n)
-        indices = self.order(epoch)[position : position + self.tasks_per_step]
-        missing = self.tasks_per_step - len(indices)
-        return indices + self.order(epoch + 1)[:missing] if missing else indices
+    def draw(self, count: int, taken: Collection[int] = ()) -> list[int]:
+        """The next `count` indices that are not among `taken`; fewer if there are no more such tasks."""
+        drawn: list[int] = []
+        held = set(taken)
+        while len(drawn) < count:
+            index = self._next(held)
+            if index is None:
+                break
+            held.add(index)
+            drawn.append(index)
+        return drawn
 
-    def order(self, epoch: int) -> list[int]:
-        """All indices in the order of this epoch. Each epoch builds on the one before, which fixed a shared batch."""
-        if epoch < self._epoch:
-            self._epoch, self._order = 0, self._draw(0)
-        while self._epoch < epoch:
-            self._epoch += 1
-            self._order = self._joined(self._order, self._draw(self._epoch), self._epoch)
-        return self._order
+    def _next(self, held: set[int]) -> int | None:
+        total = sum(stream.drawn for stream in self._streams.values()) + 1
+        behind = sorted(self._streams, key=lambda name: self._streams[name].drawn - self.shares[name] * total)
+        found = (self._streams[name].draw(held) for name in behind)
+        return next((index for index in found if index is not None), None)
 
-    def _joined(self, before: list[int], drawn: list[int], epoch: int) -> list[int]:
-        shared = epoch * self.n % self.tasks_per_step  # tasks of the epoch before in the batch at the border
-        if not shared:
-            return drawn
-        taken = set(before[-shared:])
-        head = [index for index in drawn if index not in taken][: self.tasks_per_step - shared]
-        chosen = set(head)
-        return head + [index for index in drawn if index not in chosen]
+    def state(self) -> dict[str, Any]:
+        """What `restore` takes, for JSON."""
+        return {name: stream.state() for name, stream in self._streams.items()}
 
-    def _draw(self, epoch: int) -> list[int]:
-        order = list(range(self.n))
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken. Raises `ConfigError` if it is of other data sources."""
+        if state.keys() != self._streams.keys():
+            raise ConfigError(
+                f"data.weights: the checkpoint drew from {_named(state)}, this run draws from {_named(self._streams)}"
+            )
+        for name, stream in self._streams.items():
+            stream.restore(state[name])
+
+    def order(self, name: str, indices: Sequence[int], epoch: int) -> list[int]:
+        """The tasks of a stream in the order of one epoch."""
+        order = list(indices)
         if self.shuffle:
-            key = hashlib.blake2b(f"{self.seed}/{epoch}".encode(), digest_size=8).digest()
-            Random(int.from_bytes(key)).shuffle(order)
+            text = f"{self.seed}/{name}/{epoch}" if name else f"{self.seed}/{epoch}"
+            Random(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())).shuffle(order)
+        if self.difficulty is not None:
+            order.sort(key=self.difficulty.__getitem__)  # stable: equally hard ones stay shuffled
         return order
+
+
+class _Stream:
+    """The endless sequence of the tasks of one data source, epoch after epoch."""
+
+    def __init__(self, sampler: Sampler, name: str, indices: list[int]) -> None:
+        self.drawn = 0
+        self._sampler, self._name, self._indices = sampler, name, indices
+        self._passed: list[int] = []  # tasks whose turn came while the step held them
+        self._begin(0)
+
+    def _begin(self, epoch: int, position: int = 0) -> None:
+        self._epoch, self._position = epoch, position
+        self._order = self._sampler.order(self._name, self._indices, epoch)
+
+    def draw(self, held: set[int]) -> int | None:
+        """The next task that the step does not hold; None if it holds all of them."""
+        if held.issuperset(self._indices):
+            return None
+        self.drawn += 1
+        for place, index in enumerate(self._passed):
+            if index not in held:
+                return self._passed.pop(place)
+        while True:
+            if self._position == len(self._order):
+                self._begin(self._epoch + 1)
+            index = self._order[self._position]
+            self._position += 1
+            if index not in held:
+                return index
+            self._passed.append(index)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "passed": list(self._passed),
+            "drawn": self.drawn,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._begin(state["epoch"], state["position"])
+        self._passed = list(state["passed"])
+        self.drawn = state["drawn"]
+
+
+def _weight_problems(
+    weights: Mapping[str, float], shares: Mapping[str, float], by_source: Mapping[str, list[int]], tasks_per_step: int
+) -> list[str]:
+    has = ", ".join(sorted(by_source))
+    problems = [
+        f"data.weights.{name}: the data has no such source; it has {has}" for name in weights.keys() - by_source
+    ]
+    problems += [
+        f"data.weights: has no weight for data source {name!r}; give one, 0 to leave it out"
+        for name in by_source.keys() - weights.keys()
+    ]
+    for name, share in shares.items():
+        there = len(by_source.get(name, ()))
+        if there and share * tasks_per_step > there:
+            problems.append(
+                f"data.weights.{name}={weights[name]:g}: a share of {share:.3g} of train.tasks_per_step="
+                f"{tasks_per_step} is more than the {there} tasks of this source"
+            )
+    return sorted(problems)
+
+
+def _named(streams: Mapping[str, Any]) -> str:
+    return "all data alike" if ALL in streams else f"weighted {', '.join(streams)}"

@@ -197,7 +197,7 @@ def missing_columns(path: Path, rows: Sequence[Row], columns: ColumnsConfig) -> 
 def _expected(columns: ColumnsConfig) -> dict[str, list[str]]:
     """Columns of which one must be there: prompt, answer, and optional ones that the user named."""
     defaults = ColumnsConfig()
-    named = {key: getattr(columns, key) for key in ("id", "data_source", "tools")}
+    named = {key: getattr(columns, key) for key in ("id", "data_source", "tools", "difficulty")}
     chosen = {key: [name] for key, name in named.items() if name is not None and name != getattr(defaults, key)}
     answers = [FLAT_ANSWER, PUBLISHED_ANSWER] if columns.answer is None else [columns.answer]
     return {"prompt": [columns.prompt], "answer": answers, **chosen}

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ramet.rollout.scoring import ScoredGroup
+from ramet.train.choosing import PlayedStep
 
 CANCEL_S = 5.0
-Play = Callable[[int], Coroutine[Any, Any, list[ScoredGroup]]]
+Play = Callable[[int], Coroutine[Any, Any, PlayedStep]]
 
 
 class Ahead:
@@ -23,16 +23,16 @@ class Ahead:
         self._play = play
         self._staleness = staleness
         self._last = last
-        self._playing: dict[int, asyncio.Task[list[ScoredGroup]]] = {}
+        self._playing: dict[int, asyncio.Task[PlayedStep]] = {}
 
-    async def take(self, step: int) -> list[ScoredGroup]:
-        """The groups of this step; those that may run ahead of it are under way when this returns."""
+    async def take(self, step: int) -> PlayedStep:
+        """What this step played; those that may run ahead of it are under way when this returns."""
         self._start(step)
-        groups = await self._playing[step]
+        played = await self._playing[step]
         del self._playing[step]
         for later in range(step + 1, min(step + self._staleness, self._last) + 1):
             self._start(later)
-        return groups
+        return played
 
     @property
     def playing(self) -> bool:

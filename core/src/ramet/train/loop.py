@@ -32,6 +32,7 @@ from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.metrics import Tracker
 from ramet.train.ahead import Ahead
 from ramet.train.algorithm import estimate
+from ramet.train.choosing import PlayedStep, TaskChooser
 from ramet.train.groups import check_infrastructure, play
 from ramet.train.saving import Saver
 from ramet.train.state import TrainState
@@ -70,7 +71,11 @@ class Loop:
         self.rollouts = place.rollouts
         self.critic = critic
         self.tasks = tasks
-        self.sampler = sampler
+        if state.sampler:
+            sampler.restore(state.sampler)
+        self.chooser = TaskChooser(
+            tasks, sampler, tasks_per_step=config.train.tasks_per_step, rounds=config.train.resample_rounds
+        )
         self.tracker = tracker
         self.total_steps = total_steps
         self.state = state
@@ -123,15 +128,17 @@ class Loop:
     async def _step(self, step: int) -> None:
         started = time.monotonic()
         clock = _Clock()
-        groups = await self.stop.drop(self.ahead.take(step))
-        metrics = {**reward_metrics(groups), **await self._rollout_metrics(), **row_metrics(groups)}
-        self._check(step, groups)
+        played = await self.stop.drop(self.ahead.take(step))
+        groups = played.groups
+        metrics = {**reward_metrics(played.all), **await self._rollout_metrics(), **row_metrics(groups)}
+        metrics["group/replaced"] = float(len(played.replaced))
+        self._check(step, played)
         clock.lap("rollout")
         warn_of_silence(step, groups)
         rows = rows_of(groups)
         metrics |= lag_metrics(rows, version=self.state.step, allowed=self.config.train.staleness)
-        greedy = await self.stop.drop(self._greedy_rewards(rows, step))
-        metrics |= await self._learn(step, groups, rows, greedy, clock)
+        greedy = await self.stop.drop(self._greedy_rewards(groups, rows, step))
+        metrics |= await self._learn(step, played, rows, greedy, clock)
         try:
             metrics |= await self._use_weights(step, clock)
         except Dropped:
@@ -171,25 +178,24 @@ class Loop:
         metrics, self._played = self._played or await self.rollouts.metrics(), {}
         return metrics
 
-    def _tasks(self, step: int) -> list[Task]:
-        return [self.tasks[i] for i in self.sampler.batch(step - 1)]
+    async def _play(self, step: int) -> PlayedStep:
+        return await self.chooser.play(
+            step, lambda tasks: play(self.rollouts, self.scorer, tasks, step=step, plan=self.plan)
+        )
 
-    async def _play(self, step: int) -> list[ScoredGroup]:
-        return await play(self.rollouts, self.scorer, self._tasks(step), step=step, plan=self.plan)
-
-    def _check(self, step: int, groups: Sequence[ScoredGroup]) -> None:
+    def _check(self, step: int, played: PlayedStep) -> None:
         """Stop if too much failed; the groups are on disk then, for whoever looks for the cause."""
         try:
-            check_failures(groups)
-            check_infrastructure(groups, self.config.rollout.max_infra_rate)
+            check_failures(played.all)
+            check_infrastructure(played.all, self.config.rollout.max_infra_rate)
         except RametError:
-            self._write(step, groups, [], [])
+            self._write(step, played, [], [])
             raise
 
     async def _learn(
         self,
         step: int,
-        groups: Sequence[ScoredGroup],
+        played: PlayedStep,
         rows: list[Row],
         greedy: list[float] | None,
         clock: _Clock,
@@ -197,7 +203,7 @@ class Loop:
         """Old log-probabilities, advantages, the record on disk, the update. No rows: nothing is learned, and said."""
         if not rows:
             logger.warning("step %d: no group has two valid rollouts; nothing to learn from", step)
-            self._write(step, groups, [], [])
+            self._write(step, played, [], [])
             return {"train/updates": 0.0}
         old = await self._old_logprobs(rows)
         reference = await self.policy.reference_logprobs(rows) if self.needs_reference else None
@@ -206,7 +212,7 @@ class Loop:
         output = estimate(
             self.estimator, rows, old_logprobs=old, ref_logprobs=reference, values=values, greedy_rewards=greedy
         )
-        self._write(step, groups, rows, unpadded(rows, output.advantages))
+        self._write(step, played, rows, unpadded(rows, output.advantages))
         clock.lap("record")
         self.stop.check()  # the last place where the weights are those of the step before
         metrics = await self._update_critic(rows, output, values, step)
@@ -239,25 +245,26 @@ class Loop:
             return [row.engine_logprobs for row in rows]
         return await self.policy.logprobs(rows)
 
-    async def _greedy_rewards(self, rows: Sequence[Row], step: int) -> list[float] | None:
+    async def _greedy_rewards(
+        self, groups: Sequence[ScoredGroup], rows: Sequence[Row], step: int
+    ) -> list[float] | None:
         """One greedy rollout per task, for estimators that use it as the baseline (ReMax)."""
         if Need.GREEDY_ROLLOUT not in self.estimator.needs:
             return None
         plan = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy")
-        groups = await play(self.rollouts, self.scorer, self._tasks(step), step=step, plan=plan)
+        groups = await play(self.rollouts, self.scorer, [group.task for group in groups], step=step, plan=plan)
         await self.rollouts.metrics()  # the next step's counts must not hold these
         rewards = [group.rollouts[0].reward for group in groups]
         return [float("nan") if (reward := rewards[row.group]) is None else reward for row in rows]
 
-    def _write(
-        self, step: int, groups: Sequence[ScoredGroup], rows: Sequence[Row], advantages: Sequence[Floats]
-    ) -> None:
+    def _write(self, step: int, played: PlayedStep, rows: Sequence[Row], advantages: Sequence[Floats]) -> None:
+        """Every group that was played; `row.group` counts those that are learned from, which come first."""
         by_group: dict[int, dict[str, array[float]]] = {}
         for row, values in zip(rows, advantages, strict=True):
             by_group.setdefault(row.group, {})[row.rollout_id] = array("f", values.tobytes())
         write_records(
             self.folder / "rollouts" / f"step_{step:06d}.jsonl.gz",
-            [GroupRecord(step=step, group=group, advantages=by_group.get(i, {})) for i, group in enumerate(groups)],
+            [GroupRecord(step=step, group=group, advantages=by_group.get(i, {})) for i, group in enumerate(played.all)],
         )
 
     async def _finish(self, step: int, metrics: dict[str, float], clock: _Clock, started: float) -> None:
@@ -270,6 +277,7 @@ class Loop:
         self.tracker.log(step, metrics)
         self.state.step = step
         self._score = self.validation.score(step, metrics)
+        self.state.sampler = self.chooser.state_after(step)
         self.state.seconds += time.monotonic() - started
         saving = time.monotonic()
         await self.saver.save_if_due(step, self._score)

@@ -35,7 +35,7 @@ def plan(resolved: Resolved, on: str | None = None) -> Plan:
         job="train",
         facts={
             "directory": str(place),
-            "tasks": _tasks(prepared),
+            "tasks": _tasks(prepared) + _order(config),
             "validation": _validation(config, prepared),
             "steps": _steps(config, prepared),
             "tokens": _tokens(config, prepared),
@@ -84,8 +84,19 @@ def _fits(memory: MemoryPlan | str) -> list[str]:
 def _tasks(prepared: Prepared) -> str:
     record = prepared.data["train"]
     notes = {"bad rows skipped": record.skipped, "too long": prepared.too_long, "repaired": record.repaired}
+    notes["outside the bounds of difficulty"] = record.by_difficulty
     said = ", ".join(f"{count} {what}" for what, count in notes.items() if count)
     return f"{len(prepared.tasks)} of {record.tasks} from {', '.join(record.files)}" + (f" ({said})" if said else "")
+
+
+def _order(config: Config) -> str:
+    """How tasks are chosen, where it is not the default."""
+    data, shares = config.data, sum(config.data.weights.values())
+    notes = [f"{name} {weight / shares:.0%} of draws" for name, weight in data.weights.items()]
+    notes += ["from easy to hard in every pass"] if data.curriculum else []
+    if config.train.resample_rounds:
+        notes.append(f"groups without signal replaced up to {config.train.resample_rounds} times")
+    return f"; {', '.join(notes)}" if notes else ""
 
 
 def _validation(config: Config, prepared: Prepared) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ramet.cluster.check import check_cluster
@@ -14,9 +14,15 @@ from ramet.cluster.prompts import check_prompts, task_prompts, warn_of_foreign_t
 from ramet.cluster.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config
+from ramet.config.schema import ColumnsConfig, Config, DataConfig
 from ramet.data.benchmarks import benchmark_names
-from ramet.data.filter import Filtered, leave_out_long, warn_of_overlap
+from ramet.data.filter import (
+    Filtered,
+    difficulty_of,
+    leave_out_by_difficulty,
+    leave_out_long,
+    warn_of_overlap,
+)
 from ramet.data.sampler import Sampler
 from ramet.data.tasks import TaskSet, fingerprint, load_tasks
 from ramet.errors import ConfigError, ConfigErrors, RametError, raise_all
@@ -67,7 +73,8 @@ def prepare(resolved: Resolved) -> Prepared:
     if config.data.train:  # otherwise `check` has said so
         train = _collect(lambda: _load(config, config.data.train, config.data.limit), problems)
     if config.data.valid:
-        valid = _collect(lambda: _load(config, config.data.valid, config.data.valid_limit), problems)
+        columns = replace(config.data.columns, difficulty=None)  # it chooses what is trained on
+        valid = _collect(lambda: _load(config, config.data.valid, config.data.valid_limit, columns), problems)
     if train is not None:
         problems += check_tasks(config, train.tasks, tools)
     if valid is not None:
@@ -132,10 +139,10 @@ def _check_keep_best(config: Config, valid: TaskSet) -> list[str]:
     return [f"train.keep_best={wanted}: no metric of the validation; allowed: {', '.join(allowed)}"]
 
 
-def _load(config: Config, sources: list[str], limit: int | None) -> TaskSet:
+def _load(config: Config, sources: list[str], limit: int | None, columns: ColumnsConfig | None = None) -> TaskSet:
     return load_tasks(
         sources,
-        config.data.columns,
+        columns or config.data.columns,
         limit=limit,
         on_bad_row=config.data.on_bad_row,
         build=lambda name: build_benchmark(config, name),
@@ -161,18 +168,19 @@ def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
 def _prepared(config: Config, train: TaskSet, valid: TaskSet | None, tools: ToolNames) -> Prepared:
     count = prompt_counter(config, build_encoder(config), tools)
     kept = leave_out_long(train.tasks, count, config.data.max_prompt_tokens)
+    tasks = _within_difficulty(config.data, kept.tasks)
     kept_valid = leave_out_long(valid.tasks, count, config.data.max_prompt_tokens) if valid else None
-    warn_of_overlap(kept.tasks, kept_valid.tasks if kept_valid else [])
-    warn_of_foreign_tags(config, [*kept.tasks, *(kept_valid.tasks if kept_valid else [])], tools)
-    sampler = Sampler(len(kept.tasks), config.train.tasks_per_step, config.run.seed, config.data.shuffle)
-    data = {"train": _record(train, kept)}
+    warn_of_overlap(tasks, kept_valid.tasks if kept_valid else [])
+    warn_of_foreign_tags(config, [*tasks, *(kept_valid.tasks if kept_valid else [])], tools)
+    sampler = make_sampler(config, tasks)
+    data = {"train": _record(train, kept, tasks)}
     if valid and kept_valid:
-        data["valid"] = _record(valid, kept_valid)
+        data["valid"] = _record(valid, kept_valid, kept_valid.tasks)
     return Prepared(
-        tasks=kept.tasks,
+        tasks=tasks,
         valid=_valid_data(config, valid, kept_valid.tasks) if valid and kept_valid else ValidData(),
         sampler=sampler,
-        total_steps=config.train.steps or max(1, len(kept.tasks) // config.train.tasks_per_step),
+        total_steps=config.train.steps or max(1, len(tasks) // config.train.tasks_per_step),
         too_long=kept.left_out,
         tools=tools,
         data=data,
@@ -180,14 +188,36 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None, tools: Tool
     )
 
 
-def _record(tasks: TaskSet, kept: Filtered) -> DataRecord:
+def _within_difficulty(data: DataConfig, tasks: list[Task]) -> list[Task]:
+    if data.columns.difficulty is None or (data.min_difficulty is None and data.max_difficulty is None):
+        return tasks
+    return leave_out_by_difficulty(tasks, data.columns.difficulty, data.min_difficulty, data.max_difficulty)
+
+
+def make_sampler(config: Config, tasks: Sequence[Task]) -> Sampler:
+    """The order in which a run trains on these tasks. Raises `ConfigErrors`."""
+    data = config.data
+    column = data.columns.difficulty if data.curriculum else None
+    return Sampler(
+        len(tasks),
+        config.train.tasks_per_step,
+        config.run.seed,
+        data.shuffle,
+        sources=[task.data_source for task in tasks],
+        weights=data.weights,
+        difficulty=None if column is None else [difficulty_of(task, column) for task in tasks],
+    )
+
+
+def _record(tasks: TaskSet, kept: Filtered, played: Sequence[Task]) -> DataRecord:
     return DataRecord(
         files=tasks.files,
-        fingerprint=fingerprint(kept.tasks),
+        fingerprint=fingerprint(played),
         tasks=len(tasks.tasks),
         skipped=tasks.skipped,
         repaired=tasks.repaired,
         too_long=kept.left_out,
+        by_difficulty=len(kept.tasks) - len(played),
     )
 
 

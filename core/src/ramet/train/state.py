@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ramet.errors import ConfigError
 
@@ -13,11 +14,14 @@ FILE = "trainer.json"
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """`step` steps are done. Tasks, seeds and draws of the next step follow from it, the run seed and the data."""
+    """`step` steps are done. The next step's tasks follow from the sampler's state and the data, its seeds and draws
+    from its number and the run's seed.
+    """
 
     data_fingerprint: str  # of the tasks that the steps count through
     step: int = 0
     seconds: float = 0.0  # of training so far, over all attempts
+    sampler: dict[str, Any] = field(default_factory=dict)  # after the draws of `step`; empty before the first
 
     def save(self, folder: Path) -> None:
         (folder / FILE).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")

@@ -64,6 +64,9 @@ def warn_of_silence(step: int, groups: Sequence[ScoredGroup]) -> None:
 
 
 def _no_signal(groups: Sequence[ScoredGroup]) -> float:
-    """Share of groups whose valid rewards are all equal, or fewer than two."""
-    silent = sum(len({r.reward for r in group.valid}) < 2 for group in groups)
-    return silent / max(1, len(groups))
+    return sum(not gives_signal(group) for group in groups) / max(1, len(groups))
+
+
+def gives_signal(group: ScoredGroup) -> bool:
+    """Whether its rollouts can be told apart: two valid rewards that differ, or rewards of single tokens."""
+    return len({(r.reward, *sorted(r.token_rewards.items())) for r in group.valid}) > 1
