@@ -137,8 +137,8 @@ def test_tasks_that_name_tags_of_no_tool_are_counted_and_listed_in_one_warning(
     with caplog.at_level(logging.WARNING):
         warn_of_foreign_tags(config(model), tasks)
     assert [record.getMessage() for record in caplog.records] == [
-        "prompts of tasks name tags of no tool that they may use: <search> in 4 (t/0, t/1, t/2, …); configured: calc. A "
-        "call of one is answered with an error. Configure the tool, name tags of no tool in "
+        "prompts of tasks name tags of no tool that they may use: <search> in 4 (t/0, t/1, t/2, …); configured: calc. "
+        "A call of one is answered with an error. Configure the tool, name tags of no tool in "
         "rollout_step.params.other_tags, or set rollout_step.system_prompt=always"
     ]
     assert foreign_tags(config(model, "rollout_step.system_prompt=always"), tasks) == {}

@@ -47,6 +47,17 @@ def test_a_sound_configuration_has_no_problems():
         (["engine.params.max_tokens=100"], "= 6144: more than engine.params.max_tokens=100"),
         (["rewards=[]"], "rewards: none chosen"),
         (["data.train=[]"], "data.train: missing"),
+        (["train.resample_rounds=-1"], "train.resample_rounds=-1: must be at least 0"),
+        (["data.weights.a=-1", "data.weights.b=1"], "data.weights.a=-1.0: must be finite and at least 0"),
+        (["data.weights.a=inf"], "data.weights.a=inf: must be finite and at least 0"),
+        (["data.weights={a: 0, b: 0}"], "data.weights: all are 0, so there is nothing to draw"),
+        (["data.curriculum=true"], "data.curriculum=true: needs data.columns.difficulty"),
+        (["data.min_difficulty=1"], "data.min_difficulty=1.0: needs data.columns.difficulty"),
+        (
+            ["data.columns.difficulty=d", "data.min_difficulty=2", "data.max_difficulty=1"],
+            "data.min_difficulty=2: must be at most data.max_difficulty=1",
+        ),
+        (["data.columns.difficulty=d", "data.max_difficulty=nan"], "data.max_difficulty=nan: must be numbers"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_what_is_allowed(overrides: list[str], expected: str):

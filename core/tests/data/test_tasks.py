@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from ramet.config.schema import ColumnsConfig, OnBadRow
-from ramet.data.filter import leave_out_long, warn_of_overlap
+from ramet.data.filter import leave_out_by_difficulty, leave_out_long, warn_of_overlap
 from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.types import Message, Task, user_prompt
@@ -221,6 +221,21 @@ def test_the_fingerprint_changes_with_any_value_and_the_order(lines):
     ]
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
+
+
+def test_difficulty_is_a_number_in_every_row_and_bounds_are_inclusive(lines, caplog):
+    path = lines(*({"prompt": str(i), "answer": "1", "info": {"level": i / 2}} for i in range(6)))
+    columns = ColumnsConfig(difficulty="info.level")
+    tasks = load_tasks([path], columns).tasks
+    assert [task.prompt[0].content for task in leave_out_by_difficulty(tasks, "info.level", 0.5, 2)] == list("1234")
+    said = "left out: 2 of 6 tasks are outside data.min_difficulty=0.5, data.max_difficulty=2"
+    assert [record.getMessage() for record in caplog.records] == [said]
+    with pytest.raises(ConfigError) as found:
+        leave_out_by_difficulty(tasks, "info.level", 3, None)
+    bounds = "data.min_difficulty=3, data.max_difficulty=null"
+    assert str(found.value) == f"no task is left: {bounds}; the data has 0 to 2.5"
+    hard = lines({"prompt": "x", "answer": "1", "info": {"level": "hard"}})
+    assert problems(hard, columns=columns) == [f"{hard}, row 1, column info.level: expected a number, got 'hard'"]
 
 
 def test_tasks_that_are_trained_on_and_measured_are_counted_and_named(caplog):

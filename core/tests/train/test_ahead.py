@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ramet.rollout.scoring import ScoredGroup
 from ramet.train.ahead import Ahead
+from ramet.train.choosing import PlayedStep
 
 
 class Played:
@@ -20,7 +20,7 @@ class Played:
         self.cut: list[int] = []
         self.ends: dict[int, asyncio.Event] = {}
 
-    async def __call__(self, step: int) -> list[ScoredGroup]:
+    async def __call__(self, step: int) -> PlayedStep:
         self.began.append(step)
         try:
             await self.ends.setdefault(step, asyncio.Event()).wait()
@@ -29,7 +29,7 @@ class Played:
             raise
         if step == 13:
             raise ValueError("step 13")
-        return []
+        return PlayedStep(groups=[], replaced=[])
 
     def end(self, *steps: int) -> None:
         for step in steps:

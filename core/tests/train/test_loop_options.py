@@ -12,12 +12,14 @@ import torch
 
 from ramet.cluster.local import LocalRollouts
 from ramet.config.compose import compose
-from ramet.errors import PluginError
+from ramet.errors import ConfigErrors, PluginError
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.spec import PolicySpec
 from ramet.registry import Entry
+from ramet.rollout.record import read_records
 from ramet.train.job import run
+from ramet.train.loop import Loop
 from ramet.types import AdvantageInputs, AdvantageOutput, Need, Rollout
 
 pytestmark = pytest.mark.skipif(
@@ -236,3 +238,59 @@ def test_with_lora_the_engine_gets_the_adapters_alone_and_samples_as_the_trainer
     assert synced == [{"A.weight", "B.weight"}] * 3
     assert metrics[3]["train/engine_gap_max"] < 1e-4
     assert metrics[3]["train/grad_norm"] > 0
+
+
+def played(run: Path) -> dict[int, list[str]]:
+    """Step -> prompts of all its groups, in the order of its record."""
+    return {
+        int(path.name[5:11]): [record.group.task.prompt[-1].content for record in read_records(path)]
+        for path in sorted((run / "rollouts").iterdir())
+    }
+
+
+def test_groups_of_equal_rewards_are_replaced_recorded_and_counted_also_after_a_stop_in_the_middle(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["train.resample_rounds=1", "train.save_every=1", "train.steps=3"]
+    metrics = train(*options)
+    assert [metrics[step]["group/replaced"] for step in (1, 2, 3)] == [TASKS] * 3
+    whole = played(tmp_path / "run")
+    assert all(len(set(prompts)) == 2 * TASKS for prompts in whole.values())
+    assert len(set(whole[1] + whole[2][TASKS:])) == 6  # an epoch goes on where the step before stopped drawing
+
+    finish = Loop._finish
+
+    async def cut(self: Loop, step: int, *rest: Any) -> None:
+        if step == 2:
+            raise RuntimeError("the power went out")
+        await finish(self, step, *rest)
+
+    monkeypatch.setattr(Loop, "_finish", cut)
+    with pytest.raises(RuntimeError, match="power"):
+        train(*options, "run.name=cut")
+    monkeypatch.setattr(Loop, "_finish", finish)
+    train(*options, "run.name=cut")
+    assert played(tmp_path / "cut") == whole
+
+
+def test_replacing_groups_is_refused_where_equal_rewards_teach_too(train: Train) -> None:
+    with pytest.raises(ConfigErrors) as found:
+        train("advantage=with_critic", "train.resample_rounds=2")
+    assert found.value.problems == [
+        "train.resample_rounds=2: replaces groups of equal rewards, from which advantage=with_critic learns too; set 0"
+    ]
+
+
+def write_sources(path: Path) -> Path:
+    rows = [{"prompt": f"{i}+1?", "answer": str(i + 1), "data_source": "ab"[i % 2], "level": i // 2} for i in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_weights_difficulty_and_curriculum_choose_what_is_trained_on(train: Train, tmp_path: Path) -> None:
+    data = write_sources(tmp_path / "levels.jsonl")
+    chosen = [f"data.train=[{data}]", "data.columns.difficulty=level", "data.curriculum=true", "train.tasks_per_step=4"]
+    train(*chosen, "data.weights={a: 3, b: 1}", "data.max_difficulty=4", "data.min_difficulty=1")
+    assert played(tmp_path / "run") == {1: ["2+1?", "4+1?", "3+1?", "6+1?"], 2: ["8+1?", "2+1?", "5+1?", "4+1?"]}
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert (manifest["data"]["train"]["tasks"], manifest["data"]["train"]["by_difficulty"]) == (12, 4)
