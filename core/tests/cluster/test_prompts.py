@@ -14,6 +14,7 @@ from ramet.cluster.place import build_encoder
 from ramet.cluster.prompts import check_prompts, foreign_tags, task_prompts, warn_of_foreign_tags
 from ramet.config.compose import compose
 from ramet.config.schema import Config
+from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigErrors
 from ramet.models.loading import check_model
 from ramet.models.tiny import make_tiny_model
@@ -23,6 +24,7 @@ from ramet.testing.doubles import EchoTool, echo_tool
 from ramet.train.plan import plan
 from ramet.types import Message, Task, user_prompt
 
+PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "rl" / "train_10k.parquet"
 SYSTEM = "Put a query between <search> and </search>; its result is within <result> </result>. <think> </think>"
 TEMPLATE = (
     "{% if tools %}[{% for t in tools %}{{ t.function.name }}({{ t.function.parameters.required[0] }})"
@@ -150,6 +152,36 @@ def test_a_task_may_use_fewer_tools_than_its_prompt_names(model: Path) -> None:
     assert foreign_tags(config(model), [restricted]) == {"calc": ["t"]}
 
 
+def training(model: Path, file: Path) -> list[str]:
+    return [
+        f"model.path={model}", f"data.train=[{file}]", "tools=[calc]", "rewards=[format]", "train.tasks_per_step=1",
+        "model.device=cpu", f"run.root={file.parent}", "data.max_prompt_tokens=500", "rollout.max_response_tokens=64",
+        "rollout.max_concurrent=8", "engine=torch", "advantage=grpo", "policy_loss=ppo_clip",
+    ]  # fmt: skip
+
+
+def test_the_plan_says_how_tasks_are_chosen(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "q", "answer": "1", "level": i}) + "\n" for i in range(4)))
+    chosen = [
+        "train.resample_rounds=2",
+        "data.weights.sums=5",
+        "data.columns.difficulty=level",
+        "data.max_difficulty=1",
+    ]
+    facts = plan(compose([*training(model, file), *chosen, "data.curriculum=true"], job="train")).facts
+    assert facts["tasks"] == (
+        f"2 of 4 from {file} (2 outside the bounds of difficulty); sums 100% of draws, "
+        "from easy to hard in every pass, groups without signal replaced up to 2 times"
+    )
+
+
+@pytest.mark.skipif(not PUBLISHED.is_file(), reason="needs ../shared/data/rl")
+def test_the_published_prompts_name_a_search_that_a_run_with_python_alone_has_not(model: Path) -> None:
+    tasks = load_tasks([str(PUBLISHED)], limit=5).tasks
+    assert {tag: len(ids) for tag, ids in foreign_tags(config(model), tasks).items()} == {"search": 5, "python": 5}
+
+
 def test_inspection_and_plan_say_it_too(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,11 +191,7 @@ def test_inspection_and_plan_say_it_too(
     assert main(["data", "inspect", str(file), "tools=[calc]"]) == 0
     said = "prompts of tasks name tags of no tool that they may use: <search> in 1 (tasks/0); configured: calc."
     assert f"  tags        {said}" in capsys.readouterr().out
-    overrides = [
-        f"model.path={model}", f"data.train=[{file}]", "tools=[calc]", "rewards=[format]", "train.tasks_per_step=1",
-        "model.device=cpu", f"run.root={tmp_path}", "data.max_prompt_tokens=500", "rollout.max_response_tokens=64",
-        "rollout.max_concurrent=8", "engine=torch", "advantage=grpo", "policy_loss=ppo_clip",
-    ]  # fmt: skip
+    overrides = training(model, file)
     with caplog.at_level(logging.WARNING):
         plan(compose(overrides, job="train"))
     assert [said in record.getMessage() for record in caplog.records].count(True) == 1

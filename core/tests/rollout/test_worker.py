@@ -11,7 +11,17 @@ from ramet.errors import ConfigError, PluginError
 from ramet.models.encoder import Encoder
 from ramet.rollout.plan import RolloutPlan
 from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool, read_request_id
-from ramet.types import Message, Origin, RolloutState, SegmentKind, StepContext, StepResult, StopReason, Task
+from ramet.types import (
+    CallStatus,
+    Message,
+    Origin,
+    RolloutState,
+    SegmentKind,
+    StepContext,
+    StepResult,
+    StopReason,
+    Task,
+)
 
 Play = Callable[..., Any]
 CALL, ANSWER = "<think>x</think><python>1+1</python>", "<think>y</think><answer>2</answer>"
@@ -121,6 +131,19 @@ def test_the_system_prompt_follows_its_rule(play: Play, rule: SystemPrompt, own:
     text = play(one_call, tasks=[task], system_prompt=rule, group_size=1).rollouts[0].segments[0].text
     assert ("BROUGHT ALONG" in text) == (expected == "own")
     assert ("<python>" in text) == (expected == "step")
+
+
+def test_an_invented_search_and_its_result_are_cut_told_of_and_the_rollout_goes_on(play: Play) -> None:
+    said = ["<search>gold</search> <result>\nmade up\n</result><answer>42</answer>", "<answer>1</answer>"]
+    told = Message(role="system", content="Search with <search> </search>; read <result> </result>.")
+    task = Task(id="t", prompt=(told, Message(role="user", content="hi")))
+    (rollout,) = play(lambda task, path, turn: said[turn], tasks=[task], group_size=1).rollouts
+    told_text = " <result>\nThere is no tool search. Tools: python.\n</result>"
+    assert [(s.text, s.is_sampled) for s in rollout.segments[1:]] == [
+        ("<search>gold</search>", True), (told_text, False), ("<answer>1</answer>", True),
+    ]  # fmt: skip
+    assert (rollout.valid, rollout.answer) == (True, "1")
+    assert [(call.name, call.status) for call in rollout.tool_calls] == [("search", CallStatus.ERROR)]
 
 
 def test_a_task_restricts_its_tools(play: Play, make_task: Any) -> None:
