@@ -176,6 +176,47 @@ def test_a_whole_checkpoint_is_not_replaced_and_a_broken_one_is(tmp_path: Path) 
     assert not verify(tmp_path / "step_000002")
 
 
+def foreign(folder: Path, *files: str) -> None:
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("precious")
+
+
+def test_a_foreign_folder_of_a_checkpoints_name_is_renamed_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = saved(tmp_path, 1)
+    foreign(tmp_path, "step_000002/weights.bin", "other_step_000002/notes.txt")
+    checkpoints.save(2, writer("2"))
+    assert folders(tmp_path) == ["other_step_000002", "other_step_000002_1", "step_000001", "step_000002"]
+    assert (tmp_path / "other_step_000002_1" / "weights.bin").read_text() == "precious"
+    assert caplog.messages == [
+        f"{tmp_path / 'step_000002'}: no checkpoint of Ramet's; renamed to other_step_000002_1"
+    ]
+
+
+def test_a_file_of_a_checkpoints_name_is_renamed_aside(tmp_path: Path) -> None:
+    foreign(tmp_path, "step_000001")
+    saved(tmp_path, 1)
+    assert (tmp_path / "other_step_000001").read_text() == "precious"
+
+
+def test_foreign_folders_are_never_pruned(tmp_path: Path) -> None:
+    foreign(tmp_path, "step_000001/weights.bin", "step_000002/MANIFEST.json")
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step in (3, 4, 5):
+        checkpoints.save(step, writer(str(step)))
+    assert folders(tmp_path) == ["step_000001", "step_000002", "step_000005"]
+
+
+def test_only_what_a_killed_save_can_have_left_is_deleted(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 1)
+    foreign(tmp_path, ".tmp_step_notes/a", ".tmp_step_000002_old/a", ".tmp_step_000002_17/a")
+    (tmp_path / ".tmp_step_000003_17").write_text("a file")
+    checkpoints.newest()
+    assert folders(tmp_path) == [".tmp_step_000002_old", ".tmp_step_000003_17", ".tmp_step_notes", "step_000001"]
+
+
 LOOP = """
 import sys
 from pathlib import Path

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ramet.report.html as report
+from ramet.errors import ConfigError
 from ramet.report.html import write_report
 from ramet.report.steps import ranges, safe_json, spread
 from ramet.tracking.metrics import JsonlTracker
@@ -24,6 +25,46 @@ def test_the_report_goes_beside_the_run_or_where_it_is_asked_to(run: Path, tmp_p
     assert write_report(run, tmp_path / "a" / "b.html") == tmp_path / "a" / "b.html"
     assert (tmp_path / "a" / "b.html").read_bytes() == (run / "report.html").read_bytes()
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_earlier_report_is_replaced(run: Path) -> None:
+    write_report(run)
+    (run / "summary.json").unlink()
+    size = (run / "report.html").stat().st_size
+    assert write_report(run).stat().st_size < size
+
+
+def test_what_is_no_report_is_not_replaced(run: Path, tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis.html"
+    thesis.write_text("<!doctype html>\n<title>My thesis</title>")
+    with pytest.raises(ConfigError) as caught:
+        write_report(run, thesis)
+    assert str(caught.value) == f"report: {thesis} is there already and is no report of Ramet's; name another file"
+    assert thesis.read_text() == "<!doctype html>\n<title>My thesis</title>"
+
+
+def test_a_report_follows_no_links(run: Path, tmp_path: Path) -> None:
+    write_report(run)
+    link, letter = tmp_path / "link.html", tmp_path / "letter"
+    letter.write_text("precious")
+    for target in (run / "report.html", letter, tmp_path / "nowhere"):
+        link.symlink_to(target)
+        with pytest.raises(ConfigError) as caught:
+            write_report(run, link)
+        assert str(caught.value) == f"report: {link} is there already and is no report of Ramet's; name another file"
+        link.unlink()
+    (tmp_path / ".out.html.tmp").symlink_to(letter)  # what the temporary file was once called
+    write_report(run, tmp_path / "out.html")
+    assert letter.read_text() == "precious"
+
+
+def test_a_report_that_cannot_be_written_names_the_place(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as caught:
+        write_report(run, tmp_path / "file" / "report.html")
+    assert str(caught.value) == (
+        f"report: {tmp_path / 'file' / 'report.html'} cannot be written: [Errno 17] File exists: '{tmp_path / 'file'}'"
+    )
 
 
 def test_a_run_without_rollouts_still_has_a_report(tmp_path: Path) -> None:

@@ -140,6 +140,36 @@ def test_out_replaces_an_earlier_model_and_is_saved_in_the_models_dtype(argument
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "out"]
 
 
+def test_what_another_has_put_in_the_way_of_the_model_is_kept(arguments: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sft(arguments, "run.name=a", "sft.max_steps=2", f"sft.out={out}")
+    for name in (".out.tmp", ".out.old", ".out.notes.tmp"):  # once deleted for their names alone
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("precious")
+    sft(arguments, "run.name=b", "sft.max_steps=2", f"sft.out={out}")
+    kept = [".out.notes.tmp", ".out.old", ".out.tmp"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "a", "b", "out"]
+    assert all((tmp_path / name / "thesis.tex").read_text() == "precious" for name in kept)
+
+
+@pytest.mark.parametrize("what", ["a model of somebody else", "a file", "a link"])
+def test_nothing_but_a_model_that_sft_wrote_is_replaced(arguments: list[str], tmp_path: Path, what: str) -> None:
+    out = tmp_path / "out"
+    if what == "a file":
+        out.write_text("precious")
+    elif what == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        out.symlink_to(tmp_path / "elsewhere")
+    else:
+        out.mkdir()
+        (out / "config.json").write_text("{}")
+    with pytest.raises(ConfigErrors) as caught:
+        sft(arguments, "run.name=a", f"sft.out={out}")
+    assert caught.value.problems == [
+        f"sft.out: '{out}' is there already, and not written by `ramet sft`; give a new folder"
+    ]
+
+
 def test_a_resume_with_other_data_or_options_is_refused(arguments: list[str], traces: Path, tmp_path: Path) -> None:
     sft(arguments, "run.name=a", "sft.max_steps=2")
     with pytest.raises(ConfigErrors, match=r"sft\.lr was 0\.003, is 0\.1"):

@@ -86,14 +86,18 @@ def test_everything_that_is_wrong_is_reported_together(tmp_path: Path) -> None:
     assert "train.jsonl, row 2: no key 'conversations' or 'messages'; found x" in text
     assert "rollout_step: no rollout step named 'tag'. Did you mean 'tags'?" in text
     assert "trackers: no tracker 'jsonlines'. Did you mean 'jsonl'? Trackers: console, jsonl" in text
-    assert "full' exists and is no model folder" in text
+    assert f"sft.out: '{tmp_path / 'full'}' is there already, and not written by `ramet sft`; give a new folder" in text
 
 
 def test_the_model_that_is_trained_is_never_overwritten(tiny_model: Path, tmp_path: Path) -> None:
     config = configured(tiny_model, tmp_path, row())
     config.config.sft.out = str(tiny_model)
-    with pytest.raises(ConfigErrors, match=r"is model\.path itself"):
+    with pytest.raises(ConfigErrors) as caught:
         prepare(config)
+    assert caught.value.problems == [
+        f"sft.out: '{tiny_model}' is model.path={tiny_model}; nothing of yours is overwritten, so name another place",
+        f"sft.out: '{tiny_model}' is there already, and not written by `ramet sft`; give a new folder",
+    ]
 
 
 def test_an_output_that_cannot_be_made_is_found_before_the_training(tiny_model: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, DataConfig, TrainConfig
 from ramet.config.sections import JOBS
@@ -81,6 +82,7 @@ def check(resolved: Resolved, job: str) -> list[str]:
     config = resolved.config
     problems = list(_ranges(config, job))
     problems += _names(config)
+    problems += check_outputs(config, job)
     if job in ("train", "eval"):
         problems += _lengths(config)
         problems += _deterministic(config)

@@ -8,6 +8,7 @@ skipped with a warning that names file and reason. No pointer file can go stale.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -23,6 +24,8 @@ from ramet.policy.score import Score, best_of, read_score
 logger = logging.getLogger(__name__)
 MANIFEST = "MANIFEST.json"
 NAME = re.compile(r"step_(\d{6,})")
+LEFTOVER = re.compile(r"\.tmp_step_(\d{6,})_\d+")  # of a save that was killed
+_NO_MANIFEST = (OSError, ValueError, KeyError, TypeError, AttributeError)
 SPARE = 1.2  # free space wanted, as a multiple of the last checkpoint
 
 
@@ -89,8 +92,11 @@ class Checkpoints:
         score.write(self.root / f"step_{step:06d}")
 
     def _prune(self, saved: Checkpoint) -> None:
-        """Keep the newest up to the one just saved, which is whole, and the best. Newer ones, once skipped, stay."""
-        older = [checkpoint for checkpoint in _newest_first(self.root) if checkpoint.step <= saved.step]
+        """Keep the newest up to the one just saved, which is whole, and the best. Newer ones, once skipped, stay, and
+        so does what is no checkpoint of Ramet's.
+        """
+        ours = (checkpoint for checkpoint in _newest_first(self.root) if _is_ours(checkpoint.folder))
+        older = [checkpoint for checkpoint in ours if checkpoint.step <= saved.step]
         best = self.best(saved.step)
         for checkpoint in older[self.keep :]:
             if best is None or checkpoint != best[0]:
@@ -98,7 +104,9 @@ class Checkpoints:
 
     def newest(self) -> Checkpoint | None:
         """The newest folder that verifies; None if there is none. Deletes what a killed writer left behind."""
-        for stale in self.root.glob(".tmp_step_*"):
+        for stale in (path for path in self.root.glob(".tmp_step_*") if LEFTOVER.fullmatch(path.name)):
+            if stale.is_symlink() or not stale.is_dir():
+                continue
             logger.warning("%s: left by an interrupted save, deleted", stale)
             shutil.rmtree(stale, ignore_errors=True)
         return next((found for found in _newest_first(self.root) if _verified(found)), None)
@@ -106,17 +114,29 @@ class Checkpoints:
 
 def verify(folder: Path) -> list[str]:
     """What is wrong with a checkpoint, one line per file; empty if it is whole."""
-    file = folder / MANIFEST
     try:
-        entries = json.loads(file.read_text(encoding="utf-8"))["files"]
-        expected = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"{file}: not a manifest: {error!r}"]
+        expected = _read_manifest(folder)
+    except _NO_MANIFEST as error:
+        return [f"{folder / MANIFEST}: not a manifest: {error!r}"]
     return [
         f"{folder / name}: {problem}"
         for name, (size, digest) in expected.items()
         if (problem := _compare(folder / name, size, digest)) is not None
     ]
+
+
+def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
+    """File -> size and hash. Raises `_NO_MANIFEST`."""
+    entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether Ramet wrote this folder, whole or not: its manifest says so."""
+    try:
+        return folder.is_dir() and not folder.is_symlink() and bool(_read_manifest(folder))
+    except _NO_MANIFEST:
+        return False
 
 
 def _compare(path: Path, size: int, digest: str) -> str | None:
@@ -144,12 +164,19 @@ def _newest_first(root: Path) -> list[Checkpoint]:
 
 
 def _make_way(final: Path) -> None:
-    """A broken folder of this name makes way; a whole one is never replaced."""
-    if not final.exists():
+    """A broken checkpoint of this name makes way, and a whole one is never replaced. What is none is kept aside."""
+    if not os.path.lexists(final):
         return
-    if not verify(final):
-        raise CheckpointError(f"{final}: there is a whole checkpoint of this step already; it is not replaced")
-    shutil.rmtree(final)
+    if _is_ours(final):
+        if not verify(final):
+            raise CheckpointError(f"{final}: there is a whole checkpoint of this step already; it is not replaced")
+        shutil.rmtree(final)
+        return
+    suffixes = itertools.chain([""], (f"_{n}" for n in itertools.count(1)))
+    paths = (final.with_name(f"other_{final.name}{suffix}") for suffix in suffixes)
+    aside = next(path for path in paths if not os.path.lexists(path))
+    logger.warning("%s: no checkpoint of Ramet's; renamed to %s", final, aside.name)
+    final.rename(aside)
 
 
 def _check_space(root: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ramet.policy.checkpoint import NAME, verify
+from ramet.policy.checkpoint import LEFTOVER, NAME, verify
 from ramet.policy.score import Score, best_of, read_score
-
-LEFTOVER = re.compile(r"\.tmp_step_(\d{6,})_\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

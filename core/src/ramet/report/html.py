@@ -10,15 +10,19 @@ import base64
 import hashlib
 import html
 import os
+import tempfile
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from ramet.errors import ConfigError
 from ramet.report.data import overview, tokenizer_folders
 from ramet.report.steps import Steps, collect_steps, safe_json
 from ramet.report.tokens import find_splitter
 
 MAX_BYTES = 40_000_000  # of recorded rollouts in one file
+MARKER = b'<meta name="generator" content="ramet report">'
+HEAD_BYTES = 1024  # of a page: the marker is among them
 SCRIPTS = ("text.js", "curves.js", "overview.js", "tasks.js", "lanes.js", "tree.js", "main.js")
 STYLES = ("page.css", "rollouts.css")
 
@@ -26,16 +30,49 @@ STYLES = ("page.css", "rollouts.css")
 def write_report(run: Path, out: Path | None = None) -> Path:
     """Write the report of a run directory to `out`, by default its `report.html`, and return the path.
 
-    Raises `ConfigError` if the folder is missing or holds no metrics.
+    Raises `ConfigError` if the folder is missing or holds no metrics, and if `out` cannot be written or is something
+    else than an earlier report.
     """
+    out = out or run / "report.html"
+    _check_out(out)
     facts = overview(run)
     steps = collect_steps(run, find_splitter(tokenizer_folders(run)), max_bytes=MAX_BYTES)
-    out = out or run / "report.html"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.tmp")
-    temporary.write_text(page({**facts, "notes": steps.notes}, steps), encoding="ascii", errors="xmlcharrefreplace")
-    os.replace(temporary, out)
+    text = page({**facts, "notes": steps.notes}, steps)
+    try:
+        _write(out, text.encode("ascii", "xmlcharrefreplace"), private=not run.stat().st_mode & 0o077)
+    except OSError as error:
+        raise ConfigError(f"report: {out} cannot be written: {error}") from error
     return out
+
+
+def _check_out(out: Path) -> None:
+    """Reports alone are replaced. A link is none, wherever it leads."""
+    if not os.path.lexists(out):
+        return
+    try:
+        handle = os.open(out, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(handle, "rb") as file:
+            is_report = MARKER in file.read(HEAD_BYTES)
+    except OSError:
+        is_report = False
+    if not is_report:
+        raise ConfigError(f"report: {out} is there already and is no report of Ramet's; name another file")
+
+
+def _write(out: Path, data: bytes, *, private: bool) -> None:
+    """Under a random name first, which is new and no link: nobody can have prepared it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent)
+    temporary = Path(name)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+        if not private:
+            os.umask(umask := os.umask(0o077))
+            temporary.chmod(0o666 & ~umask)
+        temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def page(facts: dict[str, object], steps: Steps) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +14,10 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ramet.errors import InfraError
+
 SUMMARY = "sft.json"
+MARKER = "ramet_sft.json"  # of a model folder that `ramet sft` has written: it alone may be replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +46,45 @@ def save_model(
 ) -> None:
     """Write a Hugging Face folder, replacing an earlier one only when the new one is complete.
 
-    `weights` are written in the model's dtype instead of its own, of which it may hold a part.
+    `weights` are written in the model's dtype instead of its own, of which it may hold a part. Raises `InfraError` if
+    something else has taken the folder's place.
     """
-    temporary, earlier = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("tmp", "old"))
-    for path in (temporary, earlier):
-        shutil.rmtree(path, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for stale in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+        if _is_ours(stale):  # left by a process that was killed
+            shutil.rmtree(stale)
+    temporary = _new_folder(folder)
     model.save_pretrained(temporary, state_dict=None if weights is None else _state(model, weights))
     tokenizer.save_pretrained(temporary)
+    if not may_replace(folder):
+        raise InfraError(f"{folder}: not written by `ramet sft`, and not replaced; the trained model is in {temporary}")
     if folder.exists():
-        folder.replace(earlier)
-    temporary.replace(folder)
-    shutil.rmtree(earlier, ignore_errors=True)
+        earlier = _new_folder(folder)
+        folder.replace(earlier / folder.name)
+        temporary.replace(folder)
+        shutil.rmtree(earlier)
+    else:
+        temporary.replace(folder)
+
+
+def may_replace(folder: Path) -> bool:
+    """Whether a trained model may take this place: nothing is there, or nothing but an earlier one."""
+    if not os.path.lexists(folder):
+        return True
+    return _is_ours(folder) or (folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()))
+
+
+def _is_ours(folder: Path) -> bool:
+    return not folder.is_symlink() and (folder / MARKER).is_file()
+
+
+def _new_folder(folder: Path) -> Path:
+    """A folder beside it of a name that nothing has, marked as ours before anything else is in it."""
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    os.umask(umask := os.umask(0o077))
+    made.chmod(0o777 & ~umask)
+    (made / MARKER).write_text("{}\n", encoding="ascii")
+    return made
 
 
 def _state(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

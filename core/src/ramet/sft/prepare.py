@@ -22,6 +22,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import check_model, load_tokenizer
 from ramet.sft.data import SftData, read_data
 from ramet.sft.encode import Example, TraceEncoder
+from ramet.sft.output import may_replace
 from ramet.sft.rows import Conversation
 from ramet.sft.strategies import check_strategy
 from ramet.sft.world import launched_world
@@ -74,14 +75,12 @@ def prepare(resolved: Resolved) -> Prepared:
 
 
 def check_out(config: Config) -> list[str]:
-    """Problems with `sft.out`: it may replace an earlier model, nothing else, and never the model that is trained."""
+    """Problems with `sft.out`: it may replace a model that `ramet sft` has written, and nothing else."""
     if config.sft.out is None:
         return []
     out = Path(config.sft.out)
-    if out.resolve() == Path(config.model.path).resolve():
-        return [f"sft.out: {str(out)!r} is model.path itself; give another folder"]
-    if out.exists() and not (out / "config.json").is_file() and (not out.is_dir() or any(out.iterdir())):
-        return [f"sft.out: {str(out)!r} exists and is no model folder; give a new folder, or an earlier model's"]
+    if not may_replace(out):
+        return [f"sft.out: {str(out)!r} is there already, and not written by `ramet sft`; give a new folder"]
     parent = next(folder for folder in out.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         return [f"sft.out: {str(out)!r} cannot be made, because {str(parent)!r} is no folder that can be written to"]

@@ -1,0 +1,68 @@
+"""Where a job would write, against what it reads: an output that is an input, or a folder around one, is refused.
+
+Nothing is compared by name alone: links are followed first, and patterns stand for the files that they match.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+
+from ramet.config.schema import Config
+
+REFUSED = "; nothing of yours is overwritten, so name another place"
+
+
+def check_outputs(config: Config, job: str) -> list[str]:
+    """Every output of `job` that equals or contains a model, a tokenizer, a chat template or data."""
+    inputs = list(_inputs(config))
+    found: dict[tuple[str, str], str] = {}  # one for each pair of keys: a pattern may match many files
+    for key, output in _outputs(config, job):
+        for name, path in inputs:
+            if (key, name) not in found and (how := _touches(output, path)):
+                found[key, name] = f"{key}: {str(output)!r} {how} {name}={path}{REFUSED}"
+    return [*found.values(), *_around_the_run(config, job)]
+
+
+def _outputs(config: Config, job: str) -> Iterator[tuple[str, Path]]:
+    if config.run.name is not None:
+        yield "run.root, run.name", Path(config.run.root) / config.run.name
+    if job == "sft" and config.sft.out is not None:
+        yield "sft.out", Path(config.sft.out)
+    if job == "eval" and config.evaluate.out is not None:
+        yield "evaluate.out", Path(config.evaluate.out)
+        yield "evaluate.out", Path(f"{config.evaluate.out}.partial.jsonl")
+
+
+def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
+    model = config.model
+    places = {"model.path": model.path, "model.tokenizer": model.tokenizer, "model.chat_template": model.chat_template}
+    for key, place in places.items():
+        if place and place != "???":
+            yield key, Path(place)
+    for key, patterns in (
+        ("data.train", config.data.train),
+        ("data.valid", config.data.valid),
+        ("sft.data", config.sft.data),
+    ):
+        for pattern in patterns:
+            path = Path(pattern).expanduser()
+            matches = [] if path.exists() else glob.glob(str(path), recursive=True)
+            yield from ((key, Path(match)) for match in (sorted(matches) or [path]))
+
+
+def _touches(output: Path, path: Path) -> str | None:
+    """How `output` would take the place of `path`, None if it would not."""
+    outside, inside = output.resolve(), path.resolve()
+    if outside == inside:
+        return "is"
+    return "holds" if outside in inside.parents else None
+
+
+def _around_the_run(config: Config, job: str) -> Iterator[str]:
+    """A model folder is replaced as a whole when the training is done, and must not hold the run."""
+    if job == "sft" and config.sft.out is not None:
+        run = Path(config.run.root) / (config.run.name or "NAME")
+        if how := _touches(Path(config.sft.out), run):
+            yield f"sft.out: {config.sft.out!r} {how} the run directory {run}{REFUSED}"
