@@ -31,6 +31,7 @@ from ramet.sft import job as sft
 from ramet.train import job as train
 
 NAME = "quickstart"
+INPUTS = "quickstart-inputs"  # the first model, the data, and the run of SFT
 SFT_ROWS = 9600  # 300 steps of 32
 RL_PROBLEMS = 600
 
@@ -53,19 +54,22 @@ class Phases:
 
 def main() -> int:
     options = _options()
-    run = Path(options.root) / NAME
-    shutil.rmtree(run, ignore_errors=True)
+    run, inputs = Path(options.root) / NAME, Path(options.root) / INPUTS
+    _remove(run, "manifest.json")
+    _remove(inputs, "init/config.json")
     phases = Phases()
-    with phases("prepare", f"making a model of 1.1M parameters and its data in {run}"):
-        train_config = _compose("train", options, run)
-        benchmark, test = _prepare(run, options.seed)
+    with phases("prepare", f"making a model of 1.1M parameters and its data in {inputs}"):
+        train_config = _compose("train", options)
+        benchmark, test = _prepare(inputs, options.seed)
     with phases("sft", f"SFT on {SFT_ROWS} traces: the format, copying, and the habit of answering from the head"):
-        sft.run(_compose("sft", options, run))
+        sft.run(_compose("sft", options))
     with phases("measure_before", f"measuring on {len(test)} held-out problems"):
         before = asyncio.run(measure(train_config.config, benchmark, test))
     with phases("rl", f"ARPO, {train_config.config.train.steps} steps with the real Python tool"):
         train.run(train_config)
-    trained = _compose("train", options, run, f"model.path={run / 'model'}").config
+    (run / "sft").mkdir()  # the report shows the curves of both phases
+    shutil.copy(inputs / "sft/metrics.jsonl", run / "sft/metrics.jsonl")
+    trained = _compose("train", options, f"model.path={run / 'model'}").config
     with phases("measure_after", "measuring again, and once with a tool that lies"):
         after = asyncio.run(measure(trained, benchmark, test))
         follows = asyncio.run(follows_the_tool(trained, test))
@@ -98,33 +102,40 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _compose(job: str, options: argparse.Namespace, run: Path, *more: str) -> Resolved:
+def _remove(folder: Path, mark: str) -> None:
+    """An earlier quickstart, known by a file that it left. Whatever else has this name is refused by the run."""
+    if (folder / mark).is_file():
+        shutil.rmtree(folder)
+
+
+def _compose(job: str, options: argparse.Namespace, *more: str) -> Resolved:
+    inputs = Path(options.root) / INPUTS
     own = {
         "sft": [
-            f"run.root={run}",
+            f"run.root={inputs}",
             "run.name=sft",
-            f"model.path={run / 'init'}",
-            f"sft.data=[{run / 'data/sft.jsonl'}]",
+            f"model.path={inputs / 'init'}",
+            f"sft.data=[{inputs / 'data/sft.jsonl'}]",
         ],
         "train": [
             f"run.root={options.root}",
             f"run.name={NAME}",
-            f"model.path={run / 'sft/model'}",
-            f"data.train=[{run / 'data/rl.jsonl'}]",
+            f"model.path={inputs / 'sft/model'}",
+            f"data.train=[{inputs / 'data/rl.jsonl'}]",
         ],
     }
     return compose([f"experiment={NAME}", f"run.seed={options.seed}", *own[job], *more], job=job)
 
 
-def _prepare(run: Path, seed: int) -> tuple[Benchmark, list[Task]]:
+def _prepare(inputs: Path, seed: int) -> tuple[Benchmark, list[Task]]:
     """Model and data on disk; the benchmark and its held-out problems."""
     benchmark = build_benchmarks(compose([f"experiment={NAME}"], job="eval").config)["arithmetic"]
     test = list(benchmark.load("test", None))
-    make_tiny_model(run / "init", seed=seed)
-    (run / "data").mkdir()
+    make_tiny_model(inputs / "init", seed=seed)
+    (inputs / "data").mkdir(exist_ok=True)
     for_sft, for_rl = split(list(benchmark.load("train", None)), rl=RL_PROBLEMS, seed=seed)
-    write_sft(run / "data/sft.jsonl", for_sft, rows=SFT_ROWS, seed=seed)
-    write_rl(run / "data/rl.jsonl", for_rl)
+    write_sft(inputs / "data/sft.jsonl", for_sft, rows=SFT_ROWS, seed=seed)
+    write_rl(inputs / "data/rl.jsonl", for_rl)
     return benchmark, test
 
 

@@ -137,6 +137,16 @@ def test_an_unfinished_evaluation_of_another_model_is_refused(tmp_path: Path) ->
         PartialResults(tmp_path / "results.json", replace(HEADER, model="other", settings={}))
 
 
+@pytest.mark.parametrize("text", ["my notes\nwithout an end", "{}\n", "[1, 2"])
+def test_a_file_of_the_partial_name_that_is_no_evaluation_is_refused_and_kept(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.json.partial.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        PartialResults(tmp_path / "results.json", HEADER)
+    assert str(caught.value) == f"{path} is no unfinished evaluation; choose another evaluate.out"
+    assert path.read_text() == text
+
+
 def test_a_score_that_is_no_number_names_the_benchmark_and_the_task() -> None:
     task = Task(id="a", prompt=user_prompt("17 * 23?"))
     check_scores("arithmetic", rollout(task, "0"), score(1.0, None))

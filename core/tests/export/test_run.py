@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -222,3 +223,52 @@ def test_the_help_shows_both_uses(capsys: pytest.CaptureFixture[str]):
     assert main(["export", "--help"]) == 0
     out = capsys.readouterr().out
     assert "ramet export RUN DIR" in out and "ramet export --from-verl SHARDS DIR" in out
+
+
+def test_what_lies_where_the_export_once_wrote_first_is_kept(run: Path, tmp_path: Path):
+    taken = tmp_path / f".out.{os.getpid()}.tmp"
+    taken.mkdir()
+    (taken / "thesis.tex").write_text("precious")
+    export_run(run, tmp_path / "out")
+    assert (taken / "thesis.tex").read_text() == "precious"
+
+
+HOSTILE = """
+from pathlib import Path
+from transformers import Qwen2Config
+Path({mark!r}).touch()
+class Config(Qwen2Config):
+    model_type = "hostile"
+"""
+
+
+@pytest.fixture
+def hostile(run: Path, base: Path, tmp_path: Path) -> Path:
+    """A run that somebody gave away: its model brings code, and its configuration says that the code may run."""
+    mark = tmp_path / "it_ran"
+    config = json.loads((base / "config.json").read_text())
+    config |= {"model_type": "hostile", "auto_map": {"AutoConfig": "hostile.Config"}}
+    given = tmp_path / "base"
+    shutil.copytree(base, given)
+    (given / "config.json").write_text(json.dumps(config))
+    (given / "hostile.py").write_text(HOSTILE.format(mark=str(mark)))
+    file = run / "config.yaml"
+    text = file.read_text().replace(f"path: {base}", f"path: {given}")
+    file.write_text(text.replace("model:", "model:\n  trust_remote_code: true"))
+    return mark
+
+
+def test_a_run_that_was_given_runs_no_code(
+    run: Path, hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["export", str(run), str(tmp_path / "out")]) == 1
+    assert not hostile.exists()
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path / 'base'} brings Python code of its own; read that, and give --trust-remote-code to let it "
+        "run\n"
+    )
+
+
+def test_the_command_line_may_let_the_code_of_a_run_run(run: Path, hostile: Path, tmp_path: Path):
+    main(["export", str(run), str(tmp_path / "out"), "--trust-remote-code"])
+    assert hostile.exists()

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 USAGE = """ramet export RUN DIR [--step N] [--dtype float32|bfloat16] [--model DIR]
        ramet export --adapter RUN DIR [--step N] [--model DIR]
-       ramet export --from-verl SHARDS DIR [--dtype float32|bfloat16] [--model DIR]"""
+       ramet export --from-verl SHARDS DIR [--dtype float32|bfloat16] [--model DIR]
+       each also with [--trust-remote-code]"""
 
 
 def run(arguments: Sequence[str], find_run: Callable[[Path], Path]) -> int:
@@ -31,14 +32,15 @@ def run(arguments: Sequence[str], find_run: Callable[[Path], Path]) -> int:
     if found.adapter and (found.from_verl or dtype is not None):
         other = "--from-verl" if found.from_verl else "--dtype"
         raise ConfigError(f"--adapter writes what a run has trained, in float32; leave {other} out")
+    common = {"model": found.model, "trust_remote_code": found.trust_remote_code}
     if found.from_verl:
         if found.step is not None:
             raise ConfigError("--step chooses a checkpoint of a run; with --from-verl name the folder of its shards")
-        exported = job.export_verl(found.source, found.out, dtype=dtype or Dtype.BFLOAT16, model=found.model)
+        exported = job.export_verl(found.source, found.out, dtype=dtype or Dtype.BFLOAT16, **common)
     elif found.adapter:
-        exported = job.export_adapter(find_run(found.source), found.out, step=found.step, model=found.model)
+        exported = job.export_adapter(find_run(found.source), found.out, step=found.step, **common)
     else:
-        exported = job.export_run(find_run(found.source), found.out, dtype=dtype, step=found.step, model=found.model)
+        exported = job.export_run(find_run(found.source), found.out, dtype=dtype, step=found.step, **common)
     say(report(exported))
     return 0
 
@@ -70,6 +72,11 @@ def _parser() -> Parser:
         "--dtype", choices=[str(dtype) for dtype in Dtype], help="default: the run's model.dtype; --from-verl: bfloat16"
     )
     parser.add_argument("--model", type=Path, help="where configuration and tokenizer lie, if not where expected")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="let Python code of the model's folder run; what a run's configuration says of it does not count",
+    )
     parser.add_argument(
         "--adapter", action="store_true", help="only the adapter of a run with policy.lora_rank, for peft"
     )

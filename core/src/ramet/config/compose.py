@@ -146,9 +146,14 @@ def _layer(sources: Sequence[ConfigSource], config_path: str, package: str | Non
 def resolve(tree: DictConfig, overrides: Sequence[str], *, job: str, catalog: Catalog) -> Resolved:
     """Convert a composed tree. Raises `ConfigErrors`."""
     config = to_config(tree, JOBS[job], catalog)
-    keys = (text.partition("=")[0].lstrip("+") for text in overrides)
+    keys = frozenset(text.partition("=")[0].lstrip("+") for text in overrides)
+    if config.model.trust_remote_code and not keys & {"model", "model.trust_remote_code"}:
+        raise ConfigErrors([
+            "model.trust_remote_code: a file that is passed on may not let code run; read the model's code, and set "
+            "model.trust_remote_code=true on the command line"
+        ])  # fmt: skip
     text = render(tree, JOBS[job])
-    return Resolved(job=job, config=config, text=text, overrides=list(overrides), set_by_user=frozenset(keys))
+    return Resolved(job=job, config=config, text=text, overrides=list(overrides), set_by_user=keys)
 
 
 def sweep_points(overrides: Sequence[str]) -> list[list[str]] | None:

@@ -24,6 +24,7 @@ from ramet.evaluate.tasks import TaskResult, ToolStatistics, scores_of, tool_sta
 
 logger = logging.getLogger(__name__)
 PARTIAL = ".partial.jsonl"  # behind the name of the results file
+BEGINNING = b'{"schema": '  # of a file of an unfinished evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,8 +234,13 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """All whole lines; a torn last one is cut off the file and reported: its task is measured again."""
+    """All whole lines; a torn last one is cut off the file and reported: its task is measured again.
+
+    Raises `ConfigError` for a file of something else, which is left as it is.
+    """
     data = path.read_bytes() if path.exists() else b""
+    if not BEGINNING.startswith(data[: len(BEGINNING)]):
+        raise ConfigError(f"{path} is no unfinished evaluation; choose another evaluate.out")
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         logger.warning("%s: dropped a torn last line of %d bytes", path, len(data) - whole)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from ramet.policy.checkpoint import NAME, Checkpoint, verify
 from ramet.policy.errors import CheckpointError
 from ramet.policy.lora import AdapterMerger, adapter_weights, adapters
 from ramet.policy.state import saved_weights
+from ramet.tracking.own_files import folder_beside
 from ramet.tracking.saved import SavedRun, read_run
 
 
@@ -44,14 +44,21 @@ class Exported:
 
 
 def export_run(
-    run: Path, out: Path, *, dtype: Dtype | None = None, step: int | None = None, model: Path | None = None
+    run: Path,
+    out: Path,
+    *,
+    dtype: Dtype | None = None,
+    step: int | None = None,
+    model: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Exported:
     """The newest whole checkpoint, or the one behind `step`. `dtype` None: the run's; `model`: where its base lies now.
 
-    Raises `ConfigError`, and `InfraError` if the folder cannot be written or is not the trained policy.
+    `trust_remote_code` lets the code run that the base model's folder brings; what the run says of it counts for
+    nothing. Raises `ConfigError`, and `InfraError` if the folder cannot be written or is not the trained policy.
     """
     _begin(out)
-    saved, config, checkpoint = _find(run, step, model)
+    saved, config, checkpoint = _find(run, step, model, trust_remote_code)
     weights = _read(checkpoint)
     adapter = dict(adapters(weights))
     trained = build_model(config, _merged(adapter, config) if adapter else weights, str(checkpoint.folder))
@@ -62,13 +69,15 @@ def export_run(
     return _exported(trained.parameters(), out, checkpoint.folder, config.dtype, bool(recorded), found)
 
 
-def export_adapter(run: Path, out: Path, *, step: int | None = None, model: Path | None = None) -> Exported:
+def export_adapter(
+    run: Path, out: Path, *, step: int | None = None, model: Path | None = None, trust_remote_code: bool = False
+) -> Exported:
     """As `export_run`, the adapter of a run with `policy.lora_rank` only, in float32, beside which peft needs the base.
 
     Raises as `export_run`.
     """
     _begin(out)
-    saved, config, checkpoint = _find(run, step, model)
+    saved, config, checkpoint = _find(run, step, model, trust_remote_code)
     adapter = dict(adapters(_read(checkpoint)))
     raise_all(check_adapter(adapter, checkpoint.folder))
     trained = build_model(config, _merged(adapter, config), str(checkpoint.folder))
@@ -84,7 +93,14 @@ def export_adapter(run: Path, out: Path, *, step: int | None = None, model: Path
     return _exported(adapter.values(), out, checkpoint.folder, config.dtype, bool(recorded), found)
 
 
-def export_verl(shards: Path, out: Path, *, dtype: Dtype = Dtype.BFLOAT16, model: Path | None = None) -> Exported:
+def export_verl(
+    shards: Path,
+    out: Path,
+    *,
+    dtype: Dtype = Dtype.BFLOAT16,
+    model: Path | None = None,
+    trust_remote_code: bool = False,
+) -> Exported:
     """The model of a verl checkpoint. `model`: a folder with configuration and tokenizer, if not among the shards.
 
     Raises as `export_run`.
@@ -92,7 +108,7 @@ def export_verl(shards: Path, out: Path, *, dtype: Dtype = Dtype.BFLOAT16, model
     _begin(out)
     if model is not None and not (model / "config.json").is_file():
         raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder")
-    config = ModelConfig(path=str(model or model_folder(shards)), dtype=dtype)
+    config = ModelConfig(path=str(model or model_folder(shards)), dtype=dtype, trust_remote_code=trust_remote_code)
     trained = build_model(config, read_shards(shards), str(shards))
     sequences = random_sequences(trained.config.vocab_size)
     found = _export(trained, config, out, sequences, temperature=1.0)
@@ -126,11 +142,14 @@ def _located(saved: SavedRun, model: Path | None) -> ModelConfig:
     return config
 
 
-def _find(run: Path, step: int | None, model: Path | None) -> tuple[SavedRun, ModelConfig, Checkpoint]:
+def _find(
+    run: Path, step: int | None, model: Path | None, trust_remote_code: bool
+) -> tuple[SavedRun, ModelConfig, Checkpoint]:
     saved = read_run(run)
     if saved.job != "train":
         raise ConfigError(f"{run} is a `ramet {saved.job}` run, and only `ramet train` runs have a policy to export")
-    return saved, _located(saved, model), find_checkpoint(run / "checkpoints", step)
+    config = dataclasses.replace(_located(saved, model), trust_remote_code=trust_remote_code)
+    return saved, config, find_checkpoint(run / "checkpoints", step)
 
 
 def _read(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -186,19 +205,20 @@ def _compared(before: Tensor, after: Tensor, sequences: list[Sequence], dtype: D
 @contextlib.contextmanager
 def _temporary(out: Path) -> Iterator[Path]:
     """A folder beside `out` that takes its place at the end, or goes."""
-    folder = out.parent / f".{out.name}.{os.getpid()}.tmp"
+    folder: Path | None = None
     try:
-        folder.mkdir(parents=True)
+        folder = folder_beside(out)
         yield folder
         folder.replace(out)
     except (OSError, SafetensorError) as error:
         raise InfraError(f"{out}: could not be written: {error}") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _begin(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise ConfigError(f"{out} is not an empty folder; nothing is overwritten, so name a new one")
     set_up_torch(RunConfig())
 

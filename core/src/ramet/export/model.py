@@ -73,6 +73,10 @@ def _architecture(config: ModelConfig) -> PreTrainedModel:
             )
         model.tie_weights()  # left out together with the initialisation
     except (OSError, ValueError, KeyError, ImportError) as error:
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"{config.path} brings Python code of its own; read that, and give --trust-remote-code to let it run"
+            ) from error
         raise ConfigError(f"{config.path}/config.json describes no causal language model: {error}") from error
     return model
 

@@ -19,6 +19,7 @@ from ramet.errors import ConfigError
 from ramet.report.data import overview, tokenizer_folders
 from ramet.report.steps import Steps, collect_steps, safe_json
 from ramet.report.tokens import find_splitter
+from ramet.tracking.own_files import umask
 
 MAX_BYTES = 40_000_000  # of recorded rollouts in one file
 MARKER = b'<meta name="generator" content="ramet report">'
@@ -68,8 +69,7 @@ def _write(out: Path, data: bytes, *, private: bool) -> None:
         with open(handle, "wb") as file:
             file.write(data)
         if not private:
-            os.umask(umask := os.umask(0o077))
-            temporary.chmod(0o666 & ~umask)
+            temporary.chmod(0o666 & ~umask())
         temporary.replace(out)
     finally:
         temporary.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ import glob
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ramet.errors import InfraError
+from ramet.tracking.own_files import folder_beside
 
 SUMMARY = "sft.json"
 MARKER = "ramet_sft.json"  # of a model folder that `ramet sft` has written: it alone may be replaced
@@ -49,7 +49,6 @@ def save_model(
     `weights` are written in the model's dtype instead of its own, of which it may hold a part. Raises `InfraError` if
     something else has taken the folder's place.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     for stale in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
         if _is_ours(stale):  # left by a process that was killed
             shutil.rmtree(stale)
@@ -79,10 +78,8 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _new_folder(folder: Path) -> Path:
-    """A folder beside it of a name that nothing has, marked as ours before anything else is in it."""
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    os.umask(umask := os.umask(0o077))
-    made.chmod(0o777 & ~umask)
+    """Marked as ours before anything else is in it."""
+    made = folder_beside(folder)
     (made / MARKER).write_text("{}\n", encoding="ascii")
     return made
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +74,17 @@ def _is_lock(path: Path) -> bool:
         return False
     text = path.read_bytes()[: len(LOCK_TEXT)].decode(errors="replace")
     return LOCK_TEXT.startswith(text)
+
+
+def folder_beside(path: Path) -> Path:
+    """A new folder `.NAME.RANDOM.tmp` next to `path`, which will take its place: nobody can have prepared it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    made.chmod(0o777 & ~umask())
+    return made
+
+
+def umask() -> int:
+    """What new files are not allowed: temporary ones are made for their owner alone, and put right with this."""
+    os.umask(found := os.umask(0o077))
+    return found

@@ -24,7 +24,11 @@ class SavedRun:
 
 
 def read_run(run: Path) -> SavedRun:
-    """Read `manifest.json` and `config.yaml`. Raises `ConfigError` if this is no run directory, or they are broken."""
+    """Read `manifest.json` and `config.yaml`. Raises `ConfigError` if this is no run directory, or they are broken.
+
+    `model.trust_remote_code` is false whatever stands there: runs are given away, and whether a model's own code may
+    run is said on the command line of whoever runs it.
+    """
     file = run / "config.yaml"
     if missing := [name for name in (file.name, "manifest.json") if not (run / name).is_file()]:
         raise ConfigError(f"{run} is no run directory: it has no {' and no '.join(missing)}")
@@ -34,6 +38,7 @@ def read_run(run: Path) -> SavedRun:
         section = OmegaConf.select(config, "model", throw_on_missing=True)
         model: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConfig), section))
         temperature = float(OmegaConf.select(config, "rollout.temperature", default=1.0))
+        model.trust_remote_code = False
     except (OSError, ValueError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{file}: not the configuration of a run: {error}") from error
     return SavedRun(job=read_manifest(run / "manifest.json").job, model=model, temperature=temperature)
