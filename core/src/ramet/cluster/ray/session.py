@@ -1,10 +1,15 @@
-"""The driver's connection to Ray: a cluster of its own on this machine, or one that runs (`cluster.address`)."""
+"""The driver's connection to Ray: a cluster of its own on this machine, or one that runs (`cluster.address`).
+
+Whoever reaches the ports of a cluster can run code in it, and Ray listens on all interfaces. So a cluster of our own
+asks for a token that this run draws, and that its processes alone have.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,6 +21,8 @@ from pathlib import Path
 import ray
 import ray._private.worker
 import torch
+from ray._raylet import AuthenticationTokenLoader
+from ray._raylet import Config as RayConfig
 
 from ramet.cluster.ray.guard import Guard
 from ramet.config.schema import ClusterConfig, ModelConfig
@@ -53,12 +60,15 @@ class Session:
             with _signals_kept(), _environment(OWN_ENVIRONMENT), contextlib.ExitStack() as started:
                 if guard is not None:
                     started.enter_context(guard.marking())
+                    started.enter_context(_environment(_token()))
+                    _authenticate_as_the_environment_says()
                 folder = _connect(cluster, model)
                 if guard is not None:
                     guard.tell(folder)
         except BaseException:
             ray.shutdown()
             if guard is not None:
+                _authenticate_as_the_environment_says()
                 guard.sweep()
             raise
         return cls(guard, borrowed=False)
@@ -68,7 +78,19 @@ class Session:
         if not self._borrowed:
             ray.shutdown()
         if self._guard is not None:
+            _authenticate_as_the_environment_says()
             self._guard.sweep()
+
+
+def _token() -> dict[str, str]:
+    """What the processes of a cluster of our own are started with."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def _authenticate_as_the_environment_says() -> None:
+    """Ray reads mode and token once, when it is imported; the mode first, or its threads miss a token that is gone."""
+    RayConfig.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _connect(cluster: ClusterConfig, model: ModelConfig) -> str:
