@@ -22,6 +22,20 @@ def test_settings_are_told_to_ray_and_secrets_are_not(monkeypatch):
     assert "RAY_ADDRESS" not in here.environment
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN", "1"), ("HF_HUB_AUTH", "1"), ("VLLM_DSN", "1"), ("RAMET_DB_PASS", "1"), ("RAMET_DB_PWD", "1"),
+        ("TORCH_CREDENTIAL", "1"), ("TORCH_CREDENTIALS", "1"), ("HF_ENDPOINT", "https://me:hunter2@example.org"),
+        ("RAMET_JUDGE", "sk-0123456789abcdefghijkl"),
+    ],
+)  # fmt: skip
+def test_secrets_are_known_by_many_names_and_by_their_values(monkeypatch, name: str, value: str):
+    monkeypatch.setenv(name, value)
+    here = Surroundings.here()
+    assert name not in here.settings and here.environment[name] == value
+
+
 def test_a_worker_gets_keys_settings_modules_and_folder_and_keeps_what_is_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("SEARCH_API_KEY", "of the driver")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

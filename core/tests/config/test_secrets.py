@@ -66,7 +66,7 @@ def test_passwords_and_known_values_are_hidden_in_any_text(monkeypatch: pytest.M
     monkeypatch.setenv("RAMET_TEST_JUDGE_KEY", "tiny")
     monkeypatch.setenv("RAMET_TEST_SHORT", "cpu")
     compose([MODEL, "run.root=${oc.env:RAMET_TEST_JUDGE_KEY}", "model.device=${oc.env:RAMET_TEST_SHORT}"], job="train")
-    assert hide("401 for tiny on cpu: https://me:hunter2@example.org/?token=0123456789ab&x=1, sk-0123456789abcdefghijkl") == (
+    assert hide("401 for tiny on cpu: https://me:swordfish@example.org/?token=0123456789ab&x=1, sk-0123456789abcdefghijkl") == (
         "401 for ${oc.env:RAMET_TEST_JUDGE_KEY} on cpu: https://me:***@example.org/?token=***&x=1, ***"
     )
 

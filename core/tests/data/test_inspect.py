@@ -9,7 +9,7 @@ import pytest
 
 from ramet.cli import main
 from ramet.config.schema import ColumnsConfig
-from ramet.data.inspect import inspect_files, lengths, type_of, visible
+from ramet.data.inspect import inspect_files, lengths, type_of
 
 ROWS = [
     {"prompt": "one", "answer": "1", "data_source": "a", "tools": ["python"]},
@@ -57,11 +57,6 @@ def test_lengths_are_exact_percentiles():
     assert found is not None
     assert (found.least, found.median, found.p95, found.p99, found.most, found.mean) == (1, 50, 95, 99, 100, 50.5)
     assert lengths([]) is None
-
-
-def test_what_would_steer_a_terminal_is_written_as_an_escape():
-    text = "\x1b[2Jred\x08\r\u202e \ue000é日\n\ttab"
-    assert list(visible(text)) == ["\\x1b[2Jred\\x08\\r\\u202e \\ue000é日", "\\ttab"]
 
 
 def test_the_command_reports_a_file_in_characters_without_a_model(file: Path, capsys: pytest.CaptureFixture[str]):

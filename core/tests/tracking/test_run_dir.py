@@ -178,6 +178,16 @@ def test_the_manifest_says_what_ran_and_holds_no_environment(tmp_path: Path, mon
     assert found.attempts[0].argv == sys.argv
 
 
+def test_secrets_of_the_command_line_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    typed = ["engine.params.api_key=hunter2", "engine.params.api_key='${oc.env:KEY}'", "x.url=https://me:pw@h/", "a=1"]
+    shown = ["engine.params.api_key=***", typed[1], "x.url=https://me:***@h/", "a=1"]
+    monkeypatch.setattr(sys, "argv", ["ramet", "train", *typed])
+    with RunDir.open(tmp_path, "mine") as run:
+        run.record(replace(resolved(), overrides=typed), manifest())
+    assert read_manifest(tmp_path / "mine/manifest.json").attempts[0].argv == ["ramet", "train", *shown]
+    assert (tmp_path / "mine/overrides.txt").read_text().splitlines() == shown
+
+
 def test_a_deterministic_run_promises_exact_numbers():
     config = resolved()
     config.config.run.deterministic = True

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from ramet.check.agreement import Agreement, Spread, Threshold, Token, Weights
-from ramet.data.inspect import visible
+from ramet.inert import visible_lines
 from ramet.models.encoder import Encoder
 from ramet.policy.batch import Row
 
@@ -43,7 +43,7 @@ def describe_token(token: Token, rows: Sequence[Row], encoder: Encoder) -> str:
     ids = [*row.prompt_ids.tolist(), *row.response_ids.tolist()]
     here = len(row.prompt_ids) + at
     before, one, after = (
-        " ".join(visible(encoder.decode(part)))
+        " ".join(visible_lines(encoder.decode(part)))
         for part in (ids[max(0, here - AROUND) : here], ids[here : here + 1], ids[here + 1 : here + 1 + AROUND])
     )
     return (

@@ -6,6 +6,7 @@ asked to end (SIGTERM).
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,9 +16,10 @@ import ramet
 from ramet import extensions
 from ramet.cli.commands import COMMANDS
 from ramet.cli.extras import missing_package
-from ramet.cli.terminal import accept_any_text, print_problems, set_up_logging
+from ramet.cli.terminal import accept_any_text, print_problems
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.extensions import extension
+from ramet.tracking.log import harmless, set_up_logging
 from ramet.tracking.stopped import Stopped
 
 OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     accept_any_text()
-    set_up_logging(debug)
+    set_up_logging(logging.DEBUG if debug else logging.INFO)
     try:
         return _run([argument for argument in given if argument != "--debug"])
     except Stopped as stopped:
@@ -39,11 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except RametError as error:
         if debug:
-            traceback.print_exc()
+            _print_trace()
         print_problems(error)
         return USER if isinstance(error, ConfigError | PluginError) else INTERNAL
     except SystemExit as error:  # a plugin or a library that takes this process for its own
-        traceback.print_exc()
+        _print_trace()
         print(f"error: internal: something left the program with exit code {error.code}", file=sys.stderr)
         return INTERNAL
     except Exception as error:
@@ -51,9 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if missing is not None:
             print(f"error: {missing}", file=sys.stderr)
             return USER
-        traceback.print_exc()  # a defect, not the user's mistake: whoever repairs it needs this
-        print(f"error: internal: {type(error).__name__}: {error}", file=sys.stderr)
+        _print_trace()  # a defect, not the user's mistake: whoever repairs it needs this
+        print(harmless(f"error: internal: {type(error).__name__}: {error}"), file=sys.stderr)
         return INTERNAL
+
+
+def _print_trace() -> None:
+    print(harmless(traceback.format_exc()), end="", file=sys.stderr)
 
 
 def _run(arguments: list[str]) -> int:

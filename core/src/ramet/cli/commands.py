@@ -28,7 +28,7 @@ def _report(arguments: Sequence[str]) -> int:
     if found.run is None:
         raise ConfigError("which run? give its directory, or its name under runs/")
     html = importlib.import_module("ramet.report.html")
-    print(html.write_report(_run_folder(found.run), found.out))
+    say(str(html.write_report(_run_folder(found.run), found.out)))
     return 0
 
 

@@ -14,8 +14,9 @@ from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.data.benchmarks import is_benchmark
 from ramet.data.files import find_files
-from ramet.data.inspect import Inspection, inspect_files, lengths, visible
+from ramet.data.inspect import Inspection, inspect_files, lengths
 from ramet.errors import ConfigError, raise_all
+from ramet.inert import visible_lines
 from ramet.types import Task
 
 SHOWN = 10  # bad rows, sources, types of a column
@@ -98,7 +99,7 @@ def _report(found: Inspection, config: Config, tools: ToolNames, views: Prompts,
 
 
 def _line(name: str, text: str) -> str:
-    return f"  {name:10}  {' '.join(visible(text))}".rstrip()
+    return f"  {name:10}  {' '.join(visible_lines(text))}".rstrip()
 
 
 def _counted(counts: Counter[str], rows: int) -> str:
@@ -125,9 +126,9 @@ def _lengths(found: Inspection, config: Config, views: Prompts) -> Iterator[str]
 
 
 def _prompt(task: Task, views: Prompts) -> Iterator[str]:
-    lines = list(visible(views.text(task)))
+    lines = list(visible_lines(views.text(task)))
     yield ""
-    yield f"  prompt of {' '.join(visible(task.id))}, answer {' | '.join(map(repr, task.answer))}"
+    yield f"  prompt of {' '.join(visible_lines(task.id))}, answer {' | '.join(map(repr, task.answer))}"
     yield from (f"    | {line}" for line in lines[:PROMPT_LINES])
     if len(lines) > PROMPT_LINES:
         yield f"    … {len(lines) - PROMPT_LINES} more lines"

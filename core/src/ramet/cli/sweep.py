@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramet.cli.terminal import print_problems, say, set_up_logging
+from ramet.cli.terminal import print_problems, say
 from ramet.config.compose import SweepRefused, compose, sweep, sweep_points
 from ramet.config.resolved import Resolved
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError, RametError, raise_all
+from ramet.tracking.log import set_up_logging
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class Point:
 
     def __call__(self, number: int, overrides: list[str]) -> None:
         """Prints what went wrong and raises it: the launcher goes on with the other points."""
-        set_up_logging(self.debug)
+        set_up_logging(logging.DEBUG if self.debug else logging.INFO)
         logger.info("point %d: %s", number, " ".join(overrides))
         try:
             resolved = self.resolved(number, overrides)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import io
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from ramet.errors import ConfigError, ConfigErrors, RametError
+from ramet.inert import visible
+from ramet.tracking.log import harmless
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,22 +33,17 @@ class Parser(argparse.ArgumentParser):
 def say(text: str) -> None:
     """Print, and be quiet if the reader went away, as in `ramet plugins | head -1`."""
     try:
-        print(text, flush=True)
+        print(visible(text), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
 
 
 def print_problems(error: RametError) -> None:
     for problem in error.problems if isinstance(error, ConfigErrors) else [str(error)]:
-        print("error: " + problem.replace("\n", "\n       "), file=sys.stderr)
+        print("error: " + harmless(problem).replace("\n", "\n       "), file=sys.stderr)
 
 
 def accept_any_text() -> None:
     """Write out what the locale has no character for (as stderr does by itself), instead of failing on it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def set_up_logging(debug: bool) -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("ramet").setLevel(logging.DEBUG if debug else logging.INFO)

@@ -43,6 +43,7 @@ from ramet.config.layers import Layer, Layers
 from ramet.config.render import render
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
+from ramet.config.secrets import remember_environment
 from ramet.config.sections import COMPONENTS, GROUPS, JOBS, PRESETS, unused_key
 from ramet.config.settings import Setting, apply_settings, leaf_keys
 from ramet.errors import ConfigError, ConfigErrors, raise_all
@@ -76,6 +77,7 @@ class _Request:
 
 def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = None) -> Resolved:
     """Compose, check and convert the configuration of `job`. Raises `ConfigErrors` with every problem found."""
+    remember_environment(overrides)
     catalog = register()
     request = _read(overrides, job)
     with _hydra(config_dir):

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.catalog import Catalog, Component, first_line
 from ramet.config.schema import Config
-from ramet.config.secrets import written_secrets
+from ramet.config.secrets import remember_environment, written_secrets
 from ramet.config.sections import COMPONENTS
 from ramet.config.settings import TEXT, expected_type
 from ramet.errors import ConfigError, PluginError, raise_all
@@ -23,6 +23,7 @@ def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> 
 
     Types the options in `config` itself, so that a record written from it shows them all. Raises `ConfigErrors`.
     """
+    remember_environment(text for _, text in _raw(config, sections))
     chosen, problems = type_options(config, sections, catalog)
     raise_all(
         [

@@ -1,11 +1,13 @@
 """Keys and passwords come from the environment, never from what is written down: configurations are recorded, shared.
 
-A secret is recognised by the name of its option, and where that may mean something else (`key`, `stop_token`) also by
-its looks. It must be given as `${oc.env:VARIABLE}`, which stays as it is in every record; no message shows the value.
+A secret is recognised by the name of its option (where that may mean something else, as `key` and `stop_token` may,
+also by its looks), and under any name by its value: a URL with a password, a key of a known form. It must be given as
+`${oc.env:VARIABLE}`, which stays as it is in every record. What came from the environment is hidden in every message.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 
@@ -13,6 +15,21 @@ SECRET = re.compile(r"(.*_)?(api_?key|secret(_key)?|password|passwd|(access|auth
 PERHAPS = re.compile(r"(.*_)?(key|token)")
 RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=-]{16,}")
 FROM_ENVIRONMENT = re.compile(r"\$\{oc\.env:.*\}")
+WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASS", "PWD", "CREDENTIAL", "CREDENTIALS", "AUTH", "DSN"}
+HIDDEN = "***"
+LEAST_HIDDEN, LEAST_HIDDEN_SECRET = 8, 4  # shorter values are words that messages need: `cpu`, `true`
+
+_VARIABLE = re.compile(r"\$\{oc\.env:\s*([^,}\s]+)")
+_NOT_OURS = r"(?!\$\{oc\.env:)"
+_PASSWORD = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]{{0,20}}://[^\s/:@'\"]{{0,256}}:){_NOT_OURS}[^\s/@'\"]{{1,256}}(?=@)")
+_PARAMETER = re.compile(
+    rf"([?&][\w-]{{0,30}}(?:key|token|secret|password|signature|sig)=){_NOT_OURS}[^\s&'\"]{{8,}}", re.IGNORECASE
+)
+_KNOWN = re.compile(
+    r"\b(?:sk-[A-Za-z0-9_-]{20,}|hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|AKIA[0-9A-Z]{16}"
+    r"|xox[abprs]-[A-Za-z0-9-]{10,})"
+)
+_values: dict[str, str] = {}  # of variables that a configuration named -> how it named them
 
 
 def written_secrets(texts: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -25,6 +42,43 @@ def written_secrets(texts: Iterable[tuple[str, str]]) -> Iterator[str]:
             )
 
 
+def is_secret_variable(name: str, value: str) -> bool:
+    """Whether an environment variable holds a secret, by a word of its name or by its value."""
+    return bool(WORDS & {*name.upper().split("_")}) or _hide_forms(value) != value
+
+
+def remember_environment(texts: Iterable[str]) -> None:
+    """From now on `hide` knows the values of the variables that these texts name."""
+    for text in texts:
+        for name in _VARIABLE.findall(text):
+            value = os.environ.get(name, "")
+            least = LEAST_HIDDEN_SECRET if is_secret_variable(name, value) else LEAST_HIDDEN
+            if len(value) >= least:
+                _values[value] = f"${{oc.env:{name}}}"
+
+
+def hide(text: str) -> str:
+    """The text without passwords in URLs, keys of known forms, and values of remembered variables."""
+    for value in sorted(_values, key=len, reverse=True):
+        text = text.replace(value, _values[value])
+    return _hide_forms(text)
+
+
+def hide_argument(argument: str) -> str:
+    """`key=value` of a command line for a record."""
+    key, given, value = argument.partition("=")
+    value = value.strip("'\"")
+    secret = given and not FROM_ENVIRONMENT.fullmatch(value) and _is_secret(key.lstrip("+~"), value)
+    return f"{key}={HIDDEN}" if secret and hide(argument) == argument else hide(argument)
+
+
+def _hide_forms(text: str) -> str:
+    if "://" in text or "?" in text:
+        text = _PARAMETER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1{HIDDEN}", text))
+    return _KNOWN.sub(HIDDEN, text)
+
+
 def _is_secret(key: str, text: str) -> bool:
     name = key.rpartition(".")[2].partition("[")[0].lower()
-    return bool(SECRET.fullmatch(name) or (PERHAPS.fullmatch(name) and RANDOM.fullmatch(text)))
+    by_name = SECRET.fullmatch(name) or (PERHAPS.fullmatch(name) and RANDOM.fullmatch(text))
+    return bool(by_name) or _hide_forms(text) != text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,9 +117,3 @@ def lengths(counts: Sequence[int]) -> Lengths | None:
 def _percentile(ordered: Sequence[int], percent: int) -> int:
     """The smallest value that at least `percent` of them do not exceed."""
     return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
-
-
-def visible(text: str) -> Iterator[str]:
-    """The lines of a text for a terminal: what is invisible or would steer it is written as an escape."""
-    for line in text.split("\n"):
-        yield "".join(char if char == " " or char.isprintable() else ascii(char)[1:-1] for char in line)

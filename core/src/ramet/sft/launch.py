@@ -25,6 +25,7 @@ from ramet.errors import ConfigErrors, InfraError
 from ramet.sft.prepare import Prepared
 from ramet.sft.stop import StopRequest
 from ramet.sft.task import ARRIVED, Failure, RankTask
+from ramet.tracking.log import harmless
 from ramet.tracking.stopped import Stopped
 
 logger = logging.getLogger(__name__)
@@ -181,4 +182,4 @@ def _signalled(code: int) -> str:
 
 def _forward(rank: int, stream: IO[bytes]) -> None:
     for line in stream:
-        print(f"[rank {rank}] {line.decode(errors='replace').rstrip()}", file=sys.stderr, flush=True)
+        print(f"[rank {rank}] {harmless(line.decode(errors='replace').rstrip())}", file=sys.stderr, flush=True)

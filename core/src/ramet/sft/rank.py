@@ -23,6 +23,7 @@ from ramet.sft.stop import StopRequest
 from ramet.sft.strategies import prepare_process
 from ramet.sft.task import ARRIVED, Failure, RankTask
 from ramet.sft.world import World, world_here
+from ramet.tracking.log import set_up_logging
 from ramet.tracking.stopped import Stopped
 
 
@@ -56,8 +57,7 @@ def _train(task: RankTask, world: World, store: Store) -> None:
 
 def _set_up_logging(level: int, world: World) -> None:
     """The first rank speaks for all of them, the others of what is wrong only."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("ramet").setLevel(level if world.first else max(level, logging.WARNING))
+    set_up_logging(level if world.first else max(level, logging.WARNING))
     # accelerate is told 1 on purpose by Trainer, which counts the batches of a step itself.
     logging.getLogger("accelerate.accelerator").addFilter(
         lambda record: "accumulation steps mismatch" not in record.msg

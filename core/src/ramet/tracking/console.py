@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
+from ramet.inert import visible
+
 HEADER_EVERY = 20  # rows of a table after which the header is repeated
 BAR = 10
 
@@ -122,7 +124,7 @@ class ConsoleTracker:
 
     def _print_pairs(self, step: int, metrics: Mapping[str, float]) -> None:
         if metrics:
-            pairs = [f"{name} {_small(value)}" for name, value in sorted(metrics.items())]
+            pairs = [f"{visible(name)} {_small(value)}" for name, value in sorted(metrics.items())]
             self._print(Text("  ".join([self._progress(step), *pairs]), style="dim" if self.table else ""))
 
     def _style(self, column: Column, metrics: Mapping[str, float]) -> str:

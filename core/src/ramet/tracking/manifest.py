@@ -21,6 +21,7 @@ from typing import Any
 
 from ramet.config.resolved import Resolved
 from ramet.config.schema import ModelConfig
+from ramet.config.secrets import hide_argument
 from ramet.errors import ConfigError
 from ramet.plugins import load_plugins
 
@@ -104,7 +105,7 @@ def make_manifest(
         plugins=_plugins(),
         data=dict(data or {}),
         model=model,
-        attempts=[Attempt(started=now(), host=socket.gethostname(), pid=os.getpid(), argv=list(sys.argv))],
+        attempts=[Attempt(started=now(), host=socket.gethostname(), pid=os.getpid(), argv=[hide_argument(text) for text in sys.argv])],
     )
 
 

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from ramet.config.checks import RUN_NAME, RUN_NAME_RULE
 from ramet.config.resolved import Resolved
+from ramet.config.secrets import hide_argument
 from ramet.errors import ConfigError
 from ramet.tracking.lock import RunLock
 from ramet.tracking.manifest import Manifest, now, read_manifest, write_manifest, write_text
@@ -80,7 +81,7 @@ class RunDir:
         if self.resumed:
             manifest.attempts = [*read_manifest(self._manifest_path).attempts, *manifest.attempts]
         write_text(self.path / "config.yaml", resolved.text)
-        write_text(self.path / "overrides.txt", "".join(f"{text}\n" for text in resolved.overrides))
+        write_text(self.path / "overrides.txt", "".join(f"{hide_argument(text)}\n" for text in resolved.overrides))
         write_manifest(self._manifest_path, manifest)  # last: it says that the others are there
         self._manifest = manifest
 

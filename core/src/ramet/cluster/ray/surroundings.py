@@ -11,6 +11,7 @@ import os
 import sys
 from dataclasses import dataclass
 
+from ramet.config.secrets import is_secret_variable
 from ramet.errors import raise_all
 from ramet.plugins import load_plugins
 
@@ -18,7 +19,6 @@ SETTINGS = (
     "RAMET_", "OMP_", "MKL_", "OPENBLAS_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "VLLM_", "HF_",
     "TRANSFORMERS_", "TOKENIZERS_", "PYTHON",
 )  # fmt: skip
-SECRETS = {"TOKEN", "KEY", "SECRET", "PASSWORD"}  # words of names
 NODES_OWN = ("RAY_", "CUDA_VISIBLE", "NVIDIA_VISIBLE", "ROCR_", "HIP_", "SLURM_", "RAMET_RAY_MARK")
 PluginRow = tuple[str, str, str]  # name, distribution, version
 
@@ -49,7 +49,7 @@ class Surroundings:
         return {
             name: value
             for name, value in self.environment.items()
-            if name.startswith(SETTINGS) and not SECRETS & {*name.upper().split("_")}
+            if name.startswith(SETTINGS) and not is_secret_variable(name, value)
         }
 
     def put_on(self) -> None:

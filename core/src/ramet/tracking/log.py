@@ -1,0 +1,41 @@
+"""What reaches a terminal or a log: visible text without secrets, whichever logger says it and whoever formats it.
+
+Messages quote data, weight files and what tools raise. Libraries bring handlers of their own, so the records are made
+harmless and not one handler's output.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+import warnings
+from typing import Any
+
+from ramet.config.secrets import hide
+from ramet.inert import visible
+
+_format_warning = warnings.formatwarning
+
+
+def harmless(text: str) -> str:
+    """Without what would steer a terminal, and without secrets."""
+    return visible(hide(text))
+
+
+class HarmlessRecord(logging.LogRecord):
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        if self.exc_info and self.exc_info[0] is not None:  # formatters take a text that is there already
+            self.exc_text = harmless("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
+
+    def getMessage(self) -> str:
+        return harmless(super().getMessage())
+
+
+def set_up_logging(level: int) -> None:
+    """Lines on stderr: warnings of all, and of Ramet what is of `level`."""
+    logging.setLogRecordFactory(HarmlessRecord)
+    warnings.formatwarning = lambda *given, **named: harmless(_format_warning(*given, **named))
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("ramet").setLevel(level)
