@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from ramet.cli import main
 from ramet.config.schema import ColumnsConfig, OnBadRow
 from ramet.data.filter import leave_out_by_difficulty, leave_out_long, warn_of_overlap
 from ramet.data.tasks import load_tasks
@@ -135,6 +136,16 @@ def test_a_bad_row_is_named_with_file_row_column_and_value(lines, row: Any, expe
 def test_values_in_messages_are_cut(lines):
     message = problems(lines({"prompt": "q", "answer": "a"}, {"prompt": "q", "answer": {"a": "x" * 500}}))[0]
     assert message.endswith("…") and len(message.rpartition("got ")[2]) == 80
+
+
+def test_a_row_nested_without_end_is_a_bad_row(lines):
+    path = lines({"prompt": "p", "answer": "1"})
+    with Path(path).open("a") as file:
+        file.write('{"prompt": "p", "answer": "1", "extra": ' + "[" * 900 + "]" * 900 + "}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_tasks([path])
+    assert str(caught.value) == f"{path}, row 2: nested more than 64 levels deep"
+    assert main(["data", "inspect", str(path), "rollout_step.system_prompt=never"]) == 0
 
 
 def test_a_wrong_type_in_parquet_is_named_by_row(parquet):

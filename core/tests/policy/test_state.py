@@ -122,6 +122,23 @@ def test_a_checkpoint_of_another_model_is_refused(make_spec: MakeSpec, tmp_path:
             worker.load(tmp_path / "saved")
 
 
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "deep/file", ".."])
+def test_a_checkpoint_points_to_no_file_outside_its_folder(make_spec: MakeSpec, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    PolicyWorker(make_spec()).save(folder)
+    with (folder / ".metadata").open("rb") as file:
+        found = pickle.load(file)
+    for info in found.storage_data.values():
+        info.relative_path = name
+    (folder / ".metadata").write_bytes(pickle.dumps(found))
+    with pytest.raises(CheckpointError) as caught:
+        saved_weights(folder)
+    assert str(caught.value) == (
+        f"{folder}: could not read the policy: .metadata: names {name!r}, which is no file of the folder itself"
+    )
+
+
 @pytest.mark.parametrize("name", ["rank_00000.pt", "__0_0.distcp", ".metadata"])
 def test_a_missing_or_torn_file_is_a_checkpoint_error_that_names_it(
     make_spec: MakeSpec, tmp_path: Path, name: str

@@ -13,6 +13,7 @@ import pytest
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError
+from ramet.rollout import record
 from ramet.rollout.branching import RandomBranching
 from ramet.rollout.config import RandomBranchConfig
 from ramet.rollout.record import GroupRecord, read_records, write_records
@@ -153,6 +154,47 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(played: list[Grou
     path.write_bytes(gzip.compress(b"{oops\n{}\n"))
     with pytest.raises(ConfigError, match="line 1: not JSON"):
         list(read_records(path))
+
+
+def packed(path: Path, data: bytes) -> Path:
+    with gzip.open(path, "wb") as file:
+        file.write(data)
+    return path
+
+
+def test_a_file_that_unpacks_to_far_more_than_it_is_stops_before_the_memory_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "LINE_BYTES", 1 << 20)
+    path = packed(tmp_path / "step_000001.jsonl.gz", b'{"schema": 1, "text": "' + b"a" * (50 << 20))
+    with pytest.raises(ConfigError) as caught:
+        list(read_records(path))
+    assert str(caught.value) == (
+        f"{path}, line 1: unpacks to more than {1 << 20} bytes, from a file of {path.stat().st_size}: damaged, or made "
+        "to fill the memory"
+    )
+
+
+def test_a_file_of_too_many_lines_is_given_up(
+    played: list[GroupRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "FILE_BYTES", 0)
+    monkeypatch.setattr(record, "FILE_RATIO", 2)
+    write_records(tmp_path / "one.jsonl.gz", played)
+    path = packed(tmp_path / "many.jsonl.gz", gzip.decompress((tmp_path / "one.jsonl.gz").read_bytes()) * 50)
+    with pytest.raises(ConfigError) as caught:
+        list(read_records(path))
+    size = path.stat().st_size
+    assert str(caught.value) == (
+        f"{path}: unpacks to more than {2 * size} bytes, from a file of {size}: damaged, or made to fill the memory"
+    )
+
+
+def test_a_line_nested_without_end_is_broken(tmp_path: Path) -> None:
+    path = packed(tmp_path / "step_000001.jsonl.gz", b"[" * 100_000 + b"\n{}\n")
+    with pytest.raises(ConfigError) as caught:
+        list(read_records(path))
+    assert str(caught.value).startswith(f"{path}, line 1: not JSON: maximum recursion depth exceeded")
 
 
 def test_another_schema_and_a_missing_file_are_errors(tmp_path: Path) -> None:

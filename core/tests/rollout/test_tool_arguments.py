@@ -55,6 +55,15 @@ def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], message:
         check_arguments(SCHEMA, arguments)
 
 
+def test_arguments_nested_without_end_are_refused() -> None:
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+    with pytest.raises(ToolError) as caught:
+        check_arguments(SCHEMA, {"x": deep})
+    assert str(caught.value) == f"{SCHEMA.name}: the arguments are nested more than 64 levels deep"
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(ToolError, match="query is missing; n must be of type integer"):
         check_arguments(SCHEMA, {"n": "many"})

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ramet.errors import ConfigError
+from ramet.inert import MAX_NESTING, too_deep
 
 PARQUET = ".parquet"
+TOO_DEEP = f"nested more than {MAX_NESTING} levels deep"
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
@@ -73,7 +75,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 def _batch_rows(batch: Any, before: int) -> list[Row]:
     """Plain lists and dicts, no arrays. Parquet does not check that texts are UTF-8, so a row may hold bad ones."""
     try:
-        return [Row(number=number, values=values) for number, values in enumerate(batch.to_pylist(), before + 1)]
+        return [_row(number, values) for number, values in enumerate(batch.to_pylist(), before + 1)]
     except UnicodeDecodeError:
         return [_checked_row(batch.slice(index, 1), before + index + 1) for index in range(batch.num_rows)]
 
@@ -87,7 +89,7 @@ def _checked_row(row: Any, number: int) -> Row:
             return Row(
                 number=number, values={}, problem=f"column {name} is not UTF-8: {error.reason} in {cut(error.object)}"
             )
-    return Row(number=number, values=values)
+    return _row(number, values)
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
@@ -107,6 +109,13 @@ def _json_row(number: int, line: bytes) -> Row:
         return Row(number=number, values={}, problem=f"not JSON: {error}, in {cut(text)}")
     if not isinstance(values, dict):
         return Row(number=number, values={}, problem=f"not a JSON object: {cut(values)}")
+    return _row(number, values)
+
+
+def _row(number: int, values: dict[str, Any]) -> Row:
+    """Whoever reads a row may go through it by recursion."""
+    if too_deep(values):
+        return Row(number=number, values={}, problem=TOO_DEEP)
     return Row(number=number, values=values)
 
 

@@ -26,7 +26,7 @@ def recorded_sequences(run: Path, step: int) -> list[Sequence]:
     """A few rollouts of the last step up to `step` that has some; empty if the run kept none."""
     files = {int(found[1]): path for path in (run / "rollouts").glob("*") if (found := FILE.fullmatch(path.name))}
     for number in sorted((number for number in files if number <= step), reverse=True):
-        rollouts = [scored.rollout for record in read_records(files[number]) for scored in record.group.rollouts]
+        rollouts = (scored.rollout for record in read_records(files[number]) for scored in record.group.rollouts)
         usable = [one for one in map(_sequence, rollouts) if one.sampled]
         if usable:
             return usable[:: max(1, len(usable) // COUNT)][:COUNT]

@@ -28,7 +28,7 @@ CONTENTS = ".metadata"
 _MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 _CLASSES = {
     "Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "StorageMeta",
-    "_MEM_FORMAT_ENCODING", "_StorageInfo",
+    "_MEM_FORMAT_ENCODING", "_StorageInfo", "BytesStorageMetadata",
 }  # fmt: skip
 _TORCH = re.compile(r"Size|serialization\._get_layout|b?float\d+|u?int\d+|bool|strided")
 
@@ -81,13 +81,25 @@ class _Writer(FileSystemWriter):
         """Not this folder's name, which will be another, nor a number drawn at random."""
 
 
+def read_contents(folder: Path) -> Metadata:
+    """The table of contents, which runs no code and names no file outside `folder`.
+
+    Raises `ValueError`, `OSError`, `pickle.UnpicklingError` and what else broken bytes make of a pickle.
+    """
+    with (folder / CONTENTS).open("rb") as file:
+        found = _Unpickler(file).load()
+    if not isinstance(found, Metadata):
+        raise ValueError(f"holds {type(found).__name__}, not a table of contents")
+    for info in (found.storage_data or {}).values():
+        name = info.relative_path
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+            raise ValueError(f"names {name!r}, which is no file of the folder itself")
+    return found
+
+
 class _Reader(FileSystemReader):
     def read_metadata(self, *args: Any, **named: Any) -> Metadata:
-        with (self.path / CONTENTS).open("rb") as file:  # type: ignore[operator]
-            found = _Unpickler(file).load()
-        if not isinstance(found, Metadata):
-            raise ValueError(f"holds {type(found).__name__}, not a table of contents")
-        return found
+        return read_contents(Path(self.path))
 
 
 class _Unpickler(pickle.Unpickler):

@@ -36,7 +36,7 @@ def collect_steps(run: Path, split: Splitter, *, max_bytes: int) -> Steps:
         step, path = files[index]
         try:
             script, n_left = _step_script(path, split, max_bytes, whole=bool(kept))
-        except (ConfigError, OSError, ValueError, KeyError, TypeError) as error:
+        except (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             notes.append(f"Step {step}: its rollouts could not be read ({type(error).__name__}: {error}).")
             continue
         if script is None:

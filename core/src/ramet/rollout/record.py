@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import logging
 import os
@@ -37,6 +38,9 @@ from ramet.types import (
 
 logger = logging.getLogger(__name__)
 SCHEMA = 1
+# A line is a group: 16 rollouts of 32k tokens take about 10 MB. Text that repeats itself packs up to 1 : 300.
+LINE_BYTES, LINE_RATIO = 64 << 20, 20  # of the packed file's size, whichever is more
+FILE_BYTES, FILE_RATIO = 1 << 30, 300
 T = TypeVar("T", int, float)
 
 
@@ -70,7 +74,8 @@ def write_records(path: Path, records: Iterable[GroupRecord]) -> None:
 def read_records(path: Path) -> Iterator[GroupRecord]:
     """Groups in the order in which they were written. A torn end is reported and left out.
 
-    Raises `ConfigError` for a missing file, a broken line that is not the last, and another schema version.
+    Raises `ConfigError` for a missing file, a broken line that is not the last, another schema version, and a file that
+    unpacks to more than a record can be.
     """
     path = Path(path)
     if not path.is_file():
@@ -81,7 +86,7 @@ def read_records(path: Path) -> Iterator[GroupRecord]:
             raise ConfigError(broken)
         try:
             data = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             broken = f"{path}, line {number}: not JSON: {error}"
             continue
         yield _record(data, f"{path}, line {number}")
@@ -90,11 +95,29 @@ def read_records(path: Path) -> Iterator[GroupRecord]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
+    """One at a time, and never more than a record can have: a small file may unpack to a thousand times its size."""
+    size, unpacked = path.stat().st_size, 0
+    longest, most = max(LINE_BYTES, LINE_RATIO * size), max(FILE_BYTES, FILE_RATIO * size)
     try:
         with gzip.open(path, "rb") as packed:
-            yield from packed
+            for number in itertools.count(1):
+                line = packed.readline(longest + 1)
+                if not line:
+                    return
+                unpacked += len(line)
+                if len(line) > longest:
+                    raise _bomb(f"{path}, line {number}", longest, size)
+                if unpacked > most:
+                    raise _bomb(str(path), most, size)
+                yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         logger.warning("%s is torn (%s): what stands behind the last whole line is left out", path, error)
+
+
+def _bomb(where: str, most: int, size: int) -> ConfigError:
+    return ConfigError(
+        f"{where}: unpacks to more than {most} bytes, from a file of {size}: damaged, or made to fill the memory"
+    )
 
 
 def _sync_folder(folder: Path) -> None:

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any
 
 from ramet.errors import ConfigError, ToolError
+from ramet.inert import MAX_NESTING, too_deep
 from ramet.rollout.config import TagsConfig
 from ramet.types import (
     Generation,
@@ -209,6 +210,8 @@ def _arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
         arguments = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ToolError(f"The {tool.name} call is not valid JSON ({error}). Expected: {form}") from error
+    if too_deep(arguments):
+        raise ToolError(f"The {tool.name} call is nested more than {MAX_NESTING} levels deep. Expected: {form}")
     if not isinstance(arguments, dict):
         raise ToolError(f"The {tool.name} call must be a JSON object: {form}")
     return arguments

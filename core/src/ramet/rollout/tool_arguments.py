@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ramet.errors import ToolError
+from ramet.inert import MAX_NESTING, too_deep
 from ramet.types import ToolSchema
 
 _IS: dict[str, Callable[[Any], bool]] = {
@@ -24,6 +25,8 @@ _IS: dict[str, Callable[[Any], bool]] = {
 
 def check_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> None:
     """Raise `ToolError` with everything that is wrong. A null for an optional argument counts as not given."""
+    if too_deep(arguments):
+        raise ToolError(f"{schema.name}: the arguments are nested more than {MAX_NESTING} levels deep")
     properties = schema.parameters.get("properties", {})
     required = schema.parameters.get("required", [])
     problems = [f"{name} is missing" for name in required if name not in arguments]

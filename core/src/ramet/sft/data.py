@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ramet.data.files import TOO_DEEP
+from ramet.inert import too_deep
 from ramet.sft.rows import Conversation, read_row
 
 MAX_SHOWN = 20  # problems that one message lists; the others are counted
@@ -63,6 +65,8 @@ def _decoded(line: bytes, where: str) -> tuple[Conversation | None, list[str]]:
         return None, [f"{where}: not UTF-8 at byte {error.start} of the line"]
     except (json.JSONDecodeError, RecursionError) as error:
         return None, [f"{where}: not JSON: {error}"]
+    if too_deep(record):
+        return None, [f"{where}: {TOO_DEEP}"]
     return read_row(record, where)
 
 

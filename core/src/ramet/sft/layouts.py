@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from ramet.config.schema import Config, Strategy
+from ramet.policy.dcp import read_contents
 from ramet.tracking.manifest import write_text
 
 LAYOUT = "layout.json"
@@ -118,8 +118,10 @@ def _read_weights(checkpoint: Path) -> None:
 
 
 def _read_items(folder: Path) -> None:
-    """Each file holds the items of one rank, one behind another; `.metadata` says where each of them is."""
-    for item in FileSystemReader(folder).read_metadata().storage_data.values():
+    """Each file holds the items of one rank, one behind another; `.metadata` says where each of them is. It is a pickle,
+    which accelerate would let run anything: here it is read with the classes that it is made of, and refused with others.
+    """
+    for item in read_contents(folder).storage_data.values():
         with (folder / item.relative_path).open("rb") as file:
             file.seek(item.offset)
             content = io.BytesIO(file.read(item.length))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import traceback
 from dataclasses import asdict, dataclass
@@ -49,7 +50,8 @@ class RankTask:
         )
 
     def save(self, file: Path) -> None:
-        with file.open("wb") as opened:
+        """A pickle runs code where it is read: the file is new, no link, and nobody else's to read or write."""
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as opened:
             pickle.dump(self, opened)
 
     @staticmethod
