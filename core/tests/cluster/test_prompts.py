@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ramet.cli import main
+from ramet.cluster import prompts
 from ramet.cluster.place import build_encoder
-from ramet.cluster.prompts import check_prompts, foreign_tags, task_prompts, warn_of_foreign_tags
+from ramet.cluster.prompts import task_prompts, warn_of_foreign_tags
+from ramet.cluster.toolbox import tool_names
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.data.tasks import load_tasks
@@ -67,8 +70,16 @@ def task(*tools: str, system: str = SYSTEM, name: str = "t") -> Task:
     return Task(id=name, prompt=messages, tools=tools or None)
 
 
+def check_prompts(config: Config) -> list[str]:
+    return prompts.check_prompts(config, tool_names(config))
+
+
+def foreign_tags(config: Config, tasks: Sequence[Task]) -> dict[str, list[str]]:
+    return prompts.foreign_tags(config, tasks, tool_names(config))
+
+
 def rendered(config: Config, task: Task) -> str:
-    encoder, prompt = build_encoder(config), task_prompts(config)(task)
+    encoder, prompt = build_encoder(config), task_prompts(config, tool_names(config))(task)
     return encoder.decode(encoder.prompt(prompt.messages, prompt.tools))
 
 
@@ -95,7 +106,7 @@ def test_a_template_that_reads_no_tools_cannot_describe_them(model: Path) -> Non
 
 def test_the_steps_description_is_appended_to_the_tasks_own_system_message(model: Path) -> None:
     chosen = config(model, "rollout_step.system_prompt=append")
-    (system, user) = task_prompts(chosen)(task(system="Be brief.")).messages
+    (system, user) = task_prompts(chosen, tool_names(chosen))(task(system="Be brief.")).messages
     assert system.content.startswith("Be brief.\n\nSolve the task step by step.") and "<calc>" in system.content
     assert user == Message(role="user", content="q")
 
@@ -137,7 +148,7 @@ def test_tasks_that_name_tags_of_no_tool_are_counted_and_listed_in_one_warning(
     fine = [task(system="<calc></calc>"), Task(id="u", prompt=user_prompt("q"))]
     tasks = [*(task(name=f"t/{i}") for i in range(4)), *fine]
     with caplog.at_level(logging.WARNING):
-        warn_of_foreign_tags(config(model), tasks)
+        warn_of_foreign_tags(config(model), tasks, tool_names(config(model)))
     assert [record.getMessage() for record in caplog.records] == [
         "prompts of tasks name tags of no tool that they may use: <search> in 4 (t/0, t/1, t/2, …); configured: calc. "
         "A call of one is answered with an error. Configure the tool, name tags of no tool in "
