@@ -199,4 +199,6 @@ def test_only_the_command_line_lets_a_models_code_run(house: Path):
     ]
     given = "model.trust_remote_code=true"
     assert compose([MODEL, "experiment=shared", given], job="train").config.model.trust_remote_code
-    assert not compose([MODEL, "experiment=shared", "model.trust_remote_code=false"], job="data").config.model.trust_remote_code
+    assert not compose(
+        [MODEL, "experiment=shared", "model.trust_remote_code=false"], job="data"
+    ).config.model.trust_remote_code

@@ -36,7 +36,10 @@ OVERWRITTEN = "; nothing of yours is overwritten, so name another place"
             ["run.root=.", "run.name=exp1", "data.train=['exp1/data/*.jsonl']"],
             "'exp1' holds data.train=exp1/data/a.jsonl",
         ),
-        (["run.root=exp1", "run.name=data", "data.valid=[exp1/data/b.jsonl]"], "'exp1/data' holds data.valid=exp1/data/b.jsonl"),
+        (
+            ["run.root=exp1", "run.name=data", "data.valid=[exp1/data/b.jsonl]"],
+            "'exp1/data' holds data.valid=exp1/data/b.jsonl",
+        ),
     ],
 )
 def test_a_run_directory_that_is_or_holds_an_input_is_refused(home: Path, overrides: list[str], expected: str):

@@ -66,9 +66,9 @@ def test_passwords_and_known_values_are_hidden_in_any_text(monkeypatch: pytest.M
     monkeypatch.setenv("RAMET_TEST_JUDGE_KEY", "tiny")
     monkeypatch.setenv("RAMET_TEST_SHORT", "cpu")
     compose([MODEL, "run.root=${oc.env:RAMET_TEST_JUDGE_KEY}", "model.device=${oc.env:RAMET_TEST_SHORT}"], job="train")
-    assert hide("401 for tiny on cpu: https://me:swordfish@example.org/?token=0123456789ab&x=1, sk-0123456789abcdefghijkl") == (
-        "401 for ${oc.env:RAMET_TEST_JUDGE_KEY} on cpu: https://me:***@example.org/?token=***&x=1, ***"
-    )
+    assert hide(
+        "401 for tiny on cpu: https://me:swordfish@example.org/?token=0123456789ab&x=1, sk-0123456789abcdefghijkl"
+    ) == ("401 for ${oc.env:RAMET_TEST_JUDGE_KEY} on cpu: https://me:***@example.org/?token=***&x=1, ***")
 
 
 def test_a_configuration_with_a_password_in_a_url_is_refused():

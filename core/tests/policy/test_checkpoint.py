@@ -190,9 +190,7 @@ def test_a_foreign_folder_of_a_checkpoints_name_is_renamed_aside(
     checkpoints.save(2, writer("2"))
     assert folders(tmp_path) == ["other_step_000002", "other_step_000002_1", "step_000001", "step_000002"]
     assert (tmp_path / "other_step_000002_1" / "weights.bin").read_text() == "precious"
-    assert caplog.messages == [
-        f"{tmp_path / 'step_000002'}: no checkpoint of Ramet's; renamed to other_step_000002_1"
-    ]
+    assert caplog.messages == [f"{tmp_path / 'step_000002'}: no checkpoint of Ramet's; renamed to other_step_000002_1"]
 
 
 def test_a_file_of_a_checkpoints_name_is_renamed_aside(tmp_path: Path) -> None:

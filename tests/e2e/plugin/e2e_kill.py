@@ -53,7 +53,7 @@ PLACES = {
     "saving": Place("ramet.policy.worker:PolicyWorker.write_staged", behind=True),
     "sealing": Place("ramet.policy.checkpoint:_seal"),  # all files, no manifest
     "sealed": Place("ramet.policy.checkpoint:_seal", behind=True),  # manifest, not renamed
-    "renamed": Place("ramet.policy.checkpoint:_prune"),
+    "renamed": Place("ramet.policy.checkpoint:Checkpoints._prune"),
     "saved": Place("ramet.policy.checkpoint:Checkpoints.save", behind=True),
     "logging": Place("ramet.tracking.jsonl:JsonlTracker.log"),
     "logged": Place("ramet.tracking.jsonl:JsonlTracker.log", behind=True),

@@ -105,7 +105,14 @@ def make_manifest(
         plugins=_plugins(),
         data=dict(data or {}),
         model=model,
-        attempts=[Attempt(started=now(), host=socket.gethostname(), pid=os.getpid(), argv=[hide_argument(text) for text in sys.argv])],
+        attempts=[
+            Attempt(
+                started=now(),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                argv=[hide_argument(text) for text in sys.argv],
+            )
+        ],
     )
 
 
