@@ -25,6 +25,7 @@ CONTRACT = {
     "extensions",
     "helpers",
     "hookspecs",
+    "plugin_code",
     "plugins",
     "registry",
     "shapes",

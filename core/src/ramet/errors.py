@@ -17,7 +17,12 @@ class RametError(Exception):
 
 
 class ConfigError(RametError):
-    """The user asked for something that cannot be. The message says what was wrong, the value and what is allowed."""
+    """The user asked for something that cannot be. The message says what was wrong, the value and what is allowed.
+
+    `component` is whose call raised it, once the message says so.
+    """
+
+    component: str | None = None
 
 
 class ConfigErrors(ConfigError):

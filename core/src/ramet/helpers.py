@@ -24,7 +24,7 @@ _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", 
 
 class _FunctionTool:
     def __init__(self, function: Callable[..., Any], schema: ToolSchema, nullable: frozenset[str]) -> None:
-        self.function = function
+        self.user_function = function
         self.schema = schema
         self._nullable = nullable
         self._signature = inspect.signature(function)
@@ -37,9 +37,9 @@ class _FunctionTool:
         for name, value in bound.arguments.items():
             if value is not None or name not in self._nullable:
                 _check_type(self.schema, name, value)
-        if inspect.iscoroutinefunction(self.function):
-            return ToolResult(text=str(await self.function(*bound.args, **bound.kwargs)))
-        return ToolResult(text=str(await run_blocking(self.function, *bound.args, **bound.kwargs)))
+        if inspect.iscoroutinefunction(self.user_function):
+            return ToolResult(text=str(await self.user_function(*bound.args, **bound.kwargs)))
+        return ToolResult(text=str(await run_blocking(self.user_function, *bound.args, **bound.kwargs)))
 
 
 def function_tool(function: Callable[..., Any], *, name: str | None = None) -> Tool:

@@ -3,16 +3,18 @@
 A name offered twice is fatal. A plugin that cannot be imported, breaks a hook or was built for another contract version
 is recorded as BROKEN with its reason, and is fatal only for a run that selects something from it.
 
-Environment: `RAMET_BLOCK_PLUGINS=a,b` skips plugins by name; `RAMET_PLUGINS=module,…` loads importable modules that are
-not installed as distributions (experiments, Ray `py_modules`).
+Environment: `RAMET_BLOCK_PLUGINS=a,b` skips plugins by name, of which each must be installed; `RAMET_PLUGINS=module,…`
+loads importable modules that are not installed as distributions (experiments, Ray `py_modules`).
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
@@ -20,13 +22,16 @@ from typing import Any
 import pluggy
 
 from ramet import hookspecs
-from ramet.errors import PluginError
+from ramet.errors import ConfigError, PluginError
 from ramet.hookspecs import Register
-from ramet.registry import DuplicateName, Entry, Registries, Registry
+from ramet.plugin_code import raised_at, written_by_user
+from ramet.registry import BUILTIN, DuplicateName, Entry, Registries, Registry
 
+logger = logging.getLogger(__name__)
 CONTRACT_VERSION = "1"
 GROUP = "ramet"
-BUILTIN = "core"
+PRESETS = "ramet.conf"  # entry points of packages with presets, which may ship nothing else
+CLOSE = 0.9  # how alike a function without a decorator is to a hook's name, for it to be meant as one
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,15 +77,19 @@ class Source:
 
 @functools.cache
 def load_plugins() -> Plugins:
-    """Load everything installed; later calls return the same object. Raises `PluginError` for a duplicate name."""
+    """Load everything installed; later calls return the same object.
+
+    Raises `PluginError` for a duplicate name, `ConfigError` for a name in `RAMET_BLOCK_PLUGINS` that cannot be blocked.
+    """
     return load_from(list(_sources()))
 
 
 def origin(component: object) -> str:
     """Class, plugin and distribution of a built component, for messages about a broken contract."""
-    cls = type(component)
-    top = cls.__module__.partition(".")[0]
-    name = f"{cls.__module__}.{cls.__qualname__}"
+    inner: Any = written_by_user(component)
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
+    top = named.__module__.partition(".")[0]
+    name = f"{named.__module__}.{named.__qualname__}"
     for info in load_plugins().infos:
         if info.module.partition(".")[0] == top:
             return f"{name} of plugin {info.name!r} ({info.distribution} {info.version})"
@@ -95,13 +104,20 @@ def load_from(sources: list[Source]) -> Plugins:
     seen: dict[str, Source] = {}
     for source in sources:
         if source.name in seen:
-            raise DuplicateName(
-                f"plugin name {source.name!r} is used twice: by {seen[source.name].distribution} and by "
-                f"{source.distribution}; uninstall one"
-            )
+            raise DuplicateName(_twice(seen[source.name], source))
         seen[source.name] = source
         plugins.infos.append(_load_one(source, manager, plugins.registries))
     return plugins
+
+
+def _twice(first: Source, second: Source) -> str:
+    if first.name == BUILTIN:
+        return (
+            f"plugin name {BUILTIN!r} is Ramet's own: give the entry point of {second.distribution} another name, or "
+            "uninstall it"
+        )
+    by = f"by {first.distribution} and by {second.distribution}"
+    return f"plugin name {first.name!r} is used twice: {by}; uninstall one"
 
 
 def _load_one(source: Source, manager: pluggy.PluginManager, registries: Registries) -> PluginInfo:
@@ -109,13 +125,15 @@ def _load_one(source: Source, manager: pluggy.PluginManager, registries: Registr
     try:
         module = source.load()
         info.contract = _contract_of(module, source)
+        _expect_known_hooks(module)
         manager.register(module, name=source.name)
         manager.check_pending()
         staged = _collect(module, source, registries)
     except (Exception, SystemExit) as error:  # whatever a plugin does at import must not take the others down
         if manager.has_plugin(source.name):
             manager.unregister(name=source.name)
-        info.broken = f"{type(error).__name__}: {error}"
+        info.broken = f"{type(error).__name__}: {error}{raised_at(error)}"
+        logger.debug("plugin %r of %s is broken", source.name, source.distribution, exc_info=True)
         return info
     for registry, entry in staged:
         registry.add(entry)
@@ -127,12 +145,31 @@ def _contract_of(module: Any, source: Source) -> str:
     found = getattr(module, "ramet_contract", None)
     if found is None:
         raise PluginError(f"module {source.module!r} does not state ramet_contract = {CONTRACT_VERSION!r}")
-    if str(found) != CONTRACT_VERSION:
+    if not isinstance(found, str):
+        raise PluginError(
+            f'ramet_contract is {found!r} ({type(found).__name__}); write it as text: ramet_contract = "{CONTRACT_VERSION}"'
+        )
+    if found != CONTRACT_VERSION:
         raise PluginError(
             f"built for contract version {found}, this ramet speaks {CONTRACT_VERSION}: install a matching "
             f"release of {source.distribution}"
         )
-    return str(found)
+    return found
+
+
+def _expect_known_hooks(module: Any) -> None:
+    """A hook with a wrong name would never be called, and the plugin would seem to offer nothing."""
+    known = [f"register_{kind}" for kind, _ in Registries()]
+    for name, member in vars(module).items():
+        if name in known or not callable(member):
+            continue
+        close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)
+        if hasattr(member, "ramet_impl"):
+            close = close or difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise PluginError(f"there is no hook {name!r}.{hint} Hooks: {', '.join(known)}")
+        if close:
+            raise PluginError(f"{name!r} is no hook and would never be called. Did you mean {close[0]!r}?")
 
 
 def _collect(module: Any, source: Source, registries: Registries) -> list[tuple[Any, Entry[Any]]]:
@@ -168,13 +205,30 @@ def _stage(staged: list[tuple[Any, Entry[Any]]], registry: Registry[Any], source
 
 
 def _sources() -> Iterator[Source]:
-    blocked = _names("RAMET_BLOCK_PLUGINS")
+    points = sorted(entry_points(group=GROUP), key=lambda p: (p.name, _distribution(p)[0]))
+    modules = _names("RAMET_PLUGINS")
+    blocked = _blocked([*(point.name for point in points), *(p.name for p in entry_points(group=PRESETS)), *modules])
     yield _module_source(BUILTIN, "ramet.builtin", "ramet")
-    for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name, _distribution(p)[0])):
+    for point in points:
         if point.name not in blocked:
             yield _entry_point_source(point)
-    for module in _names("RAMET_PLUGINS"):
-        yield _module_source(module, module, f"module {module}")
+    for module in modules:
+        if module not in blocked:
+            yield _module_source(module, module, f"module {module}")
+
+
+def _blocked(installed: Sequence[str]) -> list[str]:
+    """The names of `RAMET_BLOCK_PLUGINS`. One that blocks nothing is a mistake: what it meant to block would run."""
+    blocked = _names("RAMET_BLOCK_PLUGINS")
+    for name in blocked:
+        if name == BUILTIN:
+            raise ConfigError(f"RAMET_BLOCK_PLUGINS: {BUILTIN!r} is Ramet itself and cannot be blocked")
+        if name not in installed:
+            close = difflib.get_close_matches(name, installed, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            known = ", ".join(sorted(set(installed))) or "none"
+            raise ConfigError(f"RAMET_BLOCK_PLUGINS: no plugin named {name!r} is installed.{hint} Installed: {known}")
+    return blocked
 
 
 def _names(variable: str) -> list[str]:

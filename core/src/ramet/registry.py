@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ramet.errors import ConfigError, PluginError, RametError
+from ramet.plugin_code import named, raised_at
 from ramet.shapes import misfits
 from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
 
 T = TypeVar("T")
+BUILTIN = "core"  # the plugin name of what Ramet itself offers
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 FACTORY = re.compile(r"\w+(\.\w+)*:\w+", re.ASCII)
 
@@ -41,6 +43,10 @@ class Entry(Generic[T]):
                 built = factory()
             else:
                 built = factory(self.config() if params is None else params)
+        except ConfigError as error:
+            if self.name in str(error):
+                raise
+            raise named(error, f"{self.kind} {self.name!r} of plugin {self.plugin!r} ({self.distribution})") from error
         except RametError:
             raise
         except Exception as error:
@@ -66,7 +72,7 @@ class Entry(Generic[T]):
     def _could_not(self, error: Exception) -> str:
         return (
             f"plugin {self.plugin!r} ({self.distribution}) could not build {self.kind} {self.name!r}: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{raised_at(error)}"
         )
 
 
@@ -99,11 +105,7 @@ class Registry(Generic[T]):
         self.check(entry)
         taken = self._entries.get(entry.name)
         if taken is not None:
-            raise DuplicateName(
-                f"{self.kind} {entry.name!r} is registered twice: by plugin {taken.plugin!r} "
-                f"({taken.distribution}) and by plugin {entry.plugin!r} ({entry.distribution}); "
-                "uninstall one or block it with RAMET_BLOCK_PLUGINS"
-            )
+            raise DuplicateName(f"{self.kind} {entry.name!r} is registered twice: {_twice(taken, entry)}")
         self._entries[entry.name] = entry
 
     def __iter__(self) -> Iterator[Entry[T]]:
@@ -127,6 +129,18 @@ class Registry(Generic[T]):
         raise ConfigError(
             f"{self.group}: no {self.kind} named {name!r}.{hint} Installed: {', '.join(self.names) or 'none'}.{failed}"
         )
+
+
+def _twice(taken: Entry[Any], entry: Entry[Any]) -> str:
+    """By whom, and what to do about it."""
+    second = f"plugin {entry.plugin!r} ({entry.distribution})"
+    if taken.plugin == entry.plugin:
+        return f"{second} does both; remove one"
+    by = f"by plugin {taken.plugin!r} ({taken.distribution}) and by {second}"
+    if BUILTIN in (taken.plugin, entry.plugin):
+        other = entry if taken.plugin == BUILTIN else taken
+        return f"{by}; Ramet itself cannot be blocked: rename it there, or set RAMET_BLOCK_PLUGINS={other.plugin}"
+    return f"{by}; uninstall one, or block it with RAMET_BLOCK_PLUGINS={entry.plugin}"
 
 
 class DuplicateName(PluginError):

@@ -93,7 +93,10 @@ def undecorated(register: Register[Any]) -> None:
     [
         (raising(ModuleNotFoundError("No module named 'absent'")), "ModuleNotFoundError: No module named 'absent'"),
         (raising(SystemExit(3)), "SystemExit: 3"),
-        (lambda: module(register_toolz=unknown_hook), "unknown hook 'register_toolz'"),
+        (
+            lambda: module(register_toolz=unknown_hook),
+            "there is no hook 'register_toolz'. Did you mean 'register_tools'",
+        ),
         (lambda: module(register_tools=wrong_argument), "registry"),
         (lambda: module(register_tools=raises), "KeyError: 'lost'"),
         (lambda: module(register_tools=undecorated), "register_tools is not decorated with @hookimpl"),

@@ -47,9 +47,9 @@ from ramet.config.secrets import remember_environment
 from ramet.config.sections import COMPONENTS, GROUPS, JOBS, PRESETS, unused_key
 from ramet.config.settings import Setting, apply_settings, leaf_keys
 from ramet.errors import ConfigError, ConfigErrors, raise_all
+from ramet.plugins import PRESETS as PRESET_PACKAGES
 from ramet.plugins import load_plugins
 
-CONF_GROUP = "ramet.conf"  # entry points of packages with presets
 LOCAL = "hydra_configs"  # recipes of the working directory
 SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
 SWEEP_VALUES = "allowed: a=1,2 choice(…) range(…) glob(…)"
@@ -266,7 +266,7 @@ class RametSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         blocked = os.environ.get("RAMET_BLOCK_PLUGINS", "").replace(" ", "").split(",")
-        for point in sorted(entry_points(group=CONF_GROUP), key=lambda point: point.name):
+        for point in sorted(entry_points(group=PRESET_PACKAGES), key=lambda point: point.name):
             if point.name not in blocked:
                 search_path.append(provider=point.name, path=f"pkg://{point.value}")
         local = Path.cwd() / LOCAL

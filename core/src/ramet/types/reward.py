@@ -43,10 +43,10 @@ class _PerRollout:
     per_rollout = True
 
     def __init__(self, score: Callable[[Rollout], float | Score | None]) -> None:
-        self.score = score
+        self.user_function = score
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
-        return [self.score(rollout) for rollout in group]
+        return [self.user_function(rollout) for rollout in group]
 
 
 def per_rollout(score: Callable[[Rollout], float | Score | None]) -> Reward:

@@ -1,0 +1,106 @@
+"""Which line of a plugin's own code an error or a component comes from, for messages.
+
+Lines are `package/module.py:12`, relative to the folder that holds the package: where it is installed says nothing to
+whoever mends it. Lines of the core, of the standard library and of what calls plugins for the core are never named.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from ramet.errors import ConfigError, ConfigErrors
+
+CALLERS = frozenset(
+    {"__main__", "hydra", "omegaconf", "pluggy", "ramet", "ray", "torch"}
+)  # what stands between core and plugin
+
+
+def raised_at(error: BaseException) -> str:
+    """` (package/module.py:12)`, the innermost line of plugin code that the error passed; nothing if it passed none."""
+    frames = [(frame, line) for frame, line in _walk(error) if _is_plugin_code(frame)]
+    if frames:
+        package = _top(frames[0][0])  # a library that the plugin calls is not its own code
+        frame, line = [pair for pair in frames if _top(pair[0]) == package][-1]
+        return f" ({_relative(frame.f_code, _module(frame))}:{line})"
+    if isinstance(error, SyntaxError) and error.filename:  # its module never ran
+        return f" ({_below_search_path(Path(error.filename))}:{error.lineno})"
+    return ""
+
+
+def running_at(frame: FrameType) -> str:
+    """`function (package/module.py:12)` of the innermost plugin code that `frame` runs; without any, of `frame`."""
+    calls: list[FrameType] = []
+    outer: FrameType | None = frame
+    while outer is not None:
+        calls.append(outer)
+        outer = outer.f_back
+    at = next((call for call in calls if _is_plugin_code(call)), frame)
+    return f"{at.f_code.co_name} ({_relative(at.f_code, _module(at))}:{at.f_lineno})"
+
+
+def defined_at(component: object, method: str = "__call__") -> str:
+    """` (package/module.py:12)`, where the plugin defines what was called; nothing if that cannot be told."""
+    inner = written_by_user(component)
+    function: Any = inner if inspect.isroutine(inner) else getattr(type(inner), method, None)
+    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+    module = getattr(function, "__module__", None) or ""
+    if code is None or module.partition(".")[0] in CALLERS:
+        return ""
+    return f" ({_relative(code, module)}:{code.co_firstlineno})"
+
+
+def written_by_user(component: object) -> object:
+    """The function that `function_tool` or `per_rollout` made a component of; else the component itself."""
+    return getattr(component, "user_function", component)
+
+
+def named(error: ConfigError, who: str) -> ConfigError:
+    """A `ConfigError` that a plugin raised while it was called, with the component's name; left alone if it has one."""
+    if getattr(error, "component", None) is not None:
+        return error
+    at = raised_at(error)
+    if isinstance(error, ConfigErrors):
+        told: ConfigError = ConfigErrors([f"{who}: {problem}{at}" for problem in error.problems])
+    else:
+        told = ConfigError(f"{who}: {error}{at}")
+    told.component = who
+    told.__cause__ = error
+    return told
+
+
+def _walk(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Frames and lines from the outermost call to where the error was raised."""
+    step = error.__traceback__
+    while step is not None:
+        yield step.tb_frame, step.tb_lineno
+        step = step.tb_next
+
+
+def _is_plugin_code(frame: FrameType) -> bool:
+    top = _top(frame)
+    return top not in CALLERS and top not in sys.stdlib_module_names and not frame.f_code.co_filename.startswith("<")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _top(frame: FrameType) -> str:
+    return _module(frame).partition(".")[0]
+
+
+def _relative(code: CodeType, module: str) -> str:
+    path = Path(code.co_filename)
+    depth = module.count(".") + 1 + (path.name == "__init__.py")
+    return "/".join(path.parts[-depth:])
+
+
+def _below_search_path(path: Path, folders: Sequence[str] | None = None) -> str:
+    holding = [Path(folder) for folder in (sys.path if folders is None else folders) if folder]
+    below = [path.relative_to(folder) for folder in holding if path.is_relative_to(folder)]
+    return min(map(str, below), key=len, default=path.name)
