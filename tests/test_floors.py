@@ -25,6 +25,7 @@ CONTRACT = {
     "extensions",
     "helpers",
     "hookspecs",
+    "output_checks",
     "plugin_code",
     "plugins",
     "registry",

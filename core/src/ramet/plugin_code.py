@@ -6,6 +6,8 @@ whoever mends it. Lines of the core, of the standard library and of what calls p
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,11 +15,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from ramet.errors import ConfigError, ConfigErrors
+from ramet.errors import ConfigError, ConfigErrors, PluginError
 
 CALLERS = frozenset(
     {"__main__", "hydra", "omegaconf", "pluggy", "ramet", "ray", "torch"}
 )  # what stands between core and plugin
+
+CODE = frozenset({".py", ".so"})  # what is hashed of a package
 
 
 def raised_at(error: BaseException) -> str:
@@ -59,9 +63,12 @@ def written_by_user(component: object) -> object:
     return getattr(component, "user_function", component)
 
 
-def named(error: ConfigError, who: str) -> ConfigError:
-    """A `ConfigError` that a plugin raised while it was called, with the component's name; left alone if it has one."""
-    if getattr(error, "component", None) is not None:
+def named(error: ConfigError, who: str, key: str) -> ConfigError:
+    """A `ConfigError` that a plugin raised in a call, with the component's name before it.
+
+    Left alone if the message says whose it is already: it was named further in, or begins with the component's `key`.
+    """
+    if error.component is not None or key in str(error):
         return error
     at = raised_at(error)
     if isinstance(error, ConfigErrors):
@@ -71,6 +78,34 @@ def named(error: ConfigError, who: str) -> ConfigError:
     told.component = who
     told.__cause__ = error
     return told
+
+
+def failed(error: BaseException, who: str, on: str = "") -> PluginError:
+    """What to raise where an exception of a plugin is a defect that stops the run."""
+    return PluginError(f"{who} raised {type(error).__name__}{on}: {error}{raised_at(error)}")
+
+
+def code_hash(module: str) -> str | None:
+    """sha256 over the code of the package that holds `module`, None where there is none to be found.
+
+    Two installations of one version that differ in a line (editable ones do) have different hashes.
+    """
+    top = module.partition(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    digest, found = hashlib.sha256(), False
+    for folder in spec.submodule_search_locations or ():
+        for path in sorted(p for p in Path(folder).rglob("*") if p.suffix in CODE and p.is_file()):
+            digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+            found = True
+    if spec.submodule_search_locations is None and spec.origin is not None and Path(spec.origin).is_file():
+        digest.update(Path(spec.origin).read_bytes())
+        found = True
+    return digest.hexdigest() if found else None
 
 
 def _walk(error: BaseException) -> Iterator[tuple[FrameType, int]]:

@@ -146,8 +146,9 @@ def _contract_of(module: Any, source: Source) -> str:
     if found is None:
         raise PluginError(f"module {source.module!r} does not state ramet_contract = {CONTRACT_VERSION!r}")
     if not isinstance(found, str):
+        kind = type(found).__name__
         raise PluginError(
-            f'ramet_contract is {found!r} ({type(found).__name__}); write it as text: ramet_contract = "{CONTRACT_VERSION}"'
+            f'ramet_contract is {found!r} ({kind}); write it as text: ramet_contract = "{CONTRACT_VERSION}"'
         )
     if found != CONTRACT_VERSION:
         raise PluginError(

@@ -44,9 +44,8 @@ class Entry(Generic[T]):
             else:
                 built = factory(self.config() if params is None else params)
         except ConfigError as error:
-            if self.name in str(error):
-                raise
-            raise named(error, f"{self.kind} {self.name!r} of plugin {self.plugin!r} ({self.distribution})") from error
+            who = f"{self.kind} {self.name!r} of plugin {self.plugin!r} ({self.distribution})"
+            raise named(error, who, self.name) from error
         except RametError:
             raise
         except Exception as error:

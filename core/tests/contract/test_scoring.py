@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,9 @@ from ramet import ConfigError, Fault, Group, InfraError, PluginError, Rollout, S
 from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward, check_failures, n_unjudged
 from ramet.testing import written_rollout
 
+ONE_EACH = "return one per rollout, None where it cannot judge"
+FINITE = "give a finite number, or None for not judged"
+NUMBER = "give a float, a Score, or None for not judged"
 TASK = Task(id="sums/7", prompt=user_prompt("2 + 3?"), answer=("5",), data_source="sums")
 
 
@@ -145,24 +149,27 @@ def test_a_reward_that_hangs_is_masked_after_its_time() -> None:
 @pytest.mark.parametrize(
     ("returned", "problem"),
     [
-        ([1.0], "returned 1 scores for 2 rollouts"),
-        ([1.0, 2.0, 3.0], "returned 3 scores for 2 rollouts"),
-        ([1.0, float("nan")], "returned nan"),
-        ([float("inf"), 1.0], "returned inf"),
-        ([1.0, "1"], "returned '1'"),
-        ([1.0, [1.0]], re.escape("returned [1.0]")),
-        ([1.0, torch.ones(2)], "returned tensor"),
-        ([1.0, 10**400], "returned 1000"),
-        ([1.0, Score(value=float("nan"))], "returned nan"),
-        ([1.0, Score(value=1.0, parts={"f1": float("nan")})], "returned nan .part 'f1'"),
-        ([1.0, Score(value=1.0, token_rewards={0: float("nan")})], "returned nan .token 0"),
-        ([1.0, Score(value=1.0, token_rewards={1: 1.0})], "position 1 of a response of 1 tokens"),
-        ([1.0, Score(value=1.0, token_rewards={-1: 1.0})], "position -1"),
+        ([1.0], f"returned 1 scores for 2 rollouts: {ONE_EACH}"),
+        ([1.0, 2.0, 3.0], f"returned 3 scores for 2 rollouts: {ONE_EACH}"),
+        ([1.0, float("nan")], f"scored the reply 'b' with nan: {FINITE}"),
+        ([float("inf"), 1.0], f"scored the reply 'a' with inf: {FINITE}"),
+        ([1.0, "1"], f"scored the reply 'b' with '1': {NUMBER}"),
+        ([1.0, [1.0]], f"scored the reply 'b' with [1.0]: {NUMBER}"),
+        ([1.0, torch.ones(2)], f"scored the reply 'b' with tensor([1., 1.]): {NUMBER}"),
+        ([1.0, 10**400], f"scored the reply 'b' with 1{79 * '0'}: {NUMBER}"),
+        ([1.0, Score(value=float("nan"))], f"scored the reply 'b' with nan: {FINITE}"),
+        ([1.0, Score(value=1.0, parts={"f1": float("nan")})], f"scored part 'f1' with nan: {FINITE}"),
+        ([1.0, Score(value=1.0, token_rewards={0: float("nan")})], f"scored token 0 with nan: {FINITE}"),
+        ([1.0, Score(value=1.0, token_rewards={1: 1.0})], "token_rewards names position 1 of a response of 1 tokens"),
+        ([1.0, Score(value=1.0, token_rewards={-1: 1.0})], "token_rewards names position -1 of a response of 1 tokens"),
     ],
 )
 def test_what_breaks_the_contract_stops_at_once_and_names_plugin_and_task(returned: list[Any], problem: str) -> None:
-    with pytest.raises(PluginError, match=rf"reward 'length' of plugin 'mine', task 'sums/7': .*{problem}"):
-        score(group("a", "b"), weighted(returning(*returned)))
+    reward = returning(*returned)
+    with pytest.raises(PluginError) as caught:
+        score(group("a", "b"), weighted(reward))
+    where = f"core/tests/contract/test_scoring.py:{reward.__code__.co_firstlineno}"
+    assert str(caught.value) == f"reward 'length' of plugin 'mine', task 'sums/7': {problem} ({where})"
 
 
 @pytest.mark.parametrize("returned", [1.0, None, "ab", torch.ones(2), {0: 1.0, 1: 1.0}])
@@ -170,8 +177,44 @@ def test_something_else_than_a_list_stops_at_once(returned: Any) -> None:
     async def odd(_: Sequence[Rollout]) -> Any:
         return returned
 
-    with pytest.raises(PluginError, match="allowed: a list of scores"):
+    what = f"returned {type(returned).__name__}: return a list with one score per rollout"
+    with pytest.raises(PluginError, match=re.escape(f"task 'sums/7': {what} (")):
         score(group("a", "b"), weighted(odd))
+
+
+def test_a_reward_that_raises_says_in_which_line_and_with_debug_how_it_came_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(rollout: Rollout) -> float:
+        return 1 / 0
+
+    line = f"core/tests/contract/test_scoring.py:{fails.__code__.co_firstlineno + 1}"
+    message = f"ZeroDivisionError('division by zero') ({line})"
+    for level, traceback in ((logging.INFO, False), (logging.DEBUG, True)):
+        caplog.clear()
+        with caplog.at_level(level, logger="ramet"):
+            fault = score(group("a"), weighted(per_rollout(fails))).rollouts[0].rollout.fault
+        assert fault == Fault(where="reward:length", message=message)
+        (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert record.getMessage() == f"reward length of plugin mine failed: {message}"
+        assert bool(record.exc_info) is traceback
+
+
+def test_a_configuration_error_of_a_reward_stops_the_run_with_its_name() -> None:
+    def fails(rollout: Rollout) -> float:
+        raise ConfigError("no key in the environment")
+
+    def names_itself(rollout: Rollout) -> float:
+        raise ConfigError("rewards.length: no key in the environment")
+
+    line = f"core/tests/contract/test_scoring.py:{fails.__code__.co_firstlineno + 1}"
+    for function, message in (
+        (fails, f"reward 'length' of plugin 'mine': no key in the environment ({line})"),
+        (names_itself, "rewards.length: no key in the environment"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            score(group("a"), weighted(per_rollout(function)))
+        assert str(caught.value) == message
 
 
 def test_scalars_of_torch_and_booleans_are_numbers() -> None:

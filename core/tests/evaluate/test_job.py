@@ -13,10 +13,10 @@ import pytest
 from ramet.cli.app import main
 from ramet.cluster.local import LocalRollouts
 from ramet.config.compose import compose
-from ramet.errors import ConfigError, ConfigErrors, InfraError
+from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
 from ramet.evaluate.job import run
 from ramet.models.tiny import make_tiny_model
-from ramet.plugins import load_plugins
+from ramet.plugins import load_plugins, origin
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import Group, Rollout, Task
 
@@ -244,3 +244,47 @@ def test_everything_wrong_is_reported_together(tmp_path: Path) -> None:
         run(compose([f"model.path={tmp_path / 'absent'}", "evaluate.k=0"], job="eval"))
     text = str(caught.value)
     assert "absent" in text and "evaluate.k" in text and "benchmarks: none chosen" in text
+
+
+@pytest.mark.parametrize(
+    ("scores", "problem"),
+    [
+        (None, "score returned NoneType: return a mapping of metrics"),
+        ({"other": 1.0}, "score gave ['other'], info.metrics names ['accuracy']"),
+        ({"accuracy": 2.0}, "'accuracy' is 2.0: a metric is a number in [0, 1]"),
+        ({"accuracy": None}, "'accuracy' is None (not judged), but info.judged is False"),
+    ],
+)
+@needs_benchmarks
+def test_a_benchmark_that_breaks_the_contract_stops_the_evaluation(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores: Any, problem: str
+) -> None:
+    benchmark = load_plugins().get("benchmarks", "arithmetic").build()
+    task = next(iter(benchmark.load(benchmark.info.splits[0], 1)))
+
+    async def score(self: Any, rollout: Any) -> Any:
+        return scores
+
+    monkeypatch.setattr(type(benchmark), "score", score)
+    with pytest.raises(PluginError) as caught:
+        run(compose(overrides(model, tmp_path, "benchmarks.arithmetic.limit=1", "evaluate.k=1"), job="eval"))
+    who = f"benchmark 'arithmetic' ({origin(benchmark)}), task {task.id!r}, rollout 0"
+    line = f"core/tests/evaluate/test_job.py:{score.__code__.co_firstlineno}"
+    assert str(caught.value) == f"{who}: {problem} ({line})"
+
+
+@needs_benchmarks
+def test_a_benchmark_that_cannot_load_is_named_with_the_line(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benchmark = load_plugins().get("benchmarks", "arithmetic").build()
+
+    def load(self: Any, split: str, limit: int | None) -> Any:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(type(benchmark), "load", load)
+    with pytest.raises(PluginError) as caught:
+        run(compose(overrides(model, tmp_path), job="eval"))
+    line = f"core/tests/evaluate/test_job.py:{load.__code__.co_firstlineno + 1}"
+    who = f"benchmark 'arithmetic' ({origin(benchmark)})"
+    assert str(caught.value) == f"{who} raised KeyError in load: 'lost' ({line})"

@@ -327,13 +327,38 @@ class Summed:
         return LossOutput(per_token=-batch.logprobs.sum())
 
 
-def test_a_loss_of_the_wrong_shape_is_the_plugins_error(
-    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+class Bare(Summed):
+    def __call__(self, batch: LossInputs) -> Any:
+        return -batch.logprobs
+
+
+class Attached(Summed):
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        return LossOutput(per_token=-batch.logprobs, metrics={"mine": batch.logprobs})
+
+
+class Crashes(Summed):
+    def __call__(self, batch: LossInputs) -> Any: return {}["lost"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        (Summed(), ": per_token has shape []: return one value per token, here [17]; the core aggregates"),
+        (Bare(), ": returned Tensor: return a LossOutput"),
+        (Attached(), ": metric 'mine' is attached to the graph: detach it"),
+        (Crashes(), " raised KeyError: 'lost'"),
+    ],
+)
+def test_a_loss_that_breaks_the_contract_is_the_plugins_error(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, loss: Any, what: str
 ) -> None:
     rows = make_rows(2)
-    worker = PolicyWorker(make_spec(policy_loss=Summed()))
-    with pytest.raises(PluginError, match=r"policy loss .*Summed returned another shape than .* for per_token"):
+    worker = PolicyWorker(make_spec(policy_loss=loss))
+    with pytest.raises(PluginError) as caught:
         worker.update(rows, make_advantages(rows), step=1)
+    line = f"core/tests/policy/test_worker.py:{type(loss).__call__.__code__.co_firstlineno}"
+    assert str(caught.value) == f"policy loss {type(loss).__module__}.{type(loss).__name__}{what} ({line})"
 
 
 class Overwrites:

@@ -249,6 +249,20 @@ def test_a_policy_that_asks_for_what_cannot_be_stops_the_run_and_is_named(
         play(two_calls, policy=Follows(1, {(FirstTokens, "0", 1): actions}), group_size=4)
 
 
+def test_a_policy_that_answers_none_is_told_what_to_return(play: Play) -> None:
+    class Nothing:
+        def decide(self, event: Any, group: Any, rng: Any) -> Any:
+            return None
+
+    with pytest.raises(PluginError) as caught:
+        play(two_calls, policy=Nothing(), group_size=4)
+    line = f"core/tests/rollout/test_branching.py:{Nothing.decide.__code__.co_firstlineno}"
+    assert str(caught.value) == (
+        f"branch policy {Nothing.__module__}.{Nothing.__qualname__} answered Start() wrongly: None is neither "
+        f"StartRoots nor Fork: return a list of StartRoots and Fork within group.budget_left, [] for nothing ({line})"
+    )
+
+
 def test_a_policy_that_raises_stops_the_run_and_is_named(play: Play) -> None:
     class Raises:
         def decide(self, event: Any, group: Any, rng: Any) -> Any:

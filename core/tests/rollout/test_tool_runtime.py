@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from ramet.config.schema import ToolConfig
-from ramet.errors import ConfigError, InfraError, ToolError
+from ramet.errors import ConfigError, InfraError, PluginError, ToolError
+from ramet.helpers import function_tool
 from ramet.models.encoder import Encoder
 from ramet.rollout import tool_runtime
 from ramet.rollout.tool_runtime import ToolOutcome, ToolRuntime
 from ramet.rollout.watchdog import Watchdog
-from ramet.testing.doubles import EchoTool, echo_tool
+from ramet.testing.doubles import echo_tool
 from ramet.types import CallStatus, ToolCall, ToolResult
 
 
@@ -22,7 +23,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_runtime, "BACKOFF_S", 0.01)
 
 
-def run(encoder: Encoder, tool: EchoTool, texts: Sequence[Any], **config: Any) -> tuple[list[ToolOutcome], Any]:
+def run(encoder: Encoder, tool: Any, texts: Sequence[Any], **config: Any) -> tuple[list[ToolOutcome], Any]:
     """All calls at once, each from a rollout of its own; the outcomes and the metrics."""
 
     async def main() -> tuple[list[ToolOutcome], Any]:
@@ -75,13 +76,55 @@ def test_a_users_mistake_in_a_tool_stops_the_run(encoder: Encoder) -> None:
         run(encoder, echo_tool(error=ConfigError("no key in the environment")), ["x"])
 
 
-@pytest.mark.parametrize("value", [b"bytes", {"text": "x"}, 3.0, ToolResult(text=b"bytes")])  # type: ignore[arg-type]
-def test_what_is_no_result_is_infra_that_names_the_tool_and_is_not_retried(encoder: Encoder, value: Any) -> None:
-    tool = echo_tool(returns=value)
-    [outcome], _ = run(encoder, tool, ["x"], retries=3)
-    assert outcome.status is CallStatus.INFRA
-    assert "tool 'python' returned" in outcome.text
-    assert len(tool.calls) == 1
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("text", "returned 'text'"),
+        (None, "returned None"),
+        ({"text": "x"}, "returned {'text': 'x'}"),
+        (ToolResult(text=b"bytes"), "returned a ToolResult whose text is b'bytes'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_result_breaks_the_contract_at_once_and_names_the_tool(
+    encoder: Encoder, value: Any, problem: str
+) -> None:
+    class Broken:
+        schema = echo_tool().schema
+        calls = 0
+
+        async def __call__(self, call: ToolCall) -> Any:
+            self.calls += 1
+            return value
+
+    tool = Broken()
+    with pytest.raises(PluginError) as caught:
+        run(encoder, tool, ["x"], retries=3)
+    name = f"{Broken.__module__}.{Broken.__qualname__}"
+    line = f"core/tests/rollout/test_tool_runtime.py:{Broken.__call__.__code__.co_firstlineno}"
+    assert str(caught.value) == f"tool 'python' ({name}) {problem}: return a ToolResult with a text ({line})"
+    assert tool.calls == 1
+
+
+def test_a_tool_that_raises_says_in_which_line_also_in_a_thread(encoder: Encoder) -> None:
+    def divide(text: str) -> str:
+        """Divide."""
+        return str(1 / 0)
+
+    line = f"core/tests/rollout/test_tool_runtime.py:{divide.__code__.co_firstlineno + 2}"
+    [outcome], _ = run(encoder, function_tool(divide), ["x"], retries=0)
+    assert outcome.text == f"tool 'python' raised ZeroDivisionError: division by zero ({line})"
+
+
+def test_a_configuration_error_of_a_tool_carries_its_name(encoder: Encoder) -> None:
+    def needs_a_key(text: str) -> str:
+        """Search."""
+        raise ConfigError("no key in the environment")
+
+    line = f"core/tests/rollout/test_tool_runtime.py:{needs_a_key.__code__.co_firstlineno + 2}"
+    with pytest.raises(ConfigError) as caught:
+        run(encoder, function_tool(needs_a_key), ["x"])
+    name = f"{needs_a_key.__module__}.{needs_a_key.__qualname__}"
+    assert str(caught.value) == f"tool 'python' ({name}): no key in the environment ({line})"
 
 
 def test_a_tool_that_hangs_ends_with_its_time_out_even_if_it_ignores_cancellation(encoder: Encoder) -> None:

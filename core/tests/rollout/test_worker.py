@@ -246,6 +246,13 @@ async def _returns_none(state: RolloutState, ctx: StepContext) -> None:
     await ctx.generate()
 
 
+def _gives(**members: Any) -> Any:
+    async def act(state: RolloutState, ctx: StepContext) -> StepResult:
+        return StepResult(**members)
+
+    return act
+
+
 async def _claims_a_fault(state: RolloutState, ctx: StepContext) -> StepResult:
     return StepResult(stop=StopReason.FAULT)
 
@@ -253,14 +260,46 @@ async def _claims_a_fault(state: RolloutState, ctx: StepContext) -> StepResult:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (_generates_twice, "generate twice"),
-        (_returns_none, "returned NoneType"),
-        (_claims_a_fault, "stopped with FAULT"),
+        (_returns_none, "returned NoneType: return a StepResult"),
+        (_claims_a_fault, "stop is StopReason.FAULT: let the InfraError pass instead"),
+        (_gives(insert="text"), "insert holds 'text': use Markup and Untrusted"),
+        (_gives(insert=("text",)), "insert holds ('text',): use Markup and Untrusted"),
+        (_gives(stop="end"), "stop is 'end': use a StopReason"),
+        (_gives(stop=StopReason.END, answer=5), "answer is 5: give a string"),
     ],
 )
 def test_a_step_that_breaks_the_contract_stops_the_run_and_is_named(play: Play, act: Any, message: str) -> None:
-    with pytest.raises(PluginError, match=f"BadStep.*{message}"):
+    with pytest.raises(PluginError) as caught:
         play(one_call, step=BadStep(act))
+    line = f"core/tests/rollout/test_worker.py:{BadStep.__call__.__code__.co_firstlineno}"
+    assert str(caught.value) == f"rollout step {BadStep.__module__}.BadStep: {message} ({line})"
+
+
+def test_a_step_that_generates_twice_stops_the_run_and_is_named(play: Play) -> None:
+    with pytest.raises(PluginError, match=r"BadStep called generate twice in one turn; allowed: once"):
+        play(one_call, step=BadStep(_generates_twice))
+
+
+async def _needs_a_key(state: RolloutState, ctx: StepContext) -> StepResult:
+    raise ConfigError("no key")
+
+
+def test_a_configuration_error_of_a_step_carries_its_name(play: Play) -> None:
+    with pytest.raises(ConfigError) as caught:
+        play(one_call, step=BadStep(_needs_a_key))
+    line = f"core/tests/rollout/test_worker.py:{_needs_a_key.__code__.co_firstlineno + 1}"
+    assert str(caught.value) == f"rollout step {BadStep.__module__}.BadStep: no key ({line})"
+
+
+async def _crashes(state: RolloutState, ctx: StepContext) -> StepResult:
+    raise KeyError("lost")
+
+
+def test_a_step_that_raises_masks_its_rollouts_and_names_the_line(play: Play) -> None:
+    played = play(one_call, step=BadStep(_crashes), group_size=1)
+    line = f"core/tests/rollout/test_worker.py:{_crashes.__code__.co_firstlineno + 1}"
+    (fault,) = [rollout.fault for rollout in played.rollouts]
+    assert (fault.where, fault.message) == ("step", f"{BadStep.__module__}.BadStep raised KeyError: 'lost' ({line})")
 
 
 def test_metrics_tell_what_was_played(play: Play, make_task: Any) -> None:

@@ -154,7 +154,28 @@ class Wrong:
         return AdvantageOutput(advantages=torch.zeros(len(batch.rewards)))
 
 
-@pytest.mark.parametrize(("estimator", "what"), [(Outside(), "outside the mask"), (Wrong(), "returned shape")])
+class Bare:
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: AdvantageInputs) -> Any:
+        return torch.zeros_like(batch.engine_logprobs)
+
+
+class Crashes:
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: AdvantageInputs) -> Any: return {}["lost"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("estimator", "what"),
+    [
+        (Outside(), ": advantages are not zero outside the mask: multiply by the mask at the end"),
+        (Wrong(), ": advantages has shape [2]: return [N, T], here [2, 44]"),
+        (Bare(), ": returned Tensor: return an AdvantageOutput"),
+        (Crashes(), " raised KeyError: 'lost'"),
+    ],
+)
 def test_an_estimator_that_breaks_the_contract_is_named(estimator: Any, what: str) -> None:
     one = task()
     with_result = replace(answered_rollout(one, "2"), id="0")
@@ -164,6 +185,8 @@ def test_an_estimator_that_breaks_the_contract_is_named(estimator: Any, what: st
         rollouts=(ScoredRollout(rollout=with_result, reward=1.0), ScoredRollout(rollout=longer, reward=0.0)),
     )
     rows = rows_of([group])
-    with pytest.raises(PluginError, match=what) as caught:
+    with pytest.raises(PluginError) as caught:
         estimate(estimator, rows, old_logprobs=[row.engine_logprobs for row in rows])
-    assert type(estimator).__name__ in str(caught.value)
+    line = f"core/tests/train/test_groups.py:{type(estimator).__call__.__code__.co_firstlineno}"
+    name = f"{type(estimator).__module__}.{type(estimator).__name__}"
+    assert str(caught.value) == f"advantage estimator {name}{what} ({line})"

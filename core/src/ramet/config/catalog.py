@@ -7,8 +7,10 @@ A dataclass that OmegaConf cannot type makes only its own component unusable.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -59,6 +61,7 @@ class Catalog:
 
     components: dict[str, dict[str, Component]]  # group -> name -> component
     broken: list[str] = field(default_factory=list)  # plugins that failed to load
+    recorded: dict[tuple[str, str], str] = field(default_factory=dict)  # (group, name) -> who offered it to this run
 
     def get(self, group: str, name: str) -> Component:
         """Raises `ConfigError` for a name that nobody offers or whose options are unusable."""
@@ -89,7 +92,10 @@ class Catalog:
         """The message for a name that `group` does not have."""
         allowed = sorted(allowed)
         failed = f". Plugins that failed to load: {', '.join(self.broken)} (see `ramet plugins`)" if self.broken else ""
-        return f"{group}: no {name!r}.{suggest(name, allowed)} Installed: {', '.join(allowed) or 'none'}{failed}"
+        known = f"Installed: {', '.join(allowed) or 'none'}{failed}"
+        if (group, name) in self.recorded:
+            return f"{group}: no {name!r}. When this run began, {self.recorded[group, name]}. {known}"
+        return f"{group}: no {name!r}.{suggest(name, allowed)} {known}"
 
 
 def make_catalog(plugins: Plugins) -> Catalog:
@@ -110,6 +116,25 @@ def make_catalog(plugins: Plugins) -> Catalog:
                 unusable=_unusable(entry.config),
             )
     return Catalog(components=components, broken=plugins.broken)
+
+
+def recorded_offers(manifest: Path) -> dict[tuple[str, str], str]:
+    """(group, name) -> who offered it when the run of this manifest began, and what to do; empty if there is none.
+
+    Read as plain JSON and without complaint: whether the run may go on is for its own checks to say.
+    """
+    try:
+        plugins = json.loads(manifest.read_text(encoding="utf-8"))["plugins"]
+        return {(group, name): _offered_by(plugin) for plugin in plugins for group in plugin["offers"]
+                for name in plugin["offers"][group]}  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _offered_by(plugin: dict[str, Any]) -> str:
+    if plugin["distribution"] == f"module {plugin['name']}":
+        return f"the module {plugin['name']} offered it: name it in RAMET_PLUGINS again"
+    return f"{plugin['distribution']} {plugin['version']} offered it: install it again"
 
 
 def _unusable(options: type[Any] | None) -> str | None:

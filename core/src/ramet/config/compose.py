@@ -36,13 +36,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ramet.config.catalog import Catalog, first_line, make_catalog, suggest
+from ramet.config.catalog import Catalog, first_line, make_catalog, recorded_offers, suggest
 from ramet.config.convert import add_instances, to_config, type_options
 from ramet.config.enums import accept_enum_values
 from ramet.config.layers import Layer, Layers
 from ramet.config.render import render
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config
+from ramet.config.schema import Config, RunConfig
 from ramet.config.secrets import remember_environment
 from ramet.config.sections import COMPONENTS, GROUPS, JOBS, PRESETS, unused_key
 from ramet.config.settings import Setting, apply_settings, leaf_keys
@@ -80,6 +80,7 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
     remember_environment(overrides)
     catalog = register()
     request = _read(overrides, job)
+    catalog.recorded = _recorded(request)
     with _hydra(config_dir):
         tree = _tree(request, catalog)
     try:
@@ -88,6 +89,14 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
         raise ConfigErrors(dict.fromkeys([*request.problems, *error.problems])) from error
     raise_all(request.problems)
     return replace(resolved, config_dir=config_dir)
+
+
+def _recorded(request: _Request) -> dict[tuple[str, str], str]:
+    """What the run that is to be resumed was offered, if the user names one."""
+    name, root = request.settings.get("run.name"), request.settings.get("run.root")
+    if name is None:
+        return {}
+    return recorded_offers(Path(RunConfig().root if root is None else root.text) / name.text / "manifest.json")
 
 
 def layers(overrides: Sequence[str], *, job: str, config_dir: Path | None = None) -> Layers:

@@ -16,6 +16,7 @@ from ramet.config.secrets import remember_environment, written_secrets
 from ramet.config.sections import COMPONENTS
 from ramet.config.settings import TEXT, expected_type
 from ramet.errors import ConfigError, PluginError, raise_all
+from ramet.plugin_code import raised_at
 
 
 def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> Config:
@@ -212,5 +213,6 @@ def _params(node: DictConfig, path: str, component: Component, problems: list[st
     except Exception as error:
         raise PluginError(
             f"plugin {component.plugin}: {component.group} {component.name!r} could not check its options: {error!r}"
+            f"{raised_at(error)}"
         ) from error
     return None

@@ -28,6 +28,8 @@ from ramet.evaluate.table import results_table
 from ramet.event_loop import run_async
 from ramet.models.loading import check_model
 from ramet.models.torch_setup import check_torch, set_up_torch
+from ramet.plugin_code import failed, named
+from ramet.plugins import origin
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.manifest import make_manifest, model_files, model_fingerprint
 from ramet.tracking.run_dir import RunDir
@@ -125,7 +127,11 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
         try:
             tasks[name] = list(benchmark.load(config.benchmarks[name].split, config.benchmarks[name].limit))
         except ConfigError as error:
-            problems.append(str(error))
+            problems.append(str(named(error, f"benchmark {name!r} ({origin(benchmark)})", f"benchmarks.{name}")))
+        except RametError:
+            raise
+        except Exception as error:
+            raise failed(error, f"benchmark {name!r} ({origin(benchmark)})", " in load") from error
     for name, found in tasks.items():
         if not found:
             problems.append(f"benchmarks.{name}: split {config.benchmarks[name].split!r} holds no task")

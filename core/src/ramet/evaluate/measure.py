@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ramet.cluster.place import Rollouts
-from ramet.errors import PluginError
+from ramet.errors import ConfigError, PluginError
 from ramet.evaluate.results import PartialResults
-from ramet.evaluate.tasks import check_scores, task_result
+from ramet.evaluate.tasks import task_result
+from ramet.output_checks import metrics_problem
+from ramet.plugin_code import defined_at, named, raised_at
+from ramet.plugins import origin
 from ramet.rollout.whole import check_whole
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
@@ -104,16 +107,23 @@ class _Finished:
 async def judge(name: str, benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float | None]:
     """Scores of one rollout; none where it is masked or the benchmark could not judge it.
 
-    Raises `PluginError` if the benchmark returned a number that is none.
+    Raises `PluginError` if the benchmark returned something else than scores of its metrics.
     """
     if not rollout.valid:
         return {}
+    who = f"benchmark {name!r} ({origin(benchmark)})"
     try:
         scores = await benchmark.score(rollout)
     except PluginError:
         raise
+    except ConfigError as error:
+        raise named(error, who, f"benchmarks.{name}") from error
     except (Exception, SystemExit) as error:  # not judged is counted, never a failure of the model
-        logger.warning("benchmark %s could not score task %s: %r", name, rollout.task.id, error)
+        what, traceback = f"{error!r}{raised_at(error)}", logger.isEnabledFor(logging.DEBUG)
+        logger.warning("benchmark %s could not score task %s: %s", name, rollout.task.id, what, exc_info=traceback)
         return {}
-    check_scores(name, rollout, scores)
+    problem = metrics_problem(scores, benchmark.info.metrics, judged=benchmark.info.judged)
+    if problem is not None:
+        where = f"{who}, task {rollout.task.id!r}, rollout {rollout.id}"
+        raise PluginError(f"{where}: {problem}{defined_at(benchmark, 'score')}")
     return scores

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ramet.errors import PluginError
 from ramet.types import CallStatus, Fault, Group, Rollout, ToolRecord
 
 
@@ -92,7 +90,7 @@ class ToolStatistics:
 def task_result(
     benchmark: str, group: Group, *, prompt: str, scores: Sequence[Mapping[str, float | None]]
 ) -> TaskResult:
-    """The result of a group. `scores` holds one mapping per rollout, in order, all checked (`check_scores`); those of
+    """The result of a group. `scores` holds one mapping per rollout, in order, all checked (`measure.judge`); those of
     masked rollouts are ignored.
     """
     pairs = zip(group.rollouts, scores, strict=True)
@@ -126,16 +124,6 @@ def tool_statistics(tasks: Iterable[TaskResult]) -> ToolStatistics:
 
 def _count(calls: Iterable[CallResult]) -> dict[str, int]:
     return dict(Counter(call.name for call in calls))
-
-
-def check_scores(benchmark: str, rollout: Rollout, scores: Mapping[str, float | None]) -> None:
-    """Raise `PluginError` for a score that is no finite number."""
-    for metric, score in scores.items():
-        if score is not None and not math.isfinite(score):
-            raise PluginError(
-                f"benchmark {benchmark!r} scored {metric} = {score} for rollout {rollout.id} of task "
-                f"{rollout.task.id!r}; allowed: a finite number, or None for not judged"
-            )
 
 
 def _rollout_result(rollout: Rollout, scores: Mapping[str, float | None]) -> RolloutResult:

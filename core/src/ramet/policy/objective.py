@@ -17,13 +17,15 @@ from ramet.algorithms.kl import kl_estimate
 from ramet.algorithms.logprobs import Entropy
 from ramet.algorithms.offpolicy import truncated_weights
 from ramet.config.schema import OldLogprobs
-from ramet.errors import PluginError
+from ramet.errors import ConfigError, PluginError, RametError
+from ramet.output_checks import loss_problem
+from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
 from ramet.policy.forward import TokenScores
 from ramet.policy.spec import PolicySpec
 from ramet.policy.tally import Tally
 from ramet.policy.untouched import left_alone
-from ramet.types import LossInputs, LossOutput, Need
+from ramet.types import LossInputs, LossOutput, Need, PolicyLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +100,12 @@ class Objective:
             ref_logprobs=inputs.ref_logprobs if Need.REFERENCE in loss.needs else None,
             returns=inputs.returns,
         )
-        with left_alone(batch, f"policy loss {origin(loss)}"):
-            output = loss(batch)
-        wrong = [name for name, values in output.metrics.items() if values.shape != scores.mask.shape]
-        if wrong or output.per_token.shape != scores.mask.shape:
-            raise PluginError(
-                f"policy loss {origin(loss)} returned another shape than {tuple(scores.mask.shape)} for "
-                f"{', '.join(wrong) or 'per_token'}; allowed: one value per token"
-            )
+        name = f"policy loss {origin(loss)}"
+        with left_alone(batch, name):
+            output = _call(loss, batch, name)
+        problem = loss_problem(output, batch)
+        if problem is not None:
+            raise PluginError(f"{name}: {problem}{defined_at(loss)}")
         return output
 
     def _report_gap(
@@ -120,3 +120,14 @@ class Objective:
         gap = (trainer - inputs.engine_logprobs).abs()
         tally.tokens("train/engine_gap_mean", gap, scores.mask)
         tally.largest("train/engine_gap_max", gap, scores.mask)
+
+
+def _call(loss: PolicyLoss, batch: LossInputs, name: str) -> LossOutput:
+    try:
+        return loss(batch)
+    except ConfigError as error:
+        raise named(error, name, "policy_loss") from error
+    except (RametError, torch.OutOfMemoryError):  # memory is short: who calls this says which settings help
+        raise
+    except Exception as error:
+        raise failed(error, name) from error

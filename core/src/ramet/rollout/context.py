@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
+from ramet.plugin_code import named
 from ramet.rollout.keys import request_seed
 from ramet.rollout.plan import ResolvedPlan
 from ramet.rollout.replies import Versions, reply_problem, version_runs
@@ -163,7 +164,9 @@ class TurnContext:
         except asyncio.CancelledError:
             self.place.engine.abort(request.id)
             raise
-        except (PluginError, ConfigError):
+        except ConfigError as error:
+            raise named(error, f"engine {self.place.engine.info.name!r}", "engine") from error
+        except PluginError:
             raise
         except Exception as error:  # whatever an engine raises, one request failed and the others go on
             raise self._failed("engine", f"{type(error).__name__}: {error}") from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 
 from ramet.errors import ConfigError, PluginError
+from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
 from ramet.types import BranchEvent, BranchPolicy, Fork, GroupView, Need, StartRoots
 
@@ -17,21 +18,26 @@ def ask(
 
     `stateful`: rollouts hold states, of which only those of the newest turn are kept without `Need.EARLIER_TURNS`.
     """
+    name = f"branch policy {origin(policy)}"
     try:
-        actions = list(policy.decide(event, view, rng))
-    except (ConfigError, PluginError):
+        answer = policy.decide(event, view, rng)
+        actions = list(answer) if isinstance(answer, Iterable) and not isinstance(answer, str) else [answer]
+    except ConfigError as error:
+        raise named(error, name, "branch_policy") from error
+    except PluginError:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"branch policy {origin(policy)} raised {type(error).__name__} on {event}: {error}"
-        ) from error
+        raise failed(error, name, f" on {event}") from error
     known = [action for action in actions if isinstance(action, StartRoots | Fork)]
-    strange = [repr(action) for action in actions if not isinstance(action, StartRoots | Fork)]
+    strange = [f"{action!r:.80}" for action in actions if not isinstance(action, StartRoots | Fork)]
     problems = [f"{one} is neither StartRoots nor Fork" for one in strange] or _problems(known, view)
     if not problems and stateful and Need.EARLIER_TURNS not in getattr(policy, "needs", frozenset()):
         problems = [problem for action in known if (problem := _earlier_turn(action, view))]
     if problems:
-        raise PluginError(f"branch policy {origin(policy)} answered {event} wrongly: {'; '.join(problems)}")
+        raise PluginError(
+            f"{name} answered {event} wrongly: {'; '.join(problems)}: return a list of StartRoots and Fork within "
+            f"group.budget_left, [] for nothing{defined_at(policy, 'decide')}"
+        )
     return known
 
 

@@ -15,6 +15,9 @@ from typing import Any
 
 from ramet.config.schema import RolloutConfig
 from ramet.errors import ConfigError, PluginError
+from ramet.output_checks import step_problem
+from ramet.plugin_code import defined_at, named, raised_at
+from ramet.plugins import origin
 from ramet.rollout.context import FirstTokensHook, TurnContext, Workplace, state_of
 from ramet.rollout.states import ENVIRONMENT, StateFailed, States
 from ramet.rollout.step_result import outcome_problem
@@ -74,13 +77,17 @@ class Player:
                 if ends_at <= now:
                     await asyncio.sleep(0)  # the deadline has passed: it strikes here, before anything is sampled
                 await self._turns(live)
-        except (PluginError, ConfigError):
+        except ConfigError as error:
+            raise named(error, f"rollout step {origin(self.step)}", "rollout_step") from error
+        except PluginError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # one rollout's failure is data: it is masked
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             live.fault = self._fault(error, live, expired=limit.expired(), step_over=own_end > self.step_ends_at)
-            logger.warning("rollout %s is masked: %s: %s", live.key, live.fault.where, live.fault.message)
+            traceback = logger.isEnabledFor(logging.DEBUG)
+            fault = live.fault
+            logger.warning("rollout %s is masked: %s: %s", live.key, fault.where, fault.message, exc_info=traceback)
         live.add_stat("seconds", time.perf_counter() - started)
 
     def _fault(self, error: BaseException, live: LiveRollout, *, expired: bool, step_over: bool) -> Fault:
@@ -92,7 +99,8 @@ class Player:
             return live.fault
         if isinstance(error, StateFailed):
             return Fault(where=error.where, message=str(error))
-        return Fault(where="step", message=f"{self._step_name} raised {type(error).__name__}: {error}")
+        what = f"{self._step_name} raised {type(error).__name__}: {error}{raised_at(error)}"
+        return Fault(where="step", message=what)
 
     async def _turns(self, live: LiveRollout) -> None:
         if self.states is not None:
@@ -126,12 +134,9 @@ class Player:
         self._end_turn(live, self._checked(result))
 
     def _checked(self, result: StepResult) -> StepResult:
-        if not isinstance(result, StepResult):
-            raise PluginError(f"rollout step {self._step_name} returned {type(result).__name__}; allowed: StepResult")
-        if result.stop is StopReason.FAULT:
-            raise PluginError(f"rollout step {self._step_name} stopped with FAULT; let the InfraError pass instead")
-        if (problem := outcome_problem(result)) is not None:
-            raise PluginError(f"rollout step {self._step_name}: {problem}")
+        problem = step_problem(result) or outcome_problem(result)
+        if problem is not None:
+            raise PluginError(f"rollout step {origin(self.step)}: {problem}{defined_at(self.step)}")
         return result
 
     def _insert_first(self, live: LiveRollout, parts: Sequence[Insert]) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ramet.errors import ConfigError, PluginError
+from ramet.output_checks import as_number, score_problem, scores_problem
+from ramet.plugin_code import defined_at, named, raised_at
 from ramet.types import Fault, Group, Reward, Rollout, Score, Task
 
 logger = logging.getLogger(__name__)
@@ -103,14 +104,18 @@ class Scorer:
                 raw = await reward.reward(rollouts)
         except (PluginError, ConfigError):
             raise
+        except ConfigError as error:
+            who = f"reward {reward.name!r} of plugin {reward.plugin!r}"
+            raise named(error, who, f"rewards.{reward.name}") from error
         except (Exception, SystemExit) as error:  # a plugin may raise anything; its rollouts are masked and counted
-            what = f"timed out after {reward.timeout_s:g} s" if deadline.expired() else repr(error)
-            logger.warning("reward %s of plugin %s failed: %s", reward.name, reward.plugin, what)
+            expired = deadline.expired()
+            what = f"timed out after {reward.timeout_s:g} s" if expired else f"{error!r}{raised_at(error)}"
+            traceback = logger.isEnabledFor(logging.DEBUG)
+            logger.warning("reward %s of plugin %s failed: %s", reward.name, reward.plugin, what, exc_info=traceback)
             return [Fault(where=f"{UNJUDGED}{reward.name}", message=what)] * len(rollouts)
-        if not isinstance(raw, Sequence) or isinstance(raw, str):
-            raise _broken(reward, rollouts[0].task, f"returned {type(raw).__name__}; allowed: a list of scores")
-        if len(raw) != len(rollouts):
-            raise _broken(reward, rollouts[0].task, f"returned {len(raw)} scores for {len(rollouts)} rollouts")
+        problem = scores_problem(raw, len(rollouts))
+        if problem is not None:
+            raise _broken(reward, rollouts[0].task, problem)
         return [_checked(value, reward, rollout) for value, rollout in zip(raw, rollouts, strict=True)]
 
 
@@ -135,46 +140,30 @@ def _faults(groups: Iterable[ScoredGroup]) -> Iterator[Fault | None]:
 
 
 def _broken(reward: WeightedReward, task: Task, problem: str) -> PluginError:
-    return PluginError(f"reward {reward.name!r} of plugin {reward.plugin!r}, task {task.id!r}: {problem}")
+    where = defined_at(reward.reward)
+    return PluginError(f"reward {reward.name!r} of plugin {reward.plugin!r}, task {task.id!r}: {problem}{where}")
 
 
 def _checked(value: object, reward: WeightedReward, rollout: Rollout) -> Score | Fault:
     """The score with all its numbers as finite floats. Raises `PluginError` for anything else."""
     if value is None:
         return Fault(where=f"{UNJUDGED}{reward.name}", message="not judged")
-    score = value if isinstance(value, Score) else Score(value=value)  # type: ignore[arg-type]
-    outside = [p for p in score.token_rewards if not isinstance(p, int) or not 0 <= p < rollout.n_response_tokens]
-    if outside:
-        problem = f"tokens names position {outside[0]!r} of a response of {rollout.n_response_tokens} tokens"
+    problem = score_problem(value, rollout)
+    if problem is not None:
         raise _broken(reward, rollout.task, problem)
-
-    def number(of: str, raw: object) -> float:
-        found = _finite(raw)
-        if found is None:
-            raise _broken(
-                reward,
-                rollout.task,
-                f"returned {raw!r} ({of}); allowed: a finite number, a Score of finite numbers, or None for not judged",
-            )
-        return found
-
+    score = value if isinstance(value, Score) else Score(value=value)  # type: ignore[arg-type]
     return Score(
-        value=number("value", score.value),
-        parts={name: number(f"part {name!r}", part) for name, part in score.parts.items()},
-        token_rewards={position: number(f"token {position}", extra) for position, extra in score.token_rewards.items()},
+        value=_float(score.value),
+        parts={name: _float(part) for name, part in score.parts.items()},
+        token_rewards={position: _float(extra) for position, extra in score.token_rewards.items()},
         masked=bool(score.masked),
     )
 
 
-def _finite(value: object) -> float | None:
-    """As a float, if it is a finite number. Takes the scalars of numpy and torch, but no text."""
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays of several elements; enormous integers
-        return None
-    return number if math.isfinite(number) else None
+def _float(value: object) -> float:
+    number = as_number(value)
+    assert number is not None  # it was checked
+    return number
 
 
 def _merge(rollout: Rollout, rewards: Sequence[WeightedReward], scores: Sequence[Score | Fault]) -> ScoredRollout:

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
+from ramet.output_checks import tool_problem
+from ramet.plugin_code import defined_at, named, raised_at
+from ramet.plugins import origin
 from ramet.rollout.tool_arguments import check_arguments
 from ramet.rollout.tool_stats import ToolStats, tool_metrics
 from ramet.rollout.tool_text import fit
@@ -84,10 +87,6 @@ class ToolRuntime:
     async def close(self) -> None:
         for lane in self._lanes.values():
             await lane.close()
-
-
-class _ResultError(InfraError):
-    """A tool returned something else than the contract says. Trying again would not help."""
 
 
 @dataclass(slots=True)
@@ -208,8 +207,7 @@ class _Lane:
         return progress.may_have_run and not self.schema.idempotent
 
     def _is_final(self, error: InfraError, attempts: int, progress: _Progress) -> bool:
-        hopeless = isinstance(error, _ResultError) or attempts > self.config.retries
-        return hopeless or self._must_not_run_again(progress)
+        return attempts > self.config.retries or self._must_not_run_again(progress)
 
     def _asked_to_wait(self, error: InfraError, progress: _Progress) -> float | None:
         """Seconds after which the call may be made again; None if nobody asked for that, or it must not be."""
@@ -246,7 +244,7 @@ class _Lane:
         try:
             call = replace(call, deadline_s=self._left(progress.ends_at))
             with self._watchdog.wait(f"tool:{self.name} rollout {call.rollout}"):
-                return _checked(await self._within(self._call(call, progress), self.config.timeout_s), self.name)
+                return self._checked(await self._within(self._call(call, progress), self.config.timeout_s))
         finally:
             self._slots.release()
             progress.run_s += time.perf_counter() - started
@@ -257,15 +255,25 @@ class _Lane:
             return self.config.timeout_s
         return max(0.0, min(self.config.timeout_s, ends_at - asyncio.get_running_loop().time()))
 
+    def _checked(self, result: object) -> ToolResult:
+        problem = tool_problem(result)
+        if problem is not None:
+            raise PluginError(f"tool {self.name!r} ({origin(self.tool)}) {problem}{defined_at(self.tool)}")
+        assert isinstance(result, ToolResult)
+        return result
+
     async def _call(self, call: ToolCall, progress: _Progress) -> ToolResult:
         """Whatever the tool raises leaves here as one of the four errors."""
         try:
             progress.may_have_run = True
             return await self.tool(call)
-        except (ToolError, InfraError, PluginError, ConfigError):
+        except (ToolError, InfraError, PluginError):
             raise
+        except ConfigError as error:
+            raise named(error, f"tool {self.name!r} ({origin(self.tool)})", f"tools.{self.name}") from error
         except (Exception, SystemExit) as error:
-            raise InfraError(f"tool {self.name!r} raised {type(error).__name__}: {error}") from error
+            logger.debug("tool %s raised", self.name, exc_info=True)
+            raise InfraError(f"tool {self.name!r} raised {type(error).__name__}: {error}{raised_at(error)}") from error
 
     async def _within(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
         """Wait for `work` this long and not longer, even if it does not let itself be cancelled."""
@@ -307,14 +315,6 @@ class _Lane:
                 await self._within(work, CLOSE_TIMEOUT_S)
         except Exception as error:
             logger.warning("%s failed: %s: %s", name, type(error).__name__, error)
-
-
-def _checked(result: object, name: str) -> ToolResult:
-    if not isinstance(result, ToolResult):
-        raise _ResultError(f"tool {name!r} returned {type(result).__name__}; allowed: ToolResult")
-    if not isinstance(result.text, str):
-        raise _ResultError(f"tool {name!r} returned a result whose text is {type(result.text).__name__}, not str")
-    return result
 
 
 def _json(metadata: object, name: str) -> Mapping[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ramet.output_checks import advantage_problem
 from ramet.testing.batches import tiny_batch
-from ramet.testing.expect import expect, expect_needs
+from ramet.testing.expect import expect, expect_needs, expect_none
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput
 
 POISON = 7.0
@@ -50,22 +50,7 @@ def _call(estimator: AdvantageEstimator, batch: AdvantageInputs) -> AdvantageOut
 
 
 def _check_output(output: AdvantageOutput, batch: AdvantageInputs) -> None:
-    expect(isinstance(output, AdvantageOutput), f"returned {type(output).__name__}: return an AdvantageOutput")
-    tensors = {"advantages": output.advantages} | ({} if output.returns is None else {"returns": output.returns})
-    for name, tensor in tensors.items():
-        expect(isinstance(tensor, Tensor), f"{name} is {type(tensor).__name__}: return a tensor [N, T]")
-        expect(
-            tensor.shape == batch.mask.shape,
-            f"{name} has shape {list(tensor.shape)}: return [N, T], here {list(batch.mask.shape)}",
-        )
-        expect(tensor.dtype == torch.float32, f"{name} is {tensor.dtype}: return float32")
-        expect(not tensor.requires_grad, f"{name} carries a gradient: detach it")
-        expect(bool(tensor[batch.mask].isfinite().all()), f"{name} is not finite: guard divisions (std may be 0)")
-    outside = output.advantages[~batch.mask]
-    expect(bool((outside == 0).all()), "advantages are not zero outside the mask: multiply by the mask at the end")
-    for name, value in output.metrics.items():
-        is_number = isinstance(value, (int, float)) and math.isfinite(value)
-        expect(is_number, f"metric {name!r} is {value!r}: give finite Python numbers (tensor.item())")
+    expect_none(advantage_problem(output, batch))
 
 
 def _check_invariance(estimator: AdvantageEstimator, batch: AdvantageInputs, advantages: Tensor) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ramet.errors import ConfigError
+from ramet.output_checks import metrics_problem
 from ramet.testing.expect import expect, expect_async
 from ramet.testing.rollouts import answered_rollout, empty_rollout
 from ramet.types import Benchmark, BenchmarkInfo, Rollout, Task
@@ -119,15 +119,6 @@ async def _score(benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float |
         scores = await benchmark.score(rollout)
     except Exception as error:
         raise AssertionError(f"{where}: score crashed with {type(error).__name__}: {error}") from error
-    expect(isinstance(scores, Mapping), f"{where}: score returned {type(scores).__name__}, not a mapping of metrics")
-    expect(
-        set(scores) == set(benchmark.info.metrics),
-        f"{where}: score gave {sorted(scores)}, info.metrics names {sorted(benchmark.info.metrics)}",
-    )
-    for name, value in scores.items():
-        if value is None:
-            expect(benchmark.info.judged, f"{where}: {name!r} is None (not judged), but info.judged is False")
-        else:
-            is_share = isinstance(value, (int, float)) and math.isfinite(value) and 0 <= value <= 1
-            expect(is_share, f"{where}: {name!r} is {value!r}: a metric is a number in [0, 1]")
+    problem = metrics_problem(scores, benchmark.info.metrics, judged=benchmark.info.judged)
+    expect(problem is None, f"{where}: {problem}")
     return scores

@@ -79,9 +79,7 @@ def _ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random)
         expect(isinstance(event, Start), f"{when}: raises ConfigError in the middle of a group: do it at Start")
         raise
     except PluginError as error:
-        raise AssertionError(
-            f"{when}: {error}; return a list of StartRoots and Fork within group.budget_left, [] for nothing"
-        ) from error
+        raise AssertionError(f"{when}: {error}") from error
     if isinstance(event, Start) and view.budget > 0:
         roots = sum(action.n for action in actions if isinstance(action, StartRoots))
         expect(roots > 0, f"{when}: starts no root, so the group stays empty: answer Start with StartRoots(n=…)")

@@ -14,6 +14,11 @@ def expect(holds: bool, problem: str) -> None:
         raise AssertionError(problem)
 
 
+def expect_none(problem: str | None) -> None:
+    """Raise `AssertionError(problem)` if there is one: of the checks that a run makes too (`ramet.output_checks`)."""
+    expect(problem is None, str(problem))
+
+
 def expect_async_call(component: object) -> None:
     """Calling `component` must give a coroutine: an async function, or an object whose `__call__` is one."""
     method = getattr(type(component), "__call__", None)  # noqa: B004

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ramet.output_checks import loss_problem
 from ramet.testing.batches import tiny_loss_batch
-from ramet.testing.expect import expect, expect_needs
+from ramet.testing.expect import expect, expect_needs, expect_none
 from ramet.types import LossInputs, LossOutput, PolicyLoss
 
 POISON = 3.0
@@ -62,22 +63,10 @@ def _run(loss: PolicyLoss, batch: LossInputs) -> _Run:
 
 
 def _check_output(output: LossOutput, batch: LossInputs) -> None:
-    expect(isinstance(output, LossOutput), f"returned {type(output).__name__}: return a LossOutput")
-    per_token = output.per_token
-    expect(
-        isinstance(per_token, Tensor) and per_token.shape == batch.logprobs.shape,
-        f"per_token has shape {list(getattr(per_token, 'shape', []))}: return one value per token, here "
-        f"{list(batch.logprobs.shape)}; the core aggregates",
-    )
-    expect(bool(per_token[batch.mask].isfinite().all()), "the loss is not finite: clamp before exp and log")
-    expect(per_token.requires_grad, "per_token carries no gradient: compute it from batch.logprobs, without no_grad")
+    expect_none(loss_problem(output, batch))
+    finite = output.per_token[batch.mask].isfinite().all()
+    expect(bool(finite), "the loss is not finite: clamp before exp and log")
     for name, metric in output.metrics.items():
-        expect(isinstance(metric, Tensor), f"metric {name!r} is {type(metric).__name__}: give a tensor [T]")
-        expect(not metric.requires_grad, f"metric {name!r} is attached to the graph: detach it")
-        expect(
-            metric.shape == batch.logprobs.shape,
-            f"metric {name!r} has shape {list(metric.shape)}: give [T]; the core averages it over the mask",
-        )
         expect(bool(metric[batch.mask].isfinite().all()), f"metric {name!r} is not finite")
 
 

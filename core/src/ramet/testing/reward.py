@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import math
 from collections.abc import Sequence
-from typing import Any
 
+from ramet.output_checks import score_problem, scores_problem
 from ramet.testing.doubles import local_services
-from ramet.testing.expect import expect, expect_async, expect_async_call
+from ramet.testing.expect import expect, expect_async, expect_async_call, expect_none
 from ramet.testing.rollouts import answered_rollout, empty_rollout, written_rollout
 from ramet.types import Reward, Rollout, Score, Task, user_prompt
 
@@ -82,35 +81,7 @@ async def _scores(reward: Reward, group: list[Rollout]) -> list[float | Score | 
             "empty, unfinished or without tags"
         ) from error
     expect(given == group, "changed the group: rollouts are shared and must stay as they are")
-    is_list = isinstance(scores, Sequence) and not isinstance(scores, str)
-    expect(is_list, f"returned {type(scores).__name__}: return a list with one score per rollout")
-    expect(
-        len(scores) == len(group),
-        f"returned {len(scores)} scores for {len(group)} rollouts: return one per rollout, None where it cannot judge",
-    )
+    expect_none(scores_problem(scores, len(group)))
     for score, rollout in zip(scores, group, strict=True):
-        _check_score(score, rollout)
+        expect_none(score_problem(score, rollout))
     return list(scores)
-
-
-def _check_score(score: Any, rollout: Rollout) -> None:
-    if score is None:
-        return
-    value = score.value if isinstance(score, Score) else score
-    _check_number(value, f"the reply {rollout.response!r}")
-    if isinstance(score, Score):
-        for part, number in score.parts.items():
-            _check_number(number, f"part {part!r}")
-        for position, number in score.token_rewards.items():
-            _check_number(number, f"token {position}")
-            expect(
-                0 <= position < rollout.n_response_tokens,
-                f"tokens names position {position} of a response of {rollout.n_response_tokens} tokens",
-            )
-
-
-def _check_number(value: Any, of: str) -> None:
-    expect(
-        isinstance(value, (int, float)), f"scored {of} with {value!r}: give a float, a Score, or None for not judged"
-    )
-    expect(math.isfinite(value), f"scored {of} with {value}: give a finite number, or None for not judged")

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramet.errors import InfraError, ToolError
+from ramet.output_checks import step_problem
 from ramet.rollout.states import is_stateful
 from ramet.rollout.step_result import outcome_problem
 from ramet.testing.doubles import echo_tool
-from ramet.testing.expect import expect
+from ramet.testing.expect import expect, expect_none
 from ramet.testing.scripted_context import ScriptedContext
 from ramet.types import (
     Generation,
@@ -171,13 +172,7 @@ async def _turn(step: RolloutStep, state: RolloutState, play: Play) -> StepResul
         replace(state, environment=None) == before,
         f"changed its state from {before} to {state}: it belongs to the core",
     )
-    expect(isinstance(result, StepResult), f"returned {type(result).__name__}: return a StepResult")
-    typed = all(isinstance(part, (Markup, Untrusted)) for part in result.insert)
-    expect(typed, f"insert holds {result.insert!r}: use Markup and Untrusted")
-    expect(result.stop is None or isinstance(result.stop, StopReason), f"stop is {result.stop!r}: use a StopReason")
-    expect(result.answer is None or isinstance(result.answer, str), f"answer is {result.answer!r}: give a string")
-    problem = outcome_problem(result)
-    expect(problem is None, problem or "")
+    expect_none(step_problem(result) or outcome_problem(result))
     expect(
         play.generated is not None or result.stop is not None,
         "a turn neither calls ctx.generate nor stops: the rollout would go round for ever",

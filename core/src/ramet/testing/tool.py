@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ramet.errors import InfraError, ToolError
+from ramet.output_checks import tool_problem
 from ramet.rollout.states import is_stateful
 from ramet.shapes import misfits
 from ramet.testing.doubles import local_services
 from ramet.testing.expect import expect, expect_async, expect_async_call
 from ramet.testing.step_play import SEED, TASK
-from ramet.types import Services, Tool, ToolCall, ToolResult, ToolSchema, ToolSet
+from ramet.types import Services, Tool, ToolCall, ToolSchema, ToolSet
 
 TIMEOUT_S = 60.0
 _EXAMPLES: dict[str, tuple[Any, Any]] = {
@@ -262,8 +263,8 @@ async def _outcome_in(tool: Tool, arguments: dict[str, Any], rollout: str, state
             "mistakes and InfraError for ours"
         ) from error
     expect(given == arguments, f"changed the arguments {arguments} to {given}: work on a copy")
-    is_text = isinstance(result, ToolResult) and isinstance(result.text, str)
-    expect(is_text, f"returned {result!r}, called with {arguments}: return a ToolResult with a text")
+    problem = tool_problem(result)
+    expect(problem is None, f"called with {arguments}: {problem}")
     _check_metadata(result.metadata)
     return "ToolResult", result.text
 

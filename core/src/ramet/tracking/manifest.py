@@ -23,6 +23,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import ModelConfig
 from ramet.config.secrets import hide_argument
 from ramet.errors import ConfigError
+from ramet.plugin_code import code_hash
 from ramet.plugins import load_plugins
 
 FORMAT = 1
@@ -61,6 +62,7 @@ class PluginRecord:
     contract: str
     offers: dict[str, list[str]]
     broken: str | None
+    code: str | None = None  # sha256 of its package's code; None: not known
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,7 +187,7 @@ def _versions() -> dict[str, str]:
 def _plugins() -> list[PluginRecord]:
     return [
         PluginRecord(name=i.name, distribution=i.distribution, version=i.version, contract=i.contract,
-                     offers=i.offers, broken=i.broken)
+                     offers=i.offers, broken=i.broken, code=code_hash(i.module))
         for i in load_plugins().infos
     ]  # fmt: skip
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ramet.tracking.manifest import DataRecord, Manifest
+from ramet.config.sections import COMPONENTS
+from ramet.tracking.manifest import DataRecord, Manifest, PluginRecord
 
 logger = logging.getLogger(__name__)
 SAFE = frozenset({
@@ -66,6 +67,7 @@ def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[s
     risky += _other_changes(old.manifest, new.manifest)
     if _keep_best(old.config) == _keep_best(new.config) is not None:
         risky += _valid_changes(old.manifest, new.manifest)
+    risky += _code_changes(old, new.manifest)
     if allow:
         for text in risky:
             logger.warning("resume with a change that alters the numbers: %s", text)
@@ -157,3 +159,29 @@ def _other_changes(old: Manifest, new: Manifest) -> Iterator[str]:
     for name in sorted(before):
         if name in after and before[name] != after[name]:
             yield f"plugin {name} was {before[name]}, is {after[name]}"
+
+
+def _code_changes(old: RunState, new: Manifest) -> Iterator[str]:
+    """Plugins that the run uses, in the same version with other code. Others may be worked on while it runs."""
+    after = {plugin.name: plugin for plugin in new.plugins}
+    chosen = OmegaConf.create(old.config)
+    for before in old.manifest.plugins:
+        now = after.get(before.name)
+        if now is None or before.version != now.version or not _uses(chosen, before):
+            continue
+        if before.code and now.code and before.code != now.code:
+            who = f"code of plugin {before.name} ({before.distribution} {before.version})"
+            yield f"{who}: sha256 was {before.code[:12]}, is {now.code[:12]}"
+
+
+def _uses(config: Any, plugin: PluginRecord) -> bool:
+    """Whether the configuration names something that the plugin offers."""
+    for group in COMPONENTS:
+        node = OmegaConf.select(config, group.name) or {}
+        if group.many:
+            named = {str((node[name] or {}).get("use") or name) for name in node}
+        else:
+            named = {str(node.get("name"))}
+        if named & set(plugin.offers.get(group.name, ())):
+            return True
+    return False

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ramet.errors import PluginError
+from ramet.errors import ConfigError, PluginError, RametError
+from ramet.output_checks import advantage_problem
+from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
 from ramet.policy.batch import Floats, Row, advantage_inputs
 from ramet.policy.untouched import left_alone
@@ -26,22 +28,23 @@ def estimate(
     batch = advantage_inputs(
         rows, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, values=values, greedy_rewards=greedy_rewards
     )
-    name = origin(estimator)
+    name = f"advantage estimator {origin(estimator)}"
     if Need.ENTROPY in estimator.needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
-    with torch.no_grad(), left_alone(batch, f"advantage estimator {name}"):
-        output = estimator(batch)
-    _check(output, batch, name)
+    with torch.no_grad(), left_alone(batch, name):
+        output = _call(estimator, batch, name)
+    problem = advantage_problem(output, batch)
+    if problem is not None:
+        raise PluginError(f"{name}: {problem}{defined_at(estimator)}")
     return output
 
 
-def _check(output: AdvantageOutput, batch: AdvantageInputs, name: str) -> None:
-    advantages = output.advantages
-    if advantages.shape != batch.mask.shape:
-        raise PluginError(
-            f"advantage estimator {name} returned shape {tuple(advantages.shape)}, expected {tuple(batch.mask.shape)}"
-        )
-    if not torch.isfinite(advantages).all():
-        raise PluginError(f"advantage estimator {name} returned advantages that are not finite")
-    if advantages[~batch.mask].count_nonzero():
-        raise PluginError(f"advantage estimator {name} returned advantages outside the mask")
+def _call(estimator: AdvantageEstimator, batch: AdvantageInputs, name: str) -> AdvantageOutput:
+    try:
+        return estimator(batch)
+    except ConfigError as error:
+        raise named(error, name, "advantage") from error
+    except RametError:
+        raise
+    except Exception as error:
+        raise failed(error, name) from error

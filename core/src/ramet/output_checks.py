@@ -1,0 +1,163 @@
+"""Whether what a component returned keeps the contract: one set of checks and words for runs and for `ramet.testing`.
+
+Each gives the first problem as a sentence without its subject ("returned NoneType: return a StepResult"), or None.
+Tensors are known by their class's name, since the contract must import without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ramet.types import (
+    AdvantageInputs,
+    AdvantageOutput,
+    LossInputs,
+    LossOutput,
+    Markup,
+    Rollout,
+    Score,
+    StepResult,
+    StopReason,
+    ToolResult,
+    Untrusted,
+)
+
+
+def advantage_problem(output: object, batch: AdvantageInputs) -> str | None:
+    """Type, shape `[N, T]`, float32, no gradient, finite within the mask, zero outside, metrics that are numbers."""
+    if not isinstance(output, AdvantageOutput):
+        return f"returned {type(output).__name__}: return an AdvantageOutput"
+    tensors = {"advantages": output.advantages} | ({} if output.returns is None else {"returns": output.returns})
+    for name, tensor in tensors.items():
+        if problem := _tensor_problem(name, tensor, batch.mask):
+            return problem
+    if bool((output.advantages[~batch.mask] != 0).any()):
+        return "advantages are not zero outside the mask: multiply by the mask at the end"
+    for name, value in output.metrics.items():
+        if not (isinstance(value, int | float) and math.isfinite(value)):
+            return f"metric {name!r} is {value!r}: give finite Python numbers (tensor.item())"
+    return None
+
+
+def _tensor_problem(name: str, tensor: Any, mask: Any) -> str | None:
+    if not _is_tensor(tensor):
+        return f"{name} is {type(tensor).__name__}: return a tensor [N, T]"
+    if tensor.shape != mask.shape:
+        return f"{name} has shape {list(tensor.shape)}: return [N, T], here {list(mask.shape)}"
+    if str(tensor.dtype) != "torch.float32":
+        return f"{name} is {tensor.dtype}: return float32"
+    if tensor.requires_grad:
+        return f"{name} carries a gradient: detach it"
+    if not bool(tensor[mask].isfinite().all()):
+        return f"{name} is not finite: guard divisions (std may be 0)"
+    return None
+
+
+def loss_problem(output: object, batch: LossInputs) -> str | None:
+    """Type, shapes `[T]`, a gradient of the loss, none of the metrics. Reads no numbers: a GPU would be waited for."""
+    if not isinstance(output, LossOutput):
+        return f"returned {type(output).__name__}: return a LossOutput"
+    per_token, shape = output.per_token, batch.logprobs.shape
+    if not _is_tensor(per_token):
+        return f"per_token is {type(per_token).__name__}: return a tensor [T]"
+    if per_token.shape != shape:
+        found = list(per_token.shape)
+        return f"per_token has shape {found}: return one value per token, here {list(shape)}; the core aggregates"
+    if not per_token.requires_grad:
+        return "per_token carries no gradient: compute it from batch.logprobs, without no_grad"
+    for name, metric in output.metrics.items():
+        if not _is_tensor(metric):
+            return f"metric {name!r} is {type(metric).__name__}: give a tensor [T]"
+        if metric.requires_grad:
+            return f"metric {name!r} is attached to the graph: detach it"
+        if metric.shape != shape:
+            return f"metric {name!r} has shape {list(metric.shape)}: give [T]; the core averages it over the mask"
+    return None
+
+
+def step_problem(result: object) -> str | None:
+    """What a rollout step gave for one turn."""
+    if not isinstance(result, StepResult):
+        return f"returned {type(result).__name__}: return a StepResult"
+    if not isinstance(result.insert, tuple | list) or not all(isinstance(p, Markup | Untrusted) for p in result.insert):
+        return f"insert holds {result.insert!r:.200}: use Markup and Untrusted"
+    if result.stop is not None and not isinstance(result.stop, StopReason):
+        return f"stop is {result.stop!r}: use a StopReason"
+    if result.stop is StopReason.FAULT:
+        return "stop is StopReason.FAULT: let the InfraError pass instead"
+    if result.answer is not None and not isinstance(result.answer, str):
+        return f"answer is {result.answer!r:.200}: give a string"
+    return None
+
+
+def tool_problem(result: object) -> str | None:
+    """What a tool gave for one call."""
+    if not isinstance(result, ToolResult):
+        return f"returned {result!r:.200}: return a ToolResult with a text"
+    if not isinstance(result.text, str):
+        return f"returned a ToolResult whose text is {result.text!r:.200}: return a ToolResult with a text"
+    return None
+
+
+def scores_problem(scores: object, n: int) -> str | None:
+    """What a reward gave for a group of `n` rollouts, before its numbers are looked at."""
+    if not isinstance(scores, Sequence) or isinstance(scores, str):
+        return f"returned {type(scores).__name__}: return a list with one score per rollout"
+    if len(scores) != n:
+        return f"returned {len(scores)} scores for {n} rollouts: return one per rollout, None where it cannot judge"
+    return None
+
+
+def score_problem(score: object, rollout: Rollout) -> str | None:
+    """One score of a rollout. Takes the scalars of numpy and torch for numbers, but no text."""
+    if score is None:
+        return None
+    if not isinstance(score, Score):
+        return _number_problem(score, f"the reply {rollout.reply!r:.80}")
+    numbers = {f"the reply {rollout.reply!r:.80}": score.value}
+    numbers |= {f"part {name!r}": part for name, part in score.parts.items()}
+    for position, extra in score.token_rewards.items():
+        if not isinstance(position, int) or not 0 <= position < rollout.n_response_tokens:
+            return f"token_rewards names position {position!r} of a response of {rollout.n_response_tokens} tokens"
+        numbers[f"token {position}"] = extra
+    return next((p for of, value in numbers.items() if (p := _number_problem(value, of))), None)
+
+
+def _number_problem(value: object, of: str) -> str | None:
+    number = as_number(value)
+    if number is None:
+        return f"scored {of} with {value!r:.80}: give a float, a Score, or None for not judged"
+    if not math.isfinite(number):
+        return f"scored {of} with {value!r:.80}: give a finite number, or None for not judged"
+    return None
+
+
+def as_number(value: object) -> float | None:
+    """As a float, if it is a number, finite or not. Takes the scalars of numpy and torch."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays of several elements; enormous integers
+        return None
+
+
+def metrics_problem(scores: object, metrics: Sequence[str], *, judged: bool) -> str | None:
+    """What a benchmark gave for one rollout."""
+    if not isinstance(scores, Mapping):
+        return f"score returned {type(scores).__name__}: return a mapping of metrics"
+    if set(scores) != set(metrics):
+        return f"score gave {sorted(map(str, scores))}, info.metrics names {sorted(metrics)}"
+    for name, value in scores.items():
+        if value is None:
+            if not judged:
+                return f"{name!r} is None (not judged), but info.judged is False"
+        elif not (isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1):
+            return f"{name!r} is {value!r:.80}: a metric is a number in [0, 1]"
+    return None
+
+
+def _is_tensor(value: object) -> bool:
+    return any(cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(value).__mro__)
