@@ -26,6 +26,7 @@ class PythonOptions:
     memory_mb: int = 512
     level: Level = Level.LOW
     modules: list[str] = field(default_factory=list)
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.memory_mb < 1:

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from ramet.config.compose import compose
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
 from ramet.config.secrets import written_secrets
+from ramet.tracking.manifest import PluginRecord, make_manifest, write_manifest
 
 MODEL = "model.path=m"
 Problems = Callable[..., list[str]]
@@ -24,6 +27,11 @@ Problems = Callable[..., list[str]]
         (["policy.lr=fast"], ["policy.lr: expected float, got 'fast'"]),
         (["train.steps=1.5"], ["train.steps: expected int or null, got 1.5"]),
         (["data.shuffle=perhaps"], ["data.shuffle: expected bool, got 'perhaps'"]),
+        (["data.shuffle=3"], ["data.shuffle: expected bool, got 3"]),
+        (["data.shuffle='1'"], ["data.shuffle: expected bool, got '1'"]),
+        (["data.shuffle=0.0"], ["data.shuffle: expected bool, got 0.0"]),
+        (["data={shuffle: 1}"], ["data.shuffle: expected bool, got 1"]),
+        (["tools=[python]", "tools.python.params.strict=3"], ["tools.python.params.strict: expected bool, got 3"]),
         (["data.train=a.jsonl"], ["expected list[str], got 'a.jsonl'; write data.train=[a.jsonl]"]),
         (["train.old_logprobs=foo"], ["expected one of trainer, engine, got 'foo'"]),
         (["rollout=3"], ["rollout: is a section, got 3", "rollout.group_size"]),
@@ -168,3 +176,33 @@ def test_numbers_of_yaml_are_numbers_and_quoted_words_are_texts(house: Path):
     path.write_text("# @package _global_\npolicy:\n  lr: 1e-6\nrun:\n  name: 'no'\ndata:\n  shuffle: no\n")
     config = compose([MODEL, "experiment=good"], job="train").config
     assert (config.policy.lr, config.run.name, config.data.shuffle) == (1e-6, "no", False)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "told"),
+    [
+        ("ramet-loo", "ramet-loo 1.2 offered it: install it again"),
+        ("module loo", "the module loo offered it: name it in RAMET_PLUGINS again"),
+    ],
+)
+def test_a_plugin_that_is_gone_is_named_by_what_the_run_recorded(
+    problems: Problems, tmp_path: Path, distribution: str, told: str
+):
+    resolved = Resolved(job="train", config=Config(), text="", overrides=[], set_by_user=frozenset())
+    manifest = make_manifest(resolved)
+    manifest.plugins.append(
+        PluginRecord(name="loo", distribution=distribution, version="1.2", contract="1",
+                     offers={"advantage": ["leave_one_out"]}, broken=None)
+    )  # fmt: skip
+    folder = tmp_path / "elsewhere" / "first"
+    folder.mkdir(parents=True)
+    write_manifest(folder / "manifest.json", manifest)
+    where = [f"run.root={folder.parent}", "run.name=first"]
+    installed = "Installed: gae, grpo. Plugins that failed to load: brk (see `ramet plugins`)"
+    assert problems(MODEL, *where, "advantage=leave_one_out") == [
+        f"advantage: no 'leave_one_out'. When this run began, {told}. {installed}"
+    ]
+    assert problems(MODEL, *where, "advantage=never_seen") == [f"advantage: no 'never_seen'. {installed}"]
+    assert problems(MODEL, "run.name=second", "advantage=leave_one_out") == [
+        f"advantage: no 'leave_one_out'. {installed}"
+    ]

@@ -15,11 +15,13 @@ import pytest
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import ConfigError
+from ramet.plugin_code import code_hash
 from ramet.tracking.lock import Owner
 from ramet.tracking.manifest import (
     WHOLE,
     DataRecord,
     Manifest,
+    PluginRecord,
     git_state,
     make_manifest,
     model_fingerprint,
@@ -289,6 +291,46 @@ def test_another_model_or_plugin_version_is_refused_unless_allowed():
         "plugin core was ramet 1.0, is ramet 2.0",
     ]
     assert check_resume(state(), new, allow=True) == []
+
+
+def test_a_plugin_whose_code_changed_in_the_same_version_is_refused_if_the_run_uses_it():
+    def with_code(code: str | None) -> Manifest:
+        made = manifest()
+        made.plugins = [
+            PluginRecord(name="arpo", distribution="ramet-arpo", version="0.1.0", contract="1",
+                         offers={"branch_policy": ["arpo"]}, broken=None, code=code),
+            PluginRecord(name="mine", distribution="my-tools", version="1.2", contract="1",
+                         offers={"tools": ["search", "weather"]}, broken=None, code=code),
+        ]  # fmt: skip
+        return made
+
+    text = "branch_policy:\n  name: none\ntools:\n  weather:\n    timeout_s: 3\n"
+    before, after = state(text, with_code("a" * 64)), state(text, with_code("b" * 64))
+    assert check_resume(before, after) == [
+        "code of plugin mine (my-tools 1.2): sha256 was aaaaaaaaaaaa, is bbbbbbbbbbbb; resuming would mix two runs: "
+        "undo it, choose another run.name, or set run.allow_config_change=true"
+    ]
+    assert check_resume(before, after, allow=True) == []
+    instance = text.replace("timeout_s: 3", "timeout_s: 3\n  other:\n    use: search").replace("weather", "gone")
+    assert len(check_resume(state(instance, with_code("a")), state(instance, with_code("b")))) == 1
+    assert check_resume(state("tools: {}\n", with_code("a")), state("tools: {}\n", with_code("b"))) == []
+    assert check_resume(before, state(text, with_code(None))) == []
+
+
+def test_the_manifest_holds_a_hash_of_each_plugins_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "edited_plugin"
+    (package / "deeper").mkdir(parents=True)
+    (package / "__init__.py").write_text("ONE = 1\n")
+    (package / "deeper/tool.py").write_text("TWO = 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first = code_hash("edited_plugin.deeper")
+    (package / "notes.txt").write_text("not code")
+    assert code_hash("edited_plugin") == first
+    (package / "deeper/tool.py").write_text("TWO = 3\n")
+    assert code_hash("edited_plugin") not in (first, None)
+    assert code_hash("no_such_plugin_at_all") is None
+    core = manifest().plugins[0]
+    assert (core.name, core.code) == ("core", code_hash("ramet"))
 
 
 def test_the_directory_of_another_job_is_refused():

@@ -21,6 +21,7 @@ from ramet.config.sections import COMPONENTS, PRESETS
 
 MANY = frozenset(group.name for group in COMPONENTS if group.many)
 SINGLE = frozenset(group.name for group in COMPONENTS if not group.many)
+BOOLEAN_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
 TEXT = ("str", "str or null")  # types in words
 
 
@@ -51,6 +52,8 @@ def _apply(config: DictConfig, setting: Setting) -> str | None:
     if isinstance(OmegaConf.select(config, setting.key), DictConfig) and not isinstance(setting.value, dict):
         example = next(iter(OmegaConf.select(config, setting.key).keys()), "KEY")
         return f"{setting.key}: is a section, got {setting.value!r}; set its keys, as in {setting.key}.{example}=…"
+    if problem := _no_boolean(config, setting.key, setting.value):
+        return problem
     try:
         is_open = _is_open(config, setting.key) or _is_open(config, parent)
         OmegaConf.update(config, setting.key, _meant(config, setting), merge=True, force_add=is_open)
@@ -60,6 +63,18 @@ def _apply(config: DictConfig, setting: Setting) -> str | None:
             return f"{setting.key}: {first_line(error)}"
         return f"{setting.key}: expected {expected}, got {setting.value!r}{_list_hint(expected, setting)}"
     return None
+
+
+def _no_boolean(config: DictConfig, key: str, value: Any) -> str | None:
+    """OmegaConf takes every number for a boolean, so that a value meant for another key would pass for true."""
+    if isinstance(value, dict):
+        found = (_no_boolean(config, f"{key}.{name}", inner) for name, inner in value.items())
+        return next((problem for problem in found if problem), None)
+    expected = expected_type(config, key)
+    if expected not in ("bool", "bool or null") or value is None or isinstance(value, bool):
+        return None
+    is_word = isinstance(value, str) and value.lower() in BOOLEAN_WORDS
+    return None if is_word else f"{key}: expected {expected}, got {value!r}"
 
 
 def _meant(config: DictConfig, setting: Setting) -> Any:
