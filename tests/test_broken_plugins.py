@@ -146,6 +146,32 @@ def test_a_broken_plugin_is_listed_with_its_reason_and_the_others_are_healthy(ho
     assert listed["core"]["broken"] is None
 
 
+def test_help_names_the_broken_plugins_as_the_table_does(house: House) -> None:
+    house.install("dist-odd", "odd", "raise RuntimeError('line one\\nline two')")
+    told = house.ramet("train", "--help").stdout
+    assert told.endswith(
+        "\nPlugins that failed to load:\n  odd  — dist-odd; BROKEN: RuntimeError: line one line two (odd.py:1)\n"
+    )
+
+
+def test_presets_are_listed_also_of_a_package_without_code(house: House) -> None:
+    for name in ("with_code", "only_presets"):
+        house.install(f"dist-{name}", name, GOOD.format(name=name))
+        info = house.site / f"dist_{name}-1.0.dist-info" / "entry_points.txt"
+        code = f"[ramet]\n{name} = {name}\n" if name == "with_code" else ""
+        info.write_text(f"{code}[ramet.conf]\n{name} = {name}_conf\n")
+        folder = house.site / f"{name}_conf" / "algorithm"
+        folder.mkdir(parents=True)
+        (folder.parent / "__init__.py").touch()
+        (folder / f"{name}_wide.yaml").write_text("# @package _global_\n")
+    listed = house.listed()
+    assert listed["with_code"]["presets"] == {"algorithm": ["with_code_wide"]}
+    assert listed["only_presets"]["presets"] == {"algorithm": ["only_presets_wide"]}
+    assert "rewards: with_code; presets: algorithm=with_code_wide\n" in house.ramet("plugins").stdout
+    blocked = house.listed(RAMET_BLOCK_PLUGINS="only_presets")
+    assert "only_presets" not in blocked
+
+
 def test_the_table_says_broken_and_why_on_one_line(house: House) -> None:
     house.install("dist-odd", "odd", "raise RuntimeError('line one\\nline two')")
     ran = house.ramet("plugins")
@@ -316,6 +342,12 @@ def register_rewards(register):
     register("untyped", lambda options: per_rollout(lambda rollout: 1.0), config=Options)
 """
     house.install("dist-odd", "odd", code)
+    listed = house.listed()["odd"]
+    reason = "its options Options cannot be typed: Unexpected type annotation: Callable[int, int]"
+    assert (listed["broken"], listed["unusable"]) == (None, {"rewards.untyped": reason})
+    table, told = house.ramet("plugins").stdout, house.ramet("train", "--help").stdout
+    assert f"rewards: untyped; UNUSABLE rewards.untyped: {reason}\n" in table
+    assert f"  untyped  — odd (dist-odd); UNUSABLE: {reason}\n" in told
     healthy, selecting = compose(house), compose(house, "rewards=[untyped]")
     assert healthy.returncode == 0, healthy.stderr
     assert selecting.returncode == 1

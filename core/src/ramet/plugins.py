@@ -219,8 +219,8 @@ def _sources() -> Iterator[Source]:
 
 
 def _blocked(installed: Sequence[str]) -> list[str]:
-    """The names of `RAMET_BLOCK_PLUGINS`. One that blocks nothing is a mistake: what it meant to block would run."""
-    blocked = _names("RAMET_BLOCK_PLUGINS")
+    """What is blocked. A name that blocks nothing is a mistake: what it was meant to block would run."""
+    blocked = blocked_plugins()
     for name in blocked:
         if name == BUILTIN:
             raise ConfigError(f"RAMET_BLOCK_PLUGINS: {BUILTIN!r} is Ramet itself and cannot be blocked")
@@ -230,6 +230,11 @@ def _blocked(installed: Sequence[str]) -> list[str]:
             known = ", ".join(sorted(set(installed))) or "none"
             raise ConfigError(f"RAMET_BLOCK_PLUGINS: no plugin named {name!r} is installed.{hint} Installed: {known}")
     return blocked
+
+
+def blocked_plugins() -> list[str]:
+    """The names of `RAMET_BLOCK_PLUGINS`, as they were given."""
+    return _names("RAMET_BLOCK_PLUGINS")
 
 
 def _names(variable: str) -> list[str]:

@@ -15,7 +15,9 @@ import pytest
 import ramet
 from ramet.cli import main
 from ramet.cli.commands import COMMANDS
+from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
+from ramet.models.loading import check_model
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "numpy")
 
@@ -160,6 +162,36 @@ def test_plugins_as_json_names_everything_installed(capsys: pytest.CaptureFixtur
     core = json.loads(capsys.readouterr().out)[0]
     assert (core["name"], core["distribution"], core["contract"], core["broken"]) == ("core", "ramet", "1", None)
     assert core["offers"]["branch_policy"] == ["none", "random"]
+    assert core["presets"] == {"algorithm": ["grpo", "ppo"], "cluster": ["local", "ray"]}
+    assert core["unusable"] == {}
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+def test_a_tiny_model_of_each_architecture_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], architecture: str
+) -> None:
+    folder = tmp_path / "models" / "tiny"
+    assert main(["tiny-model", str(folder), "--arch", architecture]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"made {folder}"
+    assert json.loads((folder / "config.json").read_text())["model_type"] == architecture
+    assert check_model(ModelConfig(path=str(folder))) == []
+
+
+def test_a_tiny_model_replaces_nothing_and_knows_its_architectures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["tiny-model", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"error: tiny-model: {str(tmp_path)!r} is there already; nothing was written\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+    assert main(["tiny-model"]) == 1
+    told = "give the folder to make, as in `ramet tiny-model models/tiny`"
+    assert capsys.readouterr().err == f"error: tiny-model: {told}\n"
+    assert main(["tiny-model", "x", "--arch", "gpt2"]) == 1
+    assert capsys.readouterr().err == (
+        "error: argument --arch: invalid choice: 'gpt2' (choose from 'qwen2', 'qwen3', 'llama'); see `ramet tiny-model "
+        "--help`\n"
+    )
 
 
 def test_a_broken_plugin_is_listed_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

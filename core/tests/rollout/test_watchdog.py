@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -54,8 +55,29 @@ def test_a_blocked_event_loop_is_printed_with_the_line_that_blocks_it(caplog: py
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    assert "the event loop has been blocked" in caplog.text
-    assert "in blocks_the_loop (" in caplog.text
+    line = f"core/tests/rollout/test_watchdog.py:{blocks_the_loop.__code__.co_firstlineno + 1}"
+    messages = [record.getMessage() for record in caplog.records]
+    told = rf"the event loop has been blocked for 0\.\d s in blocks_the_loop \({line}\)"
+    assert messages and all(re.fullmatch(f"{told}: nothing else can go on meanwhile", message) for message in messages)
+
+
+def test_a_blocked_event_loop_is_told_after_a_second_once_for_each_line(caplog: pytest.LogCaptureFixture) -> None:
+    def blocks(seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def main() -> None:
+        with Watchdog(60.0).watching():
+            for seconds in (0.5, 1.6, 1.6):
+                await asyncio.sleep(0.01)
+                blocks(seconds)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    line = f"core/tests/rollout/test_watchdog.py:{blocks.__code__.co_firstlineno + 1}"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert re.fullmatch(
+        rf"the event loop has been blocked for 1\.\d s in blocks \({line}\): nothing else can go on meanwhile", message
+    )
 
 
 def test_the_thread_ends_with_the_watch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,3 +94,30 @@ def test_a_broken_reward_is_caught(broken: Any, message: str) -> None:
     with pytest.raises(AssertionError) as caught:
         check_reward(broken)
     assert re.search(message, str(caught.value))
+
+
+def test_a_reward_that_blocks_the_event_loop_is_caught_with_its_line() -> None:
+    async def sleeps(group: Sequence[Rollout]) -> list[float]:
+        time.sleep(0.8)
+        return [0.0] * len(group)
+
+    line = f"core/tests/testing/test_check_reward.py:{sleeps.__code__.co_firstlineno + 1}"
+    with pytest.raises(AssertionError) as caught:
+        check_reward(sleeps)
+    assert re.fullmatch(
+        rf"blocks the event loop for 0\.\d s in sleeps \({line}\), and every rollout with it: await "
+        r"asyncio\.to_thread\(…\), asyncio\.sleep or an asynchronous client",
+        str(caught.value),
+    )
+
+
+def test_what_blocks_the_first_call_only_is_no_defect() -> None:
+    imported: list[bool] = []
+
+    async def imports(group: Sequence[Rollout]) -> list[float]:
+        if not imported:
+            time.sleep(0.8)
+            imported.append(True)
+        return [0.0] * len(group)
+
+    check_reward(imports)

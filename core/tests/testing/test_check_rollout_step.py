@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -21,7 +23,11 @@ from ramet import (
     TracePart,
     Untrusted,
 )
+from ramet.rollout.config import TagsConfig
+from ramet.rollout.tags import Tags
 from ramet.testing import check_rollout_step
+from ramet.testing.rollout_step import _check_isolation
+from ramet.testing.step_play import TASK, Subject
 
 CALL = re.compile(r"<echo>(.*?)</echo>")
 END = StepResult(stop=StopReason.END)
@@ -228,3 +234,13 @@ def test_a_broken_step_is_caught(broken: type, message: str) -> None:
 
 def test_a_step_with_a_format_of_its_own_is_given_the_call() -> None:
     check_rollout_step(Unusual(), call="CALL hello")
+
+
+def test_a_step_that_blocks_the_event_loop_is_caught() -> None:
+    class Blocks(Tags):
+        async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+            time.sleep(0.6)
+            return await super().__call__(state, ctx)
+
+    with pytest.raises(AssertionError, match=r"^blocks the event loop for 0\.\d s in __call__ \(core/tests/testing/"):
+        asyncio.run(_check_isolation(Subject(Blocks(TagsConfig()), TASK), "<echo>hello</echo>"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ramet import Services, Task, Tool, ToolCall, ToolError, ToolResult, ToolSchema, function_tool
-from ramet.testing import check_tool, check_tool_set
+from ramet.testing import check_tool, check_tool_set, echo_tool
 
 SCHEMA = ToolSchema(
     name="double",
@@ -353,3 +354,15 @@ def test_examples_are_for_tools_of_the_set() -> None:
     with pytest.raises(AssertionError) as caught:
         check_tool_set(Numbers, examples={"triple": [{"x": 1}]})
     assert str(caught.value) == "examples are given for triple, which the set does not have"
+def test_a_tool_that_blocks_the_event_loop_is_caught() -> None:
+    class Blocks:
+        schema = echo_tool("echo").schema
+
+        async def __call__(self, call: ToolCall) -> ToolResult:
+            if not isinstance(call.arguments.get("text"), str):
+                raise ToolError("text must be a string")
+            time.sleep(0.8)
+            return ToolResult(text="1")
+
+    with pytest.raises(AssertionError, match=r"^blocks the event loop for 0\.\d s in __call__ \(core/tests/testing/"):
+        check_tool(Blocks())

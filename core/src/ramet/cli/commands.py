@@ -11,6 +11,8 @@ from ramet.cli.job import Job
 from ramet.cli.terminal import Parser, say
 from ramet.errors import ConfigError
 
+ARCHITECTURES = ("qwen2", "qwen3", "llama")  # of `ramet tiny-model`
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
@@ -47,11 +49,10 @@ def _plugins(arguments: Sequence[str]) -> int:
     found = parser.read(arguments)
     if found is None:
         return 0
-    from ramet.cli.plugin_list import as_json, as_table
-    from ramet.plugins import load_plugins
+    from ramet.cli.plugin_list import as_json, as_table, listing
 
-    infos = load_plugins().infos
-    say(as_json(infos) if found.json else as_table(infos))
+    rows = listing()
+    say(as_json(rows) if found.json else as_table(rows))
     return 0
 
 
@@ -167,6 +168,29 @@ def _new(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _tiny_model(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="ramet tiny-model",
+        add_help=False,
+        usage="ramet tiny-model DIR [--arch ARCH] [--seed N]",
+        description="A random model of 1.1 million parameters with a byte-level tokenizer, to try things with.",
+        epilog="It is the quickstart's: one token per byte, and one per tag of think, python, search, result, answer.",
+    )
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="the folder to make")
+    parser.add_argument("--arch", default="qwen2", choices=ARCHITECTURES, help="default: qwen2")
+    parser.add_argument("--seed", type=int, default=1, help="of the weights; the same seed gives the same bytes")
+    found = parser.read(arguments)
+    if found is None:
+        return 0
+    if found.folder is None:
+        raise ConfigError("tiny-model: give the folder to make, as in `ramet tiny-model models/tiny`")
+    if found.folder.exists() and (not found.folder.is_dir() or any(found.folder.iterdir())):
+        raise ConfigError(f"tiny-model: {str(found.folder)!r} is there already; nothing was written")
+    tiny = importlib.import_module("ramet.models.tiny")
+    say(f"made {tiny.make_tiny_model(found.folder, architecture=found.arch, seed=found.seed)}")
+    return 0
+
+
 def _export(arguments: Sequence[str]) -> int:
     code: int = importlib.import_module("ramet.cli.export").run(arguments, _run_folder)
     return code
@@ -185,5 +209,6 @@ COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.r
     "report": Command(summary="write one HTML file about a run", run=_report),
     "plugins": Command(summary="list what is installed, and what failed to load", run=_plugins),
     "export": Command(summary="write a trained policy as a Hugging Face folder", run=_export),
+    "tiny-model": Command(summary="make a small random model to try things with", run=_tiny_model),
     "new": Command(summary="start a plugin package of your own", run=_new),
 }

@@ -21,14 +21,15 @@ from ramet.config.compose import group_options
 from ramet.config.schema import Config
 from ramet.config.sections import COMPONENTS, JOBS, PLACES, PRESETS
 from ramet.config.settings import type_in_words
-from ramet.plugins import load_plugins
+from ramet.plugins import Plugins, load_plugins
 
 _FIELD = re.compile(r"^\s+(\w+): .*?  # (.+)$", re.MULTILINE)
 
 
 def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
     """The whole help text."""
-    catalog = make_catalog(load_plugins())
+    plugins = load_plugins()
+    catalog = make_catalog(plugins)
     choices = group_options((*PRESETS, PLACES), config_dir=config_dir)
     lines = [
         f"usage: ramet {job} [key=value …] [--dry-run] [-m] [--cfg job] [--config-dir DIR] [--debug]",
@@ -49,8 +50,18 @@ def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
         "",
         "Keys (type = default):",
         *(line for section in JOBS[job] for line in _section(section, catalog, choices)),
+        *_broken(plugins),
     ]
     return "\n".join(lines)
+
+
+def _broken(plugins: Plugins) -> Iterator[str]:
+    """Plugins whose options are missing above, as `ramet plugins` lists them."""
+    broken = [info for info in plugins.infos if info.broken]
+    if broken:
+        yield from ("", "Plugins that failed to load:")
+    for info in broken:
+        yield f"  {info.name}  — {info.distribution}; BROKEN: {' '.join(str(info.broken).split())}"
 
 
 def _section(section: str, catalog: Catalog, choices: Mapping[str, Sequence[str]]) -> Iterator[str]:

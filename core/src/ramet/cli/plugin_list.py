@@ -2,28 +2,82 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
-from ramet.plugins import PluginInfo
+from ramet.config.catalog import make_catalog
+from ramet.plugins import BUILTIN, PRESETS, PluginInfo, blocked_plugins, load_plugins
 
 HEADER = ("NAME", "DISTRIBUTION", "VERSION", "CONTRACT", "OFFERS")
 
 
-def as_json(infos: Sequence[PluginInfo]) -> str:
-    return json.dumps([asdict(info) for info in infos], indent=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One plugin with what only the configuration knows of it."""
+
+    info: PluginInfo
+    presets: dict[str, list[str]]  # group -> names
+    unusable: dict[str, str]  # group.name -> why its options cannot be typed
 
 
-def as_table(infos: Sequence[PluginInfo]) -> str:
-    rows = [HEADER, *(_row(info) for info in infos)]
+def listing() -> list[Listed]:
+    """Everything installed, in the order of loading; `ramet JOB --help` calls the same components unusable."""
+    plugins = load_plugins()
+    points = {point.name: point for point in entry_points(group=PRESETS) if point.name not in blocked_plugins()}
+    presets = {name: _presets(point.value) for name, point in points.items()} | {BUILTIN: _presets("ramet.conf")}
+    known = {info.name for info in plugins.infos}
+    only_presets = [_without_code(point) for name, point in sorted(points.items()) if name not in known]
+    components = make_catalog(plugins).components
+    listed = []
+    for info in [*plugins.infos, *only_presets]:
+        unusable = {f"{group}.{name}": str(components[group][name].unusable) for group, names in info.offers.items()
+                    for name in names if components[group][name].unusable}  # fmt: skip
+        listed.append(Listed(info=info, presets=presets.get(info.name, {}), unusable=unusable))
+    return listed
+
+
+def _without_code(point: EntryPoint) -> PluginInfo:
+    """A package that ships presets and nothing else."""
+    name, version = ("unknown", "") if point.dist is None else (point.dist.name, point.dist.version)
+    return PluginInfo(name=point.name, module=point.value, distribution=name, version=version)
+
+
+def _presets(package: str) -> dict[str, list[str]]:
+    """Group -> names of the YAML files in the folder of this group; empty for a package that is not there."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except Exception:  # a broken plugin is listed with its reason, and its presets are part of it
+        spec = None
+    found: dict[str, list[str]] = {}
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for file in sorted(Path(folder).glob("*/*.yaml")):
+            found.setdefault(file.parent.name, []).append(file.stem)
+    return found
+
+
+def as_json(listed: Sequence[Listed]) -> str:
+    return json.dumps(
+        [asdict(one.info) | {"presets": one.presets, "unusable": one.unusable} for one in listed], indent=2
+    )
+
+
+def as_table(listed: Sequence[Listed]) -> str:
+    rows = [HEADER, *(_row(one) for one in listed)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER) - 1)]
     return "\n".join(
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows
     )
 
 
-def _row(info: PluginInfo) -> tuple[str, ...]:
-    offers = "; ".join(f"{group}: {', '.join(names)}" for group, names in info.offers.items())
-    state = offers or "nothing" if info.broken is None else "BROKEN " + " ".join(info.broken.split())
+def _row(one: Listed) -> tuple[str, ...]:
+    info = one.info
+    names = [f"{group}={'|'.join(presets)}" for group, presets in one.presets.items()]
+    parts = [f"{group}: {', '.join(offered)}" for group, offered in info.offers.items()]
+    parts += [f"presets: {', '.join(names)}"] * bool(names)
+    parts += [f"UNUSABLE {where}: {reason}" for where, reason in one.unusable.items()]
+    state = "; ".join(parts) or "nothing" if info.broken is None else "BROKEN " + " ".join(info.broken.split())
     return info.name, info.distribution, info.version or "-", info.contract or "-", state

@@ -42,13 +42,13 @@ from ramet.config.enums import accept_enum_values
 from ramet.config.layers import Layer, Layers
 from ramet.config.render import render
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, RunConfig
+from ramet.config.schema import Config, RolloutConfig, RunConfig
 from ramet.config.secrets import remember_environment
 from ramet.config.sections import COMPONENTS, GROUPS, JOBS, PRESETS, unused_key
 from ramet.config.settings import Setting, apply_settings, leaf_keys
 from ramet.errors import ConfigError, ConfigErrors, raise_all
 from ramet.plugins import PRESETS as PRESET_PACKAGES
-from ramet.plugins import load_plugins
+from ramet.plugins import blocked_plugins, load_plugins
 
 LOCAL = "hydra_configs"  # recipes of the working directory
 SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
@@ -156,6 +156,7 @@ def _layer(sources: Sequence[ConfigSource], config_path: str, package: str | Non
 
 def resolve(tree: DictConfig, overrides: Sequence[str], *, job: str, catalog: Catalog) -> Resolved:
     """Convert a composed tree. Raises `ConfigErrors`."""
+    _fit_concurrency(tree)
     config = to_config(tree, JOBS[job], catalog)
     keys = frozenset(text.partition("=")[0].lstrip("+") for text in overrides)
     if config.model.trust_remote_code and not keys & {"model", "model.trust_remote_code"}:
@@ -165,6 +166,16 @@ def resolve(tree: DictConfig, overrides: Sequence[str], *, job: str, catalog: Ca
         ])  # fmt: skip
     text = render(tree, JOBS[job])
     return Resolved(job=job, config=config, text=text, overrides=list(overrides), set_by_user=keys)
+
+
+def _fit_concurrency(tree: DictConfig) -> None:
+    """A deterministic run keeps a slot for every rollout: the default number of rollouts follows the engine's slots."""
+    default = RolloutConfig().max_concurrent
+    slots = OmegaConf.select(tree, "engine.params.slots")
+    if not tree.run.deterministic or slots is None or tree.rollout.max_concurrent != default:
+        return
+    if tree.rollout.group_size <= slots < default:
+        tree.rollout.max_concurrent = slots
 
 
 def sweep_points(overrides: Sequence[str]) -> list[list[str]] | None:
@@ -274,7 +285,7 @@ class RametSearchPath(SearchPathPlugin):
     """Adds the presets of plugins, `hydra_configs/` of the working directory, and `--config-dir`, in this order."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        blocked = os.environ.get("RAMET_BLOCK_PLUGINS", "").replace(" ", "").split(",")
+        blocked = blocked_plugins()
         for point in sorted(entry_points(group=PRESET_PACKAGES), key=lambda point: point.name):
             if point.name not in blocked:
                 search_path.append(provider=point.name, path=f"pkg://{point.value}")

@@ -143,7 +143,7 @@ class RolloutConfig:
     top_p: float = 1.0
     top_k: int = 0
     first_tokens: int = 20  # k: sampled tokens of a turn after which a branch policy is asked
-    max_concurrent: int = 256  # rollouts under way in one rollout worker
+    max_concurrent: int = 256  # rollouts in flight in one rollout worker; run.deterministic: at most the engine's slots
     deadline_s: float = 1800.0  # of one rollout
     step_deadline_s: float = 7200.0  # of all rollouts of a training step
     watchdog_s: float = 60.0  # a wait older than this is printed

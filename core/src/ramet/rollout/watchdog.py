@@ -1,6 +1,7 @@
 """Every wait has a name, and the oldest one is printed when it takes too long.
 
-A thread of its own does the printing, so it also speaks when a tool blocks the event loop: then it says in which line.
+A thread of its own does the printing, so it also speaks when a tool blocks the event loop: then it says in which line,
+after a second already, since every rollout stands still.
 """
 
 from __future__ import annotations
@@ -10,11 +11,50 @@ import logging
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ramet.plugin_code import running_at
+
 logger = logging.getLogger(__name__)
+BLOCKED_S = 1.0  # an event loop that is blocked for longer is told about
+
+
+class LoopPulse:
+    """Whether a running event loop still turns: it is asked to call back every `interval_s`."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._thread = 0
+        self._last = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Call in the loop."""
+        self._thread = threading.get_ident()
+        self._beat(asyncio.get_running_loop())
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._last = time.monotonic()
+        self._timer = loop.call_later(self.interval_s, self._beat, loop)
+
+    def stuck_s(self) -> float:
+        """For how long the loop has not turned. To be asked from another thread."""
+        return time.monotonic() - self._last
+
+    def where(self) -> str:
+        """What the loop runs: `function (package/module.py:12)`, of the plugin's code if there is any."""
+        frame = sys._current_frames().get(self._thread)
+        return "" if frame is None else running_at(frame)
+
+
+def function_of(where: str) -> str:
+    """Function and file of `LoopPulse.where()`, without the line: a slow loop is met in another line each time."""
+    return where.rpartition(":")[0]
 
 
 class Wait:
@@ -41,8 +81,7 @@ class Watchdog:
         self._waits: dict[Wait, float] = {}  # since when
         self._watchers = 0
         self._stop = threading.Event()
-        self._pulse = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._pulse = LoopPulse(self._interval_s)
 
     def wait(self, name: str) -> Wait:
         """Name what is waited for while the block runs, e.g. `tool:python rollout train/3/task7/0.1`."""
@@ -63,42 +102,38 @@ class Watchdog:
 
     @property
     def _interval_s(self) -> float:
-        return min(5.0, self.threshold_s / 4)
+        return min(BLOCKED_S, self.threshold_s) / 4
 
     def _begin(self) -> None:
         self._stop = threading.Event()
-        self._beat(asyncio.get_running_loop())
-        arguments = (self._stop, threading.get_ident())
-        threading.Thread(target=self._watch, args=arguments, name="ramet-watchdog", daemon=True).start()
+        self._pulse.begin()
+        threading.Thread(target=self._watch, args=(self._stop,), name="ramet-watchdog", daemon=True).start()
 
     def _end(self) -> None:
         self._stop.set()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._pulse.end()
 
-    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._pulse = time.monotonic()
-        self._timer = loop.call_later(self._interval_s, self._beat, loop)
-
-    def _watch(self, stop: threading.Event, loop_thread: int) -> None:
-        told = 0.0
+    def _watch(self, stop: threading.Event) -> None:
+        told, told_blocked = 0.0, dict[str, float]()  # when; when for each function
         while not stop.wait(self._interval_s):
             now = time.monotonic()
-            if now - told < self.threshold_s:
-                continue
-            message = self._blocked(now, loop_thread) or self._oldest(now)
+            self._tell_blocked(now, told_blocked)
+            message = self._oldest(now) if now - told >= self.threshold_s else None
             if message:
                 told = now
                 logger.warning("%s", message)
 
-    def _blocked(self, now: float, loop_thread: int) -> str | None:
-        stuck_s = now - self._pulse
-        if stuck_s <= self.threshold_s:
-            return None
-        frame = sys._current_frames().get(loop_thread)
-        where = traceback.extract_stack(frame)[-1] if frame is not None else None
-        line = f" in {where.name} ({where.filename}:{where.lineno})" if where is not None else ""
-        return f"the event loop has been blocked for {stuck_s:.1f} s{line}: nothing else can go on meanwhile"
+    def _tell_blocked(self, now: float, told: dict[str, float]) -> None:
+        """Once for each function that blocks the loop, and again after the threshold."""
+        stuck_s = self._pulse.stuck_s()
+        if stuck_s <= min(BLOCKED_S, self.threshold_s):
+            return
+        where = self._pulse.where()
+        if now - told.get(function_of(where), -self.threshold_s) < self.threshold_s:
+            return
+        told[function_of(where)] = now
+        line = f" in {where}" if where else ""
+        logger.warning("the event loop has been blocked for %.1f s%s: nothing else can go on meanwhile", stuck_s, line)
 
     def _oldest(self, now: float) -> str | None:
         waits = list(self._waits.items())

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from typing import Any
+import threading
+from collections import Counter
+from typing import Any, Self
 
+from ramet.rollout.watchdog import LoopPulse, function_of
 from ramet.types import Need
+
+STALL_S = 0.5  # an event loop that does not turn for so long is blocked
 
 
 def expect(holds: bool, problem: str) -> None:
@@ -31,6 +37,53 @@ def expect_async_call(component: object) -> None:
 def expect_async(function: Any, what: str) -> None:
     """`function` must be declared with `async def`."""
     expect(inspect.iscoroutinefunction(function), f"{what} is not async: declare it with `async def`")
+
+
+class LoopGuard:
+    """Catches what blocks the event loop. Use it within the loop: `turn` between calls, `check` after the last.
+
+    A function counts when it blocks twice: the first call may import something, and never again.
+    """
+
+    def __init__(self) -> None:
+        self._pulse = LoopPulse(STALL_S / 10)
+        self._stop = threading.Event()
+        self._seen: list[tuple[str, float]] = []  # line, seconds
+
+    def __enter__(self) -> Self:
+        self._pulse.begin()
+        threading.Thread(target=self._watch, name="ramet-loop-guard", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._pulse.end()
+
+    def _watch(self) -> None:
+        where, longest = "", 0.0  # of the stall that goes on
+        while not self._stop.wait(STALL_S / 10):
+            stuck_s = self._pulse.stuck_s()
+            if stuck_s >= STALL_S:
+                where, longest = self._pulse.where(), stuck_s
+            elif longest:
+                self._seen.append((where, longest))
+                where, longest = "", 0.0
+
+    async def turn(self) -> None:
+        """Let the loop turn between two calls, so that each counts by itself."""
+        for _ in range(2):
+            await asyncio.sleep(0)
+
+    async def check(self) -> None:
+        """Raise `AssertionError` for a function that blocked the loop at least twice."""
+        await asyncio.sleep(STALL_S / 5)  # the watching thread sees that the loop turns again
+        times = Counter(function_of(where) for where, _ in self._seen)
+        for where, stuck_s in self._seen:
+            expect(
+                times[function_of(where)] < 2,
+                f"blocks the event loop for {stuck_s:.1f} s in {where}, and every rollout with it: await "
+                "asyncio.to_thread(…), asyncio.sleep or an asynchronous client",
+            )
 
 
 def expect_needs(algorithm: Any) -> frozenset[Need]:

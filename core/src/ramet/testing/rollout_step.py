@@ -10,7 +10,7 @@ from ramet.rollout.states import is_stateful
 from ramet.shapes import misfits
 from ramet.testing.doubles import echo_tool
 from ramet.testing.environment import check_states
-from ramet.testing.expect import expect, expect_async_call
+from ramet.testing.expect import LoopGuard, expect, expect_async_call
 from ramet.testing.step_play import TASK, Subject, play
 from ramet.types import Markup, RolloutStep, Sampled, Task, ToolResult, Untrusted
 
@@ -111,8 +111,10 @@ async def _check_errors(subject: Subject, call: str) -> None:
 
 async def _check_isolation(subject: Subject, call: str) -> None:
     scripts = ([call], ["The answer is 5."], [call, "So it is."])
-    alone = [await play(subject, script) for script in scripts]
-    again = [await play(subject, script) for script in scripts]
+    with LoopGuard() as guard:
+        alone = [await play(subject, script) for script in scripts]
+        again = [await play(subject, script) for script in scripts]
+        await guard.check()
     expect(
         [p.results for p in again] == [p.results for p in alone],
         "the same rollout played twice went two ways: the step keeps something between rollouts; hold no state",
