@@ -126,7 +126,11 @@ def test_a_tokenizer_without_pad_trains_and_says_what_it_pads_with(ramet, house,
 
 
 @pytest.mark.parametrize(
-    ("reward", "problem"), [("e2e_nan", "returned nan (value)"), ("e2e_few", "returned 7 scores for 8 rollouts")]
+    ("reward", "problem"),
+    [
+        ("e2e_nan", " with nan: give a finite number, or None for not judged"),
+        ("e2e_few", "returned 7 scores for 8 rollouts: return one per rollout, None where it cannot judge"),
+    ],
 )
 def test_a_reward_that_breaks_the_contract_stops_the_run(ramet, house, tmp_path: Path, reward: str, problem: str):
     ended = ramet(*house.train(f"run.root={tmp_path}", "train.eval_first=false", f"rewards=[{reward}]"), cwd=tmp_path)

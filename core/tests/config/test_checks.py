@@ -66,6 +66,17 @@ def test_a_value_that_cannot_be_is_named_with_what_is_allowed(overrides: list[st
     assert expected in problems[0]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "rollouts"),
+    [([], 64), (["engine.params.slots=16"], 16), (["engine.params.slots=300"], 256), (["rollout.max_concurrent=8"], 8)],
+)
+def test_a_deterministic_run_needs_no_other_key(overrides: list[str], rollouts: int):
+    resolved = compose(["model.path=m", "data.train=[a]", "rewards=[math]", "run.deterministic=true", *overrides], job="train")
+    assert check(resolved, "train") == []
+    assert resolved.config.rollout.max_concurrent == rollouts
+    assert f"max_concurrent: {rollouts}\n" in resolved.text
+
+
 def test_all_problems_are_found_at_once():
     assert len(found("rollout.temperature=-1", "rollout.top_k=3", "train.epochs=0", "policy.lr=-1")) == 4
 
