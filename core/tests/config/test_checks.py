@@ -71,7 +71,9 @@ def test_a_value_that_cannot_be_is_named_with_what_is_allowed(overrides: list[st
     [([], 64), (["engine.params.slots=16"], 16), (["engine.params.slots=300"], 256), (["rollout.max_concurrent=8"], 8)],
 )
 def test_a_deterministic_run_needs_no_other_key(overrides: list[str], rollouts: int):
-    resolved = compose(["model.path=m", "data.train=[a]", "rewards=[math]", "run.deterministic=true", *overrides], job="train")
+    resolved = compose(
+        ["model.path=m", "data.train=[a]", "rewards=[math]", "run.deterministic=true", *overrides], job="train"
+    )
     assert check(resolved, "train") == []
     assert resolved.config.rollout.max_concurrent == rollouts
     assert f"max_concurrent: {rollouts}\n" in resolved.text

@@ -102,7 +102,7 @@ class Scorer:
         try:
             async with deadline:
                 raw = await reward.reward(rollouts)
-        except (PluginError, ConfigError):
+        except PluginError:
             raise
         except ConfigError as error:
             who = f"reward {reward.name!r} of plugin {reward.plugin!r}"
