@@ -24,7 +24,7 @@ def report(package: Package) -> str:
 
 next:
   cd {package.folder}
-  python -m pip install -e ".[test]"
+  python -m pip install -e ".[test]"    # add --find-links FOLDER where Ramet's wheels are in a folder
   python -m pytest        # what it does, and that it keeps the contract
   ramet plugins           # lists it
   ramet {package.kind.use.format(name=package.name)} …

@@ -10,7 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from ramet.config.catalog import make_catalog
-from ramet.plugins import BUILTIN, PRESETS, PluginInfo, blocked_plugins, load_plugins
+from ramet.plugins import PRESETS, PluginInfo, blocked_plugins, load_plugins
+from ramet.registry import BUILTIN
 
 HEADER = ("NAME", "DISTRIBUTION", "VERSION", "CONTRACT", "OFFERS")
 
