@@ -25,10 +25,10 @@ import pytest
 
 import ramet
 from ramet import CallStatus, ConfigError, InfraError, Task, ToolCall, hookspecs
-from ramet.config.compose import CONF_GROUP, compose
+from ramet.config.compose import compose
 from ramet.config.schema import ToolConfig
 from ramet.config.sections import COMPONENTS
-from ramet.plugins import GROUP, Source, load_from, load_plugins
+from ramet.plugins import GROUP, PRESETS, Source, load_from, load_plugins
 from ramet.rollout.tool_runtime import ToolOutcome, ToolRuntime
 from ramet.rollout.watchdog import Watchdog
 from ramet.scaffold import KINDS
@@ -218,7 +218,7 @@ def test_options_behave_as_the_page_says(examples: Path, monkeypatch: pytest.Mon
 def test_the_page_names_groups_and_settings_that_exist() -> None:
     named = set(re.findall(r"Fills the group `(\w+)`", PAGE))
     assert named == {group.name for group in COMPONENTS if group.kind is not None}
-    assert f'[project.entry-points."{CONF_GROUP}"]' in PAGE and f"[project.entry-points.{GROUP}]" in PAGE
+    assert f'[project.entry-points."{PRESETS}"]' in PAGE and f"[project.entry-points.{GROUP}]" in PAGE
 
 
 class Words(BaseHTTPRequestHandler):
