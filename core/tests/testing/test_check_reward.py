@@ -84,7 +84,7 @@ def test_a_good_reward_passes(good: Any) -> None:
         (Sorted(), "do not follow the order"),
         (Counting(), "and then"),
         (per_rollout(lambda r: float(r.reply[0] == "<")), "crashed with IndexError.*may be empty"),
-        (TokensOutside(), "tokens names position"),
+        (TokensOutside(), "token_rewards names position"),
         (Renames(), "changed the group"),
         (Sync(), "not async"),
         (Generator(), "returned generator: return a list"),

@@ -38,7 +38,7 @@ from ramet.train.saving import Saver
 from ramet.train.state import TrainState
 from ramet.train.step_metrics import lag_metrics, reward_metrics, warn_of_silence
 from ramet.train.stop import Dropped, StopRequest
-from ramet.train.validation import ValidData, Validation
+from ramet.train.validation import Validation, ValidData
 from ramet.types import AdvantageOutput, Need, Task
 
 logger = logging.getLogger(__name__)
