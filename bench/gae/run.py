@@ -24,7 +24,7 @@ from harness import measured, print_table, shown, spread, write_results
 
 from ramet.algorithms.config import GaeConfig
 from ramet.algorithms.gae import Gae
-from ramet.types import AdvantageInputs
+from ramet.types import AdvantageInputs, StopReason
 
 SHAPES = ((128, 2048), (512, 4096))
 STRETCH, TOOL_EVERY = 32, 4  # tokens; every fourth stretch is a tool result
@@ -48,10 +48,12 @@ def batch_of(shape: tuple[int, int], *, tools: bool, seed: int) -> AdvantageInpu
         mask=mask,
         group_ids=torch.arange(n),
         turn_ids=zeros.long(),
+        node_ids=torch.arange(n * length).view(n, length),
         parent=torch.full((n,), -1),
         fork_position=torch.zeros(n, dtype=torch.int64),
+        stop=[StopReason.ANSWER] * n,
+        n_tool_calls=torch.zeros(n, dtype=torch.int64),
         engine_logprobs=zeros,
-        old_logprobs=zeros,
         policy_versions=zeros.long(),
         values=torch.where(mask, torch.rand(n, length, generator=generator), 0.0),
     )

@@ -15,9 +15,10 @@ from ramet.algorithms.value_loss import value_loss as clipped_value_loss
 from ramet.config.schema import KlEstimator, LossAggregation
 from ramet.plugins import load_plugins
 from ramet.policy.tally import Tally
-from ramet.types import AdvantageInputs, LossInputs
+from ramet.types import AdvantageInputs, LossInputs, StopReason
 
 KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}  # the released names of ours
+AGGREGATIONS = {"seq-mean-token-sum-norm": "token-sum-norm"}  # as released it is divided by the constant alone
 METRICS = {"pg_clipfrac": "clip_fraction", "pg_clipfrac_lower": "clip_fraction_low", "ppo_kl": "approx_kl"}
 
 
@@ -60,10 +61,12 @@ def advantage_inputs(given: dict[str, Any], groups: list[str], values: Tensor | 
         mask=mask,
         group_ids=torch.tensor([names.index(name) for name in groups]),
         turn_ids=tokens.long(),
+        node_ids=torch.arange(tokens.numel()).view(tokens.shape),
         parent=torch.full((rows,), -1),
         fork_position=torch.zeros(rows, dtype=torch.int64),
+        stop=[StopReason.ANSWER] * rows,
+        n_tool_calls=torch.zeros(rows, dtype=torch.int64),
         engine_logprobs=tokens,
-        old_logprobs=tokens,
         policy_versions=tokens.long(),
         token_rewards=rewards,
         values=values,
@@ -134,7 +137,10 @@ def sequence_ids(mask: Tensor) -> Tensor:
 
 def aggregated(per_token: Tensor, mask: Tensor, mode: str) -> Tensor:
     counts = TokenCounts(tokens=int(mask.sum()), sequences=len(mask), max_tokens=mask.shape[1])
-    return aggregate(per_token, token_weights(LossAggregation(mode), mask.flatten(), sequence_ids(mask), counts))
+    return aggregate(
+        per_token,
+        token_weights(LossAggregation(AGGREGATIONS.get(mode, mode)), mask.flatten(), sequence_ids(mask), counts),
+    )
 
 
 def agg_loss(given: dict[str, Any]) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramet.types import AdvantageInputs, LossInputs
+from ramet.types import AdvantageInputs, LossInputs, StopReason
 
 
 @pytest.fixture
@@ -19,6 +19,7 @@ def advantage_batch() -> Callable[..., AdvantageInputs]:
         mask: Tensor | None = None,
         token_rewards: Tensor | None = None,
         values: Tensor | None = None,
+        node_ids: Tensor | None = None,
     ) -> AdvantageInputs:
         n = len(group_ids)
         mask = torch.ones(n, 3, dtype=torch.bool) if mask is None else mask
@@ -29,10 +30,12 @@ def advantage_batch() -> Callable[..., AdvantageInputs]:
             mask=mask,
             group_ids=torch.tensor(group_ids),
             turn_ids=zeros.long(),
+            node_ids=torch.arange(zeros.numel()).view(zeros.shape) if node_ids is None else node_ids,
             parent=torch.full((n,), -1),
             fork_position=torch.zeros(n, dtype=torch.int64),
+            stop=[StopReason.ANSWER] * n,
+            n_tool_calls=torch.zeros(n, dtype=torch.int64),
             engine_logprobs=zeros,
-            old_logprobs=zeros,
             policy_versions=zeros.long(),
             token_rewards=token_rewards,
             values=values,

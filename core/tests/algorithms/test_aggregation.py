@@ -24,7 +24,8 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, TokenCounts]:
         (LossAggregation.TOKEN_MEAN, (0 + 2 + 3 + 4 + 6 + 7 + 8 + 9) / 8),
         (LossAggregation.SEQ_MEAN_TOKEN_SUM, (2 + 3 + 25 + 9) / 4),
         (LossAggregation.SEQ_MEAN_TOKEN_MEAN, (1 + 3 + 25 / 4 + 9) / 4),
-        (LossAggregation.SEQ_MEAN_TOKEN_SUM_NORM, (2 + 3 + 25 + 9) / 10),
+        (LossAggregation.SEQ_MEAN_TOKEN_SUM_NORM, (2 + 3 + 25 + 9) / (4 * 10)),
+        (LossAggregation.TOKEN_SUM_NORM, (2 + 3 + 25 + 9) / 10),
     ],
 )
 def test_every_mode_by_hand(mode: LossAggregation, expected: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 from ramet.check.agreement import DEFAULTS, Agreement, Statistic, Threshold, Token, compare
 from ramet.config.schema import Dtype
 from ramet.policy.batch import Floats, Row
+from ramet.types import StopReason
 
 
 def floats(*values: float) -> Floats:
@@ -27,10 +28,13 @@ def row(mask: list[bool], engine: Floats, entropies: Floats | None) -> Row:
         engine_logprobs=engine,
         entropies=entropies,
         turn_ids=np.zeros(n, np.int32),
+        node_ids=np.arange(n, dtype=np.int32),
         policy_versions=np.zeros(n, np.int32),
         group=0,
         parent=-1,
         fork_position=0,
+        stop=StopReason.END,
+        n_tool_calls=0,
         reward=0.0,
         parts={},
         token_rewards={},

@@ -12,9 +12,19 @@ import torch
 from ramet.algorithms.config import GrpoConfig
 from ramet.algorithms.grpo import Grpo
 from ramet.errors import PluginError
-from ramet.policy.batch import Row, advantage_inputs, row_metrics, rows_of, unpadded
+from ramet.policy.batch import Row, advantage_inputs, engine_entropies, row_metrics, rows_of, unpadded
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.types import Fault, Rollout, Segment, SegmentKind, StopReason, Task, user_prompt
+from ramet.types import (
+    CallStatus,
+    Fault,
+    Rollout,
+    Segment,
+    SegmentKind,
+    StopReason,
+    Task,
+    ToolRecord,
+    user_prompt,
+)
 
 MakeGroup = Callable[..., ScoredGroup]
 MakeSegment = Callable[..., Segment]
@@ -73,6 +83,45 @@ def test_a_fork_of_a_masked_parent_keeps_its_fork_position(forked: ScoredGroup) 
     assert [(row.rollout_id, row.parent, row.fork_position) for row in rows] == [("0.0", -1, 5), ("1", -1, 0)]
 
 
+def test_nodes_are_equal_exactly_where_rollouts_share_the_very_token(
+    forked: ScoredGroup, make_group: MakeGroup
+) -> None:
+    rows = rows_of([make_group([1.0, 2.0]), forked])
+    nodes = advantage_inputs(rows).node_ids
+    assert nodes.tolist() == [
+        [0, -1, -1, -1, -1, -1, -1],
+        [1, 2, -1, -1, -1, -1, -1],
+        [3, 4, 5, 6, 7, 8, 9],
+        [3, 4, 5, 6, 7, 10, 11],
+        [12, -1, -1, -1, -1, -1, -1],
+    ]
+
+
+def test_forks_of_a_masked_parent_share_its_nodes(forked: ScoredGroup) -> None:
+    root, fork, other = forked.rollouts
+    fault = Fault(where="engine", message="lost")
+    masked = ScoredRollout(rollout=replace(root.rollout, fault=fault), reward=None)
+    second = replace(fork.rollout, id="0.1", segments=(*fork.rollout.segments[:3], other.rollout.segments[1]))
+    scored = (masked, fork, ScoredRollout(rollout=second, reward=2.0))
+    rows = rows_of(pickle.loads(pickle.dumps([replace(forked, rollouts=scored)])))
+    assert [row.parent for row in rows] == [-1, -1]
+    assert [row.node_ids.tolist() for row in rows] == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 7]]
+
+
+def test_an_estimator_sees_why_rollouts_ended_their_calls_and_what_turns_gave(forked: ScoredGroup) -> None:
+    root, fork, other = forked.rollouts
+    call = ToolRecord(turn=0, name="x", arguments={}, status=CallStatus.OK, text="", wait_s=0.0, run_s=0.0, attempts=1)
+    first = replace(root.rollout, tool_calls=(call, replace(call, turn=1)), turn_rewards=(None, 0.5))
+    second = replace(fork.rollout, tool_calls=(call,), stop=StopReason.LENGTH)
+    scored = (replace(root, rollout=first), replace(fork, rollout=second), other)
+    batch = advantage_inputs(rows_of([replace(forked, rollouts=scored)]))
+    assert batch.stop == [StopReason.ANSWER, StopReason.LENGTH, StopReason.ANSWER]
+    assert batch.n_tool_calls.tolist() == [2, 1, 0]
+    nan = float("nan")
+    assert batch.turn_rewards is not None
+    torch.testing.assert_close(batch.turn_rewards, torch.tensor([[nan, 0.5], [nan, nan], [nan, nan]]), equal_nan=True)
+
+
 def test_parents_are_rows_of_the_whole_step(forked: ScoredGroup, make_group: MakeGroup) -> None:
     rows = rows_of([make_group([1.0, 2.0]), forked])
     assert [row.parent for row in rows] == [-1, -1, -1, 2, -1]
@@ -109,15 +158,15 @@ def test_a_group_with_fewer_than_two_valid_members_is_left_out(
 
 def test_inputs_are_padded_on_the_right(forked: ScoredGroup) -> None:
     rows = rows_of([forked])
-    batch = advantage_inputs(rows, old_logprobs=old(rows))
+    batch = advantage_inputs(rows, old_logprobs=old(rows), entropies=engine_entropies(rows))
     assert batch.mask.shape == (3, 7)
+    assert batch.entropies is not None
+    assert batch.entropies[2].tolist() == [0.5] + [0.0] * 6
     assert batch.mask[2].tolist() == [True] + [False] * 6
     assert batch.turn_ids[1].tolist() == [0, 0, 0, 0, 0, 1, 1]
     assert batch.turn_ids[2].tolist() == [0] + [-1] * 6
     assert batch.policy_versions[2].tolist() == [3] + [-1] * 6
-    assert torch.equal(batch.old_logprobs, batch.engine_logprobs)
-    assert batch.entropies is not None
-    assert batch.entropies[2].tolist() == [0.5] + [0.0] * 6
+    assert batch.old_logprobs is not None and torch.equal(batch.old_logprobs, batch.engine_logprobs)
     assert batch.rewards.tolist() == [0.0, 1.0, 2.0]
     assert (batch.parent.tolist(), batch.fork_position.tolist()) == ([-1, 0, -1], [0, 5, 0])
 
@@ -136,7 +185,8 @@ def test_reward_parts_and_token_rewards_reach_the_estimator(make_group: MakeGrou
 
 def test_fields_that_nobody_computed_are_none(make_group: MakeGroup) -> None:
     rows = rows_of([make_group([1.0, 2.0])])
-    batch = advantage_inputs(rows, old_logprobs=old(rows))
+    batch = advantage_inputs(rows)
+    assert batch.old_logprobs is batch.turn_rewards is batch.state_ids is batch.entropies is None
     assert batch.token_rewards is batch.ref_logprobs is batch.values is batch.greedy_rewards is None
 
 
@@ -153,7 +203,7 @@ def test_an_engine_without_entropies_gives_none(make_group: MakeGroup, sampled: 
     bare = replace(first, rollout=replace(first.rollout, segments=segments))
     rows = rows_of([replace(group, rollouts=(bare, group.rollouts[1]))])
     assert rows[0].entropies is None
-    assert advantage_inputs(rows, old_logprobs=old(rows)).entropies is None
+    assert engine_entropies(rows) is None
 
 
 def test_sampled_tokens_without_log_probabilities_are_refused(make_group: MakeGroup) -> None:

@@ -72,6 +72,17 @@ def test_what_is_read_equals_what_was_written(played: list[GroupRecord], tmp_pat
     assert any(s.rollout.parent for r in played for s in r.group.rollouts)
 
 
+def test_what_turns_gave_and_why_a_rollout_was_left_out_is_kept(played: list[GroupRecord], tmp_path: Path) -> None:
+    group = played[0].group
+    last = dataclasses.replace(
+        group.rollouts[-1].rollout, infos=({}, {"board": [1, None]}), turn_rewards=(None, 0.25), left_out="overlong"
+    )
+    scored = (*group.rollouts[:-1], dataclasses.replace(group.rollouts[-1], rollout=last))
+    record = dataclasses.replace(played[0], group=dataclasses.replace(group, rollouts=scored))
+    write_records(tmp_path / "r.jsonl.gz", [record])
+    assert list(read_records(tmp_path / "r.jsonl.gz")) == [record]
+
+
 def test_shared_segments_and_tool_calls_are_written_once_and_shared_again(
     played: list[GroupRecord], tmp_path: Path
 ) -> None:
@@ -92,7 +103,7 @@ def test_a_line_holds_masks_and_arrays_as_base64(played: list[GroupRecord], tmp_
     path = tmp_path / "r.jsonl.gz"
     write_records(path, played)
     line = json.loads(gzip.open(path).readline())
-    assert (line["schema"], line["step"], line["task"]["id"]) == (1, 12, "t/0")
+    assert (line["schema"], line["step"], line["task"]["id"]) == (2, 12, "t/0")
     assert [(s["kind"], s["mask"]) for s in line["segments"][:3]] == [("prompt", 0), ("turn", 1), ("result", 0)]
     assert isinstance(line["segments"][1]["ids"], str)
     assert line["segments"][0]["logprobs"] is None
@@ -200,7 +211,7 @@ def test_a_line_nested_without_end_is_broken(tmp_path: Path) -> None:
 def test_another_schema_and_a_missing_file_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"schema": 99}\n'))
-    with pytest.raises(ConfigError, match="rollout schema 99; this ramet reads 1"):
+    with pytest.raises(ConfigError, match="rollout schema 99; this ramet reads 2"):
         list(read_records(path))
     with pytest.raises(ConfigError, match="no rollout file"):
         list(read_records(tmp_path / "nothing.jsonl.gz"))

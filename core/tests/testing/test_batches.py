@@ -28,10 +28,22 @@ def test_a_fork_shares_its_parents_values_up_to_its_fork_position() -> None:
         assert torch.equal(batch.old_logprobs[row, shared], batch.old_logprobs[batch.parent[row], shared])
 
 
+def test_forks_of_a_masked_rollout_are_told_by_the_nodes_that_they_share() -> None:
+    batch = tiny_batch(0)
+    orphans = ((batch.parent < 0) & (batch.fork_position > 0)).nonzero().squeeze(1).tolist()
+    first, second = orphans
+    same = (batch.node_ids[first] == batch.node_ids[second]) & (batch.node_ids[first] >= 0)
+    assert same.nonzero().squeeze(1).tolist() == list(range(int(batch.fork_position[first])))
+    inside = batch.node_ids[batch.turn_ids >= 0]
+    copies = [int(batch.fork_position[row]) for row in range(len(batch.stop)) if batch.parent[row] >= 0]
+    assert len(inside.unique()) == len(inside) - sum(copies) - int(batch.fork_position[second])
+    assert (batch.node_ids[batch.turn_ids < 0] == -1).all()
+
+
 def test_only_needed_fields_are_filled() -> None:
     batch = tiny_batch(0, {Need.ENTROPY})
     assert batch.entropies is not None
-    assert batch.ref_logprobs is None and batch.values is None and batch.greedy_rewards is None
+    assert batch.old_logprobs is batch.ref_logprobs is None and batch.values is None and batch.greedy_rewards is None
 
 
 def test_the_packed_batch_holds_the_same_sampled_tokens() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramet import AdvantageInputs, AdvantageOutput, Need
+from ramet import AdvantageInputs, AdvantageOutput, Need, StopReason
 from ramet.testing import check_advantage
 
 
@@ -66,13 +66,42 @@ class ByGroupNumber(GroupMean):
         return AdvantageOutput(advantages=(group_mean(batch) + batch.group_ids)[:, None] * batch.mask)
 
 
+class ByNodeNumber(GroupMean):
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        return AdvantageOutput(advantages=batch.node_ids.float() * batch.mask)
+
+
+class WithoutTurnRewards(GroupMean):
+    """Takes the NaN of turns that gave nothing for a reward."""
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        if batch.turn_rewards is None:
+            return super().__call__(batch)
+        return AdvantageOutput(advantages=batch.turn_rewards.sum(1)[:, None] * batch.mask)
+
+
+class PrefixMean(GroupMean):
+    """Shared tokens get the mean advantage of all who share them; length and calls are priced."""
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        price = torch.tensor([float(reason is StopReason.LENGTH) for reason in batch.stop]) + batch.n_tool_calls
+        own = (group_mean(batch) - 0.1 * price)[:, None].expand(batch.mask.shape)
+        names, node = batch.node_ids.unique(return_inverse=True)
+        total = torch.zeros(len(names)).index_add(0, node.flatten(), own.flatten())
+        shared = (total / node.flatten().bincount())[node]
+        return AdvantageOutput(advantages=torch.where(batch.mask, shared, 0.0))
+
+
 class Undeclared(GroupMean):
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         return AdvantageOutput(advantages=batch.entropies * batch.mask)
 
 
 class ReadsMasked(GroupMean):
+    needs = frozenset({Need.OLD_LOGPROBS})
+
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        assert batch.old_logprobs is not None
         mean = batch.old_logprobs.sum(1) / batch.mask.sum(1)
         return AdvantageOutput(advantages=mean[:, None] * batch.mask)
 
@@ -109,7 +138,7 @@ class BareTensor(GroupMean):
         return group_mean(batch)[:, None] * batch.mask
 
 
-@pytest.mark.parametrize("good", [GroupMean, WithEntropy])
+@pytest.mark.parametrize("good", [GroupMean, WithEntropy, PrefixMean])
 def test_a_good_estimator_passes(good: type) -> None:
     check_advantage(good())
 
@@ -118,10 +147,12 @@ def test_a_good_estimator_passes(good: type) -> None:
     ("broken", "message"),
     [
         (Outside, "not zero outside the mask"),
-        (WrongShape, r"shape \[9\]: return \[N, T\]"),
+        (WrongShape, r"shape \[11\]: return \[N, T\]"),
         (Attached, "carries a gradient"),
         (ByPosition, "the rows' order"),
         (ByGroupNumber, "the numbers in group_ids"),
+        (ByNodeNumber, "the numbers in node_ids"),
+        (WithoutTurnRewards, "advantages is not finite"),
         (Undeclared, "needs does not name them.*entropies"),
         (ReadsMasked, "outside the mask change"),
         (CountsPadding, "more padding"),

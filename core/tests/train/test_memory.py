@@ -28,7 +28,7 @@ from ramet.train.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, Side, state
 from ramet.train.memory_table import table
 from ramet.train.placement import check_placement, place
 from ramet.train.shape import count, read_shape, shape_of
-from ramet.types import Need
+from ramet.types import Need, StopReason
 
 MakeInputs = Callable[..., Inputs]
 GIB = 2**30
@@ -68,8 +68,9 @@ def one_row(i: int) -> Row:
     zeros = np.zeros(6, np.float32)
     return Row(
         rollout_id=str(i), task_id="t", prompt_ids=ids[:2], response_ids=ids, mask=mask, engine_logprobs=zeros - 5,
-        entropies=None, turn_ids=np.zeros(6, np.int32), policy_versions=np.zeros(6, np.int32), group=0, parent=-1,
-        fork_position=0, reward=float(i), parts={}, token_rewards={},
+        entropies=None, turn_ids=np.zeros(6, np.int32), node_ids=ids,
+        policy_versions=np.zeros(6, np.int32), group=0, parent=-1, fork_position=0, stop=StopReason.END, n_tool_calls=0,
+        reward=float(i), parts={}, token_rewards={},
     )  # fmt: skip
 
 

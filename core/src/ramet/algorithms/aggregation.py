@@ -20,21 +20,24 @@ class TokenCounts:
 
     tokens: int  # trained
     sequences: int
-    max_tokens: int  # the constant of `seq-mean-token-sum-norm`: the limit on a response, not the longest one seen
+    max_tokens: int  # the constant of the `…-sum-norm` modes: the limit on a response, not the longest one seen
 
 
 def token_weights(mode: LossAggregation, mask: Tensor, sequence_ids: Tensor, counts: TokenCounts) -> Tensor:
     """`[T]` float32 weights, 0 outside the mask; the loss is `(weights * per_token).sum()` over all micro-batches.
 
-    Sequences must be whole within the micro-batch. `seq-mean-token-sum-norm` divides the sum over the whole batch by
-    `max_tokens`, as the released code does, and not by the number of sequences.
+    Sequences must be whole within the micro-batch. `seq-mean-token-sum-norm` is the mean over sequences of their sums
+    over `max_tokens` (Dr. GRPO, arXiv 2503.20783). `token-sum-norm` divides by that constant alone, as ARPO's released
+    code does under the longer name: its gradient grows with the number of sequences.
     """
     weights = mask.float()
     if mode is LossAggregation.TOKEN_MEAN:
         return weights / max(counts.tokens, 1)
-    if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM_NORM:
+    if mode is LossAggregation.TOKEN_SUM_NORM:
         return weights / counts.max_tokens
     weights = weights / max(counts.sequences, 1)
+    if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM_NORM:
+        return weights / counts.max_tokens
     if mode is LossAggregation.SEQ_MEAN_TOKEN_SUM or not len(mask):
         return weights
     lengths = torch.zeros(int(sequence_ids.max()) + 1, device=mask.device).index_add(0, sequence_ids, mask.float())

@@ -48,7 +48,8 @@ class LossAggregation(StrEnum):
     TOKEN_MEAN = "token-mean"
     SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
     SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"
-    SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
+    SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"  # over rollout.max_response_tokens (Dr. GRPO)
+    TOKEN_SUM_NORM = "token-sum-norm"  # sum over rollout.max_response_tokens alone: grows with the batch
 
 
 class KlEstimator(StrEnum):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ramet.errors import PluginError
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.types import AdvantageInputs, Segment, SegmentKind
+from ramet.types import AdvantageInputs, Segment, SegmentKind, StopReason
 
 logger = logging.getLogger(__name__)
 Ids: TypeAlias = NDArray[np.int32]
@@ -38,13 +38,17 @@ class Row:
     engine_logprobs: Floats  # [T] mu; 0 on inserted tokens
     entropies: Floats | None  # [T] the engine's, nats; 0 on inserted tokens; None: the engine gives none
     turn_ids: Ids  # [T]
+    node_ids: Ids  # [T] equal exactly where rows share the very same token; unique over the step
     policy_versions: Ids  # [T] -1 on inserted tokens
     group: int
     parent: int  # row index of the parent; -1 for roots and where the parent is no row
     fork_position: int  # where its own tokens begin; 0 for roots
+    stop: StopReason
+    n_tool_calls: int
     reward: float
     parts: Mapping[str, float]
     token_rewards: Mapping[int, float]
+    turn_rewards: tuple[float | None, ...] = ()  # by turn, of the rollout step; may end before the last turn
 
     @property
     def n_tokens(self) -> int:
@@ -62,12 +66,13 @@ def rows_of(groups: Sequence[ScoredGroup]) -> list[Row]:
     Raises `PluginError` for sampled tokens without log-probabilities and for token rewards outside the response.
     """
     rows: list[Row] = []
+    nodes = _Nodes()
     for number, group in enumerate(groups):
         members = group.valid
         if len(members) < 2:
             continue
         index = {scored.rollout.id: len(rows) + i for i, scored in enumerate(members)}
-        rows.extend(_row(scored, number, index) for scored in members)
+        rows.extend(_row(scored, number, index, nodes) for scored in members)
     total = sum(len(group.rollouts) for group in groups)
     if len(rows) < total:
         logger.info("training on %d of %d rollouts: the others are masked or alone in their group", len(rows), total)
@@ -85,7 +90,22 @@ def row_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     }
 
 
-def _row(scored: ScoredRollout, group: int, index: Mapping[str, int]) -> Row:
+class _Nodes:
+    """Numbers the tokens of a step. Forks hold the very segments of their parent, masked or not, so what is shared is
+    the segment itself, and a segment's tokens have the same numbers in every rollout.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[int, int] = {}  # number of a segment's first token, by the identity of the segment
+        self._next = 0
+
+    def of(self, segment: Segment) -> NDArray[Any]:
+        first = self._first.setdefault(id(segment), self._next)
+        self._next = max(self._next, first + len(segment))
+        return np.arange(first, first + len(segment))
+
+
+def _row(scored: ScoredRollout, group: int, index: Mapping[str, int], nodes: _Nodes) -> Row:
     rollout = scored.rollout
     assert scored.reward is not None
     prompt = [s for s in rollout.segments if s.kind is SegmentKind.PROMPT]
@@ -106,13 +126,17 @@ def _row(scored: ScoredRollout, group: int, index: Mapping[str, int]) -> Row:
         engine_logprobs=_joined([_logprobs(s, where) for s in response], np.float32),
         entropies=_joined([_entropies(s) for s in response], np.float32) if has_entropies else None,
         turn_ids=_joined([np.full(len(s), s.turn) for s in response], np.int32),
+        node_ids=_joined([nodes.of(s) for s in response], np.int32),
         policy_versions=_joined([np.full(len(s), _version(s)) for s in response], np.int32),
         group=group,
         parent=-1 if rollout.parent is None else index.get(rollout.parent, -1),
         fork_position=sum(len(s) for s in rollout.segments[: rollout.n_shared] if s.kind is not SegmentKind.PROMPT),
+        stop=rollout.stop,
+        n_tool_calls=len(rollout.tool_calls),
         reward=scored.reward,
         parts=scored.parts,
         token_rewards=scored.token_rewards,
+        turn_rewards=rollout.turn_rewards,
     )
 
 
@@ -143,7 +167,7 @@ def _version(segment: Segment) -> int:
 def advantage_inputs(
     rows: Sequence[Row],
     *,
-    old_logprobs: Sequence[Floats],
+    old_logprobs: Sequence[Floats] | None = None,
     ref_logprobs: Sequence[Floats] | None = None,
     entropies: Sequence[Floats] | None = None,
     values: Sequence[Floats] | None = None,
@@ -151,22 +175,24 @@ def advantage_inputs(
 ) -> AdvantageInputs:
     """The padded `[N, T]` batch of an estimator; T is the longest response. Sequences hold one entry per row.
 
-    `entropies` None takes the engine's, if every row has them.
+    What is None stays None.
     """
-    if entropies is None and all(row.entropies is not None for row in rows):
-        entropies = [row.entropies for row in rows if row.entropies is not None]
     return AdvantageInputs(
         rewards=torch.tensor([row.reward for row in rows], dtype=torch.float32),
         reward_parts=_parts(rows),
         mask=padded([row.mask for row in rows], torch.bool, 0),
         group_ids=torch.tensor([row.group for row in rows], dtype=torch.int64),
         turn_ids=padded([row.turn_ids for row in rows], torch.int64, -1),
+        node_ids=padded([row.node_ids for row in rows], torch.int64, -1),
         parent=torch.tensor([row.parent for row in rows], dtype=torch.int64),
         fork_position=torch.tensor([row.fork_position for row in rows], dtype=torch.int64),
+        stop=[row.stop for row in rows],
+        n_tool_calls=torch.tensor([row.n_tool_calls for row in rows], dtype=torch.int64),
         engine_logprobs=padded([row.engine_logprobs for row in rows], torch.float32, 0),
-        old_logprobs=padded(old_logprobs, torch.float32, 0),
         policy_versions=padded([row.policy_versions for row in rows], torch.int64, -1),
+        old_logprobs=None if old_logprobs is None else padded(old_logprobs, torch.float32, 0),
         token_rewards=_token_rewards(rows),
+        turn_rewards=_turn_rewards(rows),
         entropies=None if entropies is None else padded(entropies, torch.float32, 0),
         ref_logprobs=None if ref_logprobs is None else padded(ref_logprobs, torch.float32, 0),
         values=None if values is None else padded(values, torch.float32, 0),
@@ -200,4 +226,22 @@ def _token_rewards(rows: Sequence[Row]) -> Tensor | None:
     for i, row in enumerate(rows):
         for position, value in row.token_rewards.items():
             out[i, position] += value
+    return out
+
+
+def engine_entropies(rows: Sequence[Row]) -> list[Floats] | None:
+    """The engine's, if every row has them."""
+    found = [row.entropies for row in rows if row.entropies is not None]
+    return found if len(found) == len(rows) else None
+
+
+def _turn_rewards(rows: Sequence[Row]) -> Tensor | None:
+    """`[N, turns]`, as many turns as the longest row has."""
+    if not any(reward is not None for row in rows for reward in row.turn_rewards):
+        return None
+    turns = max(max(len(row.turn_rewards), int(row.turn_ids.max(initial=-1)) + 1) for row in rows)
+    out = torch.full((len(rows), turns), float("nan"))
+    for i, row in enumerate(rows):
+        for turn, reward in enumerate(row.turn_rewards):
+            out[i, turn] = float("nan") if reward is None else reward
     return out

@@ -15,7 +15,7 @@ class PolicySpec:
     train: TrainConfig
     policy_loss: PolicyLoss
     temperature: float  # of training rollouts; all log-probabilities and entropies are those at this temperature
-    max_response_tokens: int  # the constant of `seq-mean-token-sum-norm`
+    max_response_tokens: int  # the constant of the `…-sum-norm` aggregations
     total_steps: int  # training steps of the whole run, for the schedule
     seed: int
     needs: frozenset[Need] = field(default_factory=frozenset)  # of the advantage estimator

@@ -37,7 +37,7 @@ from ramet.types import (
 )
 
 logger = logging.getLogger(__name__)
-SCHEMA = 1
+SCHEMA = 2
 # A line is a group: 16 rollouts of 32k tokens take about 10 MB. Text that repeats itself packs up to 1 : 300.
 LINE_BYTES, LINE_RATIO = 64 << 20, 20  # of the packed file's size, whichever is more
 FILE_BYTES, FILE_RATIO = 1 << 30, 300
@@ -243,7 +243,7 @@ def _scored(
         infos=(before.infos[:fork_turn] if before else ()) + tuple(data["infos"]),
         turn_rewards=(before.turn_rewards[:fork_turn] if before else ()) + tuple(data["turn_rewards"]),
         fault=None if data["fault"] is None else Fault(**data["fault"]),
-        left_out=data.get("left_out"),
+        left_out=data["left_out"],
         stats=data["stats"],
     )
     tokens = {int(k): v for k, v in data["token_rewards"].items()}

@@ -20,12 +20,13 @@ def check_advantage(estimator: AdvantageEstimator) -> None:
     """Raise `AssertionError` unless the estimator keeps the contract.
 
     Shape, type, no gradient, finite, zero outside the mask, also where all rewards are equal; the same numbers
-    whatever the order of the rows, the names of the groups, the padding and the values outside the mask; inputs that
-    `needs` does not name are absent; nothing in the batch is changed.
+    whatever the order of the rows, the numbers of groups and nodes, the padding and the values outside the mask; inputs
+    that `needs` does not name are absent; nothing in the batch is changed. Once without token and turn rewards, once
+    with them.
     """
     needs = expect_needs(estimator)
-    for seed in (0, 1):
-        batch = tiny_batch(seed, needs)
+    for seed, extra in ((0, False), (1, True)):
+        batch = tiny_batch(seed, needs, extra=extra)
         output = _call(estimator, batch)
         _check_output(output, batch)
         _check_invariance(estimator, batch, output.advantages)
@@ -65,6 +66,11 @@ def _check_invariance(estimator: AdvantageEstimator, batch: AdvantageInputs, adv
         torch.allclose(_call(estimator, renamed).advantages, advantages, atol=1e-5),
         "the numbers in group_ids change the advantages: they are names (see torch.unique)",
     )
+    nodes = torch.where(batch.node_ids >= 0, (batch.node_ids + 1) * 17, -1)
+    expect(
+        torch.allclose(_call(estimator, replace(batch, node_ids=nodes)).advantages, advantages, atol=1e-5),
+        "the numbers in node_ids change the advantages: they are names (see torch.unique)",
+    )
     expect(
         torch.allclose(_call(estimator, _poisoned(batch)).advantages, advantages, atol=1e-5),
         "values outside the mask change the advantages: mask every [N, T] input before it is summed or averaged",
@@ -77,9 +83,9 @@ def _check_invariance(estimator: AdvantageEstimator, batch: AdvantageInputs, adv
 
 
 def _tensors(batch: AdvantageInputs) -> dict[str, Tensor]:
-    named: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "reward_parts"}
+    named: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(batch)}
     named |= {f"reward_parts[{name!r}]": part for name, part in batch.reward_parts.items()}
-    return {name: value for name, value in named.items() if value is not None}
+    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def _permuted(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
@@ -88,6 +94,8 @@ def _permuted(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
         value = getattr(batch, field.name)
         if field.name == "reward_parts":
             moved[field.name] = {name: part[order] for name, part in value.items()}
+        elif field.name == "stop":
+            moved[field.name] = [value[i] for i in order.tolist()]
         elif value is not None:
             moved[field.name] = value[order]
     place = torch.argsort(order)
@@ -96,12 +104,13 @@ def _permuted(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
 
 
 def _token_fields(batch: AdvantageInputs) -> dict[str, Tensor]:
-    shape = batch.mask.shape
-    return {name: value for name, value in _tensors(batch).items() if value.shape == shape and name != "mask"}
+    shape, apart = batch.mask.shape, ("mask", "turn_rewards", "state_ids")
+    return {name: value for name, value in _tensors(batch).items() if value.shape == shape and name not in apart}
 
 
 def _poisoned(batch: AdvantageInputs) -> AdvantageInputs:
     floats = {name: value for name, value in _token_fields(batch).items() if value.is_floating_point()}
+    floats.pop("token_rewards", None)  # a reward may give some to inserted tokens
     poisoned: dict[str, Any] = {name: torch.where(batch.mask, value, POISON) for name, value in floats.items()}
     return replace(batch, **poisoned)
 
@@ -110,7 +119,7 @@ def _padded(batch: AdvantageInputs) -> AdvantageInputs:
     def widen(value: Tensor, fill: float) -> Tensor:
         return torch.nn.functional.pad(value, (0, 3), value=fill)
 
-    integers = ("turn_ids", "policy_versions")
+    integers = ("turn_ids", "node_ids", "policy_versions")
     wide: dict[str, Any] = {
         name: widen(value, -1 if name in integers else 0) for name, value in _token_fields(batch).items()
     }

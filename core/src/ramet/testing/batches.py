@@ -10,24 +10,40 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from ramet.types import AdvantageInputs, LossInputs, Need
+from ramet.types import AdvantageInputs, LossInputs, Need, StopReason
 
-GROUPS = (0, 0, 0, 1, 1, 2, 2, 2, 2)
-PARENTS = (-1, 0, -1, -1, -1, -1, 5, 5, 6)
+GROUPS = (0, 0, 0, 1, 1, 2, 2, 2, 2, 1, 1)
+PARENTS = (-1, 0, -1, -1, -1, -1, 5, 5, 6, -1, -1)
+PREFIXES = (
+    -1,
+    0,
+    -1,
+    -1,
+    -1,
+    -1,
+    5,
+    5,
+    5,
+    9,
+    9,
+)  # the row whose prefix it shares: the last two are forks of a masked one
 FIRST_TURN, RESULT, WIDTH = 3, 2, 10  # sampled tokens of turn 0, inserted tokens behind them, padded length
-LENGTHS = (10, 8, 6, 3, 9, 7, 10, 6, 8)  # of the responses; the fourth ends in its first turn
+LENGTHS = (10, 8, 6, 3, 9, 7, 10, 6, 8, 7, 9)  # of the responses; the fourth ends in its first turn
+STOPS = (StopReason.ANSWER, StopReason.LENGTH, StopReason.END, StopReason.CALL_LIMIT)  # of the rows, by turns
 
 
-def tiny_batch(seed: int, needs: Collection[Need] = frozenset(Need)) -> AdvantageInputs:
-    """Nine rollouts of three groups on ten positions; forks share their parent's first turn and tool result.
+def tiny_batch(seed: int, needs: Collection[Need] = frozenset(Need), *, extra: bool = False) -> AdvantageInputs:
+    """Eleven rollouts of three groups on ten positions; forks share their parent's first turn and tool result.
 
-    Optional fields are filled exactly if `needs` names them.
+    Two are forks of one rollout that is masked, so no row is their parent. Optional fields are filled exactly if
+    `needs` names them, token and turn rewards if `extra` is set.
     """
     generator = torch.Generator().manual_seed(seed)
     parent = torch.tensor(PARENTS)
     n = len(parent)
-    old = _logprobs(generator, parent)
+    old = _logprobs(generator)
     mask, turn_ids = _layout()
+    forked = torch.tensor(PREFIXES) >= 0
     rewards = torch.randn(n, generator=generator)
     format_part = torch.randint(0, 2, (n,), generator=generator).float()
     format_part[0] = float("nan")
@@ -37,12 +53,17 @@ def tiny_batch(seed: int, needs: Collection[Need] = frozenset(Need)) -> Advantag
         mask=mask,
         group_ids=torch.tensor(GROUPS),
         turn_ids=turn_ids,
+        node_ids=torch.where(turn_ids >= 0, _shared(torch.arange(n * WIDTH).view(n, WIDTH)), -1),
         parent=parent,
-        fork_position=torch.where(parent >= 0, FIRST_TURN + RESULT, 0),
+        fork_position=torch.where(forked, FIRST_TURN + RESULT, 0),
+        stop=[STOPS[i % len(STOPS)] for i in range(n)],
+        n_tool_calls=torch.tensor([int(length > FIRST_TURN) for length in LENGTHS]),
         engine_logprobs=torch.where(mask, old + 0.01, 0.0),
-        old_logprobs=old,
         policy_versions=torch.where(mask, 0, -1),
-        entropies=_shared(torch.rand(n, WIDTH, generator=generator), parent) if Need.ENTROPY in needs else None,
+        old_logprobs=old if Need.OLD_LOGPROBS in needs else None,
+        token_rewards=torch.where(mask, 0.1, 0.0) * torch.arange(WIDTH) if extra else None,
+        turn_rewards=_turn_rewards(generator, turn_ids) if extra else None,
+        entropies=_shared(torch.rand(n, WIDTH, generator=generator)) if Need.ENTROPY in needs else None,
         ref_logprobs=old - 0.05 if Need.REFERENCE in needs else None,
         values=torch.randn(n, WIDTH, generator=generator) if Need.VALUES in needs else None,
         greedy_rewards=torch.randn(3, generator=generator)[torch.tensor(GROUPS)]
@@ -57,14 +78,15 @@ def tiny_loss_batch(seed: int, needs: Collection[Need] = frozenset(Need)) -> Los
     Ratios pi / pi_old spread around 1; two tokens of every sequence are far off.
     """
     generator = torch.Generator().manual_seed(seed)
-    padded = tiny_batch(seed, needs)
+    padded = tiny_batch(seed, {*needs, Need.OLD_LOGPROBS})
     lengths = torch.tensor(LENGTHS)
     kept = torch.arange(WIDTH) < lengths[:, None]
+    assert padded.old_logprobs is not None
     old = padded.old_logprobs[kept]
     shift = 0.1 * torch.randn(len(old), generator=generator)
     starts = torch.cumsum(lengths, 0) - lengths
     shift[starts], shift[starts + 1] = 2.0, -2.0
-    entropies, values = padded.entropies, padded.values
+    entropies = padded.entropies
     return LossInputs(
         logprobs=(old + shift).requires_grad_(),
         old_logprobs=old,
@@ -77,22 +99,26 @@ def tiny_loss_batch(seed: int, needs: Collection[Need] = frozenset(Need)) -> Los
         policy_versions=padded.policy_versions[kept],
         entropies=None if entropies is None else entropies[kept].requires_grad_(),
         ref_logprobs=None if padded.ref_logprobs is None else padded.ref_logprobs[kept],
-        values=None if values is None else values[kept].requires_grad_(),
-        returns=None if values is None else values[kept] + 0.3,
     )
 
 
-def _logprobs(generator: torch.Generator, parent: Tensor) -> Tensor:
-    drawn = -0.1 - 2.0 * torch.rand(len(parent), WIDTH, generator=generator)
-    return _shared(drawn, parent)
+def _logprobs(generator: torch.Generator) -> Tensor:
+    return _shared(-0.1 - 2.0 * torch.rand(len(PARENTS), WIDTH, generator=generator))
 
 
-def _shared(values: Tensor, parent: Tensor) -> Tensor:
-    """Give every fork its parent's values on the shared prefix. Parents stand before their forks."""
-    for row in range(len(parent)):
-        if parent[row] >= 0:
-            values[row, : FIRST_TURN + RESULT] = values[parent[row], : FIRST_TURN + RESULT]
+def _shared(values: Tensor) -> Tensor:
+    """Give every fork the values of its prefix."""
+    for row, source in enumerate(PREFIXES):
+        if source >= 0:
+            values[row, : FIRST_TURN + RESULT] = values[source, : FIRST_TURN + RESULT]
     return values
+
+
+def _turn_rewards(generator: torch.Generator, turn_ids: Tensor) -> Tensor:
+    """`[N, 2]`: of the turn with the call none, of the last one if there is one."""
+    drawn = torch.randn(len(turn_ids), generator=generator)
+    second = torch.where((turn_ids == 1).any(1), drawn, float("nan"))
+    return torch.stack([torch.full_like(second, float("nan")), second], dim=1)
 
 
 def _layout() -> tuple[Tensor, Tensor]:

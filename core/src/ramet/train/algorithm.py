@@ -10,7 +10,7 @@ from ramet.errors import ConfigError, PluginError, RametError
 from ramet.output_checks import advantage_problem
 from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
-from ramet.policy.batch import Floats, Row, advantage_inputs
+from ramet.policy.batch import Floats, Row, advantage_inputs, engine_entropies
 from ramet.policy.untouched import left_alone
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, Need
 
@@ -19,17 +19,25 @@ def estimate(
     estimator: AdvantageEstimator,
     rows: Sequence[Row],
     *,
-    old_logprobs: Sequence[Floats],
+    old_logprobs: Sequence[Floats] | None = None,
     ref_logprobs: Sequence[Floats] | None = None,
     values: Sequence[Floats] | None = None,
     greedy_rewards: Sequence[float] | None = None,
 ) -> AdvantageOutput:
-    """Advantages `[N, T]` of these rows. Raises `PluginError` if the estimator breaks the contract."""
+    """Advantages `[N, T]` of these rows. The estimator sees what its `needs` name of what is given.
+
+    Raises `PluginError` if it breaks the contract.
+    """
+    needs, name = estimator.needs, f"advantage estimator {origin(estimator)}"
     batch = advantage_inputs(
-        rows, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, values=values, greedy_rewards=greedy_rewards
+        rows,
+        old_logprobs=old_logprobs if Need.OLD_LOGPROBS in needs else None,
+        ref_logprobs=ref_logprobs if Need.REFERENCE in needs else None,
+        entropies=engine_entropies(rows) if Need.ENTROPY in needs else None,
+        values=values if Need.VALUES in needs else None,
+        greedy_rewards=greedy_rewards if Need.GREEDY_ROLLOUT in needs else None,
     )
-    name = f"advantage estimator {origin(estimator)}"
-    if Need.ENTROPY in estimator.needs and batch.entropies is None:
+    if Need.ENTROPY in needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
     with torch.no_grad(), left_alone(batch, name):
         output = _call(estimator, batch, name)

@@ -7,10 +7,12 @@ that costs computation is None unless the algorithm names it in `needs`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
+
+from ramet.types.rollout import StopReason
 
 if TYPE_CHECKING:  # the contract must import without torch
     from torch import Tensor
@@ -30,19 +32,30 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """One step's trainable rollouts. Groups with fewer than two valid members were left out before."""
+    """One step's trainable rollouts. Groups with fewer than two valid members were left out before.
+
+    `node_ids` tell tokens apart, not values: two rows have the same number at a position exactly where their rollouts
+    share the token itself, by a fork, also if the rollout that it was forked from is masked and so is no row. Turns are
+    counted from 0 in `turn_ids`, `turn_rewards` and `state_ids`. No environment can name its states yet, so `state_ids`
+    is always None.
+    """
 
     rewards: Tensor  # [N] float32, weighted sum of the reward parts
     reward_parts: Mapping[str, Tensor]  # name -> [N]; NaN where a reward does not apply
     mask: Tensor  # [N, T] bool, True on sampled tokens
     group_ids: Tensor  # [N] int64
     turn_ids: Tensor  # [N, T] int64, -1 on padding
+    node_ids: Tensor  # [N, T] int64, equal exactly where rollouts share the very same token, -1 on padding
     parent: Tensor  # [N] int64 row of the parent, -1 for roots (and where the parent was masked)
     fork_position: Tensor  # [N] int64 response position where own tokens begin, 0 for roots
+    stop: Sequence[StopReason]  # [N] why each rollout ended
+    n_tool_calls: Tensor  # [N] int64, the shared prefix's included
     engine_logprobs: Tensor  # [N, T] float32 (mu)
-    old_logprobs: Tensor  # [N, T] float32 (pi_old)
     policy_versions: Tensor  # [N, T] int64, -1 on inserted tokens
+    old_logprobs: Tensor | None = None  # [N, T] float32 (pi_old), with Need.OLD_LOGPROBS
     token_rewards: Tensor | None = None  # [N, T]; None unless a reward gave some
+    turn_rewards: Tensor | None = None  # [N, turns] float32, NaN where a turn gave none; None unless a step gave some
+    state_ids: Tensor | None = None  # [N, turns] int64, equal where turns began in the same state; None: none is known
     entropies: Tensor | None = None  # [N, T] nats
     ref_logprobs: Tensor | None = None  # [N, T]
     values: Tensor | None = None  # [N, T]
@@ -88,7 +101,6 @@ class LossInputs:
     policy_versions: Tensor  # int64
     entropies: Tensor | None = None  # float32, with gradient
     ref_logprobs: Tensor | None = None
-    values: Tensor | None = None
     returns: Tensor | None = None
 
 
@@ -104,9 +116,14 @@ class PolicyLoss(Protocol):
     """Hook 4. Called once per micro-batch. A token's loss may depend on its own sequence, never on another one.
 
     A micro-batch holds whole sequences, also under sequence parallelism: `logprobs` are gathered before the call. The
-    core masks, applies the off-policy weight and aggregates by `train.loss_aggregation` with global counts.
+    core masks, applies the off-policy weight and aggregates by `train.loss_aggregation` with global counts. A sequence
+    whose advantages are all 0 is not computed where a loss is 0 then (it is tried once) and no KL or entropy term asks
+    for it; it is counted all the same.
+
+    `aggregation`: the modes that the loss is correct with; None: any. Another one is refused before the start.
     """
 
     needs: frozenset[Need]
+    aggregation: frozenset[str] | None = None
 
     def __call__(self, batch: LossInputs) -> LossOutput: ...
