@@ -10,15 +10,13 @@ import pytest
 
 from ramet.cluster import engines
 from ramet.cluster.engines import build_engine, engine_capabilities
-from ramet.cluster.parts import check_needs
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, RunConfig
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
-from ramet.engines.protocol import EngineInfo
+from ramet.engines.protocol import Capability
 from ramet.engines.vllm import VllmAsyncEngine, VllmEngine
 from ramet.errors import ConfigError
 from ramet.models.encoder import Encoder
 from ramet.testing.engine_subject import Subject
-from ramet.types import Need
 
 
 def config(name: str, params: object, *, deterministic: bool = False, colocate: bool = False) -> Config:
@@ -27,11 +25,6 @@ def config(name: str, params: object, *, deterministic: bool = False, colocate: 
         run=RunConfig(deterministic=deterministic),
         cluster=ClusterConfig(colocate=colocate),
     )
-
-
-def info(chosen: Config) -> EngineInfo:
-    able = engine_capabilities(chosen)
-    return EngineInfo(name=chosen.engine.name, capabilities=able, vocab_size=1, max_tokens=1)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -46,9 +39,8 @@ def test_the_torch_engine_can_do_what_was_said_before_it_was_built(
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 def test_vllm_measures_entropies_and_is_not_deterministic(tensor_parallel: int) -> None:
-    chosen = config("vllm", VllmEngineConfig(tensor_parallel=tensor_parallel), deterministic=True)
-    (problem,) = check_needs({"advantage=x": frozenset({Need.ENTROPY})}, info(chosen), deterministic=True)
-    assert problem == "run.deterministic=true needs an engine that can be deterministic; 'vllm' is not"
+    able = engine_capabilities(config("vllm", VllmEngineConfig(tensor_parallel=tensor_parallel), deterministic=True))
+    assert Capability.ENTROPY in able and Capability.DETERMINISTIC not in able
 
 
 @pytest.mark.parametrize(("tensor_parallel", "kind"), [(1, VllmEngine), (2, VllmAsyncEngine)])

@@ -8,7 +8,6 @@ from typing import Any
 
 from ramet.cluster.services import RunServices, start_component
 from ramet.config.schema import BenchmarkConfig, Config
-from ramet.engines.protocol import Capability, EngineInfo
 from ramet.errors import RametError
 from ramet.plugins import Plugins, load_plugins
 from ramet.rollout.decisions import ask
@@ -126,23 +125,4 @@ def check_parts(config: Config, *, training: bool) -> list[str]:
             f"train.resample_rounds={config.train.resample_rounds}: replaces groups of equal rewards, from which "
             f"advantage={config.advantage.name} learns too; set 0"
         )
-    if training and not problems and Need.VALUES in build_loss(config).needs:
-        problems.append(
-            f"policy_loss={config.policy_loss.name} needs values, which only advantage estimators are given"
-        )
-    return problems
-
-
-def check_needs(needs: Mapping[str, frozenset[Need]], info: EngineInfo, *, deterministic: bool) -> list[str]:
-    """What algorithms ask for, against what this run has. An algorithm is never silently inert (DESIGN.md §4).
-
-    `needs` maps the component's name in messages to its needs. Reference and critic are built on demand, entropies of
-    the trainer are computed on demand.
-    """
-    problems = []
-    for who, wanted in needs.items():
-        if Need.ENTROPY in wanted and Capability.ENTROPY not in info.capabilities:
-            problems.append(f"{who} needs entropies, and engine {info.name!r} reports none")
-    if deterministic and Capability.DETERMINISTIC not in info.capabilities:
-        problems.append(f"run.deterministic=true needs an engine that can be deterministic; {info.name!r} is not")
     return problems

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramet.cluster.parts import build_advantage, build_branch_policy, build_loss, check_needs, start_rewards
+from ramet.cluster.parts import build_advantage, build_branch_policy, build_loss, start_rewards
 from ramet.cluster.place import Place, open_place
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError, raise_all
 from ramet.event_loop import run_async
 from ramet.models.torch_setup import set_up_torch
@@ -80,7 +79,6 @@ async def _run(resolved: Resolved, prepared: Prepared, run_dir: RunDir, stop: St
         folder=run_dir.services,
         tools=prepared.tools,
     ) as place:
-        raise_all(_needs(config, place.rollouts.info))
         run_dir.record(resolved, manifest)
         _announce(config, prepared, run_dir.path)
         await _train(config, prepared, run_dir, place, stop)
@@ -116,14 +114,6 @@ def critic_spec(config: Config, total_steps: int) -> CriticSpec | None:
         total_steps=total_steps,
         seed=config.run.seed,
     )
-
-
-def _needs(config: Config, info: EngineInfo) -> list[str]:
-    needs = {
-        f"advantage={config.advantage.name}": build_advantage(config).needs,
-        f"policy_loss={config.policy_loss.name}": build_loss(config).needs,
-    }
-    return check_needs(needs, info, deterministic=config.run.deterministic)
 
 
 def _announce(config: Config, prepared: Prepared, folder: Path) -> None:

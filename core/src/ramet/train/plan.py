@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ramet.cluster.engines import engine_capabilities
-from ramet.cluster.parts import build_advantage, build_loss, check_needs
+from ramet.cluster.parts import build_advantage, build_loss
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigError, raise_all
 from ramet.tracking.manifest import make_manifest
 from ramet.tracking.plan import RECORDS, Place, Plan, look
@@ -30,7 +28,7 @@ def plan(resolved: Resolved, on: str | None = None) -> Plan:
     prepared = prepare(resolved)
     place = look(resolved, make_manifest(resolved, data=prepared.data, model=prepared.model))
     memory = _memory(config, machine)
-    raise_all([*place.problems, *_needs(config), *check_placement(config, machine), *_fits(memory)])
+    raise_all([*place.problems, *check_placement(config, machine), *_fits(memory)])
     return Plan(
         job="train",
         facts={
@@ -55,16 +53,6 @@ def will_fit(config: Config) -> list[str]:
         return []  # the workers' machines are others
     machine = machine_of(config)
     return [*check_placement(config, machine), *_fits(_memory(config, machine))]
-
-
-def _needs(config: Config) -> list[str]:
-    """What the algorithms need and the chosen engine cannot give."""
-    needs = {
-        f"advantage={config.advantage.name}": build_advantage(config).needs,
-        f"policy_loss={config.policy_loss.name}": build_loss(config).needs,
-    }
-    able = EngineInfo(name=config.engine.name, capabilities=engine_capabilities(config), vocab_size=0, max_tokens=0)
-    return check_needs(needs, able, deterministic=config.run.deterministic)
 
 
 def _memory(config: Config, machine: Machine) -> MemoryPlan | str:

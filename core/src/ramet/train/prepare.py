@@ -32,6 +32,7 @@ from ramet.models.torch_setup import check_torch
 from ramet.policy.check import check_policy
 from ramet.tracking.manifest import DataRecord, model_files, model_fingerprint
 from ramet.tracking.metrics import check_trackers
+from ramet.train.needs import check_needs
 from ramet.train.validation import ValidData
 from ramet.types import Task
 
@@ -66,6 +67,7 @@ def prepare(resolved: Resolved) -> Prepared:
         *check_parts(config, training=True),
     ]
     problems += unused_benchmarks(resolved)
+    problems += _collect(lambda: check_needs(config), problems) or []
     train = valid = None
     tools = _collect(lambda: tool_names(config), problems)
     if tools is not None and not problems:

@@ -1,0 +1,154 @@
+"""What an algorithm needs and a run cannot give is refused before anything starts, with the whole message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ramet.config.compose import compose
+from ramet.config.schema import LossAggregation
+from ramet.errors import ConfigErrors
+from ramet.models.tiny import make_tiny_model
+from ramet.plugins import load_plugins
+from ramet.registry import Entry
+from ramet.train import needs as needs_module
+from ramet.train.needs import check_needs
+from ramet.train.prepare import prepare
+from ramet.types import BranchEvent, GroupView, Need, StartRoots
+
+Register = Callable[..., None]
+MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm, token-sum-norm"
+
+
+class Component:
+    """A branch policy, and the callable of the other kinds, which nobody calls here."""
+
+    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> list[StartRoots]:
+        return [StartRoots(n=group.budget_left)]
+
+    def __call__(self, batch: object) -> object:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Offers a component `mine` of a kind, with these attributes."""
+
+    def add(kind: str, **attributes: object) -> None:
+        registry = getattr(load_plugins().registries, kind)
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        registry.add(
+            Entry(
+                kind=registry.kind,
+                name="mine",
+                factory=type("Mine", (Component,), attributes),
+                config=None,
+                plugin="test",
+                distribution="test",
+            )
+        )
+
+    return add
+
+
+def problems(*overrides: str) -> list[str]:
+    return check_needs(compose(["model.path=model", "engine=torch", *overrides], job="train").config)
+
+
+def test_what_ships_is_fine() -> None:
+    assert problems() == problems("algorithm=ppo") == problems("branch_policy=random") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "section", "needs", "problem"),
+    [
+        (
+            "branch_policies",
+            "branch_policy",
+            {Need.REWARDS},
+            "branch_policy=mine needs rewards, and this version of ramet does not report `Scored` to branch policies",
+        ),
+        (
+            "branch_policies",
+            "branch_policy",
+            {Need.VALUES},
+            "branch_policy=mine needs values, which is not given to it; allowed: earlier_turns, entropy",
+        ),
+        (
+            "policy_losses",
+            "policy_loss",
+            {Need.VALUES},
+            "policy_loss=mine needs values, which is not given to it; allowed: entropy, old_logprobs, reference",
+        ),
+        (
+            "advantages",
+            "advantage",
+            {Need.EARLIER_TURNS},
+            "advantage=mine needs earlier_turns, which is not given to it; allowed: entropy, greedy_rollout, "
+            "old_logprobs, reference, values",
+        ),
+    ],
+)
+def test_a_need_that_nobody_serves_is_refused(
+    register: Register, kind: str, section: str, needs: set[Need], problem: str
+) -> None:
+    register(kind, needs=frozenset(needs))
+    assert problems(f"{section}=mine") == [problem]
+
+
+@pytest.mark.parametrize("section", ["advantage", "policy_loss", "branch_policy"])
+def test_entropies_of_an_engine_that_reports_none_are_refused(
+    register: Register, section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"advantage": "advantages", "policy_loss": "policy_losses", "branch_policy": "branch_policies"}
+    register(kinds[section], needs=frozenset({Need.ENTROPY}))
+    assert problems(f"{section}=mine") == []
+    monkeypatch.setattr(needs_module, "engine_capabilities", lambda config: frozenset())
+    assert problems(f"{section}=mine") == [f"{section}=mine needs entropies, and engine 'torch' reports none"]
+
+
+def test_a_branch_policy_may_leave_its_needs_out(register: Register) -> None:
+    register("branch_policies")
+    assert problems("branch_policy=mine") == []
+
+
+@pytest.mark.parametrize("mode", LossAggregation)
+def test_a_loss_may_demand_its_aggregation(register: Register, mode: LossAggregation) -> None:
+    register("policy_losses", needs=frozenset(), aggregation=frozenset({"token-mean", "seq-mean-token-mean"}))
+    found = problems("policy_loss=mine", f"train.loss_aggregation={mode}")
+    if mode in ("token-mean", "seq-mean-token-mean"):
+        assert found == []
+    else:
+        assert found == [
+            "policy_loss=mine is right only with train.loss_aggregation=seq-mean-token-mean or token-mean, got "
+            f"{mode.value}"
+        ]
+
+
+def test_an_aggregation_that_there_is_not_is_named(register: Register) -> None:
+    register("policy_losses", needs=frozenset(), aggregation=frozenset({"token-mean", "mean"}))
+    assert problems("policy_loss=mine") == [
+        f"policy_loss=mine allows train.loss_aggregation=mean, which there is not; there are: {MODES}"
+    ]
+
+
+def test_a_run_is_refused_for_all_of_it_at_once(register: Register, tmp_path: Path) -> None:
+    register("branch_policies", needs=frozenset({Need.REWARDS}))
+    register("policy_losses", needs=frozenset(), aggregation=frozenset({"seq-mean-token-mean"}))
+    model = make_tiny_model(tmp_path / "tiny", hidden=16, layers=1, heads=1, intermediate=16)
+    overrides = [
+        f"model.path={model}",
+        "engine=torch",
+        "branch_policy=mine",
+        "policy_loss=mine",
+        "data.train=[none.jsonl]",
+    ]
+    with pytest.raises(ConfigErrors) as caught:
+        prepare(compose(overrides, job="train"))
+    assert [
+        "branch_policy=mine needs rewards, and this version of ramet does not report `Scored` to branch policies",
+        "policy_loss=mine is right only with train.loss_aggregation=seq-mean-token-mean, got token-mean",
+    ] == [problem for problem in caught.value.problems if "=mine" in problem]
