@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ramet.algorithms.ratio import clamped, ratio_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicy:
@@ -19,12 +21,15 @@ class OffPolicy:
 
     weight: Tensor  # [T]
     truncated: Tensor  # [T] float, 1 where the cap held
+    clamped: Tensor  # [T] float, 1 where the ratio was beyond its bounds (`ratio.LIMIT`)
 
 
 def truncated_weights(old_logprobs: Tensor, engine_logprobs: Tensor, cap: float | None) -> OffPolicy:
     """The off-policy weight of each token. `cap` None switches the correction off: all weights are 1."""
     if cap is None:
         ones = torch.ones_like(old_logprobs)
-        return OffPolicy(weight=ones, truncated=torch.zeros_like(ones))
-    ratio = (old_logprobs - engine_logprobs).detach().exp()
-    return OffPolicy(weight=ratio.clamp(max=cap), truncated=(ratio > cap).float())
+        return OffPolicy(weight=ones, truncated=torch.zeros_like(ones), clamped=torch.zeros_like(ones))
+    ratio = ratio_of(old_logprobs, engine_logprobs).detach()
+    return OffPolicy(
+        weight=ratio.clamp(max=cap), truncated=(ratio > cap).float(), clamped=clamped(old_logprobs, engine_logprobs)
+    )

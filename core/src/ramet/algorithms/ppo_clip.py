@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ramet.algorithms.config import PpoClipConfig
+from ramet.algorithms.ratio import ratio_of
 from ramet.types import LossInputs, LossOutput, Need
 
 
@@ -22,8 +23,7 @@ class PpoClip:
 
     def __call__(self, batch: LossInputs) -> LossOutput:
         config, advantages = self.config, batch.advantages
-        difference = batch.logprobs - batch.old_logprobs
-        ratio = difference.exp()
+        ratio = ratio_of(batch.logprobs, batch.old_logprobs)
         free = -advantages * ratio
         clipped = -advantages * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
         loss = torch.maximum(free, clipped)
@@ -35,7 +35,7 @@ class PpoClip:
         metrics = {
             "clip_fraction": (clipped > free).float(),
             "clip_fraction_low": dual.float(),
-            "approx_kl": -difference.detach(),
+            "approx_kl": (batch.old_logprobs - batch.logprobs).detach(),
             "ratio": ratio.detach(),
         }
         return LossOutput(per_token=loss, metrics=metrics)

@@ -16,6 +16,7 @@ from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
 from ramet.algorithms.kl import kl_estimate
 from ramet.algorithms.logprobs import Entropy
 from ramet.algorithms.offpolicy import truncated_weights
+from ramet.algorithms.ratio import clamped, ratio_of
 from ramet.config.schema import OldLogprobs
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.output_checks import loss_problem
@@ -76,7 +77,9 @@ class Objective:
             tally.tokens(f"train/{name}", values, scores.mask)
         tally.tokens("train/tis_weight", off_policy.weight, scores.mask)
         tally.tokens("train/tis_truncated", off_policy.truncated, scores.mask)
-        tally.tails("train/ratio", (scores.logprobs.detach() - old).exp(), scores.mask)
+        tally.tokens("train/tis_clamped", off_policy.clamped, scores.mask)
+        tally.tails("train/ratio", ratio_of(scores.logprobs.detach(), old), scores.mask)
+        tally.tokens("train/ratio_clamped", clamped(scores.logprobs, old), scores.mask)
         self._report_gap(scores, inputs, old, tally, first_step)
         weights = token_weights(train.loss_aggregation, scores.mask, inputs.sequence_ids, counts)
         return aggregate(per_token, weights)
