@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ramet.algorithms.config import PpoClipConfig
+from ramet.algorithms.ppo_clip import PpoClip
 from ramet.errors import RametError
 from ramet.policy.batch import Row
 from ramet.policy.ranks import gather_on_first, sum_over_ranks
@@ -32,6 +34,32 @@ class BreaksOnRank:
     def __call__(self, batch: LossInputs) -> LossOutput:
         broken = self.broken and dist.get_rank() == self.rank
         return LossOutput(per_token=-batch.logprobs * batch.advantages * (float("nan") if broken else 1.0))
+
+
+@dataclass
+class WholeSequences:
+    """Row i, whose advantages are all i + 1, must come with `lengths[i]` tokens, and each trained one scored."""
+
+    lengths: list[int]
+    seen: list[int] = field(default_factory=list)
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        for sequence in batch.sequence_ids.unique():
+            own = batch.sequence_ids == sequence
+            (name,) = batch.advantages[own & batch.mask].unique().tolist()
+            assert int(own.sum()) == self.lengths[round(name) - 1]
+            assert (batch.logprobs[own & batch.mask] < 0).all()
+            self.seen.append(round(name) - 1)
+        return LossOutput(per_token=-batch.logprobs * batch.advantages)
+
+
+@dataclass
+class NeedsEveryRow(PpoClip):
+    """Says that it might use entropies, so that rows without advantages are computed too."""
+
+    config: PpoClipConfig = field(default_factory=PpoClipConfig)
+    needs: frozenset[Need] = frozenset({Need.ENTROPY})
 
 
 def worker_of(spec: PolicySpec) -> PolicyWorker:
@@ -60,6 +88,17 @@ def train(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: Sequence
     metrics = [worker.update(rows, advantages, step=step) for step in steps]
     held = sum(p.to_local().numel() for p in worker.model.parameters())
     return metrics, whole_weights(worker), held
+
+
+def whole_sequences(spec: PolicySpec, rows: list[Row], advantages: Tensor) -> list[int]:
+    """The rows that the loss of this rank was given, whole."""
+    loss = WholeSequences([len(row.response_ids) for row in rows])
+    worker_of(replace(spec, policy_loss=loss)).update(rows, advantages, step=1)
+    return sorted(loss.seen)
+
+
+def train_with_every_row(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: Sequence[int]) -> Any:
+    return train(replace(spec, policy_loss=NeedsEveryRow()), rows, advantages, steps)
 
 
 def break_on(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) -> Any:

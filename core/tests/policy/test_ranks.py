@@ -178,6 +178,44 @@ def test_sequences_can_be_shared_by_neighbours(
         np.testing.assert_allclose(left, right, atol=1e-5)
 
 
+@pytest.mark.parametrize(("sequence_parallel", "given"), [(2, [[0, 1, 2, 3, 4]] * 2), (1, None)])
+def test_a_loss_is_given_whole_sequences(
+    ranks: OnRanks, make_spec: MakeSpec, make_rows: MakeRows, sequence_parallel: int, given: list[list[int]] | None
+) -> None:
+    rows = make_rows(5)
+    advantages = torch.arange(1.0, 6.0)[:, None].expand(5, max(len(row.response_ids) for row in rows))
+    spec = make_spec(sequence_parallel=sequence_parallel, max_microbatch_tokens=20)
+    found = ranks("whole_sequences", spec, rows, advantages.contiguous())
+    if given is None:  # every row on one of the two
+        assert sorted(found[0] + found[1]) == [0, 1, 2, 3, 4] and all(found)
+    else:
+        assert found == given
+
+
+@pytest.mark.parametrize("sequence_parallel", [1, 2])
+@pytest.mark.parametrize("left", [(), (3,)], ids=["nobody", "one rank"])
+def test_rows_without_signal_are_skipped_by_all_ranks_alike(
+    ranks: OnRanks,
+    make_spec: MakeSpec,
+    make_rows: MakeRows,
+    make_advantages: MakeAdvantages,
+    sequence_parallel: int,
+    left: tuple[int, ...],
+) -> None:
+    """In the second step at most one row is computed, by one rank; the other makes empty passes."""
+    rows = make_rows(6)
+    advantages = torch.zeros_like(make_advantages(rows))
+    advantages[list(left)] = make_advantages(rows)[list(left)]
+    spec = make_spec(minibatches=2, weight_decay=0.1, sequence_parallel=sequence_parallel, max_microbatch_tokens=20)
+    [(found, weights, _), _] = ranks("train", spec, rows, advantages, (1, 2))
+    [(expected, wanted, _), _] = ranks("train_with_every_row", spec, rows, advantages, (1, 2))
+    for name in ("train/loss", "train/grad_norm", "train/tokens", "train/rows_without_signal"):
+        assert found[-1][name] == pytest.approx(expected[-1][name], rel=1e-5, abs=1e-7), name
+    assert found[-1]["train/rows_without_signal"] == 6 - len(left)
+    assert left or all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    close_weights(weights, wanted)
+
+
 def test_adapters_are_trained_alone_and_weights_come_merged(
     ranks: OnRanks, make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
 ) -> None:

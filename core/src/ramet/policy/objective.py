@@ -49,12 +49,25 @@ class Objective:
 
     def __init__(self, spec: PolicySpec) -> None:
         self._spec = spec
+        self._silent: bool | None = None  # unknown until it is asked for
 
     @property
     def entropy(self) -> Entropy:
         """Entropies are always reported, and differentiated only if the loss uses them."""
         needed = Need.ENTROPY in self._spec.policy_loss.needs or self._spec.train.entropy_coef != 0
         return Entropy.GRADIENT if needed else Entropy.DETACHED
+
+    def is_silent_without_advantages(self, device: torch.device) -> bool:
+        """Whether a row whose advantages are all 0 adds nothing to loss and gradient, so that it need not be computed.
+
+        Not if a term besides the policy loss asks for it. The loss itself is tried, once, on a small batch.
+        """
+        train, loss = self._spec.train, self._spec.policy_loss
+        if train.kl_coef or train.entropy_coef or loss.needs & {Need.ENTROPY, Need.REFERENCE}:
+            return False
+        if self._silent is None:
+            self._silent = _is_silent(loss, device)
+        return self._silent
 
     def __call__(
         self, scores: TokenScores, inputs: TokenInputs, counts: TokenCounts, tally: Tally, *, first_step: bool
@@ -134,3 +147,26 @@ def _call(loss: PolicyLoss, batch: LossInputs, name: str) -> LossOutput:
         raise
     except Exception as error:
         raise failed(error, name) from error
+
+
+def _is_silent(loss: PolicyLoss, device: torch.device) -> bool:
+    """Whether the loss of two sequences without advantages, with ratios far from 1, is 0 and so is its gradient."""
+    logprobs = torch.linspace(-3, -0.1, 8, device=device).requires_grad_()
+    zeros = torch.zeros(8, dtype=torch.int64, device=device)
+    batch = LossInputs(
+        logprobs=logprobs,
+        old_logprobs=logprobs.detach().flip(0),
+        engine_logprobs=logprobs.detach().roll(1),
+        advantages=torch.zeros(8, device=device),
+        mask=torch.arange(8, device=device) % 4 != 2,
+        sequence_ids=torch.arange(8, device=device) // 4,
+        group_ids=zeros,
+        turn_ids=zeros,
+        policy_versions=zeros,
+    )
+    output = _call(loss, batch, f"policy loss {origin(loss)}")
+    if loss_problem(output, batch) is not None:
+        return False  # the update says what it is
+    per_token = output.per_token
+    (gradient,) = torch.autograd.grad(per_token[batch.mask].sum(), [logprobs], allow_unused=True)
+    return not per_token[batch.mask].count_nonzero() and (gradient is None or not gradient.count_nonzero())

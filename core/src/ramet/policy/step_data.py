@@ -25,6 +25,10 @@ class StepData:
     ref_logprobs: Sequence[Floats] | None
     returns: Sequence[Floats] | None
 
+    def has_signal(self, row: int) -> bool:
+        """Whether any of its trained tokens has an advantage."""
+        return bool(self.advantages[row][self.rows[row].mask].any())
+
     def inputs(self, chosen: Sequence[int], device: torch.device) -> TokenInputs:
         """The concatenated response axis of these rows."""
         rows = [self.rows[i] for i in chosen]

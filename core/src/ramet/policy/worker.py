@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ from ramet.policy.lora import adapter_weights, merged_weights
 from ramet.policy.models import reference_model, trainable_model
 from ramet.policy.objective import Objective
 from ramet.policy.optim import learning_rate
+from ramet.policy.packing import empty_micro_batch
 from ramet.policy.ranks import gather_everywhere, gather_on_first, neighbours, require_ranks
 from ramet.policy.replica import Replica
 from ramet.policy.scored import Scored, in_order
@@ -120,8 +122,9 @@ class PolicyWorker:
 
         `step` counts from 1. `advantages` and `returns` are `[N, T]` as an estimator gives them. Log-probabilities that
         are not given are found as `train.old_logprobs` says; where one optimiser step is all, pi_old is the policy
-        itself and costs no pass of its own. Returns metrics on rank 0, nothing on others. Raises `TrainingDiverged` on
-        all, and `OutOfMemory`.
+        itself and costs no pass of its own. Rows without any advantage are counted, and not computed where nothing else
+        of the loss asks for them; means over tokens leave them out then. Returns metrics on rank 0, nothing on others.
+        Raises `TrainingDiverged` on all, and `OutOfMemory`.
         """
         started = time.monotonic()
         self._replica.step = step
@@ -129,16 +132,20 @@ class PolicyWorker:
         data = StepData(
             rows=rows,
             advantages=unpadded(rows, advantages),
-            old_logprobs=self._old_logprobs(rows, old_logprobs, n_steps=len(order)),
+            old_logprobs=old_logprobs,
             ref_logprobs=self._ref_logprobs(rows, ref_logprobs),
             returns=None if returns is None else unpadded(rows, returns),
         )
+        silent = frozenset(i for i in range(len(rows)) if not data.has_signal(i))
+        computed = self._computed(data, silent)
+        if old_logprobs is None:
+            data = replace(data, old_logprobs=self._old_logprobs(rows, computed, n_steps=len(order)))
         rate = learning_rate(self.spec.policy, step, self.spec.total_steps)
         self._replica.set_rate(rate)
         tally, skipped = Tally(), 0
         for i, chosen in enumerate(order):
             try:
-                skipped += not self._optimizer_step(data, chosen, tally, step=step, first_step=i == 0)
+                skipped += not self._optimizer_step(data, chosen, computed, tally, step=step, first_step=i == 0)
             except TrainingDiverged as error:
                 error.mid_step = skipped < i
                 raise
@@ -146,11 +153,12 @@ class PolicyWorker:
         if self.rank:
             return {}
         seconds = time.monotonic() - started
-        fed = sum(rows[i].n_tokens for chosen in order for i in chosen)
+        fed = sum(rows[i].n_tokens for chosen in order for i in chosen if i in computed)
         return found | {
             "train/lr": rate,
             "train/optimizer_steps": float(len(order) - skipped),
             "train/skipped_updates": float(skipped),
+            "train/rows_without_signal": float(len(silent)),
             "train/tokens": float(sum(row.n_trained for row in rows)),
             "train/tokens_per_s": fed / max(seconds, 1e-9),
             "train/update_s": seconds,
@@ -195,11 +203,29 @@ class PolicyWorker:
         """Write a Hugging Face folder with weights in `model.dtype`, configuration and tokenizer. Rank 0 writes it."""
         export_model(folder, self.model, self.weights(), self.spec.model, rank=self.rank)
 
+    def _computed(self, data: StepData, silent: frozenset[int]) -> frozenset[int]:
+        """The rows that are computed: those with an advantage, or all where the others may add to the loss."""
+        everything = frozenset(range(len(data.rows)))
+        if not silent or data.returns is not None:
+            return everything
+        return everything - silent if self._objective.is_silent_without_advantages(self._replica.device) else everything
+
     def _optimizer_step(
-        self, data: StepData, chosen: Sequence[int], tally: Tally, *, step: int, first_step: bool
+        self,
+        data: StepData,
+        chosen: Sequence[int],
+        computed: frozenset[int],
+        tally: Tally,
+        *,
+        step: int,
+        first_step: bool,
     ) -> bool:
-        """Accumulate over micro-batches and step. False: not finite, weights and optimiser state are as before."""
+        """Accumulate over micro-batches and step. False: not finite, weights and optimiser state are as before.
+
+        Rows that are not computed are in the denominators. Where that is all, an empty pass gives gradients of 0.
+        """
         rows = [data.rows[i] for i in chosen]
+        fed = [i for i in chosen if i in computed]
         counts = TokenCounts(
             tokens=sum(row.n_trained for row in rows),
             sequences=len(rows),
@@ -207,11 +233,12 @@ class PolicyWorker:
         )
         total = 0.0
         with self._replica.within_memory():
-            for batch in self._replica.micro_batches(rows):
+            batches = self._replica.micro_batches([data.rows[i] for i in fed])
+            for batch in batches or [empty_micro_batch().to(self._replica.device)]:
                 with self._replica.precision():
                     scores = self._scorer.score(batch, self.spec.temperature, self._objective.entropy)
                 if batch.rows:
-                    inputs = data.inputs([chosen[i] for i in batch.rows], self._replica.device)
+                    inputs = data.inputs([fed[i] for i in batch.rows], self._replica.device)
                     loss = self._objective(scores, inputs, counts, tally, first_step=first_step)
                 else:
                     loss = scores.logprobs.sum()  # of nothing: 0, with a gradient of 0 for every parameter
@@ -222,14 +249,16 @@ class PolicyWorker:
             tally.number("train/grad_norm", outcome.norm)
         return outcome.finite
 
-    def _old_logprobs(
-        self, rows: Sequence[Row], given: Sequence[Floats] | None, *, n_steps: int
-    ) -> Sequence[Floats] | None:
-        if given is not None:
-            return given
+    def _old_logprobs(self, rows: Sequence[Row], computed: frozenset[int], *, n_steps: int) -> Sequence[Floats] | None:
+        """Of the rows that are computed; the others' are never read. None: the policy's own, before its only step."""
         if self.spec.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
-        return None if n_steps <= 1 else self._everywhere(rows, self._score(self._scorer, rows, Entropy.NONE))
+        if n_steps <= 1:
+            return None
+        order = sorted(computed)
+        chosen = [rows[i] for i in order]
+        found = dict(zip(order, self._everywhere(chosen, self._score(self._scorer, chosen, Entropy.NONE)), strict=True))
+        return [found.get(i, row.engine_logprobs) for i, row in enumerate(rows)]
 
     def _ref_logprobs(self, rows: Sequence[Row], given: Sequence[Floats] | None) -> Sequence[Floats] | None:
         if given is not None or self._reference is None:

@@ -1,0 +1,140 @@
+"""Rows whose advantages are all 0 are counted in every denominator and not computed, and the update is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramet.algorithms.config import PpoClipConfig
+from ramet.algorithms.ppo_clip import PpoClip
+from ramet.config.schema import LossAggregation
+from ramet.policy.batch import Row
+from ramet.policy.packing import MicroBatch
+from ramet.policy.spec import PolicySpec
+from ramet.policy.worker import PolicyWorker
+from ramet.types import LossInputs, LossOutput, Need
+
+MakeSpec = Callable[..., PolicySpec]
+MakeRows = Callable[..., list[Row]]
+SILENT = (1, 2, 5)
+
+
+class Computes(PpoClip):
+    """The same loss, which says that it might use entropies: then every row is computed."""
+
+    needs = frozenset({Need.ENTROPY})
+
+
+class Pulls(PpoClip):
+    """Has a loss without advantages too."""
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        return LossOutput(per_token=super().__call__(batch).per_token - 0.1 * batch.logprobs)
+
+
+@pytest.fixture
+def silent_advantages(make_advantages: Callable[[list[Row]], Tensor]) -> Callable[..., Tensor]:
+    def build(rows: list[Row], silent: tuple[int, ...] = SILENT) -> Tensor:
+        advantages = make_advantages(rows)
+        advantages[list(silent)] = 0.0
+        return advantages
+
+    return build
+
+
+def parameters(worker: PolicyWorker) -> Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in worker.model.parameters()])
+
+
+def updated(spec: PolicySpec, rows: list[Row], *advantages: Tensor) -> tuple[Tensor, dict[str, float], set[int]]:
+    """Weights after these steps, the last metrics, and the lengths of responses that were computed with a gradient."""
+    worker = PolicyWorker(spec)
+    score, seen = worker._scorer.score, set[int]()
+
+    def noting(batch: MicroBatch, *options: Any) -> Any:
+        if torch.is_grad_enabled():
+            seen.update(batch.lengths)
+        return score(batch, *options)
+
+    worker._scorer.score = noting  # type: ignore[method-assign]
+    metrics: dict[str, float] = {}
+    for step, given in enumerate(advantages, start=1):
+        metrics = worker.update(rows, given, step=step)
+    return parameters(worker), metrics, seen
+
+
+@pytest.mark.parametrize("mode", LossAggregation)
+@pytest.mark.parametrize("options", [{}, {"minibatches": 3, "epochs": 2}], ids=["one step", "minibatches"])
+def test_the_update_is_the_same_to_the_bit_with_and_without_rows_that_say_nothing(
+    make_spec: MakeSpec,
+    make_rows: MakeRows,
+    silent_advantages: Callable[..., Tensor],
+    mode: LossAggregation,
+    options: dict[str, int],
+) -> None:
+    """A sequence a pass, so that the same sums are made; the second step shows the optimiser's state."""
+    rows = make_rows(7)
+    advantages = silent_advantages(rows)
+    results = []
+    for loss in (PpoClip(PpoClipConfig()), Computes(PpoClipConfig())):
+        spec = make_spec(policy_loss=loss, loss_aggregation=mode, max_microbatch_tokens=1, **options)
+        results.append(updated(spec, rows, advantages, advantages))
+    (skipped, metrics, seen), (whole, expected, _) = results
+    assert torch.equal(skipped, whole)
+    assert metrics["train/rows_without_signal"] == expected["train/rows_without_signal"] == len(SILENT)
+    for name in ("train/loss", "train/grad_norm", "train/tokens", "train/optimizer_steps"):
+        assert metrics[name] == expected[name]
+    assert seen == {len(row.response_ids) for i, row in enumerate(rows) if i not in SILENT}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_packing_changes_nothing_of_it(
+    make_spec: MakeSpec, make_rows: MakeRows, silent_advantages: Callable[..., Tensor], packed: bool
+) -> None:
+    rows = make_rows(7)
+    weights = []
+    for loss in (PpoClip(PpoClipConfig()), Computes(PpoClipConfig())):
+        worker = PolicyWorker(make_spec(policy_loss=loss, minibatches=2))
+        if packed:
+            worker._replica._cost = None
+        worker.update(rows, silent_advantages(rows), step=1)
+        weights.append(parameters(worker))
+    torch.testing.assert_close(*weights, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_a_step_without_any_signal_still_moves_by_momentum_and_weight_decay(
+    make_spec: MakeSpec, make_rows: MakeRows, silent_advantages: Callable[..., Tensor], minibatches: int
+) -> None:
+    rows = make_rows(7)
+    first, nothing = silent_advantages(rows), torch.zeros(7, max(len(row.response_ids) for row in rows))
+    results = []
+    for loss in (PpoClip(PpoClipConfig()), Computes(PpoClipConfig())):
+        spec = make_spec(policy_loss=loss, max_microbatch_tokens=1, weight_decay=0.1, minibatches=minibatches)
+        results.append(updated(spec, rows, first, nothing))
+    (skipped, metrics, _), (whole, expected, _) = results
+    assert torch.equal(skipped, whole)
+    before, _, _ = updated(make_spec(max_microbatch_tokens=1, weight_decay=0.1, minibatches=minibatches), rows, first)
+    assert not torch.equal(skipped, before)
+    assert metrics["train/rows_without_signal"] == 7
+    assert metrics["train/loss"] == expected["train/loss"] == metrics["train/grad_norm"] == 0
+    assert metrics["train/optimizer_steps"] == minibatches
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kl_coef": 0.1}, {"entropy_coef": 0.01}, {"policy_loss": Pulls(PpoClipConfig())}],
+    ids=["kl", "entropy", "a loss of its own"],
+)
+def test_rows_are_computed_where_anything_else_than_the_advantage_trains_them(
+    make_spec: MakeSpec, make_rows: MakeRows, silent_advantages: Callable[..., Tensor], options: dict[str, Any]
+) -> None:
+    rows = make_rows(7)
+    _, metrics, seen = updated(make_spec(**options), rows, silent_advantages(rows))
+    assert seen == {len(row.response_ids) for row in rows}
+    assert metrics["train/rows_without_signal"] == len(SILENT)
+    assert metrics["train/loss"] != 0
