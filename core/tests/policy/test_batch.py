@@ -153,6 +153,19 @@ def test_a_group_with_fewer_than_two_valid_members_is_left_out(
         "train/rows": 2.0,
         "train/masked_rollouts": rewards.count(None) + 1.0,
         "train/groups_too_small": 1.0,
+        "train/groups_without_baseline": 0.0,
+    }
+
+
+def test_a_group_without_a_baseline_is_left_out_and_counted(forked: ScoredGroup, make_group: MakeGroup) -> None:
+    groups = [forked, make_group([1.0, None]), forked, make_group([1.0, 2.0])]
+    rows = rows_of(groups, without=[0])
+    assert [(row.group, row.parent) for row in rows] == [(2, -1), (2, 0), (2, -1), (3, -1), (3, -1)]
+    assert row_metrics(groups, without=[0]) == {
+        "train/rows": 5.0,
+        "train/masked_rollouts": 1.0,
+        "train/groups_too_small": 1.0,
+        "train/groups_without_baseline": 1.0,
     }
 
 

@@ -354,6 +354,8 @@ def test_examples_are_for_tools_of_the_set() -> None:
     with pytest.raises(AssertionError) as caught:
         check_tool_set(Numbers, examples={"triple": [{"x": 1}]})
     assert str(caught.value) == "examples are given for triple, which the set does not have"
+
+
 def test_a_tool_that_blocks_the_event_loop_is_caught() -> None:
     class Blocks:
         schema = echo_tool("echo").schema

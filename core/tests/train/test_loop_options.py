@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from ramet.errors import ConfigErrors, PluginError
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.spec import PolicySpec
+from ramet.policy.worker import PolicyWorker
 from ramet.registry import Entry
+from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.record import read_records
 from ramet.train.job import run
 from ramet.train.loop import Loop
-from ramet.types import AdvantageInputs, AdvantageOutput, Need, Rollout
+from ramet.types import AdvantageInputs, AdvantageOutput, Fault, Group, Need, Rollout
 
 pytestmark = pytest.mark.skipif(
     "format" not in load_plugins().registries.rewards, reason="the plugin ramet-rewards is not installed"
@@ -50,6 +53,14 @@ class AgainstGreedy(Alternating):
         return super().__call__(batch)
 
 
+class ReadsOld(Alternating):
+    needs = frozenset({Need.OLD_LOGPROBS})
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        assert batch.old_logprobs is not None and bool((batch.old_logprobs[batch.mask] < 0).all())
+        return super().__call__(batch)
+
+
 class WithCritic(Alternating):
     needs = frozenset({Need.VALUES})
 
@@ -64,7 +75,12 @@ class JudgesAllButOne:
 @pytest.fixture(autouse=True)
 def components(monkeypatch: pytest.MonkeyPatch) -> None:
     registries = load_plugins().registries
-    estimators = {"alternating": Alternating, "against_greedy": AgainstGreedy, "with_critic": WithCritic}
+    estimators = {
+        "alternating": Alternating,
+        "against_greedy": AgainstGreedy,
+        "reads_old": ReadsOld,
+        "with_critic": WithCritic,
+    }
     for registry, offered in ((registries.advantages, estimators), (registries.rewards, {"but_one": JudgesAllButOne})):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
         for name, cls in offered.items():
@@ -202,6 +218,75 @@ def test_an_estimator_that_needs_a_greedy_rollout_gets_one_reward_per_row(train:
     assert len(AgainstGreedy.given) == 2
     for rewards in AgainstGreedy.given:
         assert rewards is not None and rewards.tolist() == [0.25] * (TASKS * GROUP)
+
+
+@pytest.fixture
+def lost_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Infrastructure fails the first greedy rollout of every step."""
+    run = LocalRollouts.run
+
+    async def losing(self: LocalRollouts, given: Any, *, plan: RolloutPlan, on_group: Any, **options: Any) -> Any:
+        def lose(group: Group) -> Group:
+            fault = Fault(where="engine", message="lost")
+            return replace(group, rollouts=(replace(group.rollouts[0], fault=fault), *group.rollouts[1:]))
+
+        if plan.salt != "greedy":
+            return await run(self, given, plan=plan, on_group=on_group, **options)
+        first, *others = await run(self, given, plan=plan, on_group=None, **options)
+        found = [lose(first), *others]
+        for group in found:
+            on_group(group)
+        return found
+
+    monkeypatch.setattr(LocalRollouts, "run", losing)
+
+
+@pytest.mark.usefixtures("lost_greedy")
+def test_a_group_whose_greedy_rollout_was_masked_is_left_out_of_the_update(train: Train, tmp_path: Path) -> None:
+    metrics = train("advantage=against_greedy")
+    assert [None if given is None else given.tolist() for given in AgainstGreedy.given] == [[0.25] * GROUP] * 2
+    for step in (1, 2):
+        assert metrics[step]["train/groups_without_baseline"] == 1
+        assert metrics[step]["train/rows"] == GROUP
+        assert metrics[step]["train/optimizer_steps"] == 1
+        first, second = read_records(tmp_path / f"run/rollouts/step_{step:06d}.jsonl.gz")
+        assert (len(first.advantages), len(second.advantages)) == (0, GROUP)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_greedy_rollouts_take_nothing_from_the_metrics_of_a_step_that_plays_meanwhile(
+    train: Train, staleness: int
+) -> None:
+    metrics = train(
+        "advantage=against_greedy", "run.deterministic=false", f"train.staleness={staleness}", "train.steps=3"
+    )
+    assert [metrics[step]["rollout/rollouts"] for step in (1, 2, 3)] == [TASKS * GROUP] * 3
+
+
+def test_the_old_policy_costs_no_pass_where_it_is_the_policy_itself(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[int] = []
+    score = PolicyWorker._score
+
+    def counting(self: PolicyWorker, scorer: Any, rows: Any, entropy: Any) -> Any:
+        scored.append(len(rows))
+        return score(self, scorer, rows, entropy)
+
+    monkeypatch.setattr(PolicyWorker, "_score", counting)
+    without = train()
+    assert scored == []
+    (tmp_path / "run").rename(tmp_path / "before")
+    with_pass = train("advantage=reads_old")
+    assert scored == [TASKS * GROUP] * 2
+    for step in (1, 2):
+        timed = {name for name in without[step] if name.endswith(("_s", "seconds", "seconds_mean"))}
+        for name in without[step].keys() - timed:
+            assert without[step][name] == pytest.approx(with_pass[step][name], abs=0, nan_ok=True), name
+    (tmp_path / "run").rename(tmp_path / "with_pass")
+    scored.clear()
+    train("train.minibatches=2")
+    assert scored == [TASKS * GROUP] * 2
 
 
 def test_other_estimators_cost_no_greedy_rollout(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from ramet.cluster.engines import build_engine
-from ramet.cluster.parts import build_step
+from ramet.cluster.parts import build_branch_policy, build_step
 from ramet.cluster.place import OnGroup, build_encoder
 from ramet.cluster.services import RunServices
 from ramet.cluster.toolbox import Schemas, Toolbox, open_tools
@@ -207,13 +207,16 @@ class LocalPlace:
         spec: PolicySpec,
         *,
         services: RunServices,
-        branch_policy: BranchPolicy,
         critic: CriticSpec | None = None,
         expected: Mapping[str, Schemas] | None = None,
     ) -> LocalPlace:
         policy = LocalPolicy(spec, critic)
         rollouts = await LocalRollouts.open(
-            config, build_encoder(config), services=services, branch_policy=branch_policy, expected=expected
+            config,
+            build_encoder(config),
+            services=services,
+            branch_policy=build_branch_policy(config),
+            expected=expected,
         )
         return cls(policy, rollouts, services)
 

@@ -23,7 +23,7 @@ from ramet.policy.batch import Floats, Row
 from ramet.policy.critic import CriticSpec
 from ramet.policy.spec import PolicySpec
 from ramet.rollout.plan import RolloutPlan
-from ramet.types import BranchPolicy, Group, Task
+from ramet.types import Group, Task
 
 OnGroup = Callable[[Group], None]
 
@@ -136,7 +136,6 @@ async def open_place(
     config: Config,
     spec: PolicySpec,
     *,
-    branch_policy: BranchPolicy,
     critic: CriticSpec | None = None,
     folder: Path,
     tools: ToolNames,
@@ -155,9 +154,7 @@ async def open_place(
         from ramet.cluster.local import LocalPlace
 
         services = RunServices(folder=folder, seed=config.run.seed)
-        place = await LocalPlace.start(
-            config, spec, services=services, branch_policy=branch_policy, critic=critic, expected=tools.sets
-        )
+        place = await LocalPlace.start(config, spec, services=services, critic=critic, expected=tools.sets)
     try:
         yield place
     finally:

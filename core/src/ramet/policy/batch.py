@@ -8,7 +8,7 @@ nor the loss can see them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -60,33 +60,39 @@ class Row:
         return int(self.mask.sum())
 
 
-def rows_of(groups: Sequence[ScoredGroup]) -> list[Row]:
+def rows_of(groups: Sequence[ScoredGroup], *, without: Collection[int] = ()) -> list[Row]:
     """The trainable rollouts in order of groups and branch paths; `row_metrics` says how many were left out.
 
-    Raises `PluginError` for sampled tokens without log-probabilities and for token rewards outside the response.
+    `without` leaves out groups by their number. Raises `PluginError` for sampled tokens without log-probabilities and
+    for token rewards outside the response.
     """
     rows: list[Row] = []
     nodes = _Nodes()
     for number, group in enumerate(groups):
         members = group.valid
-        if len(members) < 2:
+        if len(members) < 2 or number in without:
             continue
         index = {scored.rollout.id: len(rows) + i for i, scored in enumerate(members)}
         rows.extend(_row(scored, number, index, nodes) for scored in members)
     total = sum(len(group.rollouts) for group in groups)
     if len(rows) < total:
-        logger.info("training on %d of %d rollouts: the others are masked or alone in their group", len(rows), total)
+        logger.info(
+            "training on %d of %d rollouts: the others are masked, alone in their group or without a baseline",
+            len(rows),
+            total,
+        )
     return rows
 
 
-def row_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+def row_metrics(groups: Sequence[ScoredGroup], *, without: Collection[int] = ()) -> dict[str, float]:
     """What `rows_of` keeps and leaves out, as counts."""
     total = sum(len(group.rollouts) for group in groups)
     valid = [len(group.valid) for group in groups]
     return {
-        "train/rows": float(sum(n for n in valid if n >= 2)),
+        "train/rows": float(sum(n for i, n in enumerate(valid) if n >= 2 and i not in without)),
         "train/masked_rollouts": float(total - sum(valid)),
         "train/groups_too_small": float(sum(n < 2 for n in valid)),
+        "train/groups_without_baseline": float(len(without)),
     }
 
 

@@ -12,9 +12,11 @@ class RolloutPlan:
     """How many rollouts per task, and how they are sampled. None: as the configuration says.
 
     `branch` False starts all rollouts from the prompt. `salt` keeps the seeds of training, validation and evaluation
-    apart: `train`, `valid` or `eval`. `step_deadline` False: `rollout.step_deadline_s` does not hold, since a
+    apart: `train`, `valid`, `eval` or `greedy`. `step_deadline` False: `rollout.step_deadline_s` does not hold, since a
     measurement may take as long as it takes; every rollout keeps its own deadline. `roots`: play only these of each
     group's rollouts, by number, without forks; each has the seed that it has in the whole group.
+    `counted` False leaves these rollouts out of the metrics `rollout/…`, which then are those of the step alone that
+    plays at the same time.
     """
 
     group_size: int | None = None
@@ -25,6 +27,7 @@ class RolloutPlan:
     salt: str = "train"
     step_deadline: bool = True
     roots: tuple[int, ...] | None = None
+    counted: bool = True
 
     def resolved(self, config: RolloutConfig) -> ResolvedPlan:
         size = config.group_size if self.group_size is None else self.group_size
@@ -37,6 +40,7 @@ class RolloutPlan:
             salt=self.salt,
             step_deadline=self.step_deadline,
             roots=self.roots,
+            counted=self.counted,
         )
 
 
@@ -52,6 +56,7 @@ class ResolvedPlan:
     salt: str
     step_deadline: bool
     roots: tuple[int, ...] | None
+    counted: bool
 
     def root(self, n: int) -> int:
         """The number of the n-th root that a group starts; it names the rollout and decides its seed."""

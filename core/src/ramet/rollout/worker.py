@@ -123,7 +123,8 @@ class RolloutWorker:
                 failure = errors.exceptions[0]
         if failure is not None:
             raise failure
-        self._metrics.seconds += time.perf_counter() - started
+        if chosen.counted:
+            self._metrics.seconds += time.perf_counter() - started
         return [run.result() for run in runs]
 
     def _step_ends_at(self, plan: ResolvedPlan, deadline_s: float | None) -> float:
@@ -166,7 +167,8 @@ class RolloutWorker:
             group = await scheduler.run()
         finally:
             self._admission.leave(left)  # rollouts that were never started
-        self._metrics.add(group)
+        if plan.counted:
+            self._metrics.add(group)
         if on_group is not None:
             on_group(group)
         return group

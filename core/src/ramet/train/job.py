@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramet.cluster.parts import build_advantage, build_branch_policy, build_loss, start_rewards
+from ramet.cluster.parts import build_advantage, build_loss, start_rewards
 from ramet.cluster.place import Place, open_place
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -74,7 +74,6 @@ async def _run(resolved: Resolved, prepared: Prepared, run_dir: RunDir, stop: St
     async with open_place(
         config,
         spec,
-        branch_policy=build_branch_policy(config),
         critic=critic,
         folder=run_dir.services,
         tools=prepared.tools,

@@ -42,6 +42,7 @@ from ramet.train.validation import Validation, ValidData
 from ramet.types import AdvantageOutput, Need, Task
 
 logger = logging.getLogger(__name__)
+GREEDY = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy", counted=False)
 
 
 class Loop:
@@ -130,14 +131,16 @@ class Loop:
         clock = _Clock()
         played = await self.stop.drop(self.ahead.take(step))
         groups = played.groups
-        metrics = {**reward_metrics(played.all), **await self._rollout_metrics(), **row_metrics(groups)}
+        metrics = {**reward_metrics(played.all), **await self._rollout_metrics()}
         metrics["group/replaced"] = float(len(played.replaced))
         self._check(step, played)
         clock.lap("rollout")
         warn_of_silence(step, groups)
-        rows = rows_of(groups)
+        greedy = await self.stop.drop(self._greedy_rewards(groups, step))
+        without = [i for i, reward in enumerate(greedy or []) if reward is None]
+        rows = rows_of(groups, without=without)
+        metrics |= row_metrics(groups, without=without)
         metrics |= lag_metrics(rows, version=self.state.step, allowed=self.config.train.staleness)
-        greedy = await self.stop.drop(self._greedy_rewards(groups, rows, step))
         metrics |= await self._learn(step, played, rows, greedy, clock)
         try:
             metrics |= await self._use_weights(step, clock)
@@ -197,12 +200,13 @@ class Loop:
         step: int,
         played: PlayedStep,
         rows: list[Row],
-        greedy: list[float] | None,
+        greedy: Sequence[float | None] | None,
         clock: _Clock,
     ) -> dict[str, float]:
         """Old log-probabilities, advantages, the record on disk, the update. No rows: nothing is learned, and said."""
         if not rows:
-            logger.warning("step %d: no group has two valid rollouts; nothing to learn from", step)
+            baseline = "" if greedy is None else " and a greedy one"
+            logger.warning("step %d: no group has two valid rollouts%s; nothing to learn from", step, baseline)
             self._write(step, played, [], [])
             return {"train/updates": 0.0}
         old = await self._old_logprobs(rows)
@@ -210,7 +214,12 @@ class Loop:
         values = await self.policy.values(rows) if self.critic is not None else None
         clock.lap("logprobs")
         output = estimate(
-            self.estimator, rows, old_logprobs=old, ref_logprobs=reference, values=values, greedy_rewards=greedy
+            self.estimator,
+            rows,
+            old_logprobs=old,
+            ref_logprobs=reference,
+            values=values,
+            greedy_rewards=greedy and [reward for row in rows if (reward := greedy[row.group]) is not None],
         )
         self._write(step, played, rows, unpadded(rows, output.advantages))
         clock.lap("record")
@@ -240,22 +249,23 @@ class Loop:
             )
         return await self.policy.update_critic(rows, step=step, returns=output.returns, old_values=values)
 
-    async def _old_logprobs(self, rows: list[Row]) -> list[Floats]:
+    async def _old_logprobs(self, rows: list[Row]) -> list[Floats] | None:
+        """If the estimator reads them. Otherwise the update finds them itself, if it takes more than one step."""
+        if Need.OLD_LOGPROBS not in self.estimator.needs:
+            return None
         if self.config.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
         return await self.policy.logprobs(rows)
 
-    async def _greedy_rewards(
-        self, groups: Sequence[ScoredGroup], rows: Sequence[Row], step: int
-    ) -> list[float] | None:
-        """One greedy rollout per task, for estimators that use it as the baseline (ReMax)."""
+    async def _greedy_rewards(self, groups: Sequence[ScoredGroup], step: int) -> list[float | None] | None:
+        """One greedy rollout per group, for estimators that use it as the baseline (ReMax). None: masked."""
         if Need.GREEDY_ROLLOUT not in self.estimator.needs:
             return None
-        plan = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy")
-        groups = await play(self.rollouts, self.scorer, [group.task for group in groups], step=step, plan=plan)
-        await self.rollouts.metrics()  # the next step's counts must not hold these
-        rewards = [group.rollouts[0].reward for group in groups]
-        return [float("nan") if (reward := rewards[row.group]) is None else reward for row in rows]
+        tasks = [group.task for group in groups]
+        played = await play(self.rollouts, self.scorer, tasks, step=step, plan=GREEDY)
+        if not self.ahead.playing:  # otherwise engine and tools count for the step that plays meanwhile as well
+            await self.rollouts.metrics()  # the next step's counts must not hold these
+        return [group.rollouts[0].reward for group in played]
 
     def _write(self, step: int, played: PlayedStep, rows: Sequence[Row], advantages: Sequence[Floats]) -> None:
         """Every group that was played; `row.group` counts those that are learned from, which come first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ramet.cluster.parts import build_advantage, build_loss
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config
+from ramet.config.schema import Config, OldLogprobs
 from ramet.errors import ConfigError, raise_all
 from ramet.tracking.manifest import make_manifest
 from ramet.tracking.plan import RECORDS, Place, Plan, look
@@ -16,6 +16,7 @@ from ramet.train.placement import check_placement
 from ramet.train.placement import place as place_workers
 from ramet.train.prepare import Prepared, prepare
 from ramet.train.shape import read_shape
+from ramet.types import Need
 
 
 def plan(resolved: Resolved, on: str | None = None) -> Plan:
@@ -36,6 +37,7 @@ def plan(resolved: Resolved, on: str | None = None) -> Plan:
             "tasks": _tasks(prepared) + _order(config),
             "validation": _validation(config, prepared),
             "steps": _steps(config, prepared),
+            "old policy": _old_policy(config),
             "tokens": _tokens(config, prepared),
             "algorithm": _algorithm(config),
             "rewards": ", ".join(config.rewards),
@@ -105,6 +107,17 @@ def _steps(config: Config, prepared: Prepared) -> str:
         f"{prepared.total_steps} of {train.tasks_per_step} tasks x {group} rollouts = {train.tasks_per_step * group}, "
         f"{updates} optimiser steps each"
     )
+
+
+def _old_policy(config: Config) -> str:
+    """Where pi_old comes from, and what it costs."""
+    if config.train.old_logprobs is OldLogprobs.ENGINE:
+        return "the engine's log-probabilities (train.old_logprobs=engine)"
+    if Need.OLD_LOGPROBS in build_advantage(config).needs:
+        return f"one pass a step, since advantage={config.advantage.name} reads its log-probabilities"
+    if config.train.epochs * config.train.minibatches > 1:
+        return "one pass a step, since several optimiser steps move away from it"
+    return "the policy itself, without a pass: a step has one optimiser step"
 
 
 def _tokens(config: Config, prepared: Prepared) -> str:

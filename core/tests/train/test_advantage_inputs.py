@@ -1,0 +1,195 @@
+"""What an estimator is told of the rollouts besides their rewards: estimators that use it, one field each.
+
+Each sees it alike in this process, through the pickle that Ray sends groups in, and read again from a step's record.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramet.policy.batch import rows_of
+from ramet.rollout.record import GroupRecord, read_records, write_records
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.train.algorithm import estimate
+from ramet.types import (
+    AdvantageInputs,
+    AdvantageOutput,
+    CallStatus,
+    Fault,
+    Need,
+    Origin,
+    Rollout,
+    Segment,
+    SegmentKind,
+    StopReason,
+    Task,
+    ToolRecord,
+    user_prompt,
+)
+
+
+class Plain:
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        return AdvantageOutput(advantages=torch.where(batch.mask, self.values(batch), 0.0))
+
+    def values(self, batch: AdvantageInputs) -> Tensor:
+        """`[N, T]`, or what expands to it."""
+        return batch.rewards[:, None].expand(batch.mask.shape)
+
+
+class HardAttribution(Plain):
+    """A shared token gets the mean of all who share it (ARPO, arXiv 2507.19849, "hard" advantage estimation)."""
+
+    def values(self, batch: AdvantageInputs) -> Tensor:
+        names, node = batch.node_ids.unique(return_inverse=True)
+        total = torch.zeros(len(names)).index_add(0, node.flatten(), super().values(batch).flatten())
+        return (total / node.flatten().bincount())[node]
+
+
+class NothingForOverlong(Plain):
+    def values(self, batch: AdvantageInputs) -> Tensor:
+        ended = torch.tensor([reason is not StopReason.LENGTH for reason in batch.stop])
+        return super().values(batch) * ended[:, None]
+
+
+class PaysForCalls(Plain):
+    def values(self, batch: AdvantageInputs) -> Tensor:
+        return super().values(batch) - 0.5 * batch.n_tool_calls[:, None]
+
+
+class ByTurn(Plain):
+    """Every token gets the reward of its turn; a turn without one gives 0."""
+
+    def values(self, batch: AdvantageInputs) -> Tensor:
+        assert batch.turn_rewards is not None
+        return batch.turn_rewards.nan_to_num().gather(1, batch.turn_ids.clamp(min=0))
+
+
+def segment(n: int, *, turn: int, kind: SegmentKind = SegmentKind.TURN) -> Segment:
+    own = kind is SegmentKind.TURN
+    return Segment(
+        origin=Origin.SAMPLED if own else Origin.INSERTED,
+        kind=kind,
+        turn=turn,
+        text="x" * n,
+        token_ids=array("i", [5] * n),
+        logprobs=array("f", [-1.0] * n) if own else None,
+        policy_version=0 if own else None,
+    )
+
+
+@pytest.fixture
+def group() -> ScoredGroup:
+    """Root 0, masked; its forks 0.0 (reward 4) and 0.1 (reward 1, overlong), which share one call; root 1 (reward 2)."""
+    task = Task(id="t", prompt=user_prompt("?"))
+    prompt, call = segment(2, turn=0, kind=SegmentKind.PROMPT), segment(2, turn=0)
+    result = segment(1, turn=0, kind=SegmentKind.RESULT)
+    record = ToolRecord(
+        turn=0, name="x", arguments={}, status=CallStatus.OK, text="", wait_s=0.0, run_s=0.0, attempts=1
+    )
+    shared = (prompt, call, result)
+    root = Rollout(
+        id="0",
+        task=task,
+        segments=(*shared, segment(1, turn=1)),
+        stop=StopReason.FAULT,
+        fault=Fault(where="engine", message="lost"),
+        tool_calls=(record,),
+        turn_rewards=(0.5,),
+    )
+    first = Rollout(
+        id="0.0",
+        task=task,
+        segments=(*shared, segment(2, turn=1)),
+        stop=StopReason.ANSWER,
+        parent="0",
+        fork_turn=1,
+        n_shared=3,
+        tool_calls=(record, replace(record, turn=1)),
+        turn_rewards=(0.5, 3.0),
+    )
+    second = replace(
+        first,
+        id="0.1",
+        segments=(*shared, segment(1, turn=1)),
+        stop=StopReason.LENGTH,
+        tool_calls=(record,),
+        turn_rewards=(0.5, None),
+    )
+    other = Rollout(id="1", task=task, segments=(prompt, segment(1, turn=0)), stop=StopReason.END)
+    rewards = {"0": None, "0.0": 4.0, "0.1": 1.0, "1": 2.0}
+    scored = [ScoredRollout(rollout=rollout, reward=rewards[rollout.id]) for rollout in (root, first, second, other)]
+    return ScoredGroup(task=task, rollouts=tuple(scored))
+
+
+def in_memory(group: ScoredGroup, folder: Path) -> ScoredGroup:
+    return group
+
+
+def pickled(group: ScoredGroup, folder: Path) -> ScoredGroup:
+    again: ScoredGroup = pickle.loads(pickle.dumps(group))
+    return again
+
+
+def recorded(group: ScoredGroup, folder: Path) -> ScoredGroup:
+    write_records(folder / "step.jsonl.gz", [GroupRecord(step=1, group=group)])
+    (record,) = read_records(folder / "step.jsonl.gz")
+    return record.group
+
+
+@pytest.mark.parametrize("way", [in_memory, pickled, recorded])
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        (HardAttribution, [[2.5, 2.5, 0, 4, 4], [2.5, 2.5, 0, 1, 0], [2, 0, 0, 0, 0]]),
+        (NothingForOverlong, [[4, 4, 0, 4, 4], [0, 0, 0, 0, 0], [2, 0, 0, 0, 0]]),
+        (PaysForCalls, [[3, 3, 0, 3, 3], [0.5, 0.5, 0, 0.5, 0], [2, 0, 0, 0, 0]]),
+        (ByTurn, [[0.5, 0.5, 0, 3, 3], [0.5, 0.5, 0, 0, 0], [0, 0, 0, 0, 0]]),
+    ],
+)
+def test_an_estimator_sees_it_whichever_way_the_rollouts_came(
+    group: ScoredGroup,
+    tmp_path: Path,
+    estimator: type[Plain],
+    expected: list[list[float]],
+    way: Callable[[ScoredGroup, Path], ScoredGroup],
+) -> None:
+    rows = rows_of([way(group, tmp_path)])
+    assert estimate(estimator(), pickle.loads(pickle.dumps(rows))).advantages.tolist() == expected
+
+
+def test_what_costs_computation_is_given_by_its_need_alone(group: ScoredGroup) -> None:
+    class Looks(Plain):
+        def __init__(self, *needs: Need) -> None:
+            self.needs = frozenset(needs)
+            self.seen: set[str] = set()
+
+        def values(self, batch: AdvantageInputs) -> Tensor:
+            names = ("old_logprobs", "ref_logprobs", "values", "greedy_rewards", "entropies", "state_ids")
+            self.seen = {name for name in names if getattr(batch, name) is not None}
+            return super().values(batch)
+
+    rows = rows_of([group])
+    rows = [replace(row, entropies=row.engine_logprobs) for row in rows]
+    arrays = [row.engine_logprobs for row in rows]
+    fields = {
+        Need.OLD_LOGPROBS: "old_logprobs",
+        Need.REFERENCE: "ref_logprobs",
+        Need.VALUES: "values",
+        Need.GREEDY_ROLLOUT: "greedy_rewards",
+        Need.ENTROPY: "entropies",
+    }
+    for needs in ((), *((need,) for need in fields), tuple(fields)):
+        looks = Looks(*needs)
+        estimate(looks, rows, old_logprobs=arrays, ref_logprobs=arrays, values=arrays, greedy_rewards=[0.0] * len(rows))
+        assert looks.seen == {fields[need] for need in needs}
