@@ -41,6 +41,7 @@ def test_a_training_says_what_it_would_do_and_does_nothing(ramet, house, tmp_pat
         f"tasks 5 of 5 from {house.folder}/tasks.jsonl",
         "validation 2 tasks, 1 rollout each, before the first step and every 2 steps",
         "steps 4 of 3 tasks x 8 rollouts = 24, 2 optimiser steps each",
+        "old policy one pass a step, since several optimiser steps move away from it",
         "tokens at most 2,304 in the responses of a step, 9,216 in all; a sequence has at most 32 + 96; a policy "
         "rank is fed at most 3,072 a step and pass",
         "algorithm advantage grpo, loss ppo_clip, branch policy arpo, rollout step e2e_turns",

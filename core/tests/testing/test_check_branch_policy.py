@@ -18,6 +18,7 @@ from ramet import (
     Fork,
     GroupView,
     Idle,
+    Need,
     Start,
     StartRoots,
 )
@@ -135,7 +136,19 @@ class Async(Halves):
         return []
 
 
-@pytest.mark.parametrize("good", [Halves, All, FixedRoots])
+class SaysItsNeeds(All):
+    needs = frozenset({Need.ENTROPY})
+
+
+class NeedsValues(All):
+    needs = frozenset({Need.VALUES})
+
+
+class NeedsText(All):
+    needs = ("entropy",)
+
+
+@pytest.mark.parametrize("good", [Halves, All, FixedRoots, SaysItsNeeds])
 def test_a_good_policy_passes(good: type) -> None:
     check_branch_policy(good())
 
@@ -156,6 +169,8 @@ def test_a_good_policy_passes(good: type) -> None:
         (Negative, "n must not be negative"),
         (TooManyRoots, "refuses every budget"),
         (Async, "decide is async"),
+        (NeedsValues, "needs names values: only earlier_turns, entropy, rewards can be given to it"),
+        (NeedsText, "needs is .*: set it to a frozenset of Need"),
     ],
 )
 def test_a_broken_policy_is_caught(broken: type, message: str) -> None:

@@ -127,7 +127,19 @@ class InPlace(Clip):
         return LossOutput(per_token=clipped(batch))
 
 
-@pytest.mark.parametrize("good", [Clip, SequenceLevel, WithReference])
+class TokenMean(Clip):
+    aggregation = frozenset({"token-mean"})
+
+
+class UnknownAggregation(Clip):
+    aggregation = frozenset({"token-mean", "mean"})
+
+
+class NoAggregation(Clip):
+    aggregation: frozenset[str] = frozenset()
+
+
+@pytest.mark.parametrize("good", [TokenMean, Clip, SequenceLevel, WithReference])
 def test_a_good_loss_passes(good: type) -> None:
     check_policy_loss(good())
 
@@ -135,6 +147,11 @@ def test_a_good_loss_passes(good: type) -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
+        (
+            UnknownAggregation,
+            "aggregation is frozenset.*: set it to a frozenset of these, or leave it out: token-mean, ",
+        ),
+        (NoAggregation, r"aggregation is frozenset\(\): set it to a frozenset of these"),
         (LocalMean, "depends on the other sequences"),
         (Whitened, "depends on the other sequences"),
         (GradientOnly, "depends on the other sequences"),

@@ -90,7 +90,7 @@ def segment(n: int, *, turn: int, kind: SegmentKind = SegmentKind.TURN) -> Segme
 
 @pytest.fixture
 def group() -> ScoredGroup:
-    """Root 0, masked; its forks 0.0 (reward 4) and 0.1 (reward 1, overlong), which share one call; root 1 (reward 2)."""
+    """Root 0, masked; its forks 0.0 (reward 4) and 0.1 (reward 1, overlong) share one call; root 1 (reward 2)."""
     task = Task(id="t", prompt=user_prompt("?"))
     prompt, call = segment(2, turn=0, kind=SegmentKind.PROMPT), segment(2, turn=0)
     result = segment(1, turn=0, kind=SegmentKind.RESULT)

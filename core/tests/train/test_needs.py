@@ -16,6 +16,7 @@ from ramet.plugins import load_plugins
 from ramet.registry import Entry
 from ramet.train import needs as needs_module
 from ramet.train.needs import check_needs
+from ramet.train.plan import _old_policy
 from ramet.train.prepare import prepare
 from ramet.types import BranchEvent, GroupView, Need, StartRoots
 
@@ -133,6 +134,21 @@ def test_an_aggregation_that_there_is_not_is_named(register: Register) -> None:
     assert problems("policy_loss=mine") == [
         f"policy_loss=mine allows train.loss_aggregation=mean, which there is not; there are: {MODES}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "the policy itself, without a pass: a step has one optimiser step"),
+        (["train.minibatches=2"], "one pass a step, since several optimiser steps move away from it"),
+        (["train.epochs=2"], "one pass a step, since several optimiser steps move away from it"),
+        (["advantage=mine"], "one pass a step, since advantage=mine reads its log-probabilities"),
+        (["train.old_logprobs=engine"], "the engine's log-probabilities (train.old_logprobs=engine)"),
+    ],
+)
+def test_the_plan_says_what_the_old_policy_costs(register: Register, overrides: list[str], said: str) -> None:
+    register("advantages", needs=frozenset({Need.OLD_LOGPROBS}))
+    assert _old_policy(compose(["model.path=model", "engine=torch", *overrides], job="train").config) == said
 
 
 def test_a_run_is_refused_for_all_of_it_at_once(register: Register, tmp_path: Path) -> None:

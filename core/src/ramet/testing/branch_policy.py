@@ -16,7 +16,7 @@ from ramet.rollout.decisions import ask
 from ramet.rollout.gate import Note, Phase
 from ramet.rollout.keys import path_of
 from ramet.rollout.views import Ledger
-from ramet.testing.expect import expect
+from ramet.testing.expect import expect, expect_needs
 from ramet.types import (
     AfterTool,
     BranchEvent,
@@ -28,6 +28,7 @@ from ramet.types import (
     Fork,
     GroupView,
     Idle,
+    Need,
     RolloutView,
     Start,
     StartRoots,
@@ -40,6 +41,7 @@ BUDGETS = (0, 1, 3, 100)
 SEEDS = (0, 1)
 MAX_TURN = 2
 FIRST_TOKENS = 5
+GIVEN = frozenset({Need.ENTROPY, Need.REWARDS, Need.EARLIER_TURNS})
 VOCAB_SIZE = 1000
 
 
@@ -47,9 +49,14 @@ def check_branch_policy(policy: BranchPolicy) -> None:
     """Raise `AssertionError` unless the policy keeps the contract.
 
     Starts a root at `Start`; never asks for more than is left of budgets 0, 1, 3 and 100; forks only rollouts and
-    turns that exist, behind a tool result; answers the same for the same event, view and random state, in any order.
+    turns that exist, behind a tool result; `needs` only what branch policies are given; answers the same for the same event, view and random state, in any order.
     A `ConfigError` at `Start` refuses a budget that the policy's options do not fit.
     """
+    if hasattr(policy, "needs"):
+        unknown = expect_needs(policy) - GIVEN
+        expect(
+            not unknown, f"needs names {', '.join(sorted(unknown))}: only {', '.join(sorted(GIVEN))} can be given to it"
+        )
     decide = getattr(policy, "decide", None)
     expect(callable(decide), "has no method decide(event, group, rng)")
     expect(not inspect.iscoroutinefunction(decide), "decide is async: declare it with `def`")

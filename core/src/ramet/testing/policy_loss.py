@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ramet.config.schema import LossAggregation
 from ramet.output_checks import loss_problem
 from ramet.testing.batches import tiny_loss_batch
 from ramet.testing.expect import expect, expect_needs, expect_none
@@ -21,15 +22,24 @@ def check_policy_loss(loss: PolicyLoss) -> None:
 
     Shape, finite, detached metrics, a gradient to `logprobs`; the same loss and gradient of every token however the
     sequences are cut into micro-batches; no gradient to masked tokens and none of their values matters; inputs that
-    `needs` does not name are absent; nothing in the batch is changed.
+    `needs` does not name are absent; `aggregation` names modes that there are; nothing in the batch is changed.
     """
     needs = expect_needs(loss)
+    _check_aggregation(getattr(loss, "aggregation", None))
     for seed in (0, 1):
         batch = tiny_loss_batch(seed, needs)
         whole = _run(loss, batch)
         _check_mask(loss, batch, whole)
         _check_micro_batches(loss, batch, whole)
     expect(bool(whole.gradient[batch.mask].any()), "logprobs get no gradient: compute the loss from batch.logprobs")
+
+
+def _check_aggregation(allowed: object) -> None:
+    known = [mode.value for mode in LossAggregation]
+    expect(
+        allowed is None or (isinstance(allowed, frozenset) and bool(allowed) and allowed <= set(known)),
+        f"aggregation is {allowed!r}: set it to a frozenset of these, or leave it out: {', '.join(known)}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,9 @@ class Loop:
             old_logprobs=old,
             ref_logprobs=reference,
             values=values,
-            greedy_rewards=greedy and [reward for row in rows if (reward := greedy[row.group]) is not None],
+            greedy_rewards=None
+            if greedy is None
+            else [reward for row in rows if (reward := greedy[row.group]) is not None],
         )
         self._write(step, played, rows, unpadded(rows, output.advantages))
         clock.lap("record")
