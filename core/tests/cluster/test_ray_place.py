@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,9 +219,53 @@ def test_a_death_is_told_in_one_line():
     assert death_cause(Exception(node)) == "The actor died because its node has died."
 
 
+KEPT = """
+import os
+from ramet import function_tool, hookimpl
+ramet_contract = "1"
+
+class Kept:
+    async def start(self, services):
+        self.folder, self.limiter = services.folder, services.limiter("kept", 100)
+
+    async def open(self):
+        await self.limiter.wait()
+        (self.folder / str(os.getpid())).touch()
+        return [function_tool(one) for one in (shout, whisper)]
+
+    async def aclose(self):
+        (self.folder / f"{os.getpid()}.closed").touch()
+
+def shout(text: str) -> str:
+    "Make it large."
+    return text.upper()
+
+def whisper(text: str) -> str:
+    "Make it small."
+    return text.lower()
+
+@hookimpl
+def register_tools(register):
+    register("kept", Kept)
+"""
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A plugin with a tool set that leaves a file in every process that uses it."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "ramet_kept.py").write_text(KEPT)
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.setenv("RAMET_PLUGINS", "ramet_kept")
+    load_plugins.cache_clear()
+    yield
+    load_plugins.cache_clear()
+
+
 @pytest.mark.skipif("arithmetic" not in load_plugins().registries.benchmarks, reason="needs ramet-benchmarks")
-def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, tmp_path):
+def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, tmp_path, kept):
     common = [
+        "tools.two.use=kept",
         f"model.path={model}", f"run.root={tmp_path}", "benchmarks=[arithmetic]", "benchmarks.arithmetic.limit=4",
         "evaluate.k=2", "rollout_step.system_prompt=never", "rollout.max_response_tokens=8",
         "data.max_prompt_tokens=32", "engine.params.slots=8", "rollout.max_concurrent=8",
@@ -236,6 +282,10 @@ def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, 
         for name, found in results.items()
     }
     assert said["ray"] == said["local"] and len(said["ray"]) == 4
+    for name in results:
+        left = [file.name for file in (tmp_path / name / "services" / "tools.two").iterdir()]
+        assert len(left) == 2 and any(file.endswith(".closed") for file in left), left
+        assert (str(os.getpid()) in left) == (name == "local")
 
 
 def test_a_vllm_engine_in_an_actor_plays_and_takes_weights(model, tmp_path):

@@ -288,3 +288,11 @@ def test_a_benchmark_that_cannot_load_is_named_with_the_line(
     line = f"core/tests/evaluate/test_job.py:{load.__code__.co_firstlineno + 1}"
     who = f"benchmark 'arithmetic' ({origin(benchmark)})"
     assert str(caught.value) == f"{who} raised KeyError in load: 'lost' ({line})"
+
+
+@needs_benchmarks
+def test_one_benchmark_may_be_measured_twice_with_settings_of_its_own(model: Path, tmp_path: Path) -> None:
+    more = ["benchmarks.few.use=arithmetic", "benchmarks.few.limit=2"]
+    run(compose(overrides(model, tmp_path, *more), job="eval"))
+    body = json.loads((tmp_path / "measured/results.json").read_text())
+    assert {one["name"]: len(one["tasks"]) for one in body["results"]} == {"arithmetic": 5, "few": 2}
