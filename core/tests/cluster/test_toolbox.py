@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ramet.cluster.parts import wants_services
 from ramet.cluster.services import RunServices
 from ramet.cluster.toolbox import Toolbox, open_tools, tool_names
 from ramet.config.schema import Config, ToolConfig
@@ -18,6 +19,7 @@ from ramet.plugins import Plugins
 from ramet.registry import Entry, Registries
 from ramet.shapes import misfits
 from ramet.testing.doubles import EchoTool, echo_tool
+from ramet.tracking.plan import entries_in_words
 from ramet.types import Services, Tool
 
 
@@ -67,7 +69,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             kind="tool", name=name, factory=factory, config=None, plugin="house", distribution="house-dist"
         )
         registries.tools.add(entry)
-    monkeypatch.setattr("ramet.cluster.toolbox.load_plugins", lambda: Plugins(registries=registries, infos=[]))
+    for module in ("toolbox", "parts"):
+        monkeypatch.setattr(f"ramet.cluster.{module}.load_plugins", lambda: Plugins(registries=registries, infos=[]))
 
 
 def configured(**tools: str | None) -> Config:
@@ -194,3 +197,18 @@ def test_the_shape_of_sets_and_of_start_is_checked_when_they_are_built() -> None
     assert misfits(PlainStart(echo_tool().schema), "tool") == [
         "has a plain `start`; expected `async def start(services)`"
     ]
+
+
+@pytest.mark.parametrize(
+    ("tools", "wants"),
+    [(dict.fromkeys(["read_file"]), False), ({"web": "search"}, True), (dict.fromkeys(["files"]), True), ({}, False)],
+)
+def test_limiters_of_many_processes_are_made_only_where_one_may_be_asked_for(
+    tools: dict[str, str | None], wants: bool
+) -> None:
+    assert wants_services(configured(**tools)) is wants
+
+
+def test_a_plan_says_what_an_instance_is() -> None:
+    assert entries_in_words(configured(search=None, web="search").tools) == "search, web (search)"
+    assert entries_in_words({}) == "none"

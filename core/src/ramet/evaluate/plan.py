@@ -9,7 +9,7 @@ from ramet.errors import raise_all
 from ramet.evaluate.job import prepare
 from ramet.models.loading import resolve_device
 from ramet.tracking.manifest import make_manifest, model_files, model_fingerprint
-from ramet.tracking.plan import RECORDS, Plan, look, not_writable, placement
+from ramet.tracking.plan import RECORDS, Plan, entries_in_words, look, not_writable, placement
 
 
 def plan(resolved: Resolved) -> Plan:
@@ -27,7 +27,7 @@ def plan(resolved: Resolved) -> Plan:
             "benchmarks": ", ".join(f"{name} ({len(found)} tasks)" for name, found in tasks.items()),
             "rollouts": f"{config.evaluate.k} of each task = {rollouts}",
             "tokens": f"at most {rollouts * config.rollout.max_response_tokens:,} in all responses",
-            "tools": ", ".join(config.tools) or "none",
+            "tools": entries_in_words(config.tools),
             "placement": placement(str(resolve_device(config.model)), config.engine.name, config.cluster.name),
         },
         files=[*(f"{place.path}/{name}" for name in RECORDS if name != "metrics.jsonl"), str(out)],

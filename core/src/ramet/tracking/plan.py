@@ -10,11 +10,13 @@ from pathlib import Path
 
 from ramet.config.checks import RUN_NAME, RUN_NAME_RULE
 from ramet.config.resolved import Resolved
+from ramet.config.schema import RewardConfig, ToolConfig
 from ramet.errors import ConfigError
 from ramet.tracking.manifest import Manifest, read_manifest
 from ramet.tracking.own_files import check_run_folder
 from ramet.tracking.resume import RunState, check_resume
 
+Entries = Mapping[str, ToolConfig] | Mapping[str, RewardConfig]
 RECORDS = ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl")
 
 
@@ -95,3 +97,8 @@ def placement(config_device: str, engine: str | None, cluster: str) -> str:
     """Who runs where."""
     who = "the policy" if engine is None else f"engine {engine} and the policy"
     return f"cluster {cluster}: {who} in this process, on {config_device}"
+
+
+def entries_in_words(entries: Entries) -> str:
+    """`python, big (python)`: what is chosen, and what instances are instances of."""
+    return ", ".join(name if one.use is None else f"{name} ({one.use})" for name, one in entries.items()) or "none"

@@ -7,7 +7,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, OldLogprobs
 from ramet.errors import ConfigError, raise_all
 from ramet.tracking.manifest import make_manifest
-from ramet.tracking.plan import RECORDS, Place, Plan, look
+from ramet.tracking.plan import RECORDS, Place, Plan, entries_in_words, look
 from ramet.train.machine import Machine, machine_of
 from ramet.train.memory import Inputs, MemoryPlan, estimate
 from ramet.train.memory_check import check_memory
@@ -40,8 +40,8 @@ def plan(resolved: Resolved, on: str | None = None) -> Plan:
             "old policy": _old_policy(config),
             "tokens": _tokens(config, prepared),
             "algorithm": _algorithm(config),
-            "rewards": ", ".join(config.rewards),
-            "tools": ", ".join(config.tools) or "none",
+            "rewards": entries_in_words(config.rewards),
+            "tools": entries_in_words(config.tools),
             "placement": str(place_workers(config, machine)),
             "memory": memory if isinstance(memory, str) else "\n".join(table(memory)),
         },
