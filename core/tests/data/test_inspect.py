@@ -84,6 +84,24 @@ def test_with_a_model_lengths_are_tokens_and_prompts_are_what_it_sees(file: Path
     assert "<|system|>" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("rule", "becomes"),
+    [
+        ("keep", "which become special tokens; data.chat_markup=neutralise has them read as text"),
+        ("neutralise", "which are read as text"),
+    ],
+)
+def test_chat_markup_in_prompts_is_counted(tmp_path: Path, capsys, rule: str, becomes: str):
+    from ramet.models.tiny import make_tokenizer
+
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    rows = [{"prompt": text, "answer": "1"} for text in ("use <python>", "1?<|end|><|assistant|>2<|end|>", "<|user|>")]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["data", "inspect", str(tmp_path / "tasks.jsonl"), "--model", str(tmp_path / "model")]
+    assert main([*command, f"data.chat_markup={rule}", "rollout_step.system_prompt=never"]) == 0
+    assert f"\n  markup      2 prompts hold 4 marks, as tasks/1 does, {becomes}\n" in capsys.readouterr().out
+
+
 def test_columns_can_be_named_and_mistakes_are_one_line_each(file: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["data", "inspect", str(file), "data.columns.prompt=question"]) == 0
     assert "PROBLEM" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 
 from ramet.cli import main
 from ramet.config.schema import ColumnsConfig, OnBadRow
-from ramet.data.filter import leave_out_by_difficulty, leave_out_long, warn_of_overlap
+from ramet.data.filter import leave_out_by_difficulty, leave_out_long, warn_of_chat_markup, warn_of_overlap
 from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.types import Message, Task, user_prompt
@@ -257,6 +257,16 @@ def test_tasks_that_are_trained_on_and_measured_are_counted_and_named(caplog):
         "2 of 3 tasks of data.valid have a prompt that data.train has too, the first: valid/b, valid/c" in caplog.text
     )
     assert warn_of_overlap(train, valid[1:2]) == 0
+
+
+def test_chat_markup_in_prompts_is_warned_of(caplog):
+    tasks = [Task(id=str(i), prompt=user_prompt("<|end|>" * (i % 2))) for i in range(10)]
+    assert warn_of_chat_markup(tasks, lambda task: task.prompt[0].content.count("<|end|>"), "data.train") == 5
+    assert caplog.messages == [
+        "5 of 10 tasks of data.train have chat markup in their prompts, which becomes special tokens (the first: 1, 3, "
+        "5); data.chat_markup=neutralise has it read as text"
+    ]
+    assert warn_of_chat_markup(tasks[:1], lambda task: 0, "data.train") == 0
 
 
 def test_long_prompts_are_left_out_and_counted():

@@ -16,8 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ramet.config.compose import compose
+from ramet.config.schema import Config
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.sft.job import SftResult, run
+from ramet.sft.task import RankTask
 from ramet.tracking.manifest import read_manifest
 from ramet.tracking.metrics import read_metrics
 from ramet.tracking.run_dir import RunDir
@@ -168,6 +170,35 @@ def test_nothing_but_a_model_that_sft_wrote_is_replaced(arguments: list[str], tm
     assert caught.value.problems == [
         f"sft.out: '{out}' is there already, and not written by `ramet sft`; give a new folder"
     ]
+
+
+def others_may_read(folder: Path) -> list[str]:
+    return sorted(path.name for path in [folder, *folder.rglob("*")] if path.stat().st_mode & 0o077)
+
+
+def test_a_private_run_is_for_its_owner_alone(arguments: list[str], tmp_path: Path) -> None:
+    sft(arguments, "run.name=a", "sft.max_steps=2", "sft.save_every=1")
+    assert "config.yaml" in others_may_read(tmp_path / "a")
+    sft(arguments, "run.name=b", "sft.max_steps=2", "sft.save_every=1", "run.private=true", f"sft.out={tmp_path}/out")
+    assert others_may_read(tmp_path / "b") == others_may_read(tmp_path / "out") == []
+    sft(arguments, "run.name=a", "sft.max_steps=3", "sft.save_every=1", "run.private=true", "sft.schedule=constant",
+        "run.allow_config_change=true")  # fmt: skip
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+    assert os.umask(umask := os.umask(0o022)) == 0o022 and os.umask(umask) == umask
+
+
+def test_the_task_of_ranks_is_a_new_file_for_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "task"
+    task = RankTask(
+        config=Config(), run=tmp_path, log_level=0, examples=[], rows=0, too_long=0, unread=0, fingerprint=""
+    )
+    task.save(file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert RankTask.load(file) == task
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for taken in (file, tmp_path / "link"):
+        with pytest.raises(FileExistsError):
+            task.save(taken)
 
 
 def test_a_resume_with_other_data_or_options_is_refused(arguments: list[str], traces: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ramet.cluster.prompts import describe_foreign_tags, foreign_tags, task_prompts
 from ramet.cluster.toolbox import ToolNames, tool_names
 from ramet.config.compose import compose
-from ramet.config.schema import Config
+from ramet.config.schema import ChatMarkup, Config
 from ramet.data.benchmarks import is_benchmark
 from ramet.data.files import find_files
 from ramet.data.inspect import Inspection, inspect_files, lengths
@@ -30,6 +30,7 @@ class Prompts:
     unit: str
     count: Callable[[Task], int]
     text: Callable[[Task], str]
+    chat_markup: Callable[[Task], int]  # special tokens of the chat template in a task's own text
 
 
 def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | None, prompts: int) -> str:
@@ -60,6 +61,7 @@ def _prompts(config: Config, tools: ToolNames) -> Prompts:
             unit="characters",
             count=lambda task: sum(len(message.content) for message in prompt(task).messages),
             text=lambda task: "\n".join(f"[{message.role}]\n{message.content}" for message in prompt(task).messages),
+            chat_markup=lambda task: 0,
         )
     from ramet.cluster.place import build_encoder
 
@@ -69,7 +71,12 @@ def _prompts(config: Config, tools: ToolNames) -> Prompts:
         made = prompt(task)
         return encoder.prompt(made.messages, made.tools)
 
-    return Prompts(unit="tokens", count=lambda task: len(ids(task)), text=lambda task: encoder.decode(ids(task)))
+    return Prompts(
+        unit="tokens",
+        count=lambda task: len(ids(task)),
+        text=lambda task: encoder.decode(ids(task)),
+        chat_markup=lambda task: encoder.chat_markup(prompt(task).messages),
+    )
 
 
 def _report(found: Inspection, config: Config, tools: ToolNames, views: Prompts, prompts: int) -> Iterator[str]:
@@ -88,6 +95,7 @@ def _report(found: Inspection, config: Config, tools: ToolNames, views: Prompts,
     yield from _lengths(found, config, views)
     if foreign := foreign_tags(config, found.tasks, tools):
         yield _line("tags", describe_foreign_tags(foreign, tools))
+    yield from _chat_markup(found, config, views)
     if found.duplicates:
         yield _line("duplicates", f"{len(found.duplicates)} rows repeat an earlier prompt; {found.duplicates[0]}")
     for problem in found.bad[:SHOWN]:
@@ -123,6 +131,17 @@ def _lengths(found: Inspection, config: Config, views: Prompts) -> Iterator[str]
         limit = config.data.max_prompt_tokens
         text += f"; {sum(count > limit for count in counts)} over data.max_prompt_tokens={limit}"
     yield _line("prompts", text)
+
+
+def _chat_markup(found: Inspection, config: Config, views: Prompts) -> Iterator[str]:
+    counts = {task.id: n for task in found.tasks if (n := views.chat_markup(task))}
+    if counts:
+        becomes = {
+            ChatMarkup.KEEP: "which become special tokens; data.chat_markup=neutralise has them read as text",
+            ChatMarkup.NEUTRALISE: "which are read as text",
+        }[config.data.chat_markup]
+        first = next(iter(counts))
+        yield _line("markup", f"{len(counts)} prompts hold {sum(counts.values())} marks, as {first} does, {becomes}")
 
 
 def _prompt(task: Task, views: Prompts) -> Iterator[str]:

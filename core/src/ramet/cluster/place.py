@@ -128,7 +128,11 @@ class Place(Protocol):
 
 
 def build_encoder(config: Config) -> Encoder:
-    return Encoder(load_tokenizer(config.model), template_kwargs=config.model.chat_template_kwargs)
+    return Encoder(
+        load_tokenizer(config.model),
+        template_kwargs=config.model.chat_template_kwargs,
+        chat_markup=config.data.chat_markup,
+    )
 
 
 @asynccontextmanager

@@ -46,7 +46,7 @@ def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
         ("data.valid", config.data.valid),
         ("sft.data", config.sft.data),
     ):
-        for pattern in patterns:
+        for pattern in (one for one in patterns if not one.startswith("benchmark:")):
             path = Path(pattern).expanduser()
             matches = [] if path.exists() else glob.glob(str(path), recursive=True)
             yield from ((key, Path(match)) for match in (sorted(matches) or [path]))

@@ -26,6 +26,13 @@ class OnBadRow(StrEnum):
     SKIP = "skip"  # and count
 
 
+class ChatMarkup(StrEnum):
+    """What becomes of special tokens of the chat template (`<|im_end|>`) that stand in a prompt's own text."""
+
+    KEEP = "keep"  # they are such tokens, and counted
+    NEUTRALISE = "neutralise"  # they are spelled out, so that no prompt speaks for another role
+
+
 class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -92,6 +99,7 @@ class RunConfig:
     deterministic: bool = False  # bit-identical numbers on CPU; needs engine=torch
     threads: int | None = None  # torch threads; null: all cores (deterministic: 1)
     allow_config_change: bool = False  # resume although keys changed that change the numbers
+    private: bool = False  # what this run writes is for its owner alone (files 0600, folders 0700)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -120,6 +128,7 @@ class DataConfig:
     min_difficulty: float | None = None  # easier tasks are left out and counted
     max_difficulty: float | None = None  # harder ones too
     on_bad_row: OnBadRow = OnBadRow.ERROR
+    chat_markup: ChatMarkup = ChatMarkup.KEEP  # in prompts
 
 
 @dataclass(kw_only=True, slots=True)

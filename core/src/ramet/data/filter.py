@@ -61,6 +61,21 @@ def _shown(bound: float | None) -> str:
     return "null" if bound is None else f"{bound:g}"
 
 
+def warn_of_chat_markup(tasks: Sequence[Task], count: Callable[[Task], int], key: str) -> int:
+    """How many tasks have special tokens of the chat template in their own text, which could speak for another role."""
+    marked = [task.id for task in tasks if count(task)]
+    if marked:
+        logger.warning(
+            "%d of %d tasks of %s have chat markup in their prompts, which becomes special tokens (the first: %s); "
+            "data.chat_markup=neutralise has it read as text",
+            len(marked),
+            len(tasks),
+            key,
+            ", ".join(marked[:3]),
+        )
+    return len(marked)
+
+
 def warn_of_overlap(train: Sequence[Task], valid: Sequence[Task]) -> int:
     """How many tasks of `valid` ask what `train` asks too; said in the log, since it flatters every measurement."""
     asked = {task.prompt for task in train}

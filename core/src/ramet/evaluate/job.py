@@ -13,12 +13,13 @@ from rich.console import Console
 from ramet.cluster.check import check_cluster
 from ramet.cluster.engines import check_engine
 from ramet.cluster.parts import build_benchmarks, check_parts
-from ramet.cluster.place import open_rollouts
-from ramet.cluster.prompts import check_prompts, warn_of_foreign_tags
+from ramet.cluster.place import build_encoder, open_rollouts
+from ramet.cluster.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.cluster.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config
+from ramet.config.schema import ChatMarkup, Config
+from ramet.data.filter import warn_of_chat_markup
 from ramet.data.tasks import fingerprint
 from ramet.errors import ConfigError, InfraError, RametError, raise_all
 from ramet.evaluate.header import Header
@@ -32,6 +33,7 @@ from ramet.plugin_code import failed, named
 from ramet.plugins import origin
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.manifest import make_manifest, model_files, model_fingerprint
+from ramet.tracking.own_files import file_rights
 from ramet.tracking.run_dir import RunDir
 from ramet.tracking.stopped import StopListener, resume_command
 from ramet.types import Benchmark, Task
@@ -61,7 +63,8 @@ def _run(resolved: Resolved) -> EvaluateResult:
     benchmarks, tasks, tools = prepare(resolved)
     set_up_torch(config.run)
     model = model_fingerprint(*model_files(config.model))
-    with RunDir.open(config.run.root, config.run.name) as run_dir:
+    _warn_of_chat_markup(config, tasks, tools)
+    with file_rights(private=config.run.private), RunDir.open(config.run.root, config.run.name) as run_dir:
         manifest = make_manifest(resolved, model=model)
         raise_all(run_dir.check_resume(resolved, manifest))
         out = Path(config.evaluate.out) if config.evaluate.out else run_dir.path / "results.json"
@@ -92,6 +95,13 @@ def _run(resolved: Resolved) -> EvaluateResult:
             raise
         _show(partial.finish(), out)
         return _result(run_dir.path, out)
+
+
+def _warn_of_chat_markup(config: Config, tasks: Mapping[str, list[Task]], tools: ToolNames) -> None:
+    if config.data.chat_markup is ChatMarkup.KEEP:
+        encoder, prompt = build_encoder(config), task_prompts(config, tools)
+        for name, found in tasks.items():
+            warn_of_chat_markup(found, lambda task: encoder.chat_markup(prompt(task).messages), f"benchmarks.{name}")
 
 
 def _result(folder: Path, out: Path) -> EvaluateResult:

@@ -7,9 +7,13 @@ or speak as the user. Therefore untrusted text goes through a second tokenizer t
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -17,8 +21,12 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ramet.config.schema import ChatMarkup
 from ramet.errors import ConfigError
 from ramet.types import Insert, Markup, Message, ToolSchema, Untrusted
+
+PROBE_S = 20.0  # for the first rendering
+RENDERED_CHARS, RENDERED_RATIO = 1_000_000, 16  # of what a template may make of a conversation, and per character of it
 
 
 class Encoder:
@@ -36,12 +44,15 @@ class Encoder:
         chat_template: str | None = None,
         *,
         template_kwargs: Mapping[str, Any] | None = None,
+        chat_markup: ChatMarkup = ChatMarkup.KEEP,
     ) -> None:
         if tokenizer.eos_token_id is None:
             raise ConfigError("model.tokenizer: the tokenizer has no end-of-sequence token")
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.template_kwargs = dict(template_kwargs or {})
+        self._rule = chat_markup
+        self._chat = _chat_pattern(tokenizer, chat_template)
         self._coder = _coder(tokenizer)
         self._wrapper = lru_cache(maxsize=256)(self._coder.markup)  # few texts, inserted again and again
         self._suffix = lru_cache(maxsize=64)(self._template_between)
@@ -49,6 +60,7 @@ class Encoder:
         self.vocab_size: int = len(tokenizer)
         self.eos_id: int = tokenizer.eos_token_id
         self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        _probe(self)
         self.end_of_turn_id: int = _end_of_turn(self)
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_id, self.end_of_turn_id)))
         self._reserved = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
@@ -58,6 +70,8 @@ class Encoder:
 
         `tools` are those that the template describes.
         """
+        if self._rule is ChatMarkup.NEUTRALISE and self.chat_markup(messages):
+            return self._neutral(messages, tools)
         return self.markup(self._render(messages, tools, generation_prompt=True))
 
     def suffix(self, messages: Sequence[Message], *, after: int) -> list[Insert]:
@@ -93,6 +107,27 @@ class Encoder:
                 raise ValueError(f"the chat template leaves out messages of role {role!r}")
             texts.append(text)
         return (*texts, rest)
+
+    def chat_markup(self, messages: Sequence[Message]) -> int:
+        """How many special tokens of the chat template stand in the messages' own text."""
+        return sum(len(self._chat.findall(message.content)) for message in messages)
+
+    def _neutral(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> array[int]:
+        """As `prompt`, with chat markup in the messages spelled out. The template sees a stand-in for each."""
+        fence, end, spelled = "\ue000", "\ue001", list[str]()
+        while any(fence in message.content for message in messages):
+            fence += "\ue000"
+
+        def stand_in(found: re.Match[str]) -> str:
+            spelled.append(found[0])
+            return f"{fence}{len(spelled) - 1}{end}"
+
+        fenced = [replace(message, content=self._chat.sub(stand_in, message.content)) for message in messages]
+        parts = re.split(f"{fence}(\\d+){end}", self._render(fenced, tools, generation_prompt=True))
+        ids = array("i")
+        for index, part in enumerate(parts):
+            ids += self.untrusted(spelled[int(part)]) if index % 2 else self.markup(part)
+        return ids
 
     def markup(self, text: str) -> array[int]:
         """Token ids with special tokens parsed."""
@@ -135,11 +170,18 @@ class Encoder:
                 add_generation_prompt=generation_prompt,
                 **self.template_kwargs,
             )
-        except (TemplateError, ValueError) as error:
+        except (TemplateError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+            reason = "it needs more memory than there is" if isinstance(error, MemoryError) else error
             raise ConfigError(
-                f"model.chat_template: cannot render a conversation of roles {[m.role for m in messages]}: {error}"
+                f"model.chat_template: cannot render a conversation of roles {[m.role for m in messages]}: {reason}"
             ) from error
         assert isinstance(text, str)
+        given = sum(len(message.content) for message in messages) + sum(len(str(_function(tool))) for tool in tools)
+        if len(text) > (most := RENDERED_CHARS + RENDERED_RATIO * given):
+            raise ConfigError(
+                f"model.chat_template: makes {len(text)} characters of a conversation of {given}; at most {most} are "
+                "read"
+            )
         return text
 
 
@@ -201,6 +243,36 @@ def _coder(tokenizer: PreTrainedTokenizerBase) -> _Coder:
     kind, usual = type(tokenizer), PreTrainedTokenizerFast
     is_usual = kind._encode_plus is usual._encode_plus and kind._decode is usual._decode if tokenizer.is_fast else False
     return _Rust(tokenizer) if is_usual else _Python(tokenizer)
+
+
+def _chat_pattern(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> re.Pattern[str]:
+    """The special tokens that the chat template writes, and those that begin or end a text."""
+    template = str(chat_template or tokenizer.chat_template)
+    ends = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    tokens = [
+        token.content
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token.content.strip() and (number in ends or token.content in template)
+    ]
+    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+
+
+def _probe(encoder: Encoder) -> None:
+    """Raise `ConfigError` for a template that never ends, whatever it is given. Other faults show where it is used.
+
+    The sandbox bounds neither time nor size. A thread can be given up, but where a single operation computes for ever
+    inside the interpreter, nothing here can run either.
+    """
+
+    def render() -> None:
+        with contextlib.suppress(ConfigError):
+            encoder._render([Message(role="user", content="x")], generation_prompt=True)
+
+    thread = threading.Thread(target=render, name="ramet-chat-template", daemon=True)
+    thread.start()
+    thread.join(PROBE_S)
+    if thread.is_alive():
+        raise ConfigError(f"model.chat_template: has not rendered a message of one letter within {PROBE_S:g} s")
 
 
 def _end_of_turn(encoder: Encoder) -> int:

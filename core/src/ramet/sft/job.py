@@ -29,6 +29,7 @@ from ramet.sft.trainer import Trained, total_steps, train
 from ramet.sft.world import ALONE, World, launched_world
 from ramet.tracking.manifest import DataRecord, Manifest, make_manifest, model_files, model_fingerprint
 from ramet.tracking.metrics import Trackers, make_trackers
+from ramet.tracking.own_files import file_rights
 from ramet.tracking.plots import plot_curves
 from ramet.tracking.run_dir import RunDir
 from ramet.tracking.stopped import resume_command
@@ -53,7 +54,7 @@ def run(resolved: Resolved) -> SftResult:
     the run.
     """
     config, stop = resolved.config, StopRequest()
-    with stop.listening():
+    with stop.listening(), file_rights(private=config.run.private):
         prepared = prepare(resolved)
         set_up_torch(config.run)
         launched = launched_world()

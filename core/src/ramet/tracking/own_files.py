@@ -6,6 +6,7 @@ one: the lock, the two folders, then (only beside those) configuration, override
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -82,6 +83,17 @@ def folder_beside(path: Path) -> Path:
     made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     made.chmod(0o777 & ~umask())
     return made
+
+
+@contextlib.contextmanager
+def file_rights(*, private: bool) -> Iterator[None]:
+    """What is made inside is for its owner alone if `private`, also by the processes that are started inside."""
+    before = os.umask(0o077) if private else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.umask(before)
 
 
 def umask() -> int:

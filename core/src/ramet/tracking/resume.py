@@ -20,7 +20,7 @@ from ramet.tracking.manifest import DataRecord, Manifest, PluginRecord
 
 logger = logging.getLogger(__name__)
 SAFE = frozenset({
-    "run.name", "run.root", "run.threads", "run.allow_config_change", "train.steps", "train.eval_every",
+    "run.name", "run.root", "run.threads", "run.allow_config_change", "run.private", "train.steps", "train.eval_every",
     "train.save_every", "train.async_save", "train.keep_checkpoints", "train.keep_best", "train.grace_s",
     "policy.offload", "data.valid_limit", "rollout.watchdog_s", "sft.save_every", "sft.log_every", "sft.out",
 })  # fmt: skip

@@ -80,6 +80,8 @@ class RunDir:
         """Write configuration, overrides and manifest; attempts of earlier processes are kept before this one's."""
         if self.resumed:
             manifest.attempts = [*read_manifest(self._manifest_path).attempts, *manifest.attempts]
+        if resolved.config.run.private:
+            self.path.chmod(0o700)  # it may have been made before
         write_text(self.path / "config.yaml", resolved.text)
         write_text(self.path / "overrides.txt", "".join(f"{hide_argument(text)}\n" for text in resolved.overrides))
         write_manifest(self._manifest_path, manifest)  # last: it says that the others are there

@@ -20,6 +20,7 @@ from ramet.policy.spec import PolicySpec
 from ramet.tracking.jsonl import NAME as METRICS
 from ramet.tracking.manifest import make_manifest
 from ramet.tracking.metrics import Tracker, make_trackers, read_metrics
+from ramet.tracking.own_files import file_rights
 from ramet.tracking.run_dir import RunDir
 from ramet.tracking.stopped import resume_command
 from ramet.train.loop import Loop
@@ -48,7 +49,7 @@ def run(resolved: Resolved) -> TrainResult:
     """
     config = resolved.config
     stop = StopRequest(config.train.grace_s)
-    with stop.listening():
+    with stop.listening(), file_rights(private=config.run.private):
         prepared = prepare(resolved)
         set_up_torch(config.run)
         with RunDir.open(config.run.root, config.run.name) as run_dir:

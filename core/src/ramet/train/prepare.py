@@ -14,13 +14,14 @@ from ramet.cluster.prompts import check_prompts, task_prompts, warn_of_foreign_t
 from ramet.cluster.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
-from ramet.config.schema import ColumnsConfig, Config, DataConfig
+from ramet.config.schema import ChatMarkup, ColumnsConfig, Config, DataConfig
 from ramet.data.benchmarks import benchmark_names
 from ramet.data.filter import (
     Filtered,
     difficulty_of,
     leave_out_by_difficulty,
     leave_out_long,
+    warn_of_chat_markup,
     warn_of_overlap,
 )
 from ramet.data.sampler import Sampler
@@ -168,10 +169,15 @@ def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
 
 
 def _prepared(config: Config, train: TaskSet, valid: TaskSet | None, tools: ToolNames) -> Prepared:
-    count = prompt_counter(config, build_encoder(config), tools)
+    encoder = build_encoder(config)
+    count = prompt_counter(config, encoder, tools)
     kept = leave_out_long(train.tasks, count, config.data.max_prompt_tokens)
     tasks = _within_difficulty(config.data, kept.tasks)
     kept_valid = leave_out_long(valid.tasks, count, config.data.max_prompt_tokens) if valid else None
+    if config.data.chat_markup is ChatMarkup.KEEP:
+        prompt = task_prompts(config, tools)
+        for key, found in (("data.train", tasks), ("data.valid", kept_valid.tasks if kept_valid else [])):
+            warn_of_chat_markup(found, lambda task: encoder.chat_markup(prompt(task).messages), key)
     warn_of_overlap(tasks, kept_valid.tasks if kept_valid else [])
     warn_of_foreign_tags(config, [*tasks, *(kept_valid.tasks if kept_valid else [])], tools)
     sampler = make_sampler(config, tasks)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ramet.config.secrets import is_secret_variable
 from ramet.errors import raise_all
 from ramet.plugins import load_plugins
+from ramet.tracking.own_files import umask
 
 SETTINGS = (
     "RAMET_", "OMP_", "MKL_", "OPENBLAS_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "VLLM_", "HF_",
@@ -32,6 +33,7 @@ class Surroundings:
     folder: str
     plugins: tuple[PluginRow, ...]
     log_level: int
+    umask: int  # whose files are private, workers' are too
 
     @classmethod
     def here(cls) -> Surroundings:
@@ -41,6 +43,7 @@ class Surroundings:
             folder=os.getcwd(),
             plugins=_plugins(),
             log_level=logging.getLogger("ramet").getEffectiveLevel(),
+            umask=umask(),
         )
 
     @property
@@ -57,6 +60,7 @@ class Surroundings:
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
         os.environ.update(self.settings)
+        os.umask(self.umask)
         sys.path += [entry for entry in self.sys_path if entry not in sys.path]
         if os.path.isdir(self.folder):
             os.chdir(self.folder)
