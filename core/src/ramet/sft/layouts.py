@@ -118,8 +118,10 @@ def _read_weights(checkpoint: Path) -> None:
 
 
 def _read_items(folder: Path) -> None:
-    """Each file holds the items of one rank, one behind another; `.metadata` says where each of them is. It is a pickle,
-    which accelerate would let run anything: here it is read with the classes that it is made of, and refused with others.
+    """Each file holds the items of one rank, one after another; `.metadata` says where each of them is.
+
+    It is a pickle, which accelerate would let run anything: here it is read with the classes that it is made of, and a
+    checkpoint with others is passed over.
     """
     for item in read_contents(folder).storage_data.values():
         with (folder / item.relative_path).open("rb") as file:

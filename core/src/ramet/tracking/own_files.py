@@ -18,6 +18,7 @@ from ramet.tracking.manifest import read_manifest
 
 LOCK, MANIFEST = "LOCK", "manifest.json"
 FOLDERS = ("rollouts", "checkpoints")
+SERVICES = "services"  # of components, which start before
 FIRST_FILES = ("config.yaml", "overrides.txt", "results.json.partial.jsonl")
 IN_CHECKPOINTS = re.compile(r"layout\.json|\.layout\.json\.\d+\.tmp")  # of `ramet sft`
 TORN = re.compile(
@@ -61,12 +62,16 @@ def _foreign(path: Path) -> Iterator[str]:
         elif entry.name == LOCK:
             if not _is_lock(path / LOCK):
                 yield LOCK
-        elif not (started and entry.is_file(follow_symlinks=False) and _is_first(entry.name)):
+        elif not (started and _is_first(entry)):
             yield entry.name
 
 
-def _is_first(name: str) -> bool:
-    return name in FIRST_FILES or TORN.fullmatch(name) is not None
+def _is_first(entry: os.DirEntry[str]) -> bool:
+    """What the jobs write before the manifest."""
+    if entry.is_dir(follow_symlinks=False):
+        return entry.name == SERVICES
+    is_named = entry.name in FIRST_FILES or TORN.fullmatch(entry.name) is not None
+    return is_named and entry.is_file(follow_symlinks=False)
 
 
 def _is_lock(path: Path) -> bool:
