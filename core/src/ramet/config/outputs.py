@@ -48,8 +48,8 @@ def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
     ):
         for pattern in (one for one in patterns if not one.startswith("benchmark:")):
             path = Path(pattern).expanduser()
-            matches = [] if path.exists() else glob.glob(str(path), recursive=True)
-            yield from ((key, Path(match)) for match in (sorted(matches) or [path]))
+            matches = [] if path.exists() else sorted(glob.glob(str(path), recursive=True))
+            yield from ((key, Path(match)) for match in matches or [str(path)])
 
 
 def _touches(output: Path, path: Path) -> str | None:

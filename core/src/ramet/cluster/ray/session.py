@@ -21,8 +21,8 @@ from pathlib import Path
 import ray
 import ray._private.worker
 import torch
-from ray._raylet import AuthenticationTokenLoader
-from ray._raylet import Config as RayConfig
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
+from ray._raylet import Config as RayConfig  # type: ignore[attr-defined]
 
 from ramet.cluster.ray.guard import Guard
 from ramet.config.schema import ClusterConfig, ModelConfig
