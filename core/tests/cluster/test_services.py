@@ -136,7 +136,8 @@ def test_a_component_that_cannot_start_says_why(tmp_path: Path, error: Exception
     kind = type(error) if isinstance(error, ConfigError | InfraError) else PluginError
     with pytest.raises(kind) as caught:
         asyncio.run(start_component(Starts(error), "tool 'a'", services(tmp_path).of("tools.a")))
-    assert str(caught.value) == expected
+    line = f" (core/tests/cluster/test_services.py:{Starts.start.__code__.co_firstlineno + 3})"
+    assert str(caught.value) == expected + line * (kind is PluginError)
 
 
 def test_rewards_are_started_and_those_without_a_start_are_left_alone(tmp_path: Path) -> None:

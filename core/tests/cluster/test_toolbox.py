@@ -168,7 +168,8 @@ def test_a_set_that_cannot_be_opened_says_why(
     monkeypatch.setattr(Files, "error", error)
     with pytest.raises(kind) as caught:
         tool_names(configured(files=None))
-    assert str(caught.value) == expected
+    line = f" (core/tests/cluster/test_toolbox.py:{Files.open.__code__.co_firstlineno + 3})"
+    assert str(caught.value) == expected + line * (kind is PluginError)
 
 
 def test_two_tools_of_a_set_have_two_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_a_reward_that_cannot_start_stops_the_run_before_the_first_step(
     monkeypatch.setenv("RAMET_TEST_BREAK", "1")
     with pytest.raises(PluginError) as caught:
         run(compose(overrides, job="train"))
-    assert str(caught.value) == (
-        "reward 'short' of plugin 'ramet_lengths' could not start: OSError: the judge does not answer"
-    )
+    line = 1 + PLUGIN.splitlines().index('            raise OSError("the judge does not answer")')
+    message = "reward 'short' of plugin 'ramet_lengths' could not start: OSError: the judge does not answer"
+    assert str(caught.value).startswith(f"{message} (") and str(caught.value).endswith(f"ramet_lengths.py:{line})")
     assert not list((tmp_path / "runs/r/rollouts").iterdir())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ramet.errors import InfraError, PluginError, RametError
+from ramet.plugin_code import raised_at
 from ramet.types import Limiter, Services
 
 START_TIMEOUT_S = 120.0
@@ -118,4 +119,4 @@ async def start_component(component: object, who: str, services: Services) -> No
     except Exception as error:
         if deadline.expired():
             raise InfraError(f"{who} did not start within {START_TIMEOUT_S:g} s") from error
-        raise PluginError(f"{who} could not start: {type(error).__name__}: {error}") from error
+        raise PluginError(f"{who} could not start: {type(error).__name__}: {error}{raised_at(error)}") from error

@@ -17,6 +17,7 @@ from ramet.cluster.services import RunServices, start_component
 from ramet.config.schema import Config, ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.event_loop import run_async
+from ramet.plugin_code import raised_at
 from ramet.plugins import load_plugins
 from ramet.rollout.states import Component, tool_components
 from ramet.rollout.worker import expanded
@@ -124,7 +125,7 @@ async def _open(tool_set: ToolSet, name: str, who: str) -> Sequence[Tool]:
     except Exception as error:
         if deadline.expired():
             raise InfraError(f"tools.{name}: the tool set did not open within {OPEN_TIMEOUT_S:g} s") from error
-        raise PluginError(f"{who}: `open` raised {type(error).__name__}: {error}") from error
+        raise PluginError(f"{who}: `open` raised {type(error).__name__}: {error}{raised_at(error)}") from error
     for tool in opened:
         wrong = misfits(tool, "tool")
         if wrong or is_tool_set(tool):
