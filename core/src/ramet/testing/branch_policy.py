@@ -50,7 +50,8 @@ def check_branch_policy(policy: BranchPolicy) -> None:
 
     Starts a root at `Start`; never asks for more than is left of budgets 0, 1, 3 and 100; forks only rollouts and
     turns that exist, behind a tool result; `needs` only what branch policies are given; answers the same for the same
-    event, view and random state, in any order. A `ConfigError` at `Start` refuses a budget that the policy's options do not fit.
+    event, view and random state, in any order. A `ConfigError` at `Start` refuses a budget that the policy's options do
+    not fit.
     """
     if hasattr(policy, "needs"):
         unknown = expect_needs(policy) - GIVEN
