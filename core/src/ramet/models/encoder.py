@@ -52,7 +52,6 @@ class Encoder:
         self.chat_template = chat_template
         self.template_kwargs = dict(template_kwargs or {})
         self._rule = chat_markup
-        self._chat = _chat_pattern(tokenizer, chat_template)
         self._coder = _coder(tokenizer)
         self._wrapper = lru_cache(maxsize=256)(self._coder.markup)  # few texts, inserted again and again
         self._suffix = lru_cache(maxsize=64)(self._template_between)
@@ -61,6 +60,7 @@ class Encoder:
         self.eos_id: int = tokenizer.eos_token_id
         self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         _probe(self)
+        self._chat = _chat_pattern(self)
         self.end_of_turn_id: int = _end_of_turn(self)
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_id, self.end_of_turn_id)))
         self._reserved = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
@@ -245,14 +245,20 @@ def _coder(tokenizer: PreTrainedTokenizerBase) -> _Coder:
     return _Rust(tokenizer) if is_usual else _Python(tokenizer)
 
 
-def _chat_pattern(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> re.Pattern[str]:
-    """The special tokens that the chat template writes, and those that begin or end a text."""
-    template = str(chat_template or tokenizer.chat_template)
+def _chat_pattern(encoder: Encoder) -> re.Pattern[str]:
+    """The special tokens that the chat template names or puts together (`'<|' + role + '|>'`), and those that begin or
+    end a text.
+    """
+    tokenizer = encoder.tokenizer
+    written = str(encoder.chat_template or tokenizer.chat_template)
+    for roles in (("user",), ("system", "user"), ("user", "assistant", "user")):
+        with contextlib.suppress(ConfigError):  # it need not take every order of roles
+            written += encoder._render([Message(role=role, content="x") for role in roles], generation_prompt=True)
     ends = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     tokens = [
         token.content
         for number, token in tokenizer.added_tokens_decoder.items()
-        if token.special and token.content.strip() and (number in ends or token.content in template)
+        if token.special and token.content.strip() and (number in ends or token.content in written)
     ]
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
 
