@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ramet import Message, Rollout, StopReason, Task, user_prompt
+from ramet import ConfigError, Message, Rollout, StopReason, Task, user_prompt
 from ramet.api import train
 from ramet.config.schema import RolloutConfig, SystemPrompt
 from ramet.models.tiny import make_tiny_model
@@ -150,20 +150,24 @@ def test_the_interview_is_the_conversation_that_the_chat_template_makes(examples
     assert [dict(info) for info in rollout.infos] == [{"asked": "Where to?"}, {"asked": "Sure?"}, {}]
 
 
-def test_the_game_is_trained_for_two_steps_and_arpo_forks_it(examples: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def keys(tmp_path: Path) -> list[str]:
+    """A run of two steps with the game."""
     model = make_tiny_model(tmp_path / "tiny", hidden=32, layers=2, heads=2, intermediate=64, initializer_range=0.2)
     data = tmp_path / "games.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"Game {i}.", "answer": "?"}) + "\n" for i in range(4)))
-    train(
-        [
-            "algorithm=arpo", "rollout_step=guess", "tools=[]", "rewards=[environment]", f"data.train=[{data}]",
-            f"model.path={model}", "model.device=cpu", f"run.root={tmp_path}", "run.name=game",
-            "run.deterministic=true", "data.max_prompt_tokens=32", "rollout_step.system_prompt=never", "rollout.group_size=4",
-            "rollout.max_concurrent=8", "engine.params.slots=8", "rollout.max_response_tokens=300",
-            "rollout.max_turns=4", "rollout.first_tokens=3", "branch_policy.params.initial_rollouts=2", "train.steps=2",
-            "train.tasks_per_step=2", "policy.lr=1e-3", "trackers=[jsonl]",
-        ]
-    )  # fmt: skip
+    return [
+        "algorithm=arpo", "rollout_step=guess", "tools=[]", "rewards=[environment]", f"data.train=[{data}]",
+        f"model.path={model}", "model.device=cpu", f"run.root={tmp_path}", "run.name=game", "run.deterministic=true",
+        "data.max_prompt_tokens=32", "rollout_step.system_prompt=never", "rollout.group_size=4",
+        "rollout.max_concurrent=8", "engine.params.slots=8", "rollout.max_response_tokens=300", "rollout.max_turns=4",
+        "rollout.first_tokens=3", "branch_policy.params.initial_rollouts=2", "train.steps=2", "train.tasks_per_step=2",
+        "policy.lr=1e-3", "trackers=[jsonl]",
+    ]  # fmt: skip
+
+
+def test_the_game_is_trained_for_two_steps_and_arpo_forks_it(examples: Any, keys: list[str], tmp_path: Path) -> None:
+    train(keys)
     lines = [json.loads(line) for line in (tmp_path / "game/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     assert all("train/grad_norm" in line and 0 <= line["step/hit"] <= 1 for line in lines)
@@ -171,6 +175,20 @@ def test_the_game_is_trained_for_two_steps_and_arpo_forks_it(examples: Any, tmp_
     for step in (1, 2):
         with gzip.open(tmp_path / f"game/rollouts/step_{step:06d}.jsonl.gz", "rt") as groups:
             rollouts += [rollout for group in groups for rollout in json.loads(group)["rollouts"]]
-    forks = [rollout for rollout in rollouts if rollout["parent"] is not None]
-    assert forks, "ARPO forked nothing"
+    assert any(rollout["parent"] is not None for rollout in rollouts), "ARPO forked nothing"
     assert all(rollout["fault"] is None and "secret" in rollout["infos"][-1] for rollout in rollouts)
+
+
+def test_a_game_that_cannot_be_forked_is_refused_before_the_start(
+    examples: Any, keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examples["ramet_guess"].GuessStep, "forks", "none")
+    with pytest.raises(ConfigError) as caught:
+        train(keys)
+    [problem] = str(caught.value).splitlines()
+    assert re.fullmatch(
+        r"rollout_step: its state cannot be forked \(forks = 'none'\), and ramet_arpo\.branching\.Arpo of plugin 'arpo' "
+        r"\(ramet-arpo [\d.]+\) forks rollouts; choose branch_policy=none, or another component",
+        problem,
+    )
+    assert not (tmp_path / "game").exists()

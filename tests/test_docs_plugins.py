@@ -24,17 +24,20 @@ from typing import Any, ClassVar
 import pytest
 
 import ramet
-from ramet import CallStatus, ConfigError, InfraError, Task, ToolCall, hookspecs
+from ramet import CallStatus, ConfigError, InfraError, Task, ToolCall, ToolError, hookspecs, user_prompt
 from ramet.config.compose import compose
-from ramet.config.schema import ToolConfig
+from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.config.sections import COMPONENTS
 from ramet.plugins import GROUP, PRESETS, Source, load_from, load_plugins
+from ramet.rollout.config import TagsConfig
+from ramet.rollout.tags import Tags
 from ramet.rollout.tool_runtime import ToolOutcome, ToolRuntime
 from ramet.rollout.watchdog import Watchdog
+from ramet.rollout.worker import RolloutWorker
 from ramet.scaffold import KINDS
 from ramet.scaffold.package import render
 from ramet.testing import check_tool_set, local_services
-from ramet.testing.doubles import tiny_encoder
+from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
 from ramet.testing.plugin import load_check
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "plugins.md").read_text()
@@ -102,7 +105,7 @@ def test_every_heading_with_a_signature_is_one_of_the_code() -> None:
     helpers = [ramet.function_tool, ramet.per_rollout, ramet.from_jsonl, ramet.run_blocking]
     known = {signature(name, hook) for name, hook in hooks().items()}
     known |= {signature(helper.__name__, helper) for helper in helpers}
-    others = [ramet.StepContext, ramet.TraceReader, ramet.Services, ramet.Limiter]
+    others = [ramet.StepContext, ramet.TraceReader, ramet.Services, ramet.Limiter, ramet.Stateful, ramet.Environment]
     for protocol in (*(one for hook in hooks().values() for one in offered_by(hook)), *others):
         known |= set(members(protocol))
     assert {heading for heading in HEADINGS if not heading.startswith("register(")} == known
@@ -172,7 +175,7 @@ def blocks_without_a_path() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("module", [*(f"ramet_{name}" for name in EXAMPLES.values()), *BLOCKS])
+@pytest.mark.parametrize("module", ["ramet_after_failure", *(f"ramet_{name}" for name in EXAMPLES.values()), *BLOCKS])
 def test_every_example_keeps_the_contract(module: str, examples: Path) -> None:
     plugins = load_from([Source(module, module, module, "0", lambda: importlib.import_module(module))])
     (info,) = plugins.infos
@@ -183,6 +186,36 @@ def test_every_example_keeps_the_contract(module: str, examples: Path) -> None:
                 check_tool_set(entry.build)
             else:
                 load_check(kind)(entry.build())
+
+
+def test_the_policy_that_forks_after_failed_calls_forks_nowhere_else(examples: Path) -> None:
+    """Two roots of one call each; the first one's fails."""
+
+    def script(task: str, path: str, turn: int) -> str:
+        return "<answer>1</answer>" if turn else "<python>1</python>"
+
+    async def main() -> list[Any]:
+        encoder = tiny_encoder()
+        worker = RolloutWorker(
+            engine=ScriptedEngine(script, encoder),
+            encoder=encoder,
+            step=Tags(TagsConfig()),
+            branch_policy=importlib.import_module("ramet_after_failure").AfterFailurePolicy(),
+            tools={"python": (echo_tool(error=ToolError("no such name"), fails=1), ToolConfig())},
+            config=RolloutConfig(group_size=4),
+            system_prompt=SystemPrompt.NEVER,
+            seed=1,
+            deterministic=True,
+        )
+        [group] = await worker.run([Task(id="t", prompt=user_prompt("?"))], step=1)
+        await worker.close()
+        return list(group.rollouts)
+
+    rollouts = asyncio.run(main())
+    assert [(rollout.id, rollout.fork_turn) for rollout in rollouts] == [
+        ("0", None), ("0.0", 1), ("1", None), ("2", None),
+    ]  # fmt: skip
+    assert [call.status for rollout in rollouts for call in rollout.tool_calls] == ["error", "error", "ok", "ok"]
 
 
 def test_the_presets_of_the_page_compose(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:

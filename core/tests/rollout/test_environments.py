@@ -245,8 +245,8 @@ def test_a_replayed_environment_cannot_use_tools_with_states(play: Play) -> None
     with pytest.raises(ConfigError) as caught:
         play(step_on, step=Corridor("replay"), tools=tools, policy=ForkAt(1), group_size=2)
     assert str(caught.value) == (
-        "rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it cannot "
-        "use tools that hold states: python; choose branch_policy=none, or forks = 'copy'"
+        "rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it "
+        "cannot use tools that hold states: python; choose branch_policy=none, or forks = 'copy'"
     )
 
 
@@ -340,8 +340,8 @@ def test_the_reward_environment_refuses_a_step_that_gives_no_rewards(play: Play)
     with pytest.raises(ConfigError) as caught:
         score(EnvironmentReward(), group)
     assert str(caught.value) == (
-        "rewards.environment: no turn of task 't' has a reward; it sums StepResult.reward of the rollout step (0.0 where "
-        "nothing was earned): choose a rollout_step that gives it or another reward"
+        "rewards.environment: no turn of task 't' has a reward; it sums StepResult.reward of the rollout step (0.0 "
+        "where nothing was earned): choose a rollout_step that gives it or another reward"
     )
 
 

@@ -115,16 +115,16 @@ class NoClose(Climb):
         (Same, "fork returned the state itself: return an independent copy"),
         (
             Drifts,
-            "two states of the same task and seed went two ways where the policy wrote ['1']: a replay cannot work; draw "
-            "only from the seed that open is given",
+            "two states of the same task and seed went two ways where the policy wrote ['1']: a replay cannot work; "
+            "draw only from the seed that open is given",
         ),
         (Opens, "open returned None: return a state"),
         (Begins, "begin returned ['at 0']: use Markup and Untrusted"),
         (FinishesAgain, "finish inserts or stops: the rollout has ended already"),
         (
             TellsObjects,
-            "finish: info is no JSON object (Object of type type is not JSON serializable): use strings, finite numbers, "
-            "lists and mappings",
+            "finish: info is no JSON object (Object of type type is not JSON serializable): use strings, finite "
+            "numbers, lists and mappings",
         ),
         (RewardsText, "reward is '1': give a finite number, or None for none"),
         (NoClose, "lacks `async def close(state)`"),

@@ -223,8 +223,8 @@ def test_every_state_of_a_good_tool_is_closed(forks: str) -> None:
         (
             CopiesHalf(),
             "a fork gave [('ToolResult', '4'), ('ToolResult', '6')], and a state alone [('ToolResult', '6'), "
-            "('ToolResult', '8')], after the other had gone on and was closed: fork must copy everything that the state "
-            "holds",
+            "('ToolResult', '8')], after the other had gone on and was closed: fork must copy everything that the "
+            "state holds",
         ),
         (OpensNothing(), "open returned None: return a state"),
         (
