@@ -166,7 +166,7 @@ def keys(tmp_path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_the_game_is_trained_for_two_steps_and_arpo_forks_it(examples: Any, keys: list[str], tmp_path: Path) -> None:
+def test_the_game_is_trained_for_two_steps_and_forked(examples: Any, keys: list[str], tmp_path: Path) -> None:
     train(keys)
     lines = [json.loads(line) for line in (tmp_path / "game/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
@@ -187,8 +187,8 @@ def test_a_game_that_cannot_be_forked_is_refused_before_the_start(
         train(keys)
     [problem] = str(caught.value).splitlines()
     assert re.fullmatch(
-        r"rollout_step: its state cannot be forked \(forks = 'none'\), and ramet_arpo\.branching\.Arpo of plugin 'arpo' "
-        r"\(ramet-arpo [\d.]+\) forks rollouts; choose branch_policy=none, or another component",
+        r"rollout_step: its state cannot be forked \(forks = 'none'\), and ramet_arpo\.branching\.Arpo of plugin "
+        r"'arpo' \(ramet-arpo [\d.]+\) forks rollouts; choose branch_policy=none, or another component",
         problem,
     )
     assert not (tmp_path / "game").exists()
