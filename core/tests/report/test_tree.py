@@ -68,6 +68,33 @@ def test_a_call_stands_at_the_result_of_its_turn_and_once(group: GroupRecord) ->
     assert [call["status"] for call in found["1"]["calls"]] == ["infra"]
 
 
+def test_what_the_rollout_step_told_is_shown_at_the_rollout_that_owns_the_turn(group: GroupRecord) -> None:
+    told = [
+        replace(s, rollout=replace(s.rollout, infos=({}, {"at": 1}), turn_rewards=(0.5, None)))
+        for s in group.group.rollouts
+    ]
+    found = rollouts(replace(group, group=replace(group.group, rollouts=tuple(told))))
+    assert (found["0"]["turn_rewards"], found["0"]["infos"]) == ([[0, 0.5]], [[1, '{"at": 1}']])
+    assert (found["0.0"]["turn_rewards"], found["0.0"]["infos"]) == ([], [[1, '{"at": 1}']])
+
+
+def test_a_call_of_the_first_turn_stands_at_its_result_and_not_at_a_first_observation(group: GroupRecord) -> None:
+    first = Segment(
+        origin=Origin.INSERTED, kind=SegmentKind.RESULT, turn=0, text="you are here", token_ids=array("i", [1, 2])
+    )
+    seen = [
+        replace(s, rollout=replace(s.rollout, segments=(s.rollout.segments[0], first, *s.rollout.segments[1:])))
+        for s in group.group.rollouts
+        if s.rollout.id == "0"
+    ]
+    found = rollouts(replace(group, group=replace(group.group, rollouts=tuple(seen)), advantages={}))["0"]
+    assert [(s["kind"], len(s.get("calls", []))) for s in found["segments"]][:3] == [
+        ("result", 0),
+        ("turn", 0),
+        ("result", 1),
+    ]
+
+
 def test_a_masked_rollout_says_why_and_has_neither_reward_nor_advantage(group: GroupRecord) -> None:
     masked = rollouts(group)["1"]
     assert masked["masked"] == ["tool:python", "the sandbox did not start"]

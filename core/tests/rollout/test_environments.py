@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -320,6 +321,19 @@ def test_the_record_gives_back_what_the_step_told(play: Play, tmp_path: Path) ->
         assert after.rollout.infos == before.infos and len(before.infos) == 3
         assert after.rollout.turn_rewards == before.turn_rewards == (1.0, 2.0, 3.5)
     assert json.dumps(record.group.rollouts[1].rollout.infos[2]) == '{"at": -1, "said": "go0.0!", "end": 3}'
+
+
+def test_an_info_is_kept_as_it_was_when_it_was_told(play: Play) -> None:
+    class Remembers(Corridor):
+        async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+            result = await super().__call__(state, ctx)
+            path = state.environment.__dict__.setdefault("path", [])
+            path.append((state.turn, state.turn + 1))
+            return replace(result, info={"path": path, 7: None})  # type: ignore[dict-item]
+
+    [rollout] = play(step_on, step=Remembers(), group_size=1).rollouts
+    assert rollout.infos[0] == {"path": [[0, 1]], "7": None}
+    assert rollout.infos[1] == {"path": [[0, 1], [1, 2]], "7": None}
 
 
 def score(reward: EnvironmentReward, group: Group) -> list[float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ramet.report.tokens import Splitter
@@ -59,6 +59,10 @@ def _rollout(
         "reward": _number(scored.reward),
         "parts": {name: _number(value) for name, value in scored.parts.items()},
         "token_rewards": {str(at): _number(value) for at, value in scored.token_rewards.items()},
+        "turn_rewards": [
+            [t, _number(v)] for t, v in enumerate(rollout.turn_rewards) if t >= first_turn and v is not None
+        ],
+        "infos": [[t, _json(info)] for t, info in enumerate(rollout.infos) if t >= first_turn and info],
         "masked": _masked(rollout),
         "sampled": rollout.n_sampled_tokens,
         "own": _mean_advantage(rollout, advantages, start, len(rollout.segments)),
@@ -132,19 +136,27 @@ def _mean_advantage(rollout: Rollout, advantages: array[float] | None, first: in
 
 
 def _attach(segments: Sequence[Node], calls: Sequence[ToolRecord]) -> list[Node]:
-    """Put each call at the result of its turn. Returns the calls without a result, as when infrastructure failed."""
+    """Put each call at the result of its turn. Returns the calls without a result, as when infrastructure failed.
+
+    An insertion that comes first is an environment's first observation, and no result.
+    """
     left: list[Node] = []
+    results = [s for s in segments[1:] if s["kind"] == SegmentKind.RESULT]
     for call in calls:
-        here = next((s for s in segments if s["kind"] == SegmentKind.RESULT and s["turn"] == call.turn), None)
+        here = next((s for s in results if s["turn"] == call.turn), None)
         (left if here is None else here.setdefault("calls", [])).append(_call(call))
     return left
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    return json.dumps(dict(data), ensure_ascii=False, default=repr)
 
 
 def _call(call: ToolRecord) -> Node:
     return {
         "name": call.name,
         "turn": call.turn,
-        "arguments": json.dumps(dict(call.arguments), ensure_ascii=False, default=repr),
+        "arguments": _json(call.arguments),
         "status": str(call.status),
         "text": call.text,
         "wait_s": _number(call.wait_s),

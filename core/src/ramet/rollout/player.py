@@ -20,7 +20,7 @@ from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.context import FirstTokensHook, TurnContext, Workplace, state_of
 from ramet.rollout.states import ENVIRONMENT, StateFailed, States
-from ramet.rollout.step_result import outcome_problem
+from ramet.rollout.step_result import outcome_problem, recorded
 from ramet.rollout.tree import LiveRollout
 from ramet.types import (
     Fault,
@@ -153,7 +153,7 @@ class Player:
         if result.insert or result.stop is not None:
             raise PluginError(f"finish of {self._step_name} returned insert or stop; the rollout has ended already")
         self._note(live, result.metrics)
-        live.tell_more(result.info, result.reward)
+        live.tell_more(recorded(result.info), result.reward)
         if result.answer is not None:
             live.answer = result.answer
 
@@ -165,7 +165,7 @@ class Player:
     def _end_turn(self, live: LiveRollout, result: StepResult) -> None:
         fits = self._insert(live, result.insert)
         live.answer = result.answer
-        live.tell(result.info, result.reward)
+        live.tell(recorded(result.info), result.reward)
         self._note(live, result.metrics)
         if result.stop is not None:
             live.stop = result.stop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from ramet.types import StepResult, StopReason
 
@@ -19,6 +20,11 @@ def outcome_problem(result: StepResult) -> str | None:
         return f"reward is {result.reward!r:.80}: give a finite number, or None for none"
     wrong = [f"{name!r} as {value!r:.80}" for name, value in result.metrics.items() if not _is_finite(value)]
     return f"metrics has {wrong[0]}: give finite numbers" if wrong else None
+
+
+def recorded(info: Mapping[str, Any]) -> dict[str, Any]:
+    """As the record on disk gives it back, and a copy: the step may go on with what it put in."""
+    return dict(json.loads(json.dumps(dict(info)))) if info else {}
 
 
 def _json_problem(info: object) -> str | None:

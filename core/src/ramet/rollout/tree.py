@@ -93,7 +93,7 @@ class LiveRollout:
 
     def tell(self, info: Mapping[str, Any], reward: float | None) -> None:
         """Keep what the rollout step said of the turn that ended."""
-        self.infos.append(dict(info))
+        self.infos.append(info)
         self.turn_rewards.append(reward)
 
     def tell_more(self, info: Mapping[str, Any], reward: float | None) -> None:

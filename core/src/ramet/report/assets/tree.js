@@ -94,6 +94,8 @@ function rolloutFoot(rollout) {
   if (rollout.masked) rows.push(["masked because", rollout.masked.join(": ")]);
   for (const [name, value] of Object.entries(rollout.parts)) rows.push([`reward part ${name}`, number(value)]);
   for (const [at, value] of Object.entries(rollout.token_rewards)) rows.push([`token reward at ${at}`, number(value)]);
+  for (const [turn, value] of rollout.turn_rewards) rows.push([`reward of turn ${turn}`, number(value)]);
+  for (const [turn, text] of rollout.infos) rows.push([`info of turn ${turn}`, text]);
   for (const [name, value] of Object.entries(rollout.stats)) rows.push([name, number(value)]);
   return el("div", { class: "foot" }, rollout.calls.map(callNode), table(["", ""], rows, "facts"),
     el("button", { class: "plain", click: (event) => copy(event.target, rollout) }, "copy rollout as JSON"));
