@@ -14,6 +14,7 @@ import pytest
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.plugin_code import defined_at
 from ramet.rollout.environment_reward import EnvironmentReward
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer, WeightedReward
@@ -289,7 +290,8 @@ def test_what_cannot_be_recorded_stops_the_run_and_names_the_step(play: Play, re
 
     with pytest.raises(PluginError) as caught:
         play(step_on, step=Says(), group_size=1)
-    assert str(caught.value) == f"rollout step {Says.__module__}.{Says.__qualname__}: {problem}"
+    step = f"{Says.__module__}.{Says.__qualname__}"
+    assert str(caught.value) == f"rollout step {step}: {problem}{defined_at(Says())}"
 
 
 def test_finish_may_not_insert_or_stop(play: Play) -> None:

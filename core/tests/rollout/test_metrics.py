@@ -96,5 +96,5 @@ def test_counters_of_a_tool_in_several_workers_add_up_and_their_percentiles_are_
 
 def test_a_tool_that_was_not_called_has_counts_and_no_times() -> None:
     assert ToolStats().metrics("tool/x") == {
-        f"tool/x/{n}": 0.0 for n in ("calls", "executed", "shared", "errors", "infra", "retries", "truncated")
+        f"tool/x/{n}": 0.0 for n in ("calls", "executed", "shared", "errors", "infra", "retries", "waits", "truncated")
     }

@@ -12,6 +12,7 @@ import pytest
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.plugin_code import defined_at
 from ramet.rollout.branching import NoBranching
 from ramet.rollout.plan import RolloutPlan
 from ramet.testing.doubles import Reply, echo_tool
@@ -228,12 +229,14 @@ def test_a_replay_that_diverges_masks_the_fork_and_nothing_else(play: Play) -> N
 
 def test_a_policy_that_forks_earlier_turns_of_stateful_rollouts_must_say_so(play: Play) -> None:
     tool = Counter()
+    policy = Forks(Finished, 1, seen=1)
     with pytest.raises(PluginError) as caught:
-        run(play, tool, Forks(Finished, 1, seen=1), group_size=2)
+        run(play, tool, policy, group_size=2)
     assert str(caught.value) == (
         "branch policy rollout.test_states.Forks answered Finished(rollout='0', stop=<StopReason.ANSWER: 'answer'>) "
         "wrongly: Fork(rollout='0', turn=1, n=1, token=0): turn 1 is before the newest of rollout 0, 3, and tools or "
-        "environment hold a state; a policy that forks such rollouts there declares Need.EARLIER_TURNS"
+        "environment hold a state; a policy that forks such rollouts there declares Need.EARLIER_TURNS: "
+        "return a list of StartRoots and Fork within group.budget_left, [] for nothing" + defined_at(policy, "decide")
     ).replace("rollout.test_states", Forks.__module__)
     assert tool.left_open == 0
 

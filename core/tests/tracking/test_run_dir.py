@@ -181,7 +181,12 @@ def test_the_manifest_says_what_ran_and_holds_no_environment(tmp_path: Path, mon
 
 
 def test_secrets_of_the_command_line_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    typed = ["engine.params.api_key=swordfish", "engine.params.api_key='${oc.env:KEY}'", "x.url=https://me:pw@h/", "a=1"]
+    typed = [
+        "engine.params.api_key=swordfish",
+        "engine.params.api_key='${oc.env:KEY}'",
+        "x.url=https://me:pw@h/",
+        "a=1",
+    ]
     shown = ["engine.params.api_key=***", typed[1], "x.url=https://me:***@h/", "a=1"]
     monkeypatch.setattr(sys, "argv", ["ramet", "train", *typed])
     with RunDir.open(tmp_path, "mine") as run:
