@@ -105,6 +105,32 @@ PLAIN_NUMBERS = [
     ("12", "١٢", 1.0, "digits of another script"),
     ("12", "\N{FULLWIDTH DIGIT ONE}\N{FULLWIDTH DIGIT TWO}", 1.0, ""),
     ("12", "twelve", 0.0, ""),
+    ("3", "3i", 0.0, "a letter that is no unit is a variable, or a constant"),
+    ("5", "5x", 0.0, ""),
+    ("5", "5 n", 0.0, ""),
+    ("5", "5xy", 0.0, ""),
+    ("2", "2e", 0.0, ""),
+    ("4", "4π", 0.0, ""),
+    ("4", "4 pi", 0.0, ""),
+    ("4", "4pi.", 0.0, ""),
+    ("4", r"4\mathrm{i}", 0.0, ""),
+    ("4", r"4\text{ i}", 0.0, ""),
+    ("5", "5 squared", 0.0, "a word that changes the number"),
+    ("5", "5 million", 0.0, ""),
+    ("5", r"5 \text{ million dollars}", 0.0, ""),
+    ("5", "5 m", 1.0, "metres"),
+    ("5", "5cm", 1.0, ""),
+    ("5", "5 N.", 1.0, ""),
+    ("5", "5 元", 1.0, ""),
+    ("52", "5²", 0.0, "a power, not a digit"),
+    ("0.5", "½", 1.0, ""),
+    ("3.5", "3½", 1.0, ""),
+    ("15.5", "3½", 0.0, ""),
+    ("0.0000003", "0.0000001", 0.0, "equal to six decimals, but to no digit of their own"),
+    ("0.0000001", "0", 0.0, ""),
+    ("0.0000003", r"3 \times 10^{-7}", 1.0, ""),
+    ("0.0000003", "3.0001e-7", 1.0, "three digits agree"),
+    ("0", "0.0000001", 1.0, "equal to six decimals"),
     ("12", "", 0.0, ""),
     ("12", "?", 0.0, ""),
 ]
@@ -129,6 +155,22 @@ ALGEBRA = [
     ("50%", r"50\%", 1.0, ""),
     ("10^{10}", "10000000000", 1.0, ""),
     (r"2^{10}", "1024", 1.0, ""),
+    (r"6.63 \times 10^{-34}", "10^{-34}", 0.0, "algebra rounds to six decimals"),
+    (r"6.63 \times 10^{-34}", "1e-34", 0.0, ""),
+    (r"6.63 \times 10^{-34}", r"6.63 \cdot 10^{-34} \text{ J s}", 1.0, ""),
+    ("10^{-7}", "10^{-9}", 0.0, ""),
+    ("10^{-7}", "0.0000001", 1.0, ""),
+    (r"\frac{1}{1000000}", "10^{-6}", 1.0, ""),
+    (r"6.63 \times 10^{-34}", "0", 0.0, ""),
+    ("2,3", r"x=2 \text{ or } x=3", 1.0, "two values are asked for, and named"),
+    (r"\{2,3\}", "x=2, x=3", 1.0, ""),
+    ("2,3", "x_1=2, x_2=3", 1.0, ""),
+    ("2,3", "x=2, x=4", 0.0, ""),
+    ("2,3", "x=2=3, y=3", 0.0, "a chain"),
+    ("2,3", "1=2, 2=3", 0.0, ""),
+    (r"\sqrt{2}", r"x=1, x=\sqrt{2}", 0.0, "one is asked for"),
+    (r"\sqrt{2}", r"\sqrt{2}\!", 1.0, "a narrow space is no factorial"),
+    ("x^2+1", r"x^2\!+1", 1.0, ""),
 ]
 HOSTILE = [
     ("391", "1" * 4301, 0.0, "more digits than Python converts"),
@@ -203,6 +245,7 @@ def test_terms_can_be_allowed(write: Any, answer: str, expected: float) -> None:
         ("(n+1)!", "a factorial: more than 1000"),
         ("$1$ and $2$", "several formulas"),
         ("a=b=c", "a chain of relations"),
+        (r"(10^8)! \!", "a factorial: more than 1000"),
         ("1=x", "a relation where a value is asked for"),
         ("n!", None),
         ("2^{2^{2}}", None),
@@ -216,3 +259,12 @@ def test_each_bound_says_what_it_is(answer: str, reason: str | None) -> None:
 def test_what_the_gold_answer_holds_is_allowed() -> None:
     for term in ("2^{2^{2^{2}}}", "1001!", "(n+1)!", "a=b=c", "$1$ and $2$", "2^{10001}"):
         assert refused(term, term) is None
+
+
+def test_a_narrow_space_in_the_gold_answer_allows_no_factorial() -> None:
+    assert refused(r"10,\!000x", "(10^8)!") == "a factorial: more than 1000"
+
+
+def test_an_empty_answer_is_never_right(reward: MathReward, write: Any) -> None:
+    [found] = asyncio.run(reward([write.answer("", r"\boxed{}", "5")]))
+    assert found == 0.0

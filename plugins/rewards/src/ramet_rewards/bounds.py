@@ -16,6 +16,8 @@ MAX_DEPTH = 24  # of nested brackets
 MAX_TOWER = 2  # exponents on top of each other
 MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 1000
+_SPACE = re.compile(r"\\!")  # a narrow one, and no factorial
+_BETWEEN = re.compile(r",|;|\\(?:text|mathrm)\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b")  # several values
 _RELATION = re.compile(r"=|<|>|\\(?:leq?|geq?|neq?|lt|gt|approx|equiv|sim|in)\b|≤|≥|≠|≈|≡")
 
 
@@ -26,6 +28,7 @@ def refused(gold: str, answer: str) -> str | None:
     """
     if len(answer) > max(MAX_CHARS, 4 * len(gold)):
         return "too long"
+    gold, answer = _SPACE.sub(" ", gold), _SPACE.sub(" ", answer)
     for what, measure, most in (
         ("digits in a row", _longest_digits, MAX_DIGITS),
         ("nested brackets", _depth, MAX_DEPTH),
@@ -41,12 +44,19 @@ def refused(gold: str, answer: str) -> str | None:
 
 
 def _wrong_relation(gold: str, answer: str) -> str | None:
-    """`2=3=5` states three numbers, and `4=3` another one than it seems. `x = 3` names what it gives."""
-    allowed, found = len(_RELATION.findall(gold)), list(_RELATION.finditer(answer))
-    if len(found) > max(1, allowed):
-        return "a chain of relations"
-    if found and not allowed and not NAME.fullmatch(without_dollars(answer[: found[0].start()] + " ").strip("$ ")):
-        return "a relation where a value is asked for"
+    """`2=3=5` states three numbers, and `4=3` another one than it seems. `x = 3` names what it gives, and so does each
+    of `x = 2, x = 3` where two values are asked for.
+    """
+    allowed = len(_RELATION.findall(gold))
+    parts = _BETWEEN.split(answer)
+    if len(parts) > gold.count(",") + 1:
+        parts = [answer]
+    for part in parts:
+        found = list(_RELATION.finditer(part))
+        if len(found) > max(1, allowed):
+            return "a chain of relations"
+        if found and not allowed and not NAME.fullmatch(without_dollars(part[: found[0].start()] + " ").strip("$ ")):
+            return "a relation where a value is asked for"
     return None
 
 

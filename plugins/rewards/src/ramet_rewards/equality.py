@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from fractions import Fraction
 
 MAX_DIGITS = 400  # of one number
 ROUNDED = 6  # decimals: where two numbers agree so far they are equal
+SIGNIFICANT = 3  # digits that must agree as well where so many decimals hold fewer of the gold answer
+
+UNIT_LETTERS = frozenset("mgshtlLNJWVACKFTΩ")  # any other letter after a number is a variable or a constant: 3i, 5x, 4π
+NO_UNITS = frozenset(
+    "pi tau phi theta alpha beta gamma lambda sqrt sin cos tan log ln exp xy yz xz xyz squared cubed factorial hundred "
+    "thousand million billion trillion dozen half halves third thirds quarter quarters".split()
+)  # words that make another number of it
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s.,;:!?'’-]+[^\W\d_]{2,})*[\s.,;:!?]*")
@@ -28,6 +36,7 @@ _UNIT = re.compile(
     r"\s*(?:\\(?:text|mathrm|textbf)\s*\{[^{}\d]*\}|\^?\s*\{?\s*\\circ\s*\}?|°"
     r"|[^\W\d_][^\W\d_ ]*(?: [^\W\d_]{2,}){0,3})?\s*\.?"
 )
+_WORD = re.compile(r"(?<!\\)\b[^\W\d_]+")  # no name of a LaTeX command
 _IDLE_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 NAME = re.compile(r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?|[A-Za-z][A-Za-z ]*)")
 
@@ -40,7 +49,7 @@ def plainly_equal(gold: str, answer: str) -> bool | None:
         return _normal_words(gold) == _normal_words(answer)
     left, right = number(gold), number(answer)
     if left is None or right is None:
-        return None
+        return _tiny_equal(gold, answer)
     if left == right:
         return True
     return False if left.denominator == right.denominator == 1 else None  # decimals may be rounded
@@ -70,7 +79,7 @@ def literals(answer: str) -> list[Fraction]:
     if equals and NAME.fullmatch(name.strip()):
         text = rest.strip()
     found = _LITERAL.match(text)
-    if found is None or not _UNIT.fullmatch(text, found.end()):
+    if found is None or not _UNIT.fullmatch(text, found.end()) or not _is_unit(text[found.end() :]):
         return []
     value = _value(found)
     if value is None:
@@ -79,8 +88,37 @@ def literals(answer: str) -> list[Fraction]:
 
 
 def same_number(gold: Fraction, answer: str) -> bool:
-    """Whether the answer writes the number of the gold answer down. Decimals that agree to six places are equal."""
-    return any(round(value, ROUNDED) == round(gold, ROUNDED) for value in literals(answer))
+    """Whether the answer writes the number of the gold answer down.
+
+    Decimals that agree to six places are equal, if that is to three digits of the gold answer.
+    """
+    return _agree(gold, literals(answer))
+
+
+def _agree(gold: Fraction, values: Sequence[Fraction]) -> bool:
+    decimals = ROUNDED
+    while gold and abs(gold) * 10**decimals < 10 ** (SIGNIFICANT - 1):
+        decimals += 1
+    return any(round(value, decimals) == round(gold, decimals) for value in values)
+
+
+def _tiny_equal(gold: str, answer: str) -> bool | None:
+    """A gold answer too small for algebra, which rounds to six decimals, asks for a number. None for all others."""
+    values = _powers_too(gold)
+    if len(values) == 1 and 0 < abs(values[0]) * 10**ROUNDED < 10 ** (SIGNIFICANT - 1):
+        return _agree(values[0], _powers_too(answer))
+    return None
+
+
+def _powers_too(text: str) -> list[Fraction]:
+    """`literals`, and `10^{-7}` alone."""
+    return literals(text) or literals(rf"1 \times {without_dollars(text)}")
+
+
+def _is_unit(text: str) -> bool:
+    words = _WORD.findall(text)
+    variable = bool(words) and re.fullmatch(r"[A-Za-z\u0370-\u03ff]", words[0]) and words[0] not in UNIT_LETTERS
+    return not variable and NO_UNITS.isdisjoint(word.casefold() for word in words)
 
 
 def _spaced(text: str) -> str:
@@ -93,12 +131,19 @@ def _unwrapped(text: str) -> str:
 
 
 def without_dollars(text: str) -> str:
-    bare = unicodedata.normalize("NFKC", text).replace("\u2212", "-").strip()
+    bare = unicodedata.normalize("NFKC", "".join(map(_kept_apart, text)))
+    bare = bare.replace("\N{MINUS SIGN}", "-").replace("\N{FRACTION SLASH}", "/").strip()
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if bare.startswith(opening) and bare.endswith(closing) and len(bare) > len(opening) + len(closing):
             bare = bare[len(opening) : -len(closing)].strip()
             break
     return bare.removeprefix("\\$").removeprefix("$").strip()
+
+
+def _kept_apart(char: str) -> str:
+    """What normalisation would join to the digit before: `5²` is no 52, and `3½` no 31/2."""
+    kind = unicodedata.decomposition(char).partition(" ")[0]
+    return f"^{char}" if kind == "<super>" else f" {char}" if kind == "<fraction>" else char
 
 
 def _normal_words(text: str) -> str:

@@ -76,7 +76,7 @@ def _check(config: MathConfig) -> None:
 
 
 def _golds(rollout: Rollout) -> list[str]:
-    golds = [final(gold) for gold in rollout.task.answer]
-    if not any(golds):
+    golds = [found for gold in rollout.task.answer if (found := final(gold))]
+    if not golds:
         raise ConfigError(f"task {rollout.task.id!r} has no gold answer; the reward math needs one")
     return golds
