@@ -17,6 +17,7 @@ import pytest
 from ramet.policy import checkpoint
 from ramet.policy.checkpoint import MANIFEST, Checkpoints, verify
 from ramet.policy.errors import CheckpointError
+from ramet.policy.score import Score
 
 
 def writer(text: str) -> Callable[[Path], None]:
@@ -258,3 +259,19 @@ def test_a_writer_killed_at_any_time_resumes_from_a_whole_checkpoint(tmp_path: P
         process.stdout.close()
     assert before > 0
     assert Checkpoints(tmp_path, keep=2).newest() is not None
+
+
+def test_a_checkpoint_stays_whole_when_another_metric_scores_it(tmp_path: Path) -> None:
+    """`train.keep_best` may be changed at a resume, and then the checkpoint that the run goes on from is scored again."""
+
+    def write(folder: Path) -> None:
+        writer("1")(folder)
+        Score(metric="valid/reward", value=0.5).write(folder)
+
+    folder = Checkpoints(tmp_path, keep=1, keep_best="valid/reward").save(1, write).folder
+    later = Checkpoints(tmp_path, keep=1, keep_best="valid/other")
+    assert later.score(1) is None
+    later.add_score(1, Score(metric="valid/other", value=0.25))
+    assert verify(folder) == []
+    assert later.newest() is not None
+    assert later.score(1) == Score(metric="valid/other", value=0.25)

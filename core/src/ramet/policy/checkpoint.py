@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.policy.errors import CheckpointError
+from ramet.policy.score import FILE as SCORE
 from ramet.policy.score import Score, best_of, read_score
 
 logger = logging.getLogger(__name__)
@@ -195,12 +196,17 @@ def _size(folder: Path) -> int:
 
 
 def _seal(folder: Path) -> None:
-    """Make all files durable, then write the manifest, then make the folder durable."""
+    """Make all files durable, then write the manifest, then make the folder durable.
+
+    The score is not listed: a later validation may replace it, and the checkpoint is whole without it.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for file in files:
         _fsync(file)
     entries = {
-        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files
+        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": _sha256(file)}
+        for file in files
+        if file != folder / SCORE
     }
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
 """What a validation said of a checkpoint: `SCORE.json` in its folder, by which `train.keep_best` keeps the best one.
 
 Each checkpoint holds its own score and none that of others, so a resumed run compares the same numbers as one that was
-never stopped. Higher is better; of equal ones the earlier stays the best. A run that validated after its checkpoint was
-written adds the file later, so it is not among those that the checkpoint's manifest lists.
+never stopped. Higher is better; of equal ones the earlier stays the best. A run that validates after its checkpoint was
+written, or by another metric, writes the file later, so the checkpoint's manifest never lists it.
 """
 
 from __future__ import annotations
