@@ -19,7 +19,7 @@ STEPS = 4
 CHAINS = {
     "rollouts": (2, ["start:0", "first_requests:1", "tools:2", "fork:3", "late_requests:4"]),
     "engine": (1, ["generating:1", "scoring:2", "restore:0", "scored:3", "sync:4"]),
-    "learning": (2, ["logprobs:1", "recording:2", "recorded:3", "validation:4"]),
+    "learning": (2, ["estimated:1", "recording:2", "recorded:3", "validation:4"]),
     "updates": (1, ["update:1", "updated:2", "update:3", "logging:3", "logged:4"]),
     "saving": (1, ["saving:1", "sealing:1", "sealed:2", "renamed:3", "saved:4", "export:0"]),
 }

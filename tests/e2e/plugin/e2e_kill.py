@@ -43,7 +43,7 @@ PLACES = {
     "late_requests": Place("ramet.engines.torch.engine:TorchEngine.generate", call=50),
     "scoring": Place("e2e_plugin:EvenBytes.score", call=10),
     "scored": Place("ramet.train.loop:rows_of"),
-    "logprobs": Place("ramet.policy.worker:PolicyWorker.logprobs", behind=True),
+    "estimated": Place("ramet.train.loop:estimate", behind=True),
     "recording": Place("ramet.rollout.record:_line", call=2, behind=True),
     "recorded": Place("ramet.train.loop:write_records", behind=True),
     "update": Place("ramet.policy.worker:PolicyWorker._optimizer_step", behind=True),  # half of the mini-batches
