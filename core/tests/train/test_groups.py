@@ -14,7 +14,7 @@ import torch
 from ramet.errors import InfraError, PluginError, RametError
 from ramet.policy.batch import rows_of
 from ramet.rollout.plan import RolloutPlan
-from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer, WeightedReward
+from ramet.rollout.scoring import UNJUDGED, ScoredGroup, ScoredRollout, Scorer, WeightedReward, check_failures
 from ramet.testing.rollouts import answered_rollout
 from ramet.train.algorithm import estimate
 from ramet.train.groups import check_infrastructure, check_whole, play
@@ -81,6 +81,16 @@ def test_too_many_infrastructure_failures_stop_the_run_and_name_the_commonest() 
     check_infrastructure(groups, limit=0.5)
     with pytest.raises(InfraError, match=r"2 of 4 rollouts .*max_infra_rate=0.2.*tool:search: the provider"):
         check_infrastructure(groups, limit=0.2)
+
+
+def test_rollouts_that_rewards_could_not_judge_are_no_infrastructure_failures() -> None:
+    """They have a limit of their own, below which they never stop a run: of four rollouts, one is more than a fifth."""
+    [lost, *others] = scored([None, 1.0, 0.0, 1.0]).rollouts
+    fault = Fault(where=f"{UNJUDGED}math", message="not judged")
+    unjudged = replace(lost, rollout=replace(lost.rollout, fault=fault))
+    group = ScoredGroup(task=task(), rollouts=(unjudged, *others))
+    check_failures([group])
+    check_infrastructure([group], limit=0.2)
 
 
 def test_fewer_rollouts_than_asked_for_is_an_error_with_both_counts() -> None:

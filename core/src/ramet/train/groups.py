@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ramet.cluster.place import Rollouts
 from ramet.errors import InfraError
-from ramet.rollout.scoring import ScoredGroup
+from ramet.rollout.scoring import UNJUDGED, ScoredGroup
 from ramet.rollout.whole import check_whole
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Group, Task
@@ -48,9 +48,12 @@ def _spawn(work: asyncio.TaskGroup, scoring: Coroutine[Any, Any, None]) -> None:
 
 
 def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:
-    """Raise `InfraError` if more than `limit` of the rollouts are masked; the message names the commonest fault."""
+    """Raise `InfraError` if more than `limit` of the rollouts are masked; the message names the commonest fault.
+
+    What rewards could not judge has a limit of its own (`check_failures`).
+    """
     rollouts = [r.rollout for group in groups for r in group.rollouts]
-    faults = [r.fault for r in rollouts if r.fault is not None]
+    faults = [r.fault for r in rollouts if r.fault is not None and not r.fault.where.startswith(UNJUDGED)]
     if len(faults) <= limit * len(rollouts):
         return
     where = max({f.where for f in faults}, key=lambda w: sum(f.where == w for f in faults))
