@@ -256,3 +256,13 @@ def test_a_reward_that_reorders_what_it_is_given_disturbs_no_other() -> None:
 
     scored = score(group("aaa", "a"), weighted(reverses, "reverses"), weighted(per_rollout(length)))
     assert rewards_of(scored) == [3.0, 1.0]
+
+
+def test_what_training_leaves_out_on_purpose_a_validation_counts() -> None:
+    """Without the rollouts that were cut off, a policy would look better the more of its hard ones it never ends."""
+    overlong = weighted(per_rollout(lambda r: Score(value=0.25, masked=r.id == "0")), weight=2.0)
+    scorer = Scorer([overlong])
+    assert rewards_of(asyncio.run(scorer.score(group("a", "b")))) == [None, 0.5]
+    kept = asyncio.run(scorer.score(group("a", "b"), leave_out=False))
+    assert rewards_of(kept) == [0.5, 0.5]
+    assert len(kept.valid) == 2 and all(one.rollout.valid for one in kept.rollouts)

@@ -33,8 +33,9 @@ class ByStep:
     """Scores by the step whose weights sampled the rollout; None: not judged."""
 
     info = BenchmarkInfo(
-        description="", splits=("train", "test"), metrics=("accuracy",), source="written here", licence="MIT"
-    )
+        description="", splits=("train", "test"), metrics=("accuracy",), source="written here", licence="MIT",
+        judged=True,
+    )  # fmt: skip
     values: ClassVar[dict[int, float | None]] = {}
     seen: ClassVar[list[str]] = []
 
@@ -173,6 +174,35 @@ def test_a_checkpoint_that_was_not_validated_is_when_the_run_goes_on_from_it(tra
     metrics = train("train.steps=3", *options, *KEEP_BEST)
     assert metrics[2]["valid/by_step/accuracy"] == 0.9
     assert kept(tmp_path) == {"step_000002": 0.9, "step_000003": 0.2}
+
+
+def test_a_validation_counts_what_training_leaves_out(train: Train) -> None:
+    """Every rollout of this model is cut at four tokens."""
+    metrics = train(
+        "data.valid=[benchmark:by_step/test]", "train.eval_every=1", "train.steps=1",
+        "rewards.format.params.leave_out_truncated=true",
+    )  # fmt: skip
+    assert metrics[1]["rollout/left_out_share"] > 0
+    assert (metrics[1]["valid/reward"], metrics[1]["valid/masked_share"]) == (0.0, 0.0)
+
+
+def test_a_validation_of_which_much_was_lost_makes_nothing_the_best(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is left would be a biased subset: here the only rollout that was judged is right."""
+
+    async def loses(self: ByStep, rollout: Rollout) -> Mapping[str, float | None]:
+        [version] = {segment.policy_version for segment in rollout.segments if segment.is_sampled}
+        return {"accuracy": 0.5 if version == 1 else None if rollout.task.id == "test/0" else 1.0}
+
+    monkeypatch.setattr(ByStep, "score", loses)
+    train("data.valid=[benchmark:by_step/test]", "train.steps=3", "train.save_every=100", *KEEP_BEST)
+    assert kept(tmp_path) == {"step_000001": 0.5, "step_000003": None}
+    assert [record.getMessage() for record in caplog.records if "cannot be the best" in record.getMessage()] == [
+        f"step {step}: valid/masked_share is 0.5 (limit rollout.max_infra_rate=0.2), so its checkpoint cannot be the "
+        "best (train.keep_best): the rest would be a biased subset"
+        for step in (2, 3)
+    ]
 
 
 def test_what_the_best_is_chosen_by_does_not_change_on_the_way(

@@ -74,8 +74,10 @@ class Scorer:
         """Whether any reward scores this task."""
         return any(reward.applies_to(task) for reward in self.rewards)
 
-    async def score(self, group: Group) -> ScoredGroup:
-        """Raises `PluginError` if a reward breaks the contract, `ConfigError` if no reward applies to the task."""
+    async def score(self, group: Group, *, leave_out: bool = True) -> ScoredGroup:
+        """`leave_out` False: what a reward leaves out of training (`Score.masked`) has its value as its reward.
+
+        Raises `PluginError` if a reward breaks the contract, `ConfigError` if no reward applies to the task."""
         valid = group.valid
         chosen = [r for r in self.rewards if r.applies_to(group.task)]
         if not chosen:
@@ -85,7 +87,8 @@ class Scorer:
             )
         columns = await asyncio.gather(*(self._run(reward, valid) for reward in chosen)) if valid else []
         merged = {
-            rollout.id: _merge(rollout, chosen, [column[i] for column in columns]) for i, rollout in enumerate(valid)
+            rollout.id: _merge(rollout, chosen, [column[i] for column in columns], leave_out=leave_out)
+            for i, rollout in enumerate(valid)
         }
         scored = tuple(merged.get(r.id, ScoredRollout(rollout=r, reward=None)) for r in group.rollouts)
         return ScoredGroup(task=group.task, rollouts=scored)
@@ -166,7 +169,9 @@ def _float(value: object) -> float:
     return number
 
 
-def _merge(rollout: Rollout, rewards: Sequence[WeightedReward], scores: Sequence[Score | Fault]) -> ScoredRollout:
+def _merge(
+    rollout: Rollout, rewards: Sequence[WeightedReward], scores: Sequence[Score | Fault], *, leave_out: bool
+) -> ScoredRollout:
     fault = next((s for s in scores if isinstance(s, Fault)), None)
     if fault is not None:
         return ScoredRollout(rollout=replace(rollout, fault=fault), reward=None)
@@ -175,7 +180,7 @@ def _merge(rollout: Rollout, rewards: Sequence[WeightedReward], scores: Sequence
     tokens: dict[int, float] = {}
     for reward, score in zip(rewards, scores, strict=True):
         assert isinstance(score, Score)
-        left_out = left_out or (f"reward:{reward.name}" if score.masked else None)
+        left_out = left_out or (f"reward:{reward.name}" if score.masked and leave_out else None)
         total += reward.weight * score.value
         parts[reward.name] = score.value
         parts.update({f"{reward.name}/{name}": part for name, part in score.parts.items()})

@@ -91,7 +91,9 @@ class Loop:
         )
         self.ahead = Ahead(self._play, staleness=config.train.staleness, last=total_steps)
         self.scorer = build_scorer(config)
-        self.validation = Validation(config.train, self.rollouts, self.scorer, valid)
+        self.validation = Validation(
+            config.train, self.rollouts, self.scorer, valid, max_masked=config.rollout.max_infra_rate
+        )
         self.estimator = build_advantage(config)
         self.needs_reference = needs_reference
         self._save_s = 0.0  # seconds that the last step spent on its checkpoint

@@ -1,6 +1,7 @@
 """Validation during training: the tasks of `data.valid` through the same code path, sampled as `train.eval_…` says.
 
 Tasks of data files are scored by the run's rewards; tasks of a benchmark by the benchmark, and by rewards that apply.
+What a reward leaves out of training counts here, or a policy would look better the more of its rollouts are cut off.
 All means are over tasks, as in `ramet eval`.
 """
 
@@ -23,6 +24,7 @@ from ramet.types import Benchmark, Group, Task
 
 logger = logging.getLogger(__name__)
 REWARD = "valid/reward"
+MASKED = "valid/masked_share"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +61,16 @@ def plan_of(train: TrainConfig) -> RolloutPlan:
 
 
 class Validation:
-    """Plays and scores `data`; called with the step whose weights the engines have."""
+    """Plays and scores `data`; called with the step whose weights the engines have.
 
-    def __init__(self, train: TrainConfig, rollouts: Rollouts, scorer: Scorer, data: ValidData) -> None:
+    Above a share of `max_masked` the rest would be a biased subset, and makes no checkpoint the best.
+    """
+
+    def __init__(
+        self, train: TrainConfig, rollouts: Rollouts, scorer: Scorer, data: ValidData, *, max_masked: float
+    ) -> None:
         self.train = train
+        self.max_masked = max_masked
         self.rollouts = rollouts
         self.scorer = scorer
         self.data = data
@@ -77,6 +85,16 @@ class Validation:
         metric = self.train.keep_best
         if metric is None or not self.is_due(step):
             return None
+        masked = metrics.get(MASKED, 0.0)
+        if masked > self.max_masked:
+            logger.warning(
+                "step %d: valid/masked_share is %.3g (limit rollout.max_infra_rate=%g), so its checkpoint cannot be "
+                "the best (train.keep_best): the rest would be a biased subset",
+                step,
+                masked,
+                self.max_masked,
+            )
+            return None
         score = score_of(metrics, metric)
         if score is None:
             logger.warning("step %d: no %s, so its checkpoint cannot be the best (train.keep_best)", step, metric)
@@ -89,7 +107,7 @@ class Validation:
         await self.rollouts.metrics()  # what validation played must not stand in the next step's counts
         rollouts = [one for group in groups for one in group.rollouts]
         valid = [one for one in rollouts if not judged.is_missing(one)]
-        metrics = {"valid/masked_share": 1 - len(valid) / len(rollouts)}
+        metrics = {MASKED: 1 - len(valid) / len(rollouts)}
         if valid:
             metrics["valid/tool_use"] = statistics.fmean(bool(one.rollout.tool_calls) for one in valid)
         return {**metrics, **_rewards(groups), **judged.metrics(self.train.eval_k)}
@@ -109,7 +127,7 @@ class _Judged:
             benchmark = self.data.benchmarks[name]
             self._scores[group.task.id] = [await judge(name, benchmark, rollout) for rollout in group.rollouts]
         if name is None or self.scorer.applies_to(group.task):
-            return await self.scorer.score(group)
+            return await self.scorer.score(group, leave_out=False)
         unscored = tuple(ScoredRollout(rollout=rollout, reward=None) for rollout in group.rollouts)
         return ScoredGroup(task=group.task, rollouts=unscored)
 

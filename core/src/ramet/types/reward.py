@@ -14,7 +14,7 @@ class Score:
     """A reward with its parts. `parts` are logged, not added; `token_rewards` maps response positions to extra reward.
 
     `masked` leaves the rollout out of statistics and loss on purpose (overlong filtering, say): it counts as
-    `rollout/left_out_share`, never as a failure. Its value is recorded, not used.
+    `rollout/left_out_share`, never as a failure. Its value is recorded, and used by validations alone.
     """
 
     value: float
