@@ -130,3 +130,13 @@ def test_a_curriculum_goes_from_easy_to_hard_in_every_epoch_and_shuffles_what_is
     epochs = [stream(sampler, 4, steps=2) for _ in range(4)]
     assert all([levels[i] for i in epoch] == sorted(levels) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+def test_other_weights_hold_from_the_restored_step_on() -> None:
+    """What was drawn under the old ones is not made up for: that would be many steps of one source alone."""
+    sampler = Sampler(36, 4, 1, sources=SOURCES, weights={"maths": 1.0, "qa": 1.0})
+    stream(sampler, 4, steps=50)
+    later = Sampler(36, 4, 1, sources=SOURCES, weights={"maths": 1.0, "qa": 3.0})
+    later.restore(json.loads(json.dumps(sampler.state())))
+    for _ in range(5):
+        assert Counter(SOURCES[index] for index in later.draw(4)) == {"maths": 1, "qa": 3}

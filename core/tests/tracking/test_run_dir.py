@@ -274,7 +274,9 @@ def test_other_training_data_is_refused_always_and_names_the_files():
         assert "the training data changed: the run began with 3 tasks of a.jsonl" in problems[0]
 
 
-@pytest.mark.parametrize("line", ["run:\n  seed: 2", "data:\n  shuffle: false", "train:\n  tasks_per_step: 9"])
+@pytest.mark.parametrize(
+    "line", ["run:\n  seed: 2", "data:\n  shuffle: false", "data:\n  curriculum: true", "train:\n  tasks_per_step: 9"]
+)
 def test_what_decides_which_tasks_a_step_gets_is_refused_always(line: str):
     for allow in (False, True):
         [problem] = check_resume(state(""), state(line + "\n"), allow=allow)

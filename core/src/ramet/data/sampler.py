@@ -73,16 +73,22 @@ class Sampler:
 
     def state(self) -> dict[str, Any]:
         """What `restore` takes, for JSON."""
-        return {name: stream.state() for name, stream in self._streams.items()}
+        return {name: stream.state() | {"share": self.shares[name]} for name, stream in self._streams.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken. Raises `ConfigError` if it is of other data sources."""
+        """Go on where `state` was taken. Other weights hold from here on: what was drawn before is not made up for.
+
+        Raises `ConfigError` if it is of other data sources.
+        """
         if state.keys() != self._streams.keys():
             raise ConfigError(
                 f"data.weights: the checkpoint drew from {_named(state)}, this run draws from {_named(self._streams)}"
             )
         for name, stream in self._streams.items():
             stream.restore(state[name])
+        if any(state[name]["share"] != share for name, share in self.shares.items()):
+            for stream in self._streams.values():
+                stream.drawn = 0
 
     def order(self, name: str, indices: Sequence[int], epoch: int) -> list[int]:
         """The tasks of a stream in the order of one epoch."""

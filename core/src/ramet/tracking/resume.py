@@ -24,7 +24,7 @@ SAFE = frozenset({
     "train.save_every", "train.async_save", "train.keep_checkpoints", "train.keep_best", "train.grace_s",
     "policy.offload", "data.valid_limit", "rollout.watchdog_s", "sft.save_every", "sft.log_every", "sft.out",
 })  # fmt: skip
-ORDER = frozenset({"run.seed", "data.shuffle", "train.tasks_per_step"})  # which tasks a step gets
+ORDER = frozenset({"run.seed", "data.shuffle", "data.curriculum", "train.tasks_per_step"})  # which tasks a step gets
 VALIDATION = (  # of a training run
     "train.eval_k", "train.eval_temperature", "train.eval_top_p", "train.eval_top_k", "data.valid", "data.valid_limit",
     "benchmarks",
