@@ -23,6 +23,12 @@ def corpus(arguments):
     return 3 if "fail" in arguments else None
 
 
+def leaves(arguments):
+    """Reads its arguments with argparse, which leaves the process."""
+    import argparse
+    argparse.ArgumentParser(prog="ramet leaves").parse_args(arguments)
+
+
 def broken_tracker(run):
     raise ConnectionError("no route to host")
 
@@ -76,6 +82,16 @@ def test_a_command_of_a_plugin_gets_its_arguments_and_gives_the_exit_code(
     assert main(["corpus", "build", "--out", "x"]) == 0
     assert main(["corpus", "fail"]) == 3
     assert capsys.readouterr().out == "corpus build --out x\ncorpus fail\n"
+
+
+def test_a_command_of_a_plugin_may_leave_as_argparse_does(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("ramet-corpus", commands={"leaves": "corpus_plugin:leaves"})
+    assert main(["leaves", "--help"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["leaves", "--wrong"]) == 2
+    assert capsys.readouterr().err == (
+        "usage: ramet leaves [-h]\nramet leaves: error: unrecognized arguments: --wrong\n"
+    )
 
 
 def test_help_lists_commands_of_plugins_with_their_package_and_what_is_broken(

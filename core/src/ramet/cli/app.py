@@ -72,7 +72,13 @@ def _run(arguments: list[str]) -> int:
         return OK
     if name in COMMANDS:
         return COMMANDS[name].run(arguments[1:])
-    code: int | None = extension(extensions.COMMANDS, name, COMMANDS).load()(arguments[1:])
+    command = extension(extensions.COMMANDS, name, COMMANDS).load()
+    try:
+        code: int | None = command(arguments[1:])
+    except SystemExit as left:  # as argparse does, behind its help or an error that it has printed
+        if not isinstance(left.code, int | None):
+            raise
+        code = left.code
     return code or OK
 
 
