@@ -262,7 +262,7 @@ def test_a_writer_killed_at_any_time_resumes_from_a_whole_checkpoint(tmp_path: P
 
 
 def test_a_checkpoint_stays_whole_when_another_metric_scores_it(tmp_path: Path) -> None:
-    """`train.keep_best` may be changed at a resume, and then the checkpoint that the run goes on from is scored again."""
+    """`train.keep_best` may change at a resume, and then the checkpoint that the run goes on from is scored again."""
 
     def write(folder: Path) -> None:
         writer("1")(folder)
