@@ -189,16 +189,17 @@ def test_a_place_is_chosen_like_a_component_and_its_keys_stand_in_its_section(ho
         compose([MODEL, "cluster=moon"], job="train")
 
 
-def test_only_the_command_line_lets_a_models_code_run(house: Path):
+@pytest.mark.parametrize("model", [MODEL, "model={path: m}"])
+def test_only_the_command_line_lets_a_models_code_run(house: Path, model: str):
     write(house / "hydra_configs/experiment/shared.yaml", "# @package _global_\nmodel:\n  trust_remote_code: true\n")
     with pytest.raises(ConfigErrors) as caught:
-        compose([MODEL, "experiment=shared"], job="train")
+        compose([model, "experiment=shared"], job="train")
     assert caught.value.problems == [
         "model.trust_remote_code: a file that is passed on may not let code run; read the model's code, and set "
         "model.trust_remote_code=true on the command line"
     ]
     given = "model.trust_remote_code=true"
-    assert compose([MODEL, "experiment=shared", given], job="train").config.model.trust_remote_code
+    assert compose([model, "experiment=shared", given], job="train").config.model.trust_remote_code
     assert not compose(
-        [MODEL, "experiment=shared", "model.trust_remote_code=false"], job="data"
+        [model, "experiment=shared", "model.trust_remote_code=false"], job="data"
     ).config.model.trust_remote_code

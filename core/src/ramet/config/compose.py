@@ -159,7 +159,7 @@ def resolve(tree: DictConfig, overrides: Sequence[str], *, job: str, catalog: Ca
     _fit_concurrency(tree)
     config = to_config(tree, JOBS[job], catalog)
     keys = frozenset(text.partition("=")[0].lstrip("+") for text in overrides)
-    if config.model.trust_remote_code and not keys & {"model", "model.trust_remote_code"}:
+    if config.model.trust_remote_code and "model.trust_remote_code" not in keys:
         raise ConfigErrors([
             "model.trust_remote_code: a file that is passed on may not let code run; read the model's code, and set "
             "model.trust_remote_code=true on the command line"
