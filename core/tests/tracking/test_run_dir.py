@@ -213,6 +213,25 @@ def test_the_state_of_the_repository_is_recorded(tmp_path: Path):
     assert (clean["dirty"], dirty["dirty"], clean["sha"] == dirty["sha"]) == (False, True, True)
 
 
+@pytest.mark.parametrize("key", ["core.fsmonitor", "core.hooksPath", "filter.my.clean", "filter.my.process"])
+def test_a_shared_repository_runs_nothing_when_its_state_is_recorded(tmp_path: Path, key: str):
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@x"]
+    (tmp_path / "file").write_text("one")
+    for command in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "m"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    hooks = tmp_path / ".git/attack"
+    hooks.mkdir()
+    script = hooks / "post-index-change"  # the name matters to core.hooksPath alone
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/.git/ran\n")
+    script.chmod(0o755)
+    subprocess.run(["git", "config", key, str(hooks if key == "core.hooksPath" else script)], cwd=tmp_path, check=True)
+    (tmp_path / ".git/info/attributes").write_text("* filter=my\n")
+    os.utime(tmp_path / "file", (1, 1))
+    state = git_state(tmp_path)
+    assert state is not None and state["dirty"] is False
+    assert not (tmp_path / ".git/ran").exists()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1}'])
 def test_a_file_that_is_no_manifest_is_named(tmp_path: Path, text: str):
     (tmp_path / "manifest.json").write_text(text)

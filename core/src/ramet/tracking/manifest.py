@@ -83,7 +83,7 @@ class Manifest:
     seed: int
     deterministic: bool
     resume_level: str
-    git: dict[str, Any] | None  # sha and whether the tree was dirty; None outside a repository
+    git: dict[str, Any] | None  # sha, and whether the tree was dirty (None: not known); None outside a repository
     versions: dict[str, str]
     plugins: list[PluginRecord]
     data: dict[str, DataRecord] = field(default_factory=dict)  # "train", "valid" -> data set
@@ -159,11 +159,21 @@ def model_fingerprint(*places: Path) -> str:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether anything is changed, None where there is no repository or no git."""
+    """Commit and whether anything is changed, None where there is no repository or no git.
+
+    The repository may be a copy of somebody else's: no command that its own configuration names is run.
+    """
     sha = _git(folder, "rev-parse", "HEAD")
     if sha is None:
         return None
-    return {"sha": sha.strip(), "dirty": bool(_git(folder, "status", "--porcelain"))}
+    named = _git(folder, "config", "--includes", "--show-scope", "--name-only", "--get-regexp", r"^filter\.") or ""
+    filters = (line.partition("\t") for line in named.splitlines())
+    own = [f"{name}=" for scope, _, name in filters if scope in ("local", "worktree")]
+    settings = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", *own)
+    inert = [word for setting in settings for word in ("-c", setting)]
+    status = ("status", "--porcelain", "--ignore-submodules=dirty")
+    changed = _git(folder, "--no-optional-locks", *inert, *status)
+    return {"sha": sha.strip(), "dirty": None if changed is None else bool(changed)}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
