@@ -137,6 +137,23 @@ def test_an_unfinished_evaluation_of_another_model_is_refused(tmp_path: Path) ->
         PartialResults(tmp_path / "results.json", replace(HEADER, model="other", settings={}))
 
 
+def test_results_are_written_through_no_link(tmp_path: Path) -> None:
+    precious, out = tmp_path / "precious", tmp_path / "results.json"
+    precious.write_text("notes")
+    for name in (".results.json.tmp", "results.json"):
+        (tmp_path / name).symlink_to(precious if name.startswith(".") else tmp_path / "nothing")
+    partial = PartialResults(out, HEADER)
+    partial.add(result("a", [score(1.0), score(0.0)]))
+    partial.finish()
+    assert precious.read_text() == "notes" and not (tmp_path / "nothing").exists()
+    assert not out.is_symlink() and read_results(out)["k"] == 2
+    partial.path.symlink_to(tmp_path / "nothing")
+    with pytest.raises(ConfigError) as caught:
+        PartialResults(out, HEADER)
+    assert str(caught.value) == f"{partial.path} is no unfinished evaluation; choose another evaluate.out"
+    assert not (tmp_path / "nothing").exists()
+
+
 @pytest.mark.parametrize("text", ["my notes\nwithout an end", "{}\n", "[1, 2"])
 def test_a_file_of_the_partial_name_that_is_no_evaluation_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     path = tmp_path / "results.json.partial.jsonl"

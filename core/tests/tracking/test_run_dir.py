@@ -433,12 +433,32 @@ def test_what_a_torn_start_leaves_is_taken_over(tmp_path: Path, last: str):
 def test_only_names_that_ramet_writes_are_deleted(tmp_path: Path):
     with RunDir.open(tmp_path, "mine") as run:
         run.record(resolved(), manifest())
-    ours = [".config.yaml.17.tmp", ".ranks.17.tmp", ".metrics.jsonl.tmp", "rollouts/.step_000012.jsonl.gz.17.tmp"]
+    ours = [".config.yaml.17.tmp", ".ranks.17.tmp", ".metrics.jsonl.tmp", ".results.json.ab_12xyz.tmp"]
+    ours.append("rollouts/.step_000012.jsonl.gz.17.tmp")
     theirs = [".thesis.tmp", ".config.yaml.tmp.tmp", "rollouts/.notes.tmp", ".ranks.old.tmp"]
     for name in [*ours, *theirs]:
         (run.path / name).touch()
     RunDir.open(tmp_path, "mine").close()
     assert [name for name in [*ours, *theirs] if (run.path / name).exists()] == theirs
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model", "checkpoints", "rollouts", "results.json.partial.jsonl"])
+def test_a_run_writes_through_no_link_that_lies_in_its_directory(tmp_path: Path, name: str):
+    with RunDir.open(tmp_path / "runs", "mine") as run:
+        run.record(resolved(), manifest())
+    if (run.path / name).is_dir():
+        (run.path / name).rmdir()
+    (tmp_path / "precious").write_text("a line\nand one without an end")
+    (run.path / name).symlink_to(tmp_path / "precious")
+    before = snapshot(tmp_path)
+    expected = (
+        f"run directory {str(run.path)!r} holds links ({name}), and a run writes only into its own directory; put what "
+        "they lead to in their place, or choose another run.name"
+    )
+    with pytest.raises(ConfigError) as caught:
+        RunDir.open(tmp_path / "runs", "mine")
+    assert str(caught.value) == expected
+    assert snapshot(tmp_path) == before
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path):

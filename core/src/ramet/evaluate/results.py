@@ -21,6 +21,7 @@ from ramet.errors import ConfigError, InfraError
 from ramet.evaluate.header import CHANGES, SCHEMA, Differences, Header, differences, plain
 from ramet.evaluate.statistics import MetricSummary, summarise
 from ramet.evaluate.tasks import TaskResult, ToolStatistics, scores_of, tool_statistics
+from ramet.tracking.own_files import replace_file
 
 logger = logging.getLogger(__name__)
 PARTIAL = ".partial.jsonl"  # behind the name of the results file
@@ -81,7 +82,8 @@ class PartialResults:
             body = read_results(out)
             self._go_on(body, self.out, allow)
             self._add_all(_tasks_of(body))
-            _replace(self.path, "\n".join([json.dumps(self.header.body()), *(t.line() for t in self._tasks.values())]))
+            written = [json.dumps(self.header.body()), *(task.line() for task in self._tasks.values())]
+            replace_file(self.path, "".join(f"{line}\n" for line in written).encode("ascii"))
         else:
             self._append(json.dumps(header.body()))
 
@@ -111,7 +113,7 @@ class PartialResults:
     def finish(self) -> Results:
         """Write the results file, remove the partial one and return the results."""
         results = self.results()
-        _replace(self.out, json.dumps(results.body(), indent=1, allow_nan=False))
+        replace_file(self.out, (json.dumps(results.body(), indent=1, allow_nan=False) + "\n").encode("ascii"))
         self.path.unlink()
         return results
 
@@ -223,23 +225,13 @@ def _tasks_of(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (task for one in body["results"] for task in one["tasks"])
 
 
-def _replace(path: Path, text: str) -> None:
-    """At once: after a kill the file holds the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="ascii") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def _whole_lines(path: Path) -> list[str]:
     """All whole lines; a torn last one is cut off the file and reported: its task is measured again.
 
-    Raises `ConfigError` for a file of something else, which is left as it is.
+    Raises `ConfigError` for a file of something else, which is left as it is, and for a link.
     """
     data = path.read_bytes() if path.exists() else b""
-    if not BEGINNING.startswith(data[: len(BEGINNING)]):
+    if path.is_symlink() or not BEGINNING.startswith(data[: len(BEGINNING)]):
         raise ConfigError(f"{path} is no unfinished evaluation; choose another evaluate.out")
     whole = data.rfind(b"\n") + 1
     if whole < len(data):

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import html
 import os
-import tempfile
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -19,7 +18,7 @@ from ramet.errors import ConfigError
 from ramet.report.data import overview, tokenizer_folders
 from ramet.report.steps import Steps, collect_steps, safe_json
 from ramet.report.tokens import find_splitter
-from ramet.tracking.own_files import umask
+from ramet.tracking.own_files import replace_file
 
 MAX_BYTES = 40_000_000  # of recorded rollouts in one file
 MARKER = b'<meta name="generator" content="ramet report">'
@@ -40,7 +39,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     steps = collect_steps(run, find_splitter(tokenizer_folders(run)), max_bytes=MAX_BYTES)
     text = page({**facts, "notes": steps.notes}, steps)
     try:
-        _write(out, text.encode("ascii", "xmlcharrefreplace"), private=not run.stat().st_mode & 0o077)
+        replace_file(out, text.encode("ascii", "xmlcharrefreplace"), private=not run.stat().st_mode & 0o077)
     except OSError as error:
         raise ConfigError(f"report: {out} cannot be written: {error}") from error
     return out
@@ -58,21 +57,6 @@ def _check_out(out: Path) -> None:
         is_report = False
     if not is_report:
         raise ConfigError(f"report: {out} is there already and is no report of Ramet's; name another file")
-
-
-def _write(out: Path, data: bytes, *, private: bool) -> None:
-    """Under a random name first, which is new and no link: nobody can have prepared it."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent)
-    temporary = Path(name)
-    try:
-        with open(handle, "wb") as file:
-            file.write(data)
-        if not private:
-            temporary.chmod(0o666 & ~umask())
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def page(facts: dict[str, object], steps: Steps) -> str:

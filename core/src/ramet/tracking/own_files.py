@@ -19,11 +19,13 @@ from ramet.tracking.manifest import read_manifest
 LOCK, MANIFEST = "LOCK", "manifest.json"
 FOLDERS = ("rollouts", "checkpoints")
 SERVICES = "services"  # of components, which start before
-FIRST_FILES = ("config.yaml", "overrides.txt", "results.json.partial.jsonl")
+UNFINISHED = "results.json.partial.jsonl"  # of `ramet eval`
+FIRST_FILES = ("config.yaml", "overrides.txt", UNFINISHED)
+NO_LINKS = (*FOLDERS, SERVICES, "model", "metrics.jsonl", UNFINISHED, "sft_loss.png")  # written through their names
 IN_CHECKPOINTS = re.compile(r"layout\.json|\.layout\.json\.\d+\.tmp")  # of `ramet sft`
 TORN = re.compile(
-    r"\.(?:(?:config\.yaml|overrides\.txt|manifest\.json|ranks)\.\d+|metrics\.jsonl|results\.json|sft\.json"
-    r"|report\.html\.[a-z0-9_]{8})\.tmp"
+    r"\.(?:(?:config\.yaml|overrides\.txt|manifest\.json|ranks)\.\d+|metrics\.jsonl|sft\.json"
+    r"|(?:results\.json|results\.json\.partial\.jsonl|report\.html)\.[a-z0-9_]{8})\.tmp"
 )
 TORN_ROLLOUTS = re.compile(r"\.step_\d+\.jsonl\.gz\.\d+\.tmp")
 LOCK_TEXT = '{"host"'  # how the text of a lock begins, which a kill may have cut
@@ -31,9 +33,17 @@ SHOWN = 3
 
 
 def check_run_folder(path: Path) -> None:
-    """Raise `ConfigError` if `path` holds anything but a run, or a start that was killed. Only reads."""
+    """Raise `ConfigError` if `path` holds anything but a run, or a start that was killed. Only reads.
+
+    A run that was given away may hold links, and what a resumed run writes must not end where they lead.
+    """
     if (path / MANIFEST).exists():
         read_manifest(path / MANIFEST)
+        if links := [name for name in NO_LINKS if (path / name).is_symlink()]:
+            raise ConfigError(
+                f"run directory {str(path)!r} holds links ({', '.join(links)}), and a run writes only into its own "
+                "directory; put what they lead to in their place, or choose another run.name"
+            )
         return
     if foreign := sorted(_foreign(path)):
         shown = ", ".join(foreign[:SHOWN]) + (", …" if len(foreign) > SHOWN else "")
@@ -88,6 +98,26 @@ def folder_beside(path: Path) -> Path:
     made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     made.chmod(0o777 & ~umask())
     return made
+
+
+def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
+    """At once: after a kill the file holds the old bytes or the new ones.
+
+    Under a random name first, which is new and no link: nobody can have prepared it. `private`: for its owner alone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if not private:
+            temporary.chmod(0o666 & ~umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
