@@ -226,6 +226,26 @@ def test_hostile_answers_are_refused_without_algebra_and_quickly() -> None:
     assert time.process_time() - started < 2.0
 
 
+SPACES = " " * 30_000  # a few hundred tokens of most vocabularies
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"1{SPACES}x!", f"-{SPACES}5{SPACES}/{SPACES}x", rf"\frac{SPACES}{{{SPACES}5{SPACES}}}{SPACES}{{x",
+        rf"5{SPACES}\times{SPACES}10{SPACES}^{SPACES}{{x", "1" * 400 + "a!" * 790, "½" * 300_000,
+    ],
+    ids=["unit", "slash", "fraction", "power", "factorials", "long"],
+)  # fmt: skip
+def test_no_answer_keeps_the_event_loop_busy(write: Any, answer: str) -> None:
+    """All that is looked at before the comparing process is, is looked at in the loop that plays the other rollouts."""
+    reward = MathReward(MathConfig(workers=1))
+    started = time.process_time()
+    assert [score(reward, write, gold, answer) for gold in ("5", "0.5")] == [0.0, 0.0]
+    refused("y", answer[:2000])
+    assert time.process_time() - started < 0.5
+
+
 @pytest.mark.parametrize(("answer", "expected"), [("17*23", 1.0), (r"17 \times 23", 1.0), ("17*24", 0.0)])
 def test_terms_can_be_allowed(write: Any, answer: str, expected: float) -> None:
     lenient = MathReward(MathConfig(workers=1, allow_terms=True))

@@ -109,13 +109,11 @@ def _largest_exponent(text: str) -> int:
 def _largest_factorial(text: str) -> int:
     """The largest number with a `!`; beyond every bound where the `!` follows something else than a small number."""
     largest = 0
-    for found in re.finditer(r"!", text):
-        digits = re.search(r"(\d+)\s*$", text[: found.start()])
-        letter = re.search(r"[A-Za-z]\s*$", text[: found.start()])
-        if digits:
-            largest = max(largest, int(digits[1][:12]))
-        elif not letter:
+    for of in re.findall(r"(\d+|[A-Za-z])?\s*!", text):
+        if not of:
             return 10**12  # of a bracket or of another factorial
+        if of.isdecimal():
+            largest = max(largest, int(of[:12]))
     return largest
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 MAX_DIGITS = 400  # of one number
+MAX_LITERAL = 2000  # characters of one number with all that may stand around it
 ROUNDED = 6  # decimals: where two numbers agree so far they are equal
 SIGNIFICANT = 3  # digits that must agree as well where so many decimals hold fewer of the gold answer
 
@@ -74,7 +75,10 @@ def literals(answer: str) -> list[Fraction]:
     A number (also in scientific notation), a fraction or a percentage, perhaps with `x =` in front and a unit after
     it. A percentage is read both ways: "what share" and "how many per cent" have the same kind of gold answer.
     """
-    text = without_dollars(answer)
+    short = " ".join(answer.split())  # long runs of spaces would be tried in every way
+    if len(short) > MAX_LITERAL:
+        return []
+    text = without_dollars(short)
     name, equals, rest = text.partition("=")
     if equals and NAME.fullmatch(name.strip()):
         text = rest.strip()
@@ -112,7 +116,7 @@ def _tiny_equal(gold: str, answer: str) -> bool | None:
 
 def _powers_too(text: str) -> list[Fraction]:
     """`literals`, and `10^{-7}` alone."""
-    return literals(text) or literals(rf"1 \times {without_dollars(text)}")
+    return literals(text) or literals(rf"1 \times {text.strip().strip('$')}")
 
 
 def _is_unit(text: str) -> bool:
