@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -52,6 +53,29 @@ def test_a_worker_gets_keys_settings_modules_and_folder_and_keeps_what_is_its_ow
     assert sys.path[-1] == str(tmp_path / "plugins")
     assert os.getcwd() == str(tmp_path)
     driver.check("here")
+
+
+WORKER = """
+import logging, os
+from ramet.cluster.ray.actor import Actor
+from ramet.cluster.ray.surroundings import Surroundings
+from ramet.config.compose import compose
+
+os.environ["MY_JUDGE"] = "correct horse"
+compose(["model.path=m", "run.root=${oc.env:MY_JUDGE}"], job="train")
+driver = Surroundings.here()
+from ramet.config import secrets
+secrets._values.clear()  # a worker has composed nothing
+actor = Actor(driver, b"", None)
+logging.getLogger("library").warning("401 for correct horse \x1b[2J")
+print(actor._log.take()[0].text)
+"""
+
+
+def test_a_workers_own_log_shows_no_value_that_the_configuration_took_from_the_environment():
+    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, timeout=120, check=True)
+    said = r"401 for ${oc.env:MY_JUDGE} \x1b[2J"
+    assert (done.stdout, done.stderr) == (f"{said}\n", f"{said}\n")
 
 
 def test_a_node_without_the_drivers_folder_is_refused_with_its_address(tmp_path):

@@ -57,6 +57,11 @@ def remember_environment(texts: Iterable[str]) -> None:
                 _values[value] = f"${{oc.env:{name}}}"
 
 
+def remembered() -> tuple[str, ...]:
+    """What another process tells `remember_environment`, so that it hides the same."""
+    return tuple(_values.values())
+
+
 def hide(text: str) -> str:
     """The text without passwords in URLs, keys of known forms, and values of remembered variables."""
     for value in sorted(_values, key=len, reverse=True):

@@ -33,9 +33,14 @@ class HarmlessRecord(logging.LogRecord):
         return harmless(super().getMessage())
 
 
-def set_up_logging(level: int) -> None:
-    """Lines on stderr: warnings of all, and of Ramet what is of `level`."""
+def make_records_harmless() -> None:
+    """From now on, of all loggers and of `warnings`."""
     logging.setLogRecordFactory(HarmlessRecord)
     warnings.formatwarning = lambda *given, **named: harmless(_format_warning(*given, **named))
+
+
+def set_up_logging(level: int) -> None:
+    """Lines on stderr: warnings of all, and of Ramet what is of `level`."""
+    make_records_harmless()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("ramet").setLevel(level)

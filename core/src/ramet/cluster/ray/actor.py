@@ -17,6 +17,7 @@ import ray
 from ray import cloudpickle
 
 from ramet.cluster.ray.surroundings import Surroundings
+from ramet.tracking.log import make_records_harmless
 
 HEALTH = "health"  # concurrency group of pings
 SAVE = "save"  # of writing checkpoints while training goes on
@@ -70,6 +71,7 @@ class Actor:
         self._surroundings = surroundings
         self._job = job
         self._log = _Log()
+        make_records_harmless()  # Ray keeps what is said here in files that others can read
         handlers = [self._log, logging.StreamHandler()]
         logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers, force=True)
         logging.getLogger("ramet").setLevel(surroundings.log_level)

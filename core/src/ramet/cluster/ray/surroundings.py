@@ -11,7 +11,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from ramet.config.secrets import is_secret_variable
+from ramet.config.secrets import is_secret_variable, remember_environment, remembered
 from ramet.errors import raise_all
 from ramet.plugins import load_plugins
 from ramet.tracking.own_files import umask
@@ -33,6 +33,7 @@ class Surroundings:
     folder: str
     plugins: tuple[PluginRow, ...]
     log_level: int
+    hidden: tuple[str, ...]  # variables whose values no log may show, as the configuration named them
     umask: int  # whose files are private, workers' are too
 
     @classmethod
@@ -43,6 +44,7 @@ class Surroundings:
             folder=os.getcwd(),
             plugins=_plugins(),
             log_level=logging.getLogger("ramet").getEffectiveLevel(),
+            hidden=remembered(),
             umask=umask(),
         )
 
@@ -60,6 +62,7 @@ class Surroundings:
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
         os.environ.update(self.settings)
+        remember_environment(self.hidden)
         os.umask(self.umask)
         sys.path += [entry for entry in self.sys_path if entry not in sys.path]
         if os.path.isdir(self.folder):
