@@ -55,7 +55,7 @@ def call(status: CallStatus, arguments: object = 1.0) -> ToolRecord:
 
 def result(task_id: str, scores: list[dict[str, float | None]], *, masked: tuple[int, ...] = ()) -> TaskResult:
     task = Task(id=task_id, prompt=user_prompt("17 * 23?"), answer=("391",), data_source="sums")
-    fault = Fault(where="tool:python", message="down")
+    fault = Fault(where="tool:python", message="down, sk-0123456789abcdefghijkl was refused")
     group = Group(
         task=task,
         rollouts=tuple(rollout(task, str(i), fault=fault if i in masked else None) for i in range(len(scores))),
@@ -92,7 +92,7 @@ def test_a_masked_rollout_says_why_and_has_no_score(tmp_path: Path) -> None:
     assert benchmark.judged == "1 of 2 judged"
     assert benchmark.metrics[0].avg.mean == 1.0
     assert benchmark.metrics[0].passes[-1].short_tasks == ("a",)
-    assert benchmark.tasks[0].rollouts[0].masked == "tool:python: down"
+    assert benchmark.tasks[0].rollouts[0].masked == "tool:python: down, *** was refused"
     assert benchmark.tasks[0].rollouts[0].scores == {}
 
 

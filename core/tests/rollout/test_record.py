@@ -50,6 +50,19 @@ def played(play: Play) -> list[GroupRecord]:
     return [GroupRecord(step=12, group=_scored(group), advantages=_advantages(group)) for group in groups]
 
 
+def test_what_a_failed_call_quotes_shows_no_key(play: Play, tmp_path: Path) -> None:
+    def fail(call: ToolCall) -> float:
+        raise RuntimeError("401 for https://api.example.org/?api_key=0123456789abcdef")
+
+    tools = {"python": (echo_tool(delay_s=fail), ToolConfig(retries=0))}
+    [group] = play(lambda *of: Reply(text="<python>1</python>"), tools=tools).groups
+    path = tmp_path / "step_000001.jsonl.gz"
+    write_records(path, [GroupRecord(step=1, group=_scored(group))])
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert text.count("https://api.example.org/?api_key=***") == 2 * len(group.rollouts)  # the fault and the call
+    assert "0123456789abcdef" not in text
+
+
 def _scored(group: Any) -> ScoredGroup:
     rows = [
         ScoredRollout(rollout=r, reward=0.1 * i, parts={"math": 1.0, "math/x": 1e-9}, token_rewards={3: 0.25})

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ramet.config.secrets import hide
 from ramet.types import CallStatus, Fault, Group, Rollout, ToolRecord
 
 
@@ -146,4 +147,4 @@ def _call_result(call: ToolRecord) -> CallResult:
 
 
 def _why_masked(fault: Fault | None) -> str | None:
-    return None if fault is None else f"{fault.where}: {fault.message}"
+    return None if fault is None else f"{fault.where}: {hide(fault.message)}"

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ramet.config.secrets import hide
 from ramet.errors import ConfigError
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import (
@@ -170,7 +171,7 @@ def _rollout_data(
         "segments": [index[id(segment)] for segment in rollout.segments],
         "stop": rollout.stop,
         "answer": rollout.answer,
-        "fault": None if rollout.fault is None else asdict(rollout.fault),
+        "fault": None if rollout.fault is None else _fault_data(rollout.fault),
         "left_out": rollout.left_out,
         "tool_calls": [_call_data(call) for call in rollout.tool_calls if call.turn >= (rollout.fork_turn or 0)],
         "infos": [dict(info) for info in rollout.infos[rollout.fork_turn or 0 :]],
@@ -183,8 +184,14 @@ def _rollout_data(
     }
 
 
+def _fault_data(fault: Fault) -> dict[str, Any]:
+    """What a client raises may quote its URL, with the key in it."""
+    return {**asdict(fault), "message": hide(fault.message)}
+
+
 def _call_data(call: ToolRecord) -> dict[str, Any]:
-    return {name: getattr(call, name) for name in ToolRecord.__dataclass_fields__}
+    data = {name: getattr(call, name) for name in ToolRecord.__dataclass_fields__}
+    return {**data, "text": hide(call.text)} if call.status is CallStatus.INFRA else data
 
 
 def _record(data: dict[str, Any], where: str) -> GroupRecord:
