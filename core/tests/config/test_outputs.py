@@ -17,6 +17,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for file in ("exp1/data/a.jsonl", "exp1/data/b.jsonl", "template.jinja"):
         (tmp_path / file).write_text("{}\n")
     (tmp_path / "link").symlink_to("exp1")
+    (tmp_path / "exp2").mkdir()
+    (tmp_path / "exp2/linked").symlink_to(tmp_path / MODEL)
+    (tmp_path / "again").hardlink_to(tmp_path / "exp1/data/b.jsonl")  # as one file under a name in other letters
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -36,6 +39,8 @@ OVERWRITTEN = "; nothing of yours is overwritten, so name another place"
             ["run.root=.", "run.name=exp1", "data.train=['exp1/data/*.jsonl']"],
             "'exp1' holds data.train=exp1/data/a.jsonl",
         ),
+        (["run.root=.", "run.name=exp2", "model.path=exp2/linked"], "'exp2' holds model.path=exp2/linked"),
+        (["run.root=.", "run.name=again", "data.valid=[exp1/data/b.jsonl]"], "'again' is data.valid=exp1/data/b.jsonl"),
         (
             ["run.root=exp1", "run.name=data", "data.valid=[exp1/data/b.jsonl]"],
             "'exp1/data' holds data.valid=exp1/data/b.jsonl",

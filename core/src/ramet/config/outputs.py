@@ -53,11 +53,20 @@ def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
 
 
 def _touches(output: Path, path: Path) -> str | None:
-    """How `output` would take the place of `path`, None if it would not."""
-    outside, inside = output.resolve(), path.resolve()
-    if outside == inside:
+    """How `output` would take the place of `path`, or of the link that `path` is; None if it would not."""
+    outside = output.resolve()
+    places = (path.resolve(), path.parent.resolve() / path.name)
+    if any(_same(outside, place) for place in places):
         return "is"
-    return "holds" if outside in inside.parents else None
+    return "holds" if any(_same(outside, parent) for place in places for parent in place.parents) else None
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Also under names that a file system takes for the same, and where it is mounted twice."""
+    try:
+        return one == other or one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
 
 
 def _around_the_run(config: Config, job: str) -> Iterator[str]:
