@@ -28,6 +28,7 @@ from ramet.tracking.manifest import (
     read_manifest,
     write_manifest,
 )
+from ramet.tracking.plan import look
 from ramet.tracking.resume import RunState, check_resume
 from ramet.tracking.run_dir import RunDir
 
@@ -237,6 +238,33 @@ def test_a_file_that_is_no_manifest_is_named(tmp_path: Path, text: str):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ConfigError, match=r"manifest\.json"):
         read_manifest(tmp_path / "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "[Errno 2] No such file or directory: {file!r}"),
+        ("a: [1", "while parsing a flow sequence in"),
+        ("\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+    ],
+)
+def test_a_run_whose_configuration_cannot_be_read_is_named_before_and_at_the_start(
+    tmp_path: Path, text: str | None, reason: str
+):
+    with RunDir.open(tmp_path, "mine") as run:
+        run.record(resolved(), manifest())
+    file = run.path / "config.yaml"
+    file.unlink()
+    if text is not None:
+        file.write_bytes(text.encode("latin-1"))
+    expected = f"{file}: cannot be read: {reason.format(file=str(file))}"
+    now = resolved()
+    now.config.run.root, now.config.run.name = str(tmp_path), "mine"
+    [problem] = look(now, manifest()).problems
+    assert problem.startswith(expected) and "\n" not in problem
+    with RunDir.open(tmp_path, "mine") as run, pytest.raises(ConfigError) as caught:
+        run.check_resume(now, manifest())
+    assert str(caught.value) == problem
 
 
 def test_a_models_fingerprint_sees_every_file_and_the_ends_of_large_ones(tmp_path: Path):

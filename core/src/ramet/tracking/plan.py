@@ -12,7 +12,7 @@ from ramet.config.checks import RUN_NAME, RUN_NAME_RULE
 from ramet.config.resolved import Resolved
 from ramet.config.schema import RewardConfig, ToolConfig
 from ramet.errors import ConfigError
-from ramet.tracking.manifest import Manifest, read_manifest
+from ramet.tracking.manifest import Manifest
 from ramet.tracking.own_files import check_run_folder
 from ramet.tracking.resume import RunState, check_resume
 
@@ -63,11 +63,11 @@ def look(resolved: Resolved, manifest: Manifest) -> Place:
     problems = [*not_writable(path, "run.root"), *_in_use(path)]
     resumed = (path / "manifest.json").is_file()
     if resumed:
-        old = RunState(
-            config=(path / "config.yaml").read_text(encoding="utf-8"), manifest=read_manifest(path / "manifest.json")
-        )
         new = RunState(config=resolved.text, manifest=manifest)
-        problems += check_resume(old, new, allow=resolved.config.run.allow_config_change)
+        try:
+            problems += check_resume(RunState.read(path), new, allow=resolved.config.run.allow_config_change)
+        except ConfigError as error:
+            problems.append(str(error))
     return Place(path=path, resumed=resumed, problems=problems)
 
 

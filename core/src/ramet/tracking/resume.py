@@ -11,12 +11,16 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from ramet.config.sections import COMPONENTS
-from ramet.tracking.manifest import DataRecord, Manifest, PluginRecord
+from ramet.errors import ConfigError
+from ramet.tracking.manifest import DataRecord, Manifest, PluginRecord, read_manifest
 
 logger = logging.getLogger(__name__)
 SAFE = frozenset({
@@ -45,6 +49,18 @@ class RunState:
 
     config: str  # YAML as in config.yaml
     manifest: Manifest
+
+    @classmethod
+    def read(cls, run: Path) -> RunState:
+        """What a run directory holds. Raises `ConfigError` for a file that is missing or broken."""
+        file = run / "config.yaml"
+        try:
+            config = file.read_text(encoding="utf-8")
+            OmegaConf.create(config)
+        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{file}: cannot be read: {reason}") from error
+        return cls(config=config, manifest=read_manifest(run / "manifest.json"))
 
 
 def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[str]:

@@ -68,11 +68,7 @@ class RunDir:
         """Why this run may not go on with that configuration and manifest; empty for a fresh directory."""
         if not self.resumed:
             return []
-        try:
-            config = (self.path / "config.yaml").read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self.path / 'config.yaml'}: cannot be read: {error}") from error
-        old = RunState(config=config, manifest=read_manifest(self._manifest_path))
+        old = RunState.read(self.path)
         new = RunState(config=resolved.text, manifest=manifest)
         return check_resume(old, new, allow=resolved.config.run.allow_config_change)
 
