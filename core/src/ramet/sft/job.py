@@ -59,20 +59,14 @@ def run(resolved: Resolved) -> SftResult:
         set_up_torch(config.run)
         launched = launched_world()
         if launched is None:
-            return _result(_run(resolved, prepared, ALONE, stop))
+            return _run(resolved, prepared, ALONE, stop)
         prepare_process(config)
         with launched.joined(config.cluster.timeout_s, gpus=resolve_device(config.model).type == "cuda"):
-            return _result(_run(resolved, prepared, launched, stop))
+            return _run(resolved, prepared, launched, stop)
 
 
-def _result(folder: Path) -> SftResult:
-    summary = read_summary(folder)
-    assert summary is not None  # written last, by the first rank
-    return SftResult(run=folder, model=Path(summary.model), steps=summary.steps, final_loss=summary.final_loss)
-
-
-def _run(resolved: Resolved, prepared: Prepared, world: World, stop: StopRequest) -> Path:
-    """As the only process, which may start others, or as one that torchrun started. Returns the run directory."""
+def _run(resolved: Resolved, prepared: Prepared, world: World, stop: StopRequest) -> SftResult:
+    """As the only process, which may start others, or as one that torchrun started."""
     config = resolved.config
     with ExitStack() as opened:
         path = world.from_first(lambda: _open(resolved, prepared, opened))
@@ -85,7 +79,9 @@ def _run(resolved: Resolved, prepared: Prepared, world: World, stop: StopRequest
             if world.first:
                 logger.warning("resume with: %s", resume_command(resolved, path.name))
             raise
-        return path
+        summary = world.from_first(lambda: read_summary(path))  # which the first rank alone has written
+        assert summary is not None
+        return SftResult(run=path, model=Path(summary.model), steps=summary.steps, final_loss=summary.final_loss)
 
 
 def _open(resolved: Resolved, prepared: Prepared, opened: ExitStack) -> Path:
