@@ -6,6 +6,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,9 @@ class TurnContext:
         self._earlier_calls = tuple(live.tool_calls)
         self._n_begun = 0
         self._records: dict[int, ToolRecord] = {}  # of this turn's calls, by the order in which they were made
+        self._calling: set[asyncio.Task[Any]] = set()  # tasks that wait for a call of this turn
+        self._in_order: dict[str, asyncio.Lock] = {}  # of tools that hold states
+        self._ended: asyncio.Event | None = None  # set once no call is running; None: the turn goes on
 
     @property
     def tools(self) -> Sequence[ToolSchema]:
@@ -226,21 +230,54 @@ class TurnContext:
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
-        live = self.live
+        number, task = self._begin_call(), asyncio.current_task()
+        assert task is not None
+        self._calling.add(task)
+        try:
+            if self._states is None or call.name not in self._states:
+                return await self._call(number, call, None)
+            # One after the other, in their order: what a state becomes must not depend on which call is faster.
+            async with self._in_order.setdefault(call.name, asyncio.Lock()):
+                return await self._call(number, call, await self._state(self._states, call.name))
+        finally:
+            self._calling.discard(task)
+            if self._ended is not None and not self._calling:
+                self._ended.set()
+
+    def _begin_call(self) -> int:
+        """The call's number in this turn; counted before it is waited for: a step may make several calls at once."""
+        if self._ended is not None:
+            raise PluginError(f"rollout step {self._step} made a tool call after its turn had ended")
         number = self._n_begun
         if len(self._earlier_calls) + number >= self.max_tool_calls:
             raise PluginError(
                 f"rollout step {self._step} made more tool calls than the {self.max_tool_calls} allowed; it must "
                 "stop the rollout with StopReason.CALL_LIMIT"
             )
-        self._n_begun += 1  # before it is waited for: a step may make several calls at once
+        self._n_begun += 1
+        return number
+
+    async def end(self, *, cancel: bool = False) -> None:
+        """Wait for calls that the step left running (`gather` does when one of its calls raises).
+
+        They belong to this turn: later ones would lose their records, and their states would change under a fork.
+        """
+        self._ended = asyncio.Event()
+        if not self._calling:
+            return
+        for task in self._calling if cancel else ():
+            task.cancel()
+        await self._ended.wait()
+
+    async def _call(self, number: int, call: ToolCall, state: Any) -> ToolResult:
+        live = self.live
         call = ToolCall(
             name=call.name,
             arguments=call.arguments,
             rollout=str(live.key),
             turn=live.turn,
             task=self.place.task,
-            state=None if self._states is None else await self._state(self._states, call.name),
+            state=state,
             environment=self.environment,
         )
         outcome = await self._run(call)
@@ -256,8 +293,6 @@ class TurnContext:
         return ToolResult(text=outcome.text, error=error, cached=outcome.cached, metadata=outcome.metadata)
 
     async def _state(self, states: States, tool: str) -> Any:
-        if tool not in states:
-            return None
         try:
             return await states.use(self.live, tool, self.environment)
         except StateFailed as error:
@@ -299,5 +334,5 @@ def _record(call: ToolCall, outcome: ToolOutcome) -> ToolRecord:
         attempts=outcome.attempts,
         cached=outcome.cached,
         truncated=outcome.truncated,
-        metadata=outcome.metadata,
+        metadata=deepcopy(outcome.metadata) if outcome.metadata else {},  # what the step is given is its own
     )

@@ -127,6 +127,10 @@ class Player:
         )
         try:
             result = await self.step(state_of(live, self.task, environment), context)
+            await context.end()
+        except BaseException:
+            await context.end(cancel=True)
+            raise
         finally:
             live.fault = context.fault
         if live.fault is not None:  # the step swallowed the error; the rollout is lost all the same

@@ -53,6 +53,7 @@ class Replayer:
             past = live.until(turn)
             context = _Recorded(past, live, self._place, state)
             result = await self._step(state_of(past, self._place.task, state), context)
+            await context.end()
             stopped = f" and stopped with {result.stop}" if result.stop is not None else ""
             _compare(ENVIRONMENT, f"turn {turn}", _text(result.insert) + stopped, live.inserted(turn))
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Coroutine, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -211,9 +213,17 @@ class _Lane:
 
     def _asked_to_wait(self, error: InfraError, progress: _Progress) -> float | None:
         """Seconds after which the call may be made again; None if nobody asked for that, or it must not be."""
-        if error.retry_after_s is None or self._must_not_run_again(progress):
+        wait_s = error.retry_after_s
+        if wait_s is None:
             return None
-        return max(BACKOFF_S, error.retry_after_s)  # never at once: the service would be asked in a busy loop
+        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or math.isnan(wait_s):
+            raise PluginError(
+                f"tool {self.name!r} ({origin(self.tool)}) raised an InfraError with retry_after_s={wait_s!r}: give "
+                f"seconds as a number{defined_at(self.tool)}"
+            )
+        if self._must_not_run_again(progress):
+            return None
+        return max(BACKOFF_S, wait_s)  # never at once: the service would be asked in a busy loop
 
     async def _wait_as_asked(
         self, wait_s: float, reason: str, call: ToolCall, ends_at: float | None
@@ -242,7 +252,8 @@ class _Lane:
         started = time.perf_counter()
         self.stats.executed += 1
         try:
-            call = replace(call, deadline_s=self._left(progress.ends_at))
+            arguments = deepcopy(dict(call.arguments))  # a tool may change them; the record and a retry may not
+            call = replace(call, arguments=arguments, deadline_s=self._left(progress.ends_at))
             with self._watchdog.wait(f"tool:{self.name} rollout {call.rollout}"):
                 return self._checked(await self._within(self._call(call, progress), self.config.timeout_s))
         finally:

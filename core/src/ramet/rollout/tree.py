@@ -79,6 +79,7 @@ class LiveRollout:
             n_prompt_tokens=self.n_prompt_tokens,
             turn=turn,
             starts=self.starts[: turn + 1],
+            ends_at=self.ends_at,
             tool_calls=[c for c in self.tool_calls if c.turn < turn],
             generations={t: said for t, said in self.generations.items() if t < turn},
             infos=self.infos[:turn],

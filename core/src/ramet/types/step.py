@@ -103,7 +103,11 @@ class StepContext(Protocol):
         ...
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
-        """Run a tool under its time-out, retries and caps. Raises `ToolError` with the text for the model."""
+        """Run a tool under its time-out, retries and caps. Raises `ToolError` with the text for the model.
+
+        Several calls of a turn may run at once; those to a tool that holds states run in their order. The turn ends
+        when all of them have.
+        """
         ...
 
 
