@@ -180,6 +180,22 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(played: list[Grou
         list(read_records(path))
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'"text"', "AttributeError: 'str' object has no attribute 'get'"),
+        (b'{"schema": 2}', "KeyError: 'task'"),
+        (b"[1]", "AttributeError: 'list' object has no attribute 'get'"),
+    ],
+)
+def test_a_line_of_something_else_is_an_error_that_names_it(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(gzip.compress(line + b"\n"))
+    with pytest.raises(ConfigError) as caught:
+        list(read_records(path))
+    assert str(caught.value) == f"{path}, line 1: no record of a group: {reason}"
+
+
 def packed(path: Path, data: bytes) -> Path:
     with gzip.open(path, "wb") as file:
         file.write(data)

@@ -90,7 +90,12 @@ def read_records(path: Path) -> Iterator[GroupRecord]:
         except (ValueError, RecursionError) as error:
             broken = f"{path}, line {number}: not JSON: {error}"
             continue
-        yield _record(data, f"{path}, line {number}")
+        where = f"{path}, line {number}"
+        try:
+            record = _record(data, where)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ConfigError(f"{where}: no record of a group: {type(error).__name__}: {error}") from error
+        yield record
     if broken is not None:
         logger.warning("%s (the last line; it is left out)", broken)
 
