@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from yaml import YAMLError
 
 from ramet.errors import ConfigError
 from ramet.evaluate.results import read_results
 from ramet.tracking.console import COLUMNS
 from ramet.tracking.jsonl import NAME, Curve, curves_of, read_metrics
+from ramet.tracking.saved import BROKEN_CONFIG, read_config
 
 logger = logging.getLogger(__name__)
 MAX_POINTS = 600  # per curve; longer ones are thinned by means of neighbours
@@ -146,13 +146,12 @@ def _flat(body: Mapping[str, Any], prefix: str = "") -> list[list[str]]:
 
 def _config(path: Path) -> DictConfig:
     try:
-        found = OmegaConf.load(path)
+        return read_config(path)
     except FileNotFoundError:
         return OmegaConf.create()
-    except (OSError, YAMLError) as error:
+    except BROKEN_CONFIG as error:
         logger.warning("report: %s could not be read: %s", path, error)
         return OmegaConf.create()
-    return found if isinstance(found, DictConfig) else OmegaConf.create()
 
 
 def _text(path: Path) -> str | None:

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
 from ramet.tracking.manifest import DataRecord, Manifest, PluginRecord, read_manifest
+from ramet.tracking.saved import BROKEN_CONFIG, read_config
 
 logger = logging.getLogger(__name__)
 SAFE = frozenset({
@@ -55,9 +54,9 @@ class RunState:
         """What a run directory holds. Raises `ConfigError` for a file that is missing or broken."""
         file = run / "config.yaml"
         try:
+            read_config(file)
             config = file.read_text(encoding="utf-8")
-            OmegaConf.create(config)
-        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        except BROKEN_CONFIG as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{file}: cannot be read: {reason}") from error
         return cls(config=config, manifest=read_manifest(run / "manifest.json"))

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from ramet.config.enums import accept_enum_values
 from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError
 from ramet.tracking.manifest import read_manifest
+
+BROKEN_CONFIG = (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,17 @@ class SavedRun:
     job: str  # train, sft or eval
     model: ModelConfig
     temperature: float  # of the rollouts
+
+
+def read_config(file: Path) -> DictConfig:
+    """A run's `config.yaml`. Raises `BROKEN_CONFIG`."""
+    text = file.read_text(encoding="utf-8")
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+        raise ValueError("holds YAML aliases, few of which may stand for millions of values; Ramet writes none")
+    found = OmegaConf.create(text)
+    if not isinstance(found, DictConfig):
+        raise ValueError("holds no sections")
+    return found
 
 
 def read_run(run: Path) -> SavedRun:
@@ -34,11 +47,11 @@ def read_run(run: Path) -> SavedRun:
         raise ConfigError(f"{run} is no run directory: it has no {' and no '.join(missing)}")
     accept_enum_values()
     try:
-        config = OmegaConf.load(file)
+        config = read_config(file)
         section = OmegaConf.select(config, "model", throw_on_missing=True)
         model: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConfig), section))
         temperature = float(OmegaConf.select(config, "rollout.temperature", default=1.0))
         model.trust_remote_code = False
-    except (OSError, ValueError, TypeError, AttributeError, YAMLError, OmegaConfBaseException) as error:
+    except BROKEN_CONFIG as error:
         raise ConfigError(f"{file}: not the configuration of a run: {error}") from error
     return SavedRun(job=read_manifest(run / "manifest.json").job, model=model, temperature=temperature)
