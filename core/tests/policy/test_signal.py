@@ -13,6 +13,7 @@ from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import LossAggregation
 from ramet.policy.batch import Row
+from ramet.policy.objective import Objective
 from ramet.policy.packing import MicroBatch
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
@@ -34,6 +35,19 @@ class Pulls(PpoClip):
 
     def __call__(self, batch: LossInputs) -> LossOutput:
         return LossOutput(per_token=super().__call__(batch).per_token - 0.1 * batch.logprobs)
+
+
+class PullsBy(PpoClip):
+    """Has a loss without advantages where one of the other inputs asks for it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(PpoClipConfig())
+        self.name = name
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        far = (batch.logprobs.detach() - batch.engine_logprobs).abs() > 5
+        by = far if self.name == "engine_logprobs" else getattr(batch, self.name)
+        return LossOutput(per_token=super().__call__(batch).per_token - 0.1 * by.float() * batch.logprobs)
 
 
 @pytest.fixture
@@ -138,3 +152,12 @@ def test_rows_are_computed_where_anything_else_than_the_advantage_trains_them(
     assert seen == {len(row.response_ids) for row in rows}
     assert metrics["train/rows_without_signal"] == len(SILENT)
     assert metrics["train/loss"] != 0
+
+
+@pytest.mark.parametrize("name", ["engine_logprobs", "group_ids", "turn_ids", "policy_versions", "sequence_ids"])
+def test_a_loss_that_asks_for_rows_by_another_input_than_the_advantage_is_found_out(
+    make_spec: MakeSpec, name: str
+) -> None:
+    device = torch.device("cpu")
+    assert not Objective(make_spec(policy_loss=PullsBy(name))).is_silent_without_advantages(device)
+    assert Objective(make_spec()).is_silent_without_advantages(device)

@@ -150,19 +150,21 @@ def _call(loss: PolicyLoss, batch: LossInputs, name: str) -> LossOutput:
 
 
 def _is_silent(loss: PolicyLoss, device: torch.device) -> bool:
-    """Whether the loss of two sequences without advantages, with ratios far from 1, is 0 and so is its gradient."""
-    logprobs = torch.linspace(-3, -0.1, 8, device=device).requires_grad_()
-    zeros = torch.zeros(8, dtype=torch.int64, device=device)
+    """Whether the loss of two sequences without advantages is 0 and so is its gradient. They differ in all that a loss
+    may look at: ratios far from 1, a large gap to the engine, groups, turns and policy versions of their own.
+    """
+    logprobs = torch.linspace(-12, -0.1, 8, device=device).requires_grad_()
+    positions = torch.arange(8, device=device)
     batch = LossInputs(
         logprobs=logprobs,
         old_logprobs=logprobs.detach().flip(0),
-        engine_logprobs=logprobs.detach().roll(1),
+        engine_logprobs=logprobs.detach().roll(3),
         advantages=torch.zeros(8, device=device),
-        mask=torch.arange(8, device=device) % 4 != 2,
-        sequence_ids=torch.arange(8, device=device) // 4,
-        group_ids=zeros,
-        turn_ids=zeros,
-        policy_versions=zeros,
+        mask=positions % 4 != 2,
+        sequence_ids=positions // 4,
+        group_ids=positions // 4,
+        turn_ids=positions % 4,
+        policy_versions=positions,
     )
     output = _call(loss, batch, f"policy loss {origin(loss)}")
     if loss_problem(output, batch) is not None:
