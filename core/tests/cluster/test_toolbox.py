@@ -172,6 +172,20 @@ def test_a_set_that_cannot_be_opened_says_why(
     assert str(caught.value) == expected + line * (kind is PluginError)
 
 
+def test_what_was_started_is_closed_if_a_later_entry_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    async def aclose(tool: Started) -> None:
+        closed.append(tool.schema.name)
+
+    monkeypatch.setattr(Started, "aclose", aclose, raising=False)
+    monkeypatch.setattr(Files, "error", InfraError("nobody listens at port 9"))
+    with pytest.raises(InfraError):
+        opened(configured(search=None, files=None), tmp_path)
+    assert closed == ["search"]
+    assert Files.made[0].events[-1] == "close"
+
+
 def test_two_tools_of_a_set_have_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Files, "offers", ("read_file", "read_file"))
     with pytest.raises(PluginError) as caught:

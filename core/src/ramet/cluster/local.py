@@ -82,7 +82,7 @@ class LocalRollouts:
         try:
             return cls(config, encoder, tools=tools, branch_policy=branch_policy)
         except BaseException:
-            await tools.close_sets()
+            await tools.close()
             raise
 
     def group_size(self, plan: RolloutPlan) -> int:

@@ -37,6 +37,7 @@ class Toolbox:
     tools: dict[str, tuple[Tool, ToolConfig]] = field(default_factory=dict)
     sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     opened: list[tuple[str, ToolSet]] = field(default_factory=list)
+    started: list[tuple[str, Tool]] = field(default_factory=list)
 
     @property
     def schemas(self) -> dict[str, ToolSchema]:
@@ -48,14 +49,26 @@ class Toolbox:
         return {name: tuple(schemas[tool] for tool in tools) for name, tools in self.sets.items()}
 
     async def close_sets(self) -> None:
-        """After the tools themselves. Never raises: the run is over."""
+        """After the tools themselves, which a rollout worker closes. Never raises: the run is over."""
         for name, tool_set in self.opened:
-            try:
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await tool_set.aclose()
-            except Exception as error:
-                logger.warning("closing the tool set %s failed: %s: %s", name, type(error).__name__, error)
+            await _close(f"tool set {name}", tool_set)
         self.opened.clear()
+
+    async def close(self) -> None:
+        """Tools and sets, where no rollout worker was made of them. Never raises."""
+        for name, tool in self.started:
+            if hasattr(tool, "aclose"):
+                await _close(f"tool {name}", tool)
+        self.started.clear()
+        await self.close_sets()
+
+
+async def _close(what: str, component: Any) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await component.aclose()
+    except Exception as error:
+        logger.warning("closing the %s failed: %s: %s", what, type(error).__name__, error)
 
 
 async def open_tools(
@@ -71,7 +84,7 @@ async def open_tools(
         for name, settings in config.tools.items():
             await _add_entry(box, name, settings, services, expected, for_schemas)
     except BaseException:
-        await box.close_sets()
+        await box.close()
         raise
     return box
 
@@ -95,6 +108,7 @@ async def _add_entry(
         _add(box, name, built, settings, of=name)
         if not for_schemas:
             await start(built)
+            box.started.append((name, built))
         return
     await start(built)
     box.opened.append((name, built))
@@ -105,6 +119,7 @@ async def _add_entry(
         _add(box, tool.schema.name, tool, settings, of=name)
         if not for_schemas:
             await start(tool)
+            box.started.append((tool.schema.name, tool))
     box.sets[name] = tuple(tool.schema.name for tool in tools)
 
 
