@@ -249,6 +249,30 @@ def test_a_policy_that_asks_for_what_cannot_be_stops_the_run_and_is_named(
         play(two_calls, policy=Follows(1, {(FirstTokens, "0", 1): actions}), group_size=4)
 
 
+@pytest.mark.parametrize(
+    ("action", "problem"),
+    [
+        (StartRoots(n="1"), "n is '1', not an int"),  # type: ignore[arg-type]
+        (StartRoots(n=1.0), "n is 1.0, not an int"),  # type: ignore[arg-type]
+        (Fork(rollout="0", turn=1.0), "turn is 1.0, not an int"),  # type: ignore[arg-type]
+        (Fork(rollout="0", turn=1, token=None), "token is None, not an int"),  # type: ignore[arg-type]
+        (Fork(rollout=["0"], turn=1), "rollout is ['0'], not the id of a rollout, which is a string"),  # type: ignore[arg-type]
+    ],
+)
+def test_actions_of_the_wrong_type_name_the_policy(play: Play, action: Any, problem: str) -> None:
+    class Strange:
+        def decide(self, event: Any, group: Any, rng: Any) -> Any:
+            return [action]
+
+    with pytest.raises(PluginError) as caught:
+        play(two_calls, policy=Strange(), group_size=4)
+    line = f"core/tests/rollout/test_branching.py:{Strange.decide.__code__.co_firstlineno}"
+    assert str(caught.value) == (
+        f"branch policy {Strange.__module__}.{Strange.__qualname__} answered Start() wrongly: {action}: {problem}: "
+        f"return a list of StartRoots and Fork within group.budget_left, [] for nothing ({line})"
+    )
+
+
 def test_a_policy_that_answers_none_is_told_what_to_return(play: Play) -> None:
     class Nothing:
         def decide(self, event: Any, group: Any, rng: Any) -> Any:

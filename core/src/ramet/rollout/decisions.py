@@ -43,6 +43,9 @@ def ask(
 
 def _problems(actions: Sequence[StartRoots | Fork], view: GroupView) -> list[str]:
     """Judged by the view that the policy was given. More than the budget left is a mistake, never clipped."""
+    found = [problem for action in actions if (problem := _type_problem(action))]
+    if found:
+        return found
     found = [f"{action}: n must not be negative" for action in actions if action.n < 0]
     for action in actions:
         if isinstance(action, Fork):
@@ -51,6 +54,16 @@ def _problems(actions: Sequence[StartRoots | Fork], view: GroupView) -> list[str
     if not found and wanted > view.budget_left:
         found.append(f"it asks for {wanted} rollouts, budget left is {view.budget_left}")
     return found
+
+
+def _type_problem(action: StartRoots | Fork) -> str | None:
+    given: dict[str, object] = {"n": action.n}
+    if isinstance(action, Fork):
+        given |= {"turn": action.turn, "token": action.token}
+        if not isinstance(action.rollout, str):
+            return f"{action}: rollout is {action.rollout!r}, not the id of a rollout, which is a string"
+    wrong = [name for name, value in given.items() if not isinstance(value, int) or isinstance(value, bool)]
+    return f"{action}: {wrong[0]} is {given[wrong[0]]!r}, not an int" if wrong else None
 
 
 def _fork_problems(fork: Fork, view: GroupView) -> list[str]:
