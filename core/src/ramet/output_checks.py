@@ -81,7 +81,7 @@ def step_problem(result: object) -> str | None:
     """What a rollout step gave for one turn."""
     if not isinstance(result, StepResult):
         return f"returned {type(result).__name__}: return a StepResult"
-    if not isinstance(result.insert, tuple | list) or not all(isinstance(p, Markup | Untrusted) for p in result.insert):
+    if not _are_inserts(result.insert):
         return f"insert holds {result.insert!r:.200}: use Markup and Untrusted"
     if result.stop is not None and not isinstance(result.stop, StopReason):
         return f"stop is {result.stop!r}: use a StopReason"
@@ -90,6 +90,17 @@ def step_problem(result: object) -> str | None:
     if result.answer is not None and not isinstance(result.answer, str):
         return f"answer is {result.answer!r:.200}: give a string"
     return None
+
+
+def begin_problem(inserts: object) -> str | None:
+    """What the `begin` of an environment gave."""
+    if not _are_inserts(inserts):
+        return f"begin returned {inserts!r:.200}: return a list of Markup and Untrusted, [] for nothing"
+    return None
+
+
+def _are_inserts(value: object) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(part, Markup | Untrusted) for part in value)
 
 
 def tool_problem(result: object) -> str | None:

@@ -425,3 +425,20 @@ def test_render_refuses_what_the_template_does_not_take(
         play(lambda *_: "yes", step=Talks(messages), group_size=1)
     name = f"{Talks.__module__}.{Talks.__qualname__}"
     assert str(caught.value) == f"rollout step {name} called render wrongly: {problem}"
+
+
+@pytest.mark.parametrize("first", ["you are at 0", None, ["you are at 0"]])
+def test_a_first_observation_that_is_no_insert_stops_the_run_and_is_named(play: Play, first: Any) -> None:
+    class Says(Corridor):
+        async def begin(self, state: Place) -> Sequence[Insert]:
+            return first  # type: ignore[no-any-return]
+
+    step = Says()
+    with pytest.raises(PluginError) as caught:
+        play(step_on, step=step, group_size=2)
+    line = f"core/tests/rollout/test_environments.py:{Says.begin.__code__.co_firstlineno}"
+    assert str(caught.value) == (
+        f"rollout step {__name__}.{Says.__qualname__}: begin returned {first!r}: return a list of Markup and "
+        f"Untrusted, [] for nothing ({line})"
+    )
+    assert step.left_open == 0

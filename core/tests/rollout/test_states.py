@@ -280,11 +280,15 @@ class Broken(Counter):
         await self._break("close")
 
 
+LINE = f" (core/tests/rollout/test_states.py:{Broken._break.__code__.co_firstlineno + 3})"  # where it raises
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (InfraError("no rooms left"), "raised InfraError: no rooms left"),
-        (ValueError("?"), "raised ValueError: ?"),
+        (InfraError("no rooms left"), "raised InfraError: no rooms left{line}"),
+        (ValueError("?"), "raised ValueError: ?{line}"),
+        (SystemExit(3), "raised SystemExit: 3{line}"),
         (5.0, "did not return within 1 s"),
     ],
 )
@@ -294,18 +298,30 @@ def test_a_state_that_cannot_be_had_masks_its_rollout(play: Play, what: str, how
     tool = Broken(what, how)
     rollouts = run(play, tool, Forks(FirstTokens, 1), group_size=2)
     assert {rollout.fault for rollout in rollouts.values()} == {
-        Fault(where="state:python", message=f"{what} {message}")
+        Fault(where="state:python", message=f"{what} {message.format(line=LINE)}")
     }
     assert tool.left_open == 0
 
 
-def test_a_state_that_fails_to_close_is_logged(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    tool = Broken("close", RuntimeError("the session was gone already"))
+@pytest.mark.parametrize("what", ["open", "fork"])
+def test_a_mistake_of_the_user_is_told_with_the_tool_whose_state_it_hinders(play: Play, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(play, Broken(what, ConfigError("no key in ROOMS_KEY")), Forks(FirstTokens, 1), group_size=2)
+    assert str(caught.value) == f"{what} of {__name__}.Broken: no key in ROOMS_KEY{LINE}"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("gone already"), SystemExit("gone already")])
+def test_a_state_that_fails_to_close_is_logged(
+    play: Play, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    tool = Broken("close", error)
     with caplog.at_level(logging.WARNING):
         rollouts = run(play, tool, NoBranching(), group_size=1)
     assert rollouts["0"].valid
     assert [record.getMessage() for record in caplog.records] == [
-        "close of state:python failed: RuntimeError: the session was gone already"
+        "close of state:python failed: RuntimeError: "
+        + ("SystemExit: " if isinstance(error, SystemExit) else "")
+        + "gone already"
     ]
 
 

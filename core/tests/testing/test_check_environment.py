@@ -119,7 +119,7 @@ class NoClose(Climb):
             "draw only from the seed that open is given",
         ),
         (Opens, "open returned None: return a state"),
-        (Begins, "begin returned ['at 0']: use Markup and Untrusted"),
+        (Begins, "begin returned ['at 0']: return a list of Markup and Untrusted, [] for nothing"),
         (FinishesAgain, "finish inserts or stops: the rollout has ended already"),
         (
             TellsObjects,

@@ -15,7 +15,7 @@ from typing import Any
 
 from ramet.config.schema import RolloutConfig
 from ramet.errors import ConfigError, PluginError
-from ramet.output_checks import step_problem
+from ramet.output_checks import begin_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.context import FirstTokensHook, TurnContext, Workplace, state_of
@@ -106,7 +106,10 @@ class Player:
         if self.states is not None:
             await self.states.start(live)
         if live.parent is None and self._begin is not None:
-            self._insert_first(live, await self._begin(await self._environment(live)))
+            first = await self._begin(await self._environment(live))
+            if (problem := begin_problem(first)) is not None:
+                raise PluginError(f"rollout step {origin(self.step)}: {problem}{defined_at(self.step, 'begin')}")
+            self._insert_first(live, first)
         while live.stop is None:
             await self._turn(live, await self._environment(live))
             if live.stop is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.plugin_code import named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.branching import NoBranching
 from ramet.rollout.keys import Path, stable_seed
@@ -256,7 +257,7 @@ class States:
 
     async def _made(self, live: LiveRollout, component: Component, what: str, work: Coroutine[Any, Any, Any]) -> Any:
         """The state that `open` or `fork` gives, in a task of its own that nobody waits for longer than allowed."""
-        name, task = component.name, asyncio.create_task(work)
+        name, task = component.name, asyncio.create_task(self._checked(component, what, work))
         try:
             with self._watchdog.wait(f"{what} of state:{name} rollout {live.key}"):
                 done, _ = await asyncio.wait({task}, timeout=component.timeout_s)
@@ -268,14 +269,22 @@ class States:
             raise StateFailed(name, f"{what} did not return within {component.timeout_s:g} s")
         if task.cancelled():
             raise StateFailed(name, f"{what} cancelled itself")
-        error = task.exception()
-        if isinstance(error, PluginError | ConfigError):
-            raise error
-        if error is not None:
-            raise StateFailed(name, f"{what} raised {type(error).__name__}: {error}") from error
-        if task.result() is None:
-            raise PluginError(f"{what} of {origin(component.owner)} returned None; allowed: a state")
         return task.result()
+
+    async def _checked(self, component: Component, what: str, work: Awaitable[Any]) -> Any:
+        """Whatever the component raises leaves here as an error of the contract that names it."""
+        try:
+            state = await work
+        except PluginError:
+            raise
+        except ConfigError as error:
+            raise named(error, f"{what} of {origin(component.owner)}", _key(component)) from error
+        except (Exception, SystemExit) as error:  # asyncio would end the run with a task's SystemExit
+            raised = f"{what} raised {type(error).__name__}: {error}{raised_at(error)}"
+            raise StateFailed(component.name, raised) from error
+        if state is None:
+            raise PluginError(f"{what} of {origin(component.owner)} returned None; allowed: a state")
+        return state
 
     def _abandon(self, component: Component, task: asyncio.Task[Any]) -> None:
         """Nobody waits for it any more; should it still give a state, that is closed."""
@@ -284,7 +293,7 @@ class States:
 
     async def _shut_late(self, component: Component, task: asyncio.Task[Any]) -> None:
         await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
-        if task.done() and not task.cancelled() and task.exception() is None and task.result() is not None:
+        if task.done() and not task.cancelled() and task.exception() is None:
             self._shut(component, task.result())
 
     def _shut(self, component: Component, state: Any) -> None:
@@ -293,7 +302,7 @@ class States:
     async def _close_quietly(self, component: Component, state: Any) -> None:
         """Cleaning up must not change what a rollout was: errors are logged."""
         what = f"close of state:{component.name}"
-        task = asyncio.create_task(component.owner.close(state))
+        task = asyncio.create_task(_without_exit(component.owner.close(state)))
         with self._watchdog.wait(what):
             await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
         if not task.done():
@@ -306,6 +315,14 @@ class States:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+async def _without_exit(work: Awaitable[None]) -> None:
+    """asyncio would end the run with a task's SystemExit."""
+    try:
+        await work
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 def _forked(parent: _Held, turn: int) -> _Held:

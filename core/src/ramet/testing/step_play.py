@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramet.errors import InfraError, ToolError
-from ramet.output_checks import step_problem
+from ramet.output_checks import begin_problem, step_problem
 from ramet.rollout.states import is_stateful
 from ramet.rollout.step_result import outcome_problem
 from ramet.testing.doubles import echo_tool
@@ -18,7 +18,6 @@ from ramet.testing.expect import expect, expect_none
 from ramet.testing.scripted_context import ScriptedContext
 from ramet.types import (
     Generation,
-    Markup,
     RolloutState,
     RolloutStep,
     StepResult,
@@ -27,7 +26,6 @@ from ramet.types import (
     Tool,
     ToolCall,
     ToolResult,
-    Untrusted,
     user_prompt,
 )
 
@@ -109,8 +107,7 @@ async def begin(subject: Subject, played: Play) -> None:
     if not hasattr(subject.step, "begin"):
         return
     inserts = await subject.step.begin(played.environment)
-    typed = all(isinstance(part, (Markup, Untrusted)) for part in inserts)
-    expect(typed, f"begin returned {inserts!r}: use Markup and Untrusted")
+    expect_none(begin_problem(inserts))
     played.response += "".join(part.text for part in inserts)
 
 
