@@ -96,7 +96,8 @@ class TurnContext:
         self._records: dict[int, ToolRecord] = {}  # of this turn's calls, by the order in which they were made
         self._calling: set[asyncio.Task[Any]] = set()  # tasks that wait for a call of this turn
         self._in_order: dict[str, asyncio.Lock] = {}  # of tools that hold states
-        self._ended: asyncio.Event | None = None  # set once no call is running; None: the turn goes on
+        self._is_over = False
+        self._quiet: asyncio.Event | None = None  # set once no call is running, if the end waits for that
 
     @property
     def tools(self) -> Sequence[ToolSchema]:
@@ -241,12 +242,12 @@ class TurnContext:
                 return await self._call(number, call, await self._state(self._states, call.name))
         finally:
             self._calling.discard(task)
-            if self._ended is not None and not self._calling:
-                self._ended.set()
+            if self._quiet is not None and not self._calling:
+                self._quiet.set()
 
     def _begin_call(self) -> int:
         """The call's number in this turn; counted before it is waited for: a step may make several calls at once."""
-        if self._ended is not None:
+        if self._is_over:
             raise PluginError(f"rollout step {self._step} made a tool call after its turn had ended")
         number = self._n_begun
         if len(self._earlier_calls) + number >= self.max_tool_calls:
@@ -262,12 +263,13 @@ class TurnContext:
 
         They belong to this turn: later ones would lose their records, and their states would change under a fork.
         """
-        self._ended = asyncio.Event()
+        self._is_over = True
         if not self._calling:
             return
+        self._quiet = asyncio.Event()
         for task in self._calling if cancel else ():
             task.cancel()
-        await self._ended.wait()
+        await self._quiet.wait()
 
     async def _call(self, number: int, call: ToolCall, state: Any) -> ToolResult:
         live = self.live
