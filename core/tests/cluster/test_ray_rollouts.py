@@ -68,6 +68,8 @@ class Stub(Actor):
             await asyncio.sleep(60)
         elif what == "short":
             await asyncio.sleep(0.05)
+        elif what == "waits":  # until rollouts of the group before it have met their deadline
+            await asyncio.sleep(0.8)
         elif what == "raises":
             raise PluginError("plugin x broke the contract")
         elif what == "fails":
@@ -302,6 +304,16 @@ def test_an_evaluation_has_no_deadline_of_a_step(play, monkeypatch):
         return rollouts.restarts
 
     assert play(work, workers=1, step_s=1e-3) == 0
+
+
+def test_a_group_may_wait_for_its_turn_besides_the_time_of_its_rollouts(play, monkeypatch):
+    monkeypatch.setattr(rollouts, "PATIENCE_S", 0.1)
+
+    async def work(rollouts: RayRollouts) -> int:
+        await rollouts.run(tasks("waits-0"), step=0, plan=replace(PLAN, step_deadline=False))
+        return rollouts.restarts
+
+    assert play(work, workers=1, rollout_s=0.5) == 0
 
 
 def test_after_so_many_replacements_the_run_stops(play, tmp_path, monkeypatch):

@@ -114,13 +114,13 @@ class RayRollouts:
         self, task: Task, name: str, step: int, plan: RolloutPlan, ends_at: float | None, on_group: OnGroup | None
     ) -> Group:
         """Play one group, as often as its worker is lost. `ends_at` None: there is no deadline of the step, so a group
-        has the time of one rollout: all of them start together.
+        has the time of two rollouts: one that it may wait for in its worker, and its own, which start together.
         """
         size = self.group_size(plan)
         again = False
         while True:
             worker = await self._dispatch.take(size, first=again)
-            left, key = self._config.rollout.deadline_s, "rollout.deadline_s"
+            left, key = 2 * self._config.rollout.deadline_s, "rollout.deadline_s"
             if ends_at is not None:
                 left, key = max(0.0, ends_at - time.monotonic()), "rollout.step_deadline_s"
             try:
