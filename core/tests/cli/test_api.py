@@ -17,9 +17,14 @@ from ramet.api import compose, evaluate, run, sft, train
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.event_loop import run_async
 from ramet.models.tiny import make_tiny_model
+from ramet.plugins import load_plugins
 from ramet.tracking.jsonl import read_metrics
 from ramet.tracking.stopped import StopListener, Stopped
 
+needs_plugins = pytest.mark.skipif(
+    "format" not in load_plugins().registries.rewards or "arithmetic" not in load_plugins().registries.benchmarks,
+    reason="the plugin ramet-benchmarks is not installed",
+)
 ROWS = '{"prompt": "1+1?", "answer": "2"}\n{"prompt": "2+1?", "answer": "3"}\n'
 TRACES = '{"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<answer>2</answer>"}]}\n'
 
@@ -39,6 +44,7 @@ def keys(model: Path, root: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@needs_plugins
 def test_train_inside_a_running_event_loop_returns_the_run_its_model_and_its_last_metrics(
     model: Path, tmp_path: Path
 ) -> None:
@@ -54,6 +60,7 @@ def test_train_inside_a_running_event_loop_returns_the_run_its_model_and_its_las
     asyncio.run(notebook())
 
 
+@needs_plugins
 def test_sft_and_evaluate_return_what_they_left(model: Path, tmp_path: Path) -> None:
     (tmp_path / "traces.jsonl").write_text(TRACES)
     taught = sft(
@@ -102,6 +109,7 @@ def test_what_is_called_wrongly_is_told(call, message: str) -> None:  # type: ig
     assert str(raised.value) == message
 
 
+@needs_plugins
 def test_run_takes_any_jobs_configuration(model: Path, tmp_path: Path) -> None:
     assert run(compose(keys(model, tmp_path))).steps == 1
 
@@ -132,9 +140,13 @@ def test_an_interrupt_inside_a_running_event_loop_cancels_the_work() -> None:
         with StopListener().listening():
             run_async(long())
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
     started = time.monotonic()
-    with pytest.raises(Stopped):
-        asyncio.run(notebook())
+    try:
+        with pytest.raises(Stopped):
+            asyncio.run(notebook())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended == ["cleaned up"]
     assert time.monotonic() - started < 30
 

@@ -14,7 +14,15 @@ import torch
 from ramet.errors import InfraError, PluginError, RametError
 from ramet.policy.batch import rows_of
 from ramet.rollout.plan import RolloutPlan
-from ramet.rollout.scoring import UNJUDGED, ScoredGroup, ScoredRollout, Scorer, WeightedReward, check_failures
+from ramet.rollout.scoring import (
+    UNJUDGED,
+    ScoredGroup,
+    ScoredRollout,
+    Scorer,
+    WeightedReward,
+    check_failures,
+    n_unjudged,
+)
 from ramet.testing.rollouts import answered_rollout
 from ramet.train.algorithm import estimate
 from ramet.train.groups import check_infrastructure, check_whole, play
@@ -91,6 +99,7 @@ def test_rollouts_that_rewards_could_not_judge_are_no_infrastructure_failures() 
     group = ScoredGroup(task=task(), rollouts=(unjudged, *others))
     check_failures([group])
     check_infrastructure([group], limit=0.2)
+    assert n_unjudged([group]) == 1
 
 
 def test_fewer_rollouts_than_asked_for_is_an_error_with_both_counts() -> None:

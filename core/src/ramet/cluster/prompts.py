@@ -13,8 +13,6 @@ from typing import Protocol, runtime_checkable
 from ramet.cluster.parts import build_step
 from ramet.cluster.toolbox import ToolNames
 from ramet.config.schema import Config
-from ramet.models.loading import load_tokenizer
-from ramet.models.template import reads_tools
 from ramet.rollout.prompts import Prompt, make_prompt
 from ramet.types import Message, Task
 
@@ -44,6 +42,9 @@ def task_prompts(config: Config, tools: ToolNames) -> Callable[[Task], Prompt]:
 
 def check_prompts(config: Config, tools: ToolNames) -> list[str]:
     """What is wrong with the prompts whatever the tasks are. Step and tokenizer must be such as can be built."""
+    from ramet.models.loading import load_tokenizer  # torch: looking at data without a model needs none
+    from ramet.models.template import reads_tools
+
     step = build_step(config)
     problems = []
     if config.rollout_step.tools_in_template and not reads_tools(load_tokenizer(config.model)):

@@ -126,7 +126,8 @@ def _tree(request: _Request, catalog: Catalog) -> DictConfig:
     """
     wrong = _wrong_choices(request, catalog)
     request.problems += [problem for problems in wrong.values() for problem in problems]
-    usable = [text for group, text in request.typed.items() if group not in wrong]
+    nothing = {g for g, one in request.choices.items() if one.value() == [] and not _options(g)}  # unknown to Hydra
+    usable = [text for group, text in request.typed.items() if group not in wrong and group not in nothing]
     try:
         tree = hydra_compose("config", overrides=usable)
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
