@@ -166,8 +166,9 @@ def test_a_task_may_use_fewer_tools_than_its_prompt_names(model: Path) -> None:
 def training(model: Path, file: Path) -> list[str]:
     return [
         f"model.path={model}", f"data.train=[{file}]", "tools=[calc]", "rewards=[environment]",
-        "train.tasks_per_step=1", "model.device=cpu", f"run.root={file.parent}",
-        "data.max_prompt_tokens=500", "rollout.max_response_tokens=64", "rollout.max_concurrent=8", "engine=torch", "advantage=grpo", "policy_loss=ppo_clip",
+        "train.tasks_per_step=1", "model.device=cpu", f"run.root={file.parent}", "data.max_prompt_tokens=500",
+        "rollout.max_response_tokens=64", "rollout.max_concurrent=8", "engine=torch", "advantage=grpo",
+        "policy_loss=ppo_clip",
     ]  # fmt: skip
 
 
