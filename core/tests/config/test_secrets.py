@@ -10,6 +10,14 @@ from ramet.config.secrets import hide, written_secrets
 from ramet.errors import ConfigErrors
 
 MODEL = "model.path=m"
+
+
+@pytest.fixture(autouse=True)
+def _of_this_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are remembered for the whole process: those of a test must not hide words of others."""
+    monkeypatch.setattr("ramet.config.secrets._values", {})
+
+
 ADVICE = (
     "a secret must not be written down, since configurations are recorded; put it into an environment variable and "
     "write {0}='${{oc.env:VARIABLE}}'"
