@@ -19,7 +19,7 @@ from ramet.errors import ConfigError, ConfigErrors, PluginError
 
 CALLERS = frozenset(
     {"__main__", "hydra", "omegaconf", "pluggy", "ramet", "ray", "torch"}
-)  # what stands between core and plugin
+)  # what is between core and plugin
 
 CODE = frozenset({".py", ".so"})  # what is hashed of a package
 

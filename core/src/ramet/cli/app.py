@@ -75,7 +75,7 @@ def _run(arguments: list[str]) -> int:
     command = extension(extensions.COMMANDS, name, COMMANDS).load()
     try:
         code: int | None = command(arguments[1:])
-    except SystemExit as left:  # as argparse does, behind its help or an error that it has printed
+    except SystemExit as left:  # as argparse does, after its help or an error that it has printed
         if not isinstance(left.code, int | None):
             raise
         code = left.code

@@ -21,7 +21,7 @@ OPEN = ("versions", "plugins")  # may change on the way, if the user says so
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What stands at the beginning of a results file."""
+    """What is at the beginning of a results file."""
 
     model: str
     k: int  # rollouts per task
@@ -36,7 +36,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Between an earlier header and the one of now."""
+    """Between an earlier header and the current one."""
 
     other: list[str]  # dotted names of what makes it another evaluation
     risky: list[str]  # changes that may change the numbers

@@ -24,7 +24,7 @@ from ramet.evaluate.tasks import TaskResult, ToolStatistics, scores_of, tool_sta
 from ramet.tracking.own_files import replace_file
 
 logger = logging.getLogger(__name__)
-PARTIAL = ".partial.jsonl"  # behind the name of the results file
+PARTIAL = ".partial.jsonl"  # after the name of the results file
 BEGINNING = b'{"schema": '  # of a file of an unfinished evaluation
 
 

@@ -147,7 +147,7 @@ class Player:
         return result
 
     def _insert_first(self, live: LiveRollout, parts: Sequence[Insert]) -> None:
-        """What `begin` gave: it stands before the first turn, so forks share it."""
+        """What `begin` gave: it comes before the first turn, so forks share it."""
         if not self._insert(live, parts):
             raise RuntimeError(f"the first observation of {self._step_name} leaves no room for a response")
         live.starts[0] = len(live.segments)

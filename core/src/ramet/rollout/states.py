@@ -106,7 +106,7 @@ class _Held:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def as_of(self, turn: int) -> Any:
-        """The state as it was at the beginning of `turn`: that of the first later use, or of now if there was none."""
+        """The state as it was at the beginning of `turn`: before the first later use, or the current one."""
         kept = [one for one in self.copies if one >= turn]
         if kept:
             return self.copies[min(kept)]

@@ -39,7 +39,7 @@ def read_config(file: Path) -> DictConfig:
 def read_run(run: Path) -> SavedRun:
     """Read `manifest.json` and `config.yaml`. Raises `ConfigError` if this is no run directory, or they are broken.
 
-    `model.trust_remote_code` is false whatever stands there: runs are given away, and whether a model's own code may
+    `model.trust_remote_code` is false whatever it says: runs are given away, and whether a model's own code may
     run is said on the command line of whoever runs it.
     """
     file = run / "config.yaml"

@@ -26,7 +26,7 @@ class Ahead:
         self._playing: dict[int, asyncio.Task[PlayedStep]] = {}
 
     async def take(self, step: int) -> PlayedStep:
-        """What this step played; those that may run ahead of it are under way when this returns."""
+        """What this step played; those that may run ahead of it are running when this returns."""
         self._start(step)
         played = await self._playing[step]
         del self._playing[step]

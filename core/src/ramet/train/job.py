@@ -40,7 +40,7 @@ class TrainResult:
     run: Path  # its directory
     model: Path  # a Hugging Face folder
     steps: int
-    metrics: Mapping[str, float]  # of the last step, by the names of docs/metrics
+    metrics: Mapping[str, float]  # all that was logged for the last step, by name
 
 
 def run(resolved: Resolved) -> TrainResult:
