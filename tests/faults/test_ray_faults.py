@@ -49,12 +49,13 @@ def two_cpus() -> Iterator[None]:
     logging.getLogger("ray").setLevel(logging.ERROR)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the home and sets the mode for good
         ray.init(
             address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 << 20,
             configure_logging=False, log_to_driver=False,
         )  # fmt: skip
-    yield
-    ray.shutdown()
+        yield
+        ray.shutdown()
 
 
 def outcome(house: Any, name: str, steps: int) -> dict[str, Any]:

@@ -21,11 +21,12 @@ def two_nodes() -> Iterator[None]:
     logging.getLogger("ray").setLevel(logging.ERROR)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token Ray finds in the home
         node = {"num_cpus": CPUS, "num_gpus": GPUS, "object_store_memory": 100 << 20}
         cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
         for _ in range(NODES - 1):
             cluster.add_node(**node)
         ray.init(address=cluster.address, configure_logging=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-    cluster.shutdown()
+        yield
+        ray.shutdown()
+        cluster.shutdown()
