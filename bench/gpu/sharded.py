@@ -18,14 +18,14 @@ from update import DENSE_BF16, synchronise, update_flops
 from ramet.algorithms.logprobs import Entropy
 from ramet.config.schema import ModelConfig, PolicyConfig
 from ramet.models.loading import load_model
+from ramet.planning.model_shape import read_shape
+from ramet.policy.batching.packing import MicroBatch, micro_batches
 from ramet.policy.compiled import compile_blocks
+from ramet.policy.distributed.ranks import join_ranks, leave_ranks
+from ramet.policy.distributed.sharding import keep_only_shards, shard
+from ramet.policy.logprob_model import ScoringModel
 from ramet.policy.models import attention_cost, blocks_of
 from ramet.policy.optim import clip_gradients, make_optimizer
-from ramet.policy.packing import MicroBatch, micro_batches
-from ramet.policy.ranks import join_ranks, leave_ranks
-from ramet.policy.scorer import ScoringModel
-from ramet.policy.sharding import keep_only_shards, shard
-from ramet.train.shape import read_shape
 
 BUDGET = 8192  # tokens of a micro-batch
 

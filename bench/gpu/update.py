@@ -12,10 +12,10 @@ from sizes import Size
 from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import Config, DataConfig, ModelConfig, PolicyConfig, RolloutConfig, TrainConfig
+from ramet.planning.memory_policy import Side, moments
+from ramet.planning.model_shape import ModelShape, read_shape
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
-from ramet.train.memory_policy import Side, moments
-from ramet.train.shape import ModelShape, read_shape
 
 DENSE_BF16 = 989e12  # FLOP/s of an H100 or H200, dense: https://www.nvidia.com/en-us/data-center/h200/
 BUDGETS = (16384, 8192, 4096)  # tokens of a micro-batch, the first that fits is taken

@@ -28,24 +28,24 @@ from words import CHAT_TEMPLATE
 
 import ramet
 from ramet import user_prompt
+from ramet.cluster.interfaces import build_encoder
 from ramet.cluster.local import LocalPlace, LocalPolicy, LocalRollouts
-from ramet.cluster.parts import build_branch_policy
-from ramet.cluster.place import build_encoder
-from ramet.cluster.services import RunServices
-from ramet.cluster.toolbox import open_tools
+from ramet.components.build import build_branch_policy
+from ramet.components.services import RunServices
+from ramet.components.toolbox import open_tools
 from ramet.config.compose import compose
 from ramet.config.schema import SystemPrompt
 from ramet.models.encoder import Encoder
 from ramet.models.torch_setup import set_up_torch
-from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.checkpoint.store import Checkpoints
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.prompts import messages_of
-from ramet.rollout.tags import Tags
+from ramet.rollout.steps.tags import Tags
 from ramet.train.job import policy_spec
 from ramet.train.loop import Loop
+from ramet.train.preemption import StopRequest
 from ramet.train.prepare import prepare
 from ramet.train.state import TrainState
-from ramet.train.stop import StopRequest
 from ramet.train.validation import ValidData
 from ramet.types import Task
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from ramet import Message, Rollout, Task, ToolCall, ToolResult, ToolSchema
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
-from ramet.rollout.branching import NoBranching
+from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import TagsConfig
-from ramet.rollout.tags import Tags
+from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ramet.inert import MAX_NESTING, too_deep, visible, visible_lines
+from ramet.io.json_values import MAX_NESTING, too_deep, visible, visible_lines
 
 
 def test_what_would_steer_a_terminal_is_written_as_an_escape():

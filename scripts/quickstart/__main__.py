@@ -22,7 +22,7 @@ from summary import Outcome, plot, show, write
 from traces import split, write_rl, write_sft
 
 from ramet import Benchmark, Task
-from ramet.cluster.parts import build_benchmarks
+from ramet.components.build import build_benchmarks
 from ramet.config.compose import compose
 from ramet.config.resolved import Resolved
 from ramet.models.tiny import make_tiny_model

@@ -9,8 +9,8 @@ from statistics import fmean
 
 from ramet import Benchmark, Group, Rollout, Task, Tool, ToolCall, ToolResult
 from ramet.cluster.local import LocalRollouts, build_encoder
-from ramet.cluster.services import RunServices
-from ramet.cluster.toolbox import open_tools
+from ramet.components.services import RunServices
+from ramet.components.toolbox import open_tools
 from ramet.config.schema import Config
 from ramet.rollout.worker import RolloutPlan
 

@@ -17,7 +17,7 @@ import pytest
 from ramet.data.sampler import Sampler
 from ramet.data.tasks import load_tasks
 from ramet.rollout.record import GroupRecord, read_records
-from ramet.tracking.manifest import DataRecord, read_manifest
+from ramet.runs.manifest import DataRecord, read_manifest
 
 TRAIN = Path(__file__).resolve().parents[3] / "shared" / "data" / "rl" / "train_10k.parquet"
 LIMIT, SEED = 200, 3

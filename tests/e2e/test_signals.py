@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ramet.policy.checkpoint import verify
+from ramet.policy.checkpoint.store import verify
 
 STEPS = 4
 # A chain is one run that is stopped again and again, each time at a later place of its steps, and resumed as it said.

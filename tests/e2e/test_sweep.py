@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ramet.tracking.manifest import read_manifest
+from ramet.runs.manifest import read_manifest
 
 
 def test_two_points_are_trained_one_after_the_other_and_resumed(ramet, house, tmp_path: Path):

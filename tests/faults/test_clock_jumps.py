@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.checkpoint.store import Checkpoints
 from ramet.report.data import overview
 
 ROOT = Path(__file__).resolve().parents[2]
 HOUR_S, DAY_S = 3600.0, 86400.0
 LABELS = {
     "tracking/jsonl.py",
-    "tracking/lock.py",
-    "tracking/manifest.py",
-    "tracking/run_dir.py",
+    "runs/lock.py",
+    "runs/manifest.py",
+    "runs/run_dir.py",
 }  # shown, never compared
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramet.policy import checkpoint
-from ramet.policy.checkpoint import MANIFEST, verify
+from ramet.policy.checkpoint import store as checkpoint
+from ramet.policy.checkpoint.store import MANIFEST, verify
 
 
 def truncate(folder: Path) -> None:

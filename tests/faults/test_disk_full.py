@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ramet.policy.checkpoint import verify
+from ramet.policy.checkpoint.store import verify
 from ramet.policy.errors import CheckpointError
 from ramet.train.state import TrainState
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramet.policy.checkpoint import verify
-from ramet.policy.dcp import read_whole
+from ramet.policy.checkpoint.dcp import read_whole
+from ramet.policy.checkpoint.store import verify
 from ramet.policy.errors import TrainingDiverged
-from ramet.policy.replica import Outcome
+from ramet.policy.train_rank import Outcome
 
 
 def saved(run: Path, step: int, kind: str) -> dict[str, Tensor]:

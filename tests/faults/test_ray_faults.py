@@ -20,7 +20,7 @@ pytest.importorskip("ray")
 import ray
 
 from ramet.cli import main
-from ramet.cluster.ray import pulse
+from ramet.cluster.ray import health_monitor as pulse
 from ramet.plugins import load_plugins
 
 SETTINGS = [

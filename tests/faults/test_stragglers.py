@@ -9,9 +9,9 @@ import pytest
 
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.data.sampler import Sampler
-from ramet.rollout.branching import NoBranching
+from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import TagsConfig
-from ramet.rollout.tags import Tags
+from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
 from ramet.types import Task, user_prompt

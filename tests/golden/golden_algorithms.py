@@ -14,7 +14,7 @@ from ramet.algorithms.logprobs import Entropy, logprobs_from_logits
 from ramet.algorithms.value_loss import value_loss as clipped_value_loss
 from ramet.config.schema import KlEstimator, LossAggregation
 from ramet.plugins import load_plugins
-from ramet.policy.tally import Tally
+from ramet.policy.metric_accumulator import Tally
 from ramet.types import AdvantageInputs, LossInputs, StopReason
 
 KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}  # the released names of ours

@@ -12,13 +12,13 @@ ramet_contract = "1"
 
 @hookimpl
 def register_rollout_steps(register: Register[RolloutStep]) -> None:
-    register("tags", "ramet.rollout.tags:Tags", config=TagsConfig)
+    register("tags", "ramet.rollout.steps.tags:Tags", config=TagsConfig)
 
 
 @hookimpl
 def register_branch_policies(register: Register[BranchPolicy]) -> None:
-    register("none", "ramet.rollout.branching:NoBranching")
-    register("random", "ramet.rollout.branching:RandomBranching", config=RandomBranchConfig)
+    register("none", "ramet.rollout.branching.builtin:NoBranching")
+    register("random", "ramet.rollout.branching.builtin:RandomBranching", config=RandomBranchConfig)
 
 
 @hookimpl

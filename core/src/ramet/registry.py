@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from ramet.component_checks import misfits
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.plugin_code import named, raised_at
-from ramet.shapes import misfits
 from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
 
 T = TypeVar("T")

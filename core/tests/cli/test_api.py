@@ -18,8 +18,8 @@ from ramet.errors import ConfigError, ConfigErrors
 from ramet.event_loop import run_async
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
+from ramet.runs.stopped import StopListener, Stopped
 from ramet.tracking.jsonl import read_metrics
-from ramet.tracking.stopped import StopListener, Stopped
 
 needs_plugins = pytest.mark.skipif(
     "format" not in load_plugins().registries.rewards or "arithmetic" not in load_plugins().registries.benchmarks,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ramet.cli import main
-from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.checkpoint.store import Checkpoints
 
 
 @pytest.fixture

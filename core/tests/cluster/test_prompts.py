@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ramet.cli import main
-from ramet.cluster import prompts
-from ramet.cluster.place import build_encoder
-from ramet.cluster.prompts import task_prompts, warn_of_foreign_tags
-from ramet.cluster.toolbox import tool_names
+from ramet.cluster.interfaces import build_encoder
+from ramet.components import prompts
+from ramet.components.prompts import task_prompts, warn_of_foreign_tags
+from ramet.components.toolbox import tool_names
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.data.tasks import load_tasks

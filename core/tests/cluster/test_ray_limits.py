@@ -17,7 +17,7 @@ import ray
 from ray import cloudpickle
 
 from ramet.cluster.ray.limits import RayLimiters, start_limiters
-from ramet.cluster.services import BURST_S
+from ramet.components.services import BURST_S
 from ramet.errors import PluginError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests

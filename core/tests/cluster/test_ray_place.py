@@ -25,13 +25,13 @@ from ray.util import placement_group_table
 
 from ramet.cluster.ray import policy, rollouts
 from ramet.cluster.ray.actor import Actor
+from ramet.cluster.ray.backend import RayPlace
 from ramet.cluster.ray.errors import death_cause
-from ramet.cluster.ray.place import RayPlace
 from ramet.cluster.ray.placement import Placement
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.session import _connect
 from ramet.cluster.ray.weights import BUCKET_BYTES, Bucket, buckets, tensors
-from ramet.cluster.toolbox import ToolNames
+from ramet.components.toolbox import ToolNames
 from ramet.config.compose import compose
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
 from ramet.engines.config import VllmEngineConfig

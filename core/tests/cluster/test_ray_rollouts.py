@@ -25,11 +25,11 @@ pytest.importorskip("ray")
 import ray
 from ray import cloudpickle
 
-from ramet.cluster.ray import pulse, rollouts
+from ramet.cluster.ray import health_monitor, rollouts
 from ramet.cluster.ray.actor import Actor
 from ramet.cluster.ray.jobs import Counts
 from ramet.cluster.ray.rollouts import RayRollouts
-from ramet.cluster.toolbox import ToolNames
+from ramet.components.toolbox import ToolNames
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigErrors, InfraError, PluginError
@@ -262,7 +262,7 @@ def test_a_worker_that_dies_is_replaced_with_the_weights_of_now_and_only_its_gro
 
 def test_a_silent_worker_is_replaced_too_and_a_busy_one_is_not(play, tmp_path, monkeypatch, caplog):
     """F5: answers to pings come from another thread than the work."""
-    monkeypatch.setattr(pulse, "SILENCE_S", 2.0)
+    monkeypatch.setattr(health_monitor, "SILENCE_S", 2.0)
 
     async def work(rollouts: RayRollouts) -> list[Group]:
         return await rollouts.run(tasks("blocks-0", "stops_once-1"), step=1, plan=PLAN)
@@ -330,7 +330,7 @@ def test_after_so_many_replacements_the_run_stops(play, tmp_path, monkeypatch):
 
 
 def test_a_node_with_other_plugins_is_refused_with_both_versions(play, monkeypatch):
-    from ramet.cluster.ray import surroundings
+    from ramet.cluster.ray import driver_environment as surroundings
 
     rows = surroundings._plugins()
     claimed = tuple((name, distribution, "9.9" if name == "core" else version) for name, distribution, version in rows)

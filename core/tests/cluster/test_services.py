@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ramet.cluster.parts import start_rewards
-from ramet.cluster.services import BURST_S, LocalLimiters, RunServices, start_component
+from ramet.components.build import start_rewards
+from ramet.components.services import BURST_S, LocalLimiters, RunServices, start_component
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.rollout.scoring import WeightedReward
 from ramet.types import Limiter, Services

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ramet.cluster.ray.surroundings import Surroundings
+from ramet.cluster.ray.driver_environment import Surroundings
 from ramet.errors import ConfigErrors
 
 
@@ -58,7 +58,7 @@ def test_a_worker_gets_keys_settings_modules_and_folder_and_keeps_what_is_its_ow
 WORKER = """
 import logging, os
 from ramet.cluster.ray.actor import Actor
-from ramet.cluster.ray.surroundings import Surroundings
+from ramet.cluster.ray.driver_environment import Surroundings
 from ramet.config.compose import compose
 
 os.environ["MY_JUDGE"] = "correct horse"

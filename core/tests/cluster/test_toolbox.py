@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ramet.cluster.parts import wants_services
-from ramet.cluster.services import RunServices
-from ramet.cluster.toolbox import Toolbox, open_tools, tool_names
+from ramet.component_checks import misfits
+from ramet.components.build import wants_services
+from ramet.components.services import RunServices
+from ramet.components.toolbox import Toolbox, open_tools, tool_names
 from ramet.config.schema import Config, ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.planning.run_plan import entries_in_words
 from ramet.plugins import Plugins
 from ramet.registry import Entry, Registries
-from ramet.shapes import misfits
 from ramet.testing.doubles import EchoTool, echo_tool
-from ramet.tracking.plan import entries_in_words
 from ramet.types import Services, Tool
 
 

@@ -11,7 +11,7 @@ from ramet.config.compose import compose
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.config.secrets import written_secrets
-from ramet.tracking.manifest import PluginRecord, make_manifest, write_manifest
+from ramet.runs.manifest import PluginRecord, make_manifest, write_manifest
 
 MODEL = "model.path=m"
 Problems = Callable[..., list[str]]

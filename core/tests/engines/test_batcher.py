@@ -16,8 +16,8 @@ from ramet.engines.counters import Counters
 from ramet.engines.protocol import Completion, Request, Sampling
 from ramet.engines.sequence import Done, Event, Failed, First
 from ramet.engines.torch.batcher import Batcher
-from ramet.engines.torch.compute import Compute
 from ramet.engines.torch.forward import Forward
+from ramet.engines.torch.model_runner import Compute
 from ramet.models.encoder import Encoder
 
 MakeBatcher = Callable[..., Batcher]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ramet.cluster import engines
-from ramet.cluster.engines import build_engine, engine_capabilities
+from ramet.components import engines
+from ramet.components.engines import build_engine, engine_capabilities
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, RunConfig
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.protocol import Capability

@@ -18,8 +18,8 @@ from ramet.engines import worker
 from ramet.engines.config import TorchEngineConfig
 from ramet.engines.protocol import Capability, Completion, Sampling
 from ramet.engines.torch import TorchEngine
+from ramet.engines.torch.determinism_check import check_rows_agree
 from ramet.engines.torch.forward import Forward
-from ramet.engines.torch.probe import check_rows_agree
 from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
 from ramet.testing.engine_subject import Subject, expect_reference, run

@@ -41,10 +41,10 @@ from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model
 from ramet.models.tiny import make_tokenizer
-from ramet.policy.batch import Row, rows_of
+from ramet.policy.batching.batch import Row, rows_of
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
-from ramet.rollout.branching import NoBranching
+from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.worker import RolloutWorker

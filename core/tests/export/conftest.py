@@ -19,11 +19,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ramet.models.tiny import make_tiny_model
-from ramet.policy.checkpoint import Checkpoints
-from ramet.policy.state import Progress, stage_state, write_state
+from ramet.policy.checkpoint.state import Progress, stage_state, write_state
+from ramet.policy.checkpoint.store import Checkpoints
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.tracking.manifest import Manifest, write_manifest
+from ramet.runs.manifest import Manifest, write_manifest
 from ramet.types import Origin, Rollout, Segment, SegmentKind, StopReason, Task, user_prompt
 
 CONFIG = """
@@ -151,7 +151,7 @@ def set_job() -> Callable[[Path, str], None]:
     """Make a run directory one of another job."""
 
     def change(run: Path, job: str) -> None:
-        from ramet.tracking.manifest import read_manifest
+        from ramet.runs.manifest import read_manifest
 
         file = run / "manifest.json"
         write_manifest(file, dataclasses.replace(read_manifest(file), job=job))

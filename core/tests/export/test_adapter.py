@@ -15,9 +15,9 @@ from ramet.cli import main
 from ramet.errors import ConfigError, InfraError
 from ramet.export import job
 from ramet.export.job import export_adapter, export_run
-from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.checkpoint.state import Progress, stage_state, write_state
+from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.lora import adapter_weights, add_adapter
-from ramet.policy.state import Progress, stage_state, write_state
 
 peft = pytest.importorskip("peft")
 RANK = 2

@@ -19,9 +19,9 @@ from ramet.export import job
 from ramet.export.check import Comparison, different_weights
 from ramet.export.job import export_run
 from ramet.export.sequences import LONGEST, Sequence, recorded_sequences
-from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.checkpoint.state import Progress, stage_state, write_state
+from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.lora import add_adapter, merged_weights
-from ramet.policy.state import Progress, stage_state, write_state
 
 
 def test_the_newest_checkpoint_becomes_a_folder_that_transformers_loads(run, tmp_path: Path, policy: PreTrainedModel):

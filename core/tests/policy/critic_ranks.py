@@ -7,7 +7,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
-from ramet.policy.batch import Floats, Row
+from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.critic import CriticSpec, CriticWorker
 
 

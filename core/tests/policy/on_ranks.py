@@ -19,7 +19,7 @@ from types import ModuleType
 
 import torch
 
-from ramet.policy.ranks import join_ranks
+from ramet.policy.distributed.ranks import join_ranks
 
 
 def module(file: Path, loaded: dict[Path, ModuleType]) -> ModuleType:

@@ -16,8 +16,8 @@ from torch import Tensor
 from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.errors import RametError
-from ramet.policy.batch import Row
-from ramet.policy.ranks import gather_on_first, sum_over_ranks
+from ramet.policy.batching.batch import Row
+from ramet.policy.distributed.ranks import gather_on_first, sum_over_ranks
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.types import LossInputs, LossOutput, Need

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ramet.policy import checkpoint
-from ramet.policy.checkpoint import MANIFEST, Checkpoints, verify
+from ramet.policy.checkpoint import store as checkpoint
+from ramet.policy.checkpoint.store import MANIFEST, Checkpoints, verify
+from ramet.policy.checkpoint_score import Score
 from ramet.policy.errors import CheckpointError
-from ramet.policy.score import Score
 
 
 def writer(text: str) -> Callable[[Path], None]:
@@ -219,7 +219,7 @@ def test_only_what_a_killed_save_can_have_left_is_deleted(tmp_path: Path) -> Non
 LOOP = """
 import sys
 from pathlib import Path
-from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.checkpoint.store import Checkpoints
 
 def state(step):
     return bytes([step % 251]) * 200_000

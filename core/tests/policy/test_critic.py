@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ramet.config.schema import Dtype, ModelConfig, PolicyConfig, TrainConfig
-from ramet.policy.batch import Floats, Row, padded, unpadded
+from ramet.policy.batching.batch import Floats, Row, padded, unpadded
 from ramet.policy.critic import CriticSpec, CriticWorker
 from ramet.policy.errors import CheckpointError, TrainingDiverged
 from ramet.types import CriticOptions

@@ -12,9 +12,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from ramet.policy.batch import Row
-from ramet.policy.forward import hidden_states
-from ramet.policy.packing import (
+from ramet.policy.batching.batch import Row
+from ramet.policy.batching.packing import (
     Layout,
     MicroBatch,
     first_fit,
@@ -23,6 +22,7 @@ from ramet.policy.packing import (
     model_cost,
     similar_lengths,
 )
+from ramet.policy.forward import hidden_states
 
 MakeRows = Callable[..., list[Row]]
 Forward = Callable[[PreTrainedModel, MicroBatch], Tensor]

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ramet.config.schema import Dtype, LossAggregation, ModelConfig, Offload
 from ramet.errors import InfraError
-from ramet.policy.batch import Row
-from ramet.policy.ranks import gather_on_first, join_ranks, leave_ranks, require_ranks, sum_over_ranks
+from ramet.policy.batching.batch import Row
+from ramet.policy.distributed.ranks import gather_on_first, join_ranks, leave_ranks, require_ranks, sum_over_ranks
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 

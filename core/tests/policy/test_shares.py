@@ -8,9 +8,9 @@ from itertools import chain
 
 import pytest
 
-from ramet.policy.batch import Row
-from ramet.policy.packing import Cost
-from ramet.policy.shares import Place, divide, own_micro_batches
+from ramet.policy.batching.batch import Row
+from ramet.policy.batching.packing import Cost
+from ramet.policy.batching.partition import Place, divide, own_micro_batches
 
 COST = Cost(token=6.0 * 32, pair=1.0, best_tokens=sys.maxsize)
 

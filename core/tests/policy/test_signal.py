@@ -12,9 +12,9 @@ from torch import Tensor
 from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import LossAggregation
-from ramet.policy.batch import Row
+from ramet.policy.batching.batch import Row
+from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.objective import Objective
-from ramet.policy.packing import MicroBatch
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.types import LossInputs, LossOutput, Need

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from ramet.config.schema import ModelConfig
 from ramet.models.tiny import make_tiny_model
-from ramet.policy.batch import Row
-from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.batching.batch import Row
+from ramet.policy.checkpoint.rng_state import rng_state, set_rng_state
+from ramet.policy.checkpoint.state import saved_weights
+from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.errors import CheckpointError
-from ramet.policy.generators import rng_state, set_rng_state
 from ramet.policy.spec import PolicySpec
-from ramet.policy.state import saved_weights
 from ramet.policy.worker import PolicyWorker
 
 MakeSpec = Callable[..., PolicySpec]

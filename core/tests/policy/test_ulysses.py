@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, PretrainedConfig
 
-from ramet.policy.ulysses import check_ulysses
+from ramet.policy.distributed.ulysses import check_ulysses
 
 OnRanks = Callable[..., list[Any]]
 FILE = "ulysses_ranks.py"

@@ -18,10 +18,10 @@ from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, OldLogprobs
 from ramet.errors import ConfigError, PluginError
-from ramet.policy.batch import Row
+from ramet.policy.batching.batch import Row
+from ramet.policy.batching.partition import minibatches
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.forward import TokenScores
-from ramet.policy.shares import minibatches
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.train.algorithm import estimate

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ramet.policy.compiled import compile_blocks
-from ramet.policy.ulysses import install, join, ulysses_states
+from ramet.policy.distributed.ulysses import install, join, ulysses_states
 
 Difference: TypeAlias = tuple[float, float]
 LENGTHS = (7, 4, 6, 2)  # 19 tokens: a packed row needs filling for two ranks, and so do padded ones of 7

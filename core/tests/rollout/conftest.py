@@ -11,10 +11,10 @@ import pytest
 
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.models.encoder import Encoder
-from ramet.rollout.branching import NoBranching
+from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.plan import RolloutPlan
-from ramet.rollout.tags import Tags
+from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
 from ramet.types import Group, Task, Tool, user_prompt

@@ -12,7 +12,7 @@ from ramet.config.schema import ToolConfig
 from ramet.engines.protocol import Completion, FirstReport, Request
 from ramet.errors import ConfigError, PluginError, ToolError
 from ramet.models.encoder import Encoder
-from ramet.rollout.branching import NoBranching, RandomBranching
+from ramet.rollout.branching.builtin import NoBranching, RandomBranching
 from ramet.rollout.config import RandomBranchConfig
 from ramet.rollout.plan import RolloutPlan
 from ramet.testing import check_branch_policy

@@ -10,7 +10,7 @@ import pytest
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import InfraError, PluginError, ToolError
-from ramet.rollout import tool_runtime
+from ramet.rollout.tools import runtime as tool_runtime
 from ramet.testing.doubles import EchoTool, Reply, echo_tool
 from ramet.types import RolloutState, StepContext, StepResult, StopReason, Task, ToolCall, ToolResult, Untrusted
 

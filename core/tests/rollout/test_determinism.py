@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramet.config.schema import ToolConfig
-from ramet.rollout.branching import RandomBranching
+from ramet.rollout.branching.builtin import RandomBranching
 from ramet.rollout.config import RandomBranchConfig
 from ramet.rollout.keys import stable_seed
 from ramet.testing.doubles import Reply, echo_tool

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ramet.rollout.gate import ArrivalOrder, LogicalOrder, Note, Phase
+from ramet.rollout.branching.event_order import ArrivalOrder, LogicalOrder, Note, Phase
 
 
 def drained(order: ArrivalOrder | LogicalOrder) -> list[tuple[int, int, tuple[int, ...]]]:

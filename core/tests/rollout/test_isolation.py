@@ -12,8 +12,8 @@ import pytest
 from ramet.config.schema import ToolConfig
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
-from ramet.rollout import tool_runtime
 from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.tools import runtime as tool_runtime
 from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool
 from ramet.types import SegmentKind, StepResult, StopReason, ToolCall, ToolResult
 

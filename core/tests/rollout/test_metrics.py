@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from ramet.rollout.metrics import RolloutMetrics
-from ramet.rollout.tool_stats import ToolStats, percentile
+from ramet.rollout.tools.stats import ToolStats, percentile
 from ramet.types import CallStatus, Fault, Group, Origin, Rollout, Segment, SegmentKind, StopReason, Task, ToolRecord
 
 TASK = Task(id="t", prompt=())

@@ -14,7 +14,7 @@ import pytest
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError
 from ramet.rollout import record
-from ramet.rollout.branching import RandomBranching
+from ramet.rollout.branching.builtin import RandomBranching
 from ramet.rollout.config import RandomBranchConfig
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout

@@ -13,7 +13,7 @@ import pytest
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.plugin_code import defined_at
-from ramet.rollout.branching import NoBranching
+from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.plan import RolloutPlan
 from ramet.testing.doubles import Reply, echo_tool
 from ramet.types import (
@@ -390,7 +390,7 @@ def test_a_group_that_fails_closes_every_state(play: Play, roots: int) -> None:
 def test_a_run_that_is_cancelled_closes_every_state(encoder: Any) -> None:
     from ramet.config.schema import RolloutConfig, SystemPrompt
     from ramet.rollout.config import TagsConfig
-    from ramet.rollout.tags import Tags
+    from ramet.rollout.steps.tags import Tags
     from ramet.rollout.worker import RolloutWorker
     from ramet.testing.doubles import ScriptedEngine
     from ramet.types import user_prompt

@@ -6,7 +6,7 @@ import pytest
 
 from ramet.errors import ConfigError, InfraError, ToolError
 from ramet.rollout.config import TagsConfig
-from ramet.rollout.tags import Tags
+from ramet.rollout.steps.tags import Tags
 from ramet.testing import check_rollout_step
 from ramet.testing.doubles import EchoTool, echo_tool
 from ramet.testing.scripted_context import ScriptedContext, scripted_generate

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ramet.errors import ToolError
-from ramet.rollout.tool_arguments import check_arguments
+from ramet.rollout.tools.arguments import check_arguments
 from ramet.types import ToolSchema
 
 SCHEMA = ToolSchema(

@@ -11,8 +11,8 @@ from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.helpers import function_tool
 from ramet.models.encoder import Encoder
-from ramet.rollout import tool_runtime
-from ramet.rollout.tool_runtime import ToolOutcome, ToolRuntime
+from ramet.rollout.tools import runtime as tool_runtime
+from ramet.rollout.tools.runtime import ToolOutcome, ToolRuntime
 from ramet.rollout.watchdog import Watchdog
 from ramet.testing.doubles import echo_tool
 from ramet.types import CallStatus, ToolCall, ToolResult

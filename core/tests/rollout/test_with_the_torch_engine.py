@@ -16,7 +16,7 @@ from ramet.engines.torch import TorchEngine
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model, load_tokenizer
 from ramet.models.tiny import make_tiny_model
-from ramet.rollout.branching import RandomBranching
+from ramet.rollout.branching.builtin import RandomBranching
 from ramet.rollout.config import RandomBranchConfig
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import echo_tool

@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.errors import ConfigError, ConfigErrors
+from ramet.runs.manifest import read_manifest
+from ramet.runs.run_dir import RunDir
+from ramet.runs.stopped import Stopped
 from ramet.sft.job import SftResult, run
 from ramet.sft.task import RankTask
-from ramet.tracking.manifest import read_manifest
 from ramet.tracking.metrics import read_metrics
-from ramet.tracking.run_dir import RunDir
-from ramet.tracking.stopped import Stopped
 
 SCRIPT = """
 import sys

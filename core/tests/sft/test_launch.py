@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ramet.errors import InfraError
+from ramet.runs.stopped import Stopped
 from ramet.sft.launch import Ranks
-from ramet.sft.stop import StopRequest
-from ramet.tracking.stopped import Stopped
+from ramet.sft.preemption import StopRequest
 
 
 def ranks(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: float = 20.0) -> Ranks:

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from ramet.config.compose import compose
 from ramet.config.schema import Strategy
 from ramet.errors import ConfigError, ConfigErrors, InfraError
+from ramet.runs.stopped import Stopped
 from ramet.sft.layouts import Layout
 from ramet.sft.plan import plan
 from ramet.sft.resume import newest_complete, step_of
-from ramet.tracking.stopped import Stopped
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.models.encoder import Encoder
-from ramet.rollout.branching import NoBranching
+from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.prompts import make_prompt
-from ramet.rollout.tags import Tags
+from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutPlan, RolloutWorker
 from ramet.sft.encode import Example, TraceEncoder
 from ramet.sft.rows import read_row

@@ -24,7 +24,7 @@ from ramet import (
     Untrusted,
 )
 from ramet.rollout.config import TagsConfig
-from ramet.rollout.tags import Tags
+from ramet.rollout.steps.tags import Tags
 from ramet.testing import check_rollout_step
 from ramet.testing.rollout_step import _check_isolation
 from ramet.testing.step_play import TASK, Subject

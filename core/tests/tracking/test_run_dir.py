@@ -15,9 +15,10 @@ import pytest
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import ConfigError
+from ramet.planning.run_plan import look
 from ramet.plugin_code import code_hash
-from ramet.tracking.lock import Owner
-from ramet.tracking.manifest import (
+from ramet.runs.lock import Owner
+from ramet.runs.manifest import (
     WHOLE,
     DataRecord,
     Manifest,
@@ -28,13 +29,12 @@ from ramet.tracking.manifest import (
     read_manifest,
     write_manifest,
 )
-from ramet.tracking.plan import look
-from ramet.tracking.resume import RunState, check_resume
-from ramet.tracking.run_dir import RunDir
+from ramet.runs.resume import RunState, check_resume
+from ramet.runs.run_dir import RunDir
 
 HOLDER = """
 import os, sys, time
-from ramet.tracking.run_dir import RunDir
+from ramet.runs.run_dir import RunDir
 run = RunDir.open(sys.argv[1], "mine")
 if "fork" in sys.argv:
     child = os.fork()

@@ -20,9 +20,9 @@ from ramet.config.schema import (
     TrainConfig,
 )
 from ramet.engines.config import VllmEngineConfig
-from ramet.train.machine import Machine
-from ramet.train.memory import Inputs
-from ramet.train.shape import shape_of
+from ramet.planning.machine import Machine
+from ramet.planning.memory import Inputs
+from ramet.planning.model_shape import shape_of
 
 GIB = 2**30
 # Facts of the published models' config.json.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramet.train.ahead import Ahead
+from ramet.train.async_rollouts import Ahead
 from ramet.train.choosing import PlayedStep
 
 

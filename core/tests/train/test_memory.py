@@ -17,17 +17,17 @@ from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.torch.cache import KVCache
 from ramet.errors import ConfigError
 from ramet.models.tiny import make_tiny_model
-from ramet.policy.batch import Row
+from ramet.planning.machine import Machine, machine_of
+from ramet.planning.memory import ROLLOUTS, UPDATE, Inputs, critic_shape, estimate
+from ramet.planning.memory_check import check_memory
+from ramet.planning.memory_engine import CACHE, ENGINE_WEIGHTS
+from ramet.planning.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, Side, state
+from ramet.planning.memory_table import table
+from ramet.planning.model_shape import count, read_shape, shape_of
+from ramet.planning.placement import check_placement, place
+from ramet.policy.batching.batch import Row
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
-from ramet.train.machine import Machine, machine_of
-from ramet.train.memory import ROLLOUTS, UPDATE, Inputs, critic_shape, estimate
-from ramet.train.memory_check import check_memory
-from ramet.train.memory_engine import CACHE, ENGINE_WEIGHTS
-from ramet.train.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, Side, state
-from ramet.train.memory_table import table
-from ramet.train.placement import check_placement, place
-from ramet.train.shape import count, read_shape, shape_of
 from ramet.types import Need, StopReason
 
 MakeInputs = Callable[..., Inputs]

@@ -20,15 +20,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-import ramet.policy.sharding
+import ramet.policy.distributed.sharding
 from ramet.algorithms.logprobs import Entropy
+from ramet.planning.memory import Inputs
+from ramet.planning.memory_policy import Side, moments, sharded
+from ramet.planning.model_shape import shape_of
+from ramet.policy.batching.packing import MicroBatch
+from ramet.policy.distributed.sharding import shard
+from ramet.policy.logprob_model import ScoringModel
 from ramet.policy.models import blocks_of
-from ramet.policy.packing import MicroBatch
-from ramet.policy.scorer import ScoringModel
-from ramet.policy.sharding import shard
-from ramet.train.memory import Inputs
-from ramet.train.memory_policy import Side, moments, sharded
-from ramet.train.shape import shape_of
 
 MakeInputs = Callable[..., Inputs]
 
@@ -39,7 +39,7 @@ def fake_ranks(count: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", (count,))
-        monkeypatch.setattr(ramet.policy.sharding, "init_device_mesh", lambda *_: mesh)
+        monkeypatch.setattr(ramet.policy.distributed.sharding, "init_device_mesh", lambda *_: mesh)
         yield
     finally:
         dist.destroy_process_group()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ramet.policy.checkpoint import Checkpoints, verify
+from ramet.policy.checkpoint.store import Checkpoints, verify
 from ramet.policy.errors import CheckpointError
 from ramet.train.saving import Saver
 

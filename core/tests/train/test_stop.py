@@ -15,9 +15,9 @@ import pytest
 
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.tracking.stopped import SIGNALS, resume_command
-from ramet.train import stop as module
-from ramet.train.stop import Dropped, Stopped, StopRequest
+from ramet.runs.stopped import SIGNALS, resume_command
+from ramet.train import preemption as module
+from ramet.train.preemption import Dropped, Stopped, StopRequest
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

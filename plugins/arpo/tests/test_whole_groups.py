@@ -8,7 +8,7 @@ from typing import Any
 from ramet import Group, Task, user_prompt
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.rollout.config import TagsConfig
-from ramet.rollout.tags import Tags
+from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool, tiny_encoder
 from ramet_arpo.branching import Arpo

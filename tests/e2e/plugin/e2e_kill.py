@@ -35,7 +35,7 @@ class Place:
 
 
 PLACES = {
-    "start": Place("ramet.tracking.run_dir:RunDir.record"),
+    "start": Place("ramet.runs.run_dir:RunDir.record"),
     "first_requests": Place("ramet.engines.torch.engine:TorchEngine.generate", call=8),
     "generating": Place("ramet.engines.torch.batcher:Batcher.step", call=12, behind=True),
     "tools": Place("e2e_plugin:Digest.wait", call=9),
@@ -48,16 +48,16 @@ PLACES = {
     "recorded": Place("ramet.train.loop:write_records", behind=True),
     "update": Place("ramet.policy.worker:PolicyWorker._optimizer_step", behind=True),  # half of the mini-batches
     "updated": Place("ramet.policy.worker:PolicyWorker.update", behind=True),
-    "sync": Place("ramet.engines.torch.compute:copy_weights", behind=True),  # in the engine's thread
+    "sync": Place("ramet.engines.torch.model_runner:copy_weights", behind=True),  # in the engine's thread
     "validation": Place("ramet.train.validation:play", behind=True),
     "saving": Place("ramet.policy.worker:PolicyWorker.write_staged", behind=True),
-    "sealing": Place("ramet.policy.checkpoint:_seal"),  # all files, no manifest
-    "sealed": Place("ramet.policy.checkpoint:_seal", behind=True),  # manifest, not renamed
-    "renamed": Place("ramet.policy.checkpoint:Checkpoints._prune"),
-    "saved": Place("ramet.policy.checkpoint:Checkpoints.save", behind=True),
+    "sealing": Place("ramet.policy.checkpoint.store:_seal"),  # all files, no manifest
+    "sealed": Place("ramet.policy.checkpoint.store:_seal", behind=True),  # manifest, not renamed
+    "renamed": Place("ramet.policy.checkpoint.store:Checkpoints._prune"),
+    "saved": Place("ramet.policy.checkpoint.store:Checkpoints.save", behind=True),
     "logging": Place("ramet.tracking.jsonl:JsonlTracker.log"),
     "logged": Place("ramet.tracking.jsonl:JsonlTracker.log", behind=True),
-    "export": Place("ramet.policy.state:load_tokenizer"),  # weights are written, the tokenizer is not
+    "export": Place("ramet.policy.checkpoint.state:load_tokenizer"),  # weights are written, the tokenizer is not
     "restore": Place("ramet.policy.worker:PolicyWorker.load", behind=True),
 }
 

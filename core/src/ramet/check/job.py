@@ -17,8 +17,8 @@ from rich.console import Console
 
 from ramet.check.agreement import DEFAULTS, Agreement, Threshold, compare
 from ramet.check.table import agreement_table, describe_token, describe_weights, verdict
-from ramet.cluster.place import build_encoder, open_rollouts
-from ramet.cluster.toolbox import ToolNames
+from ramet.cluster.interfaces import build_encoder, open_rollouts
+from ramet.components.toolbox import ToolNames
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Offload
 from ramet.data.sampler import Sampler
@@ -26,10 +26,10 @@ from ramet.errors import ConfigErrors, InfraError, raise_all
 from ramet.event_loop import run_async
 from ramet.models.encoder import Encoder
 from ramet.models.torch_setup import set_up_torch
-from ramet.policy.batch import Row, rows_of
+from ramet.policy.batching.batch import Row, rows_of
 from ramet.policy.worker import PolicyWorker
+from ramet.rollout.group_check import check_whole
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.rollout.whole import check_whole
 from ramet.rollout.worker import RolloutPlan
 from ramet.train.groups import check_infrastructure
 from ramet.train.job import policy_spec

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from ramet.check.agreement import Agreement, Spread, Threshold, Token, Weights
-from ramet.inert import visible_lines
+from ramet.io.json_values import visible_lines
 from ramet.models.encoder import Encoder
-from ramet.policy.batch import Row
+from ramet.policy.batching.batch import Row
 
 AROUND = 16  # tokens of text on each side of the worst one
 

@@ -19,8 +19,8 @@ from ramet.cli.extras import missing_package
 from ramet.cli.terminal import accept_any_text, print_problems
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.extensions import extension
+from ramet.runs.stopped import Stopped
 from ramet.tracking.log import harmless, set_up_logging
-from ramet.tracking.stopped import Stopped
 
 OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ramet.errors import ConfigError
-from ramet.policy.inventory import Entry, take_inventory
+from ramet.policy.checkpoint.checkpoint_list import Entry, take_inventory
 
 FOLDER = "checkpoints"
 HEADER = ("NAME", "STEP", "SIZE", "WRITTEN", "STATE")

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramet.cluster.prompts import describe_foreign_tags, foreign_tags, task_prompts
-from ramet.cluster.toolbox import ToolNames, tool_names
+from ramet.components.prompts import describe_foreign_tags, foreign_tags, task_prompts
+from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.compose import compose
 from ramet.config.schema import ChatMarkup, Config
 from ramet.data.benchmarks import is_benchmark
 from ramet.data.files import find_files
 from ramet.data.inspect import Inspection, inspect_files, lengths
 from ramet.errors import ConfigError, raise_all
-from ramet.inert import visible_lines
+from ramet.io.json_values import visible_lines
 from ramet.types import Task
 
 SHOWN = 10  # bad rows, sources, types of a column
@@ -63,7 +63,7 @@ def _prompts(config: Config, tools: ToolNames) -> Prompts:
             text=lambda task: "\n".join(f"[{message.role}]\n{message.content}" for message in prompt(task).messages),
             chat_markup=lambda task: 0,
         )
-    from ramet.cluster.place import build_encoder
+    from ramet.cluster.interfaces import build_encoder
 
     encoder = build_encoder(config)
 

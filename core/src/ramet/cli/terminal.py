@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ramet.errors import ConfigError, ConfigErrors, RametError
-from ramet.inert import visible
+from ramet.io.json_values import visible
 from ramet.tracking.log import harmless
 
 

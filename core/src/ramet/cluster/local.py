@@ -14,20 +14,20 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from ramet.cluster.engines import build_engine
-from ramet.cluster.parts import build_branch_policy, build_step
-from ramet.cluster.place import OnGroup, build_encoder
-from ramet.cluster.services import RunServices
-from ramet.cluster.toolbox import Schemas, Toolbox, open_tools
+from ramet.cluster.interfaces import OnGroup, build_encoder
+from ramet.components.build import build_branch_policy, build_step
+from ramet.components.engines import build_engine
+from ramet.components.services import RunServices
+from ramet.components.toolbox import Schemas, Toolbox, open_tools
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.models.encoder import Encoder
-from ramet.policy.batch import Floats, Row
+from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.critic import CriticSpec, CriticWorker
 from ramet.policy.lora import AdapterMerger
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
-from ramet.rollout.branching import NoBranching
+from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.worker import RolloutWorker
 from ramet.types import BranchPolicy, Group, Task
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class LocalRollouts:
-    """`ramet.cluster.place.Rollouts` over one worker."""
+    """`ramet.cluster.interfaces.Rollouts` over one worker."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class LocalRollouts:
 
 
 class LocalPolicy:
-    """`ramet.cluster.place.Policy` over one rank. Its thread is the only one that touches the models."""
+    """`ramet.cluster.interfaces.Policy` over one rank. Its thread is the only one that touches the models."""
 
     def __init__(self, spec: PolicySpec, critic: CriticSpec | None) -> None:
         self.worker = PolicyWorker(spec)
@@ -193,7 +193,7 @@ class LocalPolicy:
 
 
 class LocalPlace:
-    """`ramet.cluster.place.Place` in this process."""
+    """`ramet.cluster.interfaces.Place` in this process."""
 
     def __init__(self, policy: LocalPolicy, rollouts: LocalRollouts, services: RunServices) -> None:
         self.policy = policy

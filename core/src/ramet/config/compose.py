@@ -39,7 +39,7 @@ from yaml import YAMLError
 from ramet.config.catalog import Catalog, first_line, make_catalog, recorded_offers, suggest
 from ramet.config.convert import add_instances, to_config, type_options
 from ramet.config.enums import accept_enum_values
-from ramet.config.layers import Layer, Layers
+from ramet.config.provenance import Layer, Layers
 from ramet.config.render import render
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, RolloutConfig, RunConfig

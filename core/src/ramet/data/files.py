@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ramet.errors import ConfigError
-from ramet.inert import MAX_NESTING, too_deep
+from ramet.io.json_values import MAX_NESTING, too_deep
 
 PARQUET = ".parquet"
 TOO_DEEP = f"nested more than {MAX_NESTING} levels deep"

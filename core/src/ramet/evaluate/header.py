@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ramet.tracking.resume import config_differences, is_safe
+from ramet.runs.resume import config_differences, is_safe
 from ramet.types import BenchmarkInfo
 
 SCHEMA = 1

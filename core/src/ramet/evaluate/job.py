@@ -11,11 +11,11 @@ from pathlib import Path
 from rich.console import Console
 
 from ramet.cluster.check import check_cluster
-from ramet.cluster.engines import check_engine
-from ramet.cluster.parts import build_benchmarks, check_parts
-from ramet.cluster.place import build_encoder, open_rollouts
-from ramet.cluster.prompts import check_prompts, task_prompts, warn_of_foreign_tags
-from ramet.cluster.toolbox import ToolNames, tool_names
+from ramet.cluster.interfaces import build_encoder, open_rollouts
+from ramet.components.build import build_benchmarks, check_parts
+from ramet.components.engines import check_engine
+from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
+from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import ChatMarkup, Config
@@ -32,10 +32,10 @@ from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.plugin_code import failed, named
 from ramet.plugins import origin
 from ramet.rollout.worker import RolloutPlan
-from ramet.tracking.manifest import make_manifest, model_files, model_fingerprint
-from ramet.tracking.own_files import file_rights
-from ramet.tracking.run_dir import RunDir
-from ramet.tracking.stopped import StopListener, resume_command
+from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
+from ramet.runs.own_files import file_rights
+from ramet.runs.run_dir import RunDir
+from ramet.runs.stopped import StopListener, resume_command
 from ramet.types import Benchmark, Task
 
 logger = logging.getLogger(__name__)

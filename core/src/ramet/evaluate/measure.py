@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ramet.cluster.place import Rollouts
+from ramet.cluster.interfaces import Rollouts
 from ramet.errors import ConfigError, PluginError
 from ramet.evaluate.results import PartialResults
 from ramet.evaluate.tasks import task_result
 from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
-from ramet.rollout.whole import check_whole
+from ramet.rollout.group_check import check_whole
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
 

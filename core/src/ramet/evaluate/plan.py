@@ -8,8 +8,8 @@ from ramet.config.resolved import Resolved
 from ramet.errors import raise_all
 from ramet.evaluate.job import prepare
 from ramet.models.loading import resolve_device
-from ramet.tracking.manifest import make_manifest, model_files, model_fingerprint
-from ramet.tracking.plan import RECORDS, Plan, entries_in_words, look, not_writable, placement
+from ramet.planning.run_plan import RECORDS, Plan, entries_in_words, look, not_writable, placement
+from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
 
 
 def plan(resolved: Resolved) -> Plan:

@@ -21,7 +21,7 @@ from ramet.errors import ConfigError, InfraError
 from ramet.evaluate.header import CHANGES, SCHEMA, Differences, Header, differences, plain
 from ramet.evaluate.statistics import MetricSummary, summarise
 from ramet.evaluate.tasks import TaskResult, ToolStatistics, scores_of, tool_statistics
-from ramet.tracking.own_files import replace_file
+from ramet.runs.own_files import replace_file
 
 logger = logging.getLogger(__name__)
 PARTIAL = ".partial.jsonl"  # after the name of the results file

@@ -25,12 +25,12 @@ from ramet.export.sequences import Sequence, random_sequences, recorded_sequence
 from ramet.export.verl import model_folder, read_shards
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
 from ramet.models.torch_setup import set_up_torch
-from ramet.policy.checkpoint import NAME, Checkpoint, verify
+from ramet.policy.checkpoint.state import saved_weights
+from ramet.policy.checkpoint.store import NAME, Checkpoint, verify
 from ramet.policy.errors import CheckpointError
 from ramet.policy.lora import AdapterMerger, adapter_weights, adapters
-from ramet.policy.state import saved_weights
-from ramet.tracking.own_files import folder_beside
-from ramet.tracking.saved import SavedRun, read_run
+from ramet.runs.own_files import folder_beside
+from ramet.runs.saved import SavedRun, read_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

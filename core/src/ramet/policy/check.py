@@ -8,8 +8,8 @@ import torch
 from transformers import AutoConfig
 
 from ramet.config.schema import Config, ModelConfig, Offload, PolicyConfig
+from ramet.policy.distributed.ulysses import check_ulysses
 from ramet.policy.lora import check_lora
-from ramet.policy.ulysses import check_ulysses
 
 
 def check_policy(config: Config) -> list[str]:

@@ -22,18 +22,18 @@ from ramet.algorithms.value_loss import value_loss
 from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
-from ramet.policy.batch import Floats, Row, unpadded
+from ramet.policy.batching.batch import Floats, Row, unpadded
+from ramet.policy.batching.packing import MicroBatch
+from ramet.policy.batching.partition import Place, minibatches
 from ramet.policy.check import check_parts
 from ramet.policy.critic_model import ValueModel
+from ramet.policy.distributed.ranks import gather_on_first, neighbours, require_ranks
+from ramet.policy.distributed.sharding import keep_only_shards
 from ramet.policy.errors import TrainingDiverged
+from ramet.policy.metric_accumulator import Tally
 from ramet.policy.models import trainable
 from ramet.policy.optim import learning_rate
-from ramet.policy.packing import MicroBatch
-from ramet.policy.ranks import gather_on_first, neighbours, require_ranks
-from ramet.policy.replica import Replica
-from ramet.policy.sharding import keep_only_shards
-from ramet.policy.shares import Place, minibatches
-from ramet.policy.tally import Tally
+from ramet.policy.train_rank import Replica
 from ramet.types import CriticOptions
 
 FOLDER = "critic"  # in a checkpoint

@@ -13,9 +13,9 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from ramet.policy.batching.packing import MicroBatch
+from ramet.policy.distributed.ulysses import join, ulysses_states
 from ramet.policy.forward import hidden_states
-from ramet.policy.packing import MicroBatch
-from ramet.policy.ulysses import join, ulysses_states
 
 
 class ValueModel(nn.Module):

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from ramet.algorithms.logprobs import Entropy, logprobs_from_hidden
 from ramet.errors import ConfigError
-from ramet.policy.packing import MicroBatch
-from ramet.policy.ulysses import join, ulysses_states
+from ramet.policy.batching.packing import MicroBatch
+from ramet.policy.distributed.ulysses import join, ulysses_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

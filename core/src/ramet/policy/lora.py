@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ramet.errors import ConfigError
-from ramet.policy.sharding import whole
+from ramet.policy.distributed.sharding import whole
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -12,14 +12,14 @@ from transformers import PreTrainedModel
 from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig
 from ramet.models.loading import load_model, resolve_device
 from ramet.models.varlen import VARLEN
+from ramet.policy.batching.packing import Cost, model_cost
 from ramet.policy.compiled import compile_blocks
+from ramet.policy.distributed.sharding import shard
+from ramet.policy.distributed.ulysses import install, own_attention
 from ramet.policy.forward import check_head
+from ramet.policy.logprob_model import ScoringModel
 from ramet.policy.lora import add_adapter
-from ramet.policy.packing import Cost, model_cost
-from ramet.policy.scorer import ScoringModel
-from ramet.policy.sharding import shard
 from ramet.policy.spec import PolicySpec
-from ramet.policy.ulysses import install, own_attention
 
 HOST = torch.device("cpu")
 M = TypeVar("M", bound=torch.nn.Module)

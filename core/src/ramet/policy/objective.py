@@ -23,9 +23,9 @@ from ramet.output_checks import loss_problem
 from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
 from ramet.policy.forward import TokenScores
+from ramet.policy.metric_accumulator import Tally
+from ramet.policy.mutation_guard import left_alone
 from ramet.policy.spec import PolicySpec
-from ramet.policy.tally import Tally
-from ramet.policy.untouched import left_alone
 from ramet.types import LossInputs, LossOutput, Need, PolicyLoss
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ramet.config.schema import PolicyConfig, Schedule
-from ramet.policy.sharding import whole
+from ramet.policy.distributed.sharding import whole
 
 
 def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramet.policy.batch import Floats, Row
+from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.objective import TokenInputs
 
 

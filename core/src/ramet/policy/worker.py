@@ -25,24 +25,24 @@ from ramet.algorithms.logprobs import Entropy
 from ramet.config.schema import OldLogprobs
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
-from ramet.policy.batch import Floats, Row, unpadded
+from ramet.policy.batching.batch import Floats, Row, unpadded
+from ramet.policy.batching.packing import empty_micro_batch
+from ramet.policy.batching.partition import Place, minibatches
 from ramet.policy.check import check_parts
+from ramet.policy.checkpoint.state import export_model
+from ramet.policy.distributed.ranks import gather_everywhere, gather_on_first, neighbours, require_ranks
+from ramet.policy.distributed.sharding import keep_only_shards
 from ramet.policy.errors import TrainingDiverged
+from ramet.policy.logprob_cache import Scored, in_order
+from ramet.policy.logprob_model import ScoringModel
 from ramet.policy.lora import adapter_weights, merged_weights
+from ramet.policy.metric_accumulator import Tally
 from ramet.policy.models import reference_model, trainable_model
 from ramet.policy.objective import Objective
 from ramet.policy.optim import learning_rate
-from ramet.policy.packing import empty_micro_batch
-from ramet.policy.ranks import gather_everywhere, gather_on_first, neighbours, require_ranks
-from ramet.policy.replica import Replica
-from ramet.policy.scored import Scored, in_order
-from ramet.policy.scorer import ScoringModel
-from ramet.policy.sharding import keep_only_shards
-from ramet.policy.shares import Place, minibatches
 from ramet.policy.spec import PolicySpec
-from ramet.policy.state import export_model
 from ramet.policy.step_data import StepData
-from ramet.policy.tally import Tally
+from ramet.policy.train_rank import Replica
 
 ADVICE = "Lower policy.lr or policy.grad_clip, and look at the rollouts of this step"
 

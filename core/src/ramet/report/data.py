@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from ramet.errors import ConfigError
 from ramet.evaluate.results import read_results
+from ramet.runs.saved import BROKEN_CONFIG, read_config
 from ramet.tracking.console import COLUMNS
 from ramet.tracking.jsonl import NAME, Curve, curves_of, read_metrics
-from ramet.tracking.saved import BROKEN_CONFIG, read_config
 
 logger = logging.getLogger(__name__)
 MAX_POINTS = 600  # per curve; longer ones are thinned by means of neighbours

@@ -18,7 +18,7 @@ from ramet.errors import ConfigError
 from ramet.report.data import overview, tokenizer_folders
 from ramet.report.steps import Steps, collect_steps, safe_json
 from ramet.report.tokens import find_splitter
-from ramet.tracking.own_files import replace_file
+from ramet.runs.own_files import replace_file
 
 MAX_BYTES = 40_000_000  # of recorded rollouts in one file
 MARKER = b'<meta name="generator" content="ramet report">'

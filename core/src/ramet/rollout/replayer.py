@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ramet.rollout.context import TurnContext, Workplace, state_of
 from ramet.rollout.states import ENVIRONMENT, Component, StateFailed
 from ramet.rollout.tree import LiveRollout
+from ramet.rollout.turn_context import TurnContext, Workplace, state_of
 from ramet.types import CallStatus, Generation, Insert, RolloutStep, ToolCall
 
 

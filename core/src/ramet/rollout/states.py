@@ -16,9 +16,9 @@ from typing import Any, cast
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.plugin_code import named, raised_at
 from ramet.plugins import origin
-from ramet.rollout.branching import NoBranching
+from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.keys import Path, stable_seed
-from ramet.rollout.tool_runtime import CLOSE_TIMEOUT_S
+from ramet.rollout.tools.runtime import CLOSE_TIMEOUT_S
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import BranchPolicy, Need, RolloutStep, Stateful, Task, Tool

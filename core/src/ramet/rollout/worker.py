@@ -18,16 +18,16 @@ from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.protocol import Capability, Engine
 from ramet.errors import ConfigError, raise_all
 from ramet.rollout.admission import Admission
-from ramet.rollout.branching import NoBranching
-from ramet.rollout.context import Workplace
+from ramet.rollout.branching.builtin import NoBranching
+from ramet.rollout.completion_check import Versions
+from ramet.rollout.group import GroupJob, GroupScheduler
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
 from ramet.rollout.prompts import make_prompt, prompt_segment
-from ramet.rollout.replies import Versions
-from ramet.rollout.scheduler import GroupJob, GroupScheduler
 from ramet.rollout.states import ENVIRONMENT, fork_problems, step_component, tool_components
-from ramet.rollout.tool_runtime import ToolRuntime
-from ramet.rollout.tool_stats import ToolStats, tool_metrics
+from ramet.rollout.tools.runtime import ToolRuntime
+from ramet.rollout.tools.stats import ToolStats, tool_metrics
+from ramet.rollout.turn_context import Workplace
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import BranchPolicy, Group, RolloutStep, Task, Tool, ToolSchema
 

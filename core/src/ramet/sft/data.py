@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ramet.data.files import TOO_DEEP
-from ramet.inert import too_deep
+from ramet.io.json_values import too_deep
 from ramet.sft.rows import Conversation, read_row
 
 MAX_SHOWN = 20  # problems that one message lists; the others are counted

@@ -19,20 +19,20 @@ from ramet.config.schema import Config, Strategy
 from ramet.errors import InfraError, raise_all
 from ramet.models.loading import DTYPES, load_model, resolve_device
 from ramet.models.torch_setup import set_up_torch
+from ramet.runs.manifest import DataRecord, Manifest, make_manifest, model_files, model_fingerprint
+from ramet.runs.own_files import file_rights
+from ramet.runs.run_dir import RunDir
+from ramet.runs.stopped import resume_command
 from ramet.sft.launch import run_ranks
 from ramet.sft.layouts import Layout
 from ramet.sft.output import Summary, read_summary, save_model, write_summary
+from ramet.sft.preemption import StopRequest
 from ramet.sft.prepare import Prepared, prepare
-from ramet.sft.stop import StopRequest
 from ramet.sft.strategies import prepare_process
 from ramet.sft.trainer import Trained, total_steps, train
 from ramet.sft.world import ALONE, World, launched_world
-from ramet.tracking.manifest import DataRecord, Manifest, make_manifest, model_files, model_fingerprint
 from ramet.tracking.metrics import Trackers, make_trackers
-from ramet.tracking.own_files import file_rights
 from ramet.tracking.plots import plot_curves
-from ramet.tracking.run_dir import RunDir
-from ramet.tracking.stopped import resume_command
 from ramet.types import TrackedRun
 
 logger = logging.getLogger(__name__)

@@ -22,11 +22,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 
 from ramet.config.schema import Config
 from ramet.errors import ConfigErrors, InfraError
+from ramet.runs.stopped import Stopped
+from ramet.sft.preemption import StopRequest
 from ramet.sft.prepare import Prepared
-from ramet.sft.stop import StopRequest
 from ramet.sft.task import ARRIVED, Failure, RankTask
 from ramet.tracking.log import harmless
-from ramet.tracking.stopped import Stopped
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.1

@@ -22,8 +22,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from ramet.config.schema import Config, Strategy
-from ramet.policy.dcp import read_contents
-from ramet.tracking.manifest import write_text
+from ramet.policy.checkpoint.dcp import read_contents
+from ramet.runs.manifest import write_text
 
 LAYOUT = "layout.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

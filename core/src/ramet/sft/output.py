@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ramet.errors import InfraError
-from ramet.tracking.own_files import folder_beside
+from ramet.runs.own_files import folder_beside
 
 SUMMARY = "sft.json"
 MARKER = "ramet_sft.json"  # of a model folder that `ramet sft` has written: it alone may be replaced

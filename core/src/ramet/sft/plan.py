@@ -6,12 +6,12 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Strategy
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
+from ramet.planning.run_plan import RECORDS, Plan, look, placement
 from ramet.sft.job import CURVE, sft_manifest
 from ramet.sft.layouts import Layout
 from ramet.sft.output import SUMMARY
 from ramet.sft.prepare import Prepared, prepare
 from ramet.sft.trainer import CHECKPOINTS, total_steps
-from ramet.tracking.plan import RECORDS, Plan, look, placement
 
 
 def plan(resolved: Resolved) -> Plan:

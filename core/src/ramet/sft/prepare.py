@@ -11,9 +11,9 @@ from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
-from ramet.cluster.parts import build_step
-from ramet.cluster.prompts import check_prompts, task_prompts
-from ramet.cluster.toolbox import ToolNames, tool_names
+from ramet.components.build import build_step
+from ramet.components.prompts import check_prompts, task_prompts
+from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config

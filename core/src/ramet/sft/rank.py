@@ -18,13 +18,13 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ramet.models.loading import resolve_device
 from ramet.models.torch_setup import set_up_torch
+from ramet.runs.stopped import Stopped
 from ramet.sft.job import work
-from ramet.sft.stop import StopRequest
+from ramet.sft.preemption import StopRequest
 from ramet.sft.strategies import prepare_process
 from ramet.sft.task import ARRIVED, Failure, RankTask
 from ramet.sft.world import World, world_here
 from ramet.tracking.log import set_up_logging
-from ramet.tracking.stopped import Stopped
 
 
 def main(file: str) -> int:

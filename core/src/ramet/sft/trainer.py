@@ -22,15 +22,15 @@ from transformers.trainer_callback import PrinterCallback
 from ramet.config.schema import Config, Dtype, Schedule, SftConfig, Strategy
 from ramet.errors import ConfigError
 from ramet.models.loading import resolve_device
+from ramet.runs.stopped import Stopped
 from ramet.sft.batches import Collator, EvenShuffle, Examples
 from ramet.sft.encode import Example
 from ramet.sft.layouts import Layout
+from ramet.sft.preemption import StopRequest
 from ramet.sft.resume import newest_complete, step_of
-from ramet.sft.stop import StopRequest
 from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
 from ramet.sft.world import ALONE, World
 from ramet.tracking.metrics import Tracker
-from ramet.tracking.stopped import Stopped
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"

@@ -12,10 +12,10 @@ from random import Random
 from typing import Any
 
 from ramet.errors import ConfigError, PluginError
-from ramet.rollout.decisions import ask
-from ramet.rollout.gate import Note, Phase
+from ramet.rollout.branching.decisions import ask
+from ramet.rollout.branching.event_order import Note, Phase
+from ramet.rollout.branching.group_history import Ledger
 from ramet.rollout.keys import path_of
-from ramet.rollout.views import Ledger
 from ramet.testing.expect import expect, expect_needs
 from ramet.types import (
     AfterTool,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ramet.cluster.services import RunServices
+from ramet.components.services import RunServices
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
 from ramet.errors import InfraError
 from ramet.rollout.keys import RolloutKey

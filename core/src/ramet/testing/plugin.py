@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ramet.component_checks import is_tool_set
 from ramet.plugins import Plugins, load_plugins
 from ramet.registry import Entry
-from ramet.shapes import is_tool_set
 
 # Kind of registry -> module of this package that holds its check, `check_<module>`.
 CHECKS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from ramet.component_checks import misfits
 from ramet.errors import InfraError, ToolError
 from ramet.rollout.states import is_stateful
-from ramet.shapes import misfits
 from ramet.testing.doubles import echo_tool
 from ramet.testing.environment import check_states
 from ramet.testing.expect import LoopGuard, expect, expect_async_call

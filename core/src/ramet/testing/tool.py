@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ramet.component_checks import misfits
 from ramet.errors import InfraError, ToolError
 from ramet.output_checks import tool_problem
 from ramet.rollout.states import is_stateful
-from ramet.shapes import misfits
 from ramet.testing.doubles import local_services
 from ramet.testing.expect import LoopGuard, expect, expect_async, expect_async_call
 from ramet.testing.step_play import SEED, TASK

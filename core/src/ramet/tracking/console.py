@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from ramet.inert import visible
+from ramet.io.json_values import visible
 
 HEADER_EVERY = 20  # rows of a table after which the header is repeated
 BAR = 10

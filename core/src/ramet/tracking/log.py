@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 from ramet.config.secrets import hide
-from ramet.inert import visible
+from ramet.io.json_values import visible
 
 _format_warning = warnings.formatwarning
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
-from ramet.cluster.place import Rollouts
+from ramet.cluster.interfaces import Rollouts
 from ramet.errors import InfraError
+from ramet.rollout.group_check import check_whole
 from ramet.rollout.scoring import UNJUDGED, ScoredGroup
-from ramet.rollout.whole import check_whole
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Group, Task
 

@@ -7,27 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramet.cluster.parts import build_advantage, build_loss, start_rewards
-from ramet.cluster.place import Place, open_place
+from ramet.cluster.interfaces import Place, open_place
+from ramet.components.build import build_advantage, build_loss, start_rewards
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import InfraError, raise_all
 from ramet.event_loop import run_async
 from ramet.models.torch_setup import set_up_torch
-from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.critic import CriticSpec
 from ramet.policy.spec import PolicySpec
+from ramet.runs.manifest import make_manifest
+from ramet.runs.own_files import file_rights
+from ramet.runs.run_dir import RunDir
+from ramet.runs.stopped import resume_command
 from ramet.tracking.jsonl import NAME as METRICS
-from ramet.tracking.manifest import make_manifest
 from ramet.tracking.metrics import Tracker, make_trackers, read_metrics
-from ramet.tracking.own_files import file_rights
-from ramet.tracking.run_dir import RunDir
-from ramet.tracking.stopped import resume_command
 from ramet.train.loop import Loop
 from ramet.train.plan import will_fit
+from ramet.train.preemption import StopRequest
 from ramet.train.prepare import Prepared, prepare
 from ramet.train.state import TrainState
-from ramet.train.stop import StopRequest
 from ramet.types import CriticOptions, Need, TrackedRun
 
 logger = logging.getLogger(__name__)

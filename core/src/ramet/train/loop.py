@@ -15,29 +15,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ramet.cluster.parts import build_advantage, build_scorer
-from ramet.cluster.place import Place
+from ramet.cluster.interfaces import Place
+from ramet.components.build import build_advantage, build_scorer
 from ramet.config.schema import Config, OldLogprobs
 from ramet.data.sampler import Sampler
 from ramet.errors import PluginError, RametError
 from ramet.plugins import origin
-from ramet.policy.batch import Floats, Row, row_metrics, rows_of, unpadded
-from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.batching.batch import Floats, Row, row_metrics, rows_of, unpadded
+from ramet.policy.checkpoint.store import Checkpoints
+from ramet.policy.checkpoint_score import Score
 from ramet.policy.critic import CriticSpec
 from ramet.policy.errors import TrainingDiverged
-from ramet.policy.score import Score
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.metrics import Tracker
-from ramet.train.ahead import Ahead
 from ramet.train.algorithm import estimate
+from ramet.train.async_rollouts import Ahead
 from ramet.train.choosing import PlayedStep, TaskChooser
 from ramet.train.groups import check_infrastructure, play
+from ramet.train.preemption import Dropped, StopRequest
 from ramet.train.saving import Saver
 from ramet.train.state import TrainState
 from ramet.train.step_metrics import lag_metrics, reward_metrics, warn_of_silence
-from ramet.train.stop import Dropped, StopRequest
 from ramet.train.validation import Validation, ValidData
 from ramet.types import AdvantageOutput, Need, Task
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ramet.cluster.engines import engine_capabilities
-from ramet.cluster.parts import build_advantage, build_branch_policy, build_loss
+from ramet.components.build import build_advantage, build_branch_policy, build_loss
+from ramet.components.engines import engine_capabilities
 from ramet.config.schema import Config, LossAggregation
 from ramet.engines.protocol import Capability
 from ramet.types import Need, PolicyLoss

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from ramet.cluster.parts import build_advantage, build_loss
+from ramet.components.build import build_advantage, build_loss
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, OldLogprobs
 from ramet.errors import ConfigError, raise_all
-from ramet.tracking.manifest import make_manifest
-from ramet.tracking.plan import RECORDS, Place, Plan, entries_in_words, look
-from ramet.train.machine import Machine, machine_of
-from ramet.train.memory import Inputs, MemoryPlan, estimate
-from ramet.train.memory_check import check_memory
-from ramet.train.memory_table import table
-from ramet.train.placement import check_placement
-from ramet.train.placement import place as place_workers
+from ramet.planning.machine import Machine, machine_of
+from ramet.planning.memory import Inputs, MemoryPlan, estimate
+from ramet.planning.memory_check import check_memory
+from ramet.planning.memory_table import table
+from ramet.planning.model_shape import read_shape
+from ramet.planning.placement import check_placement
+from ramet.planning.placement import place as place_workers
+from ramet.planning.run_plan import RECORDS, Place, Plan, entries_in_words, look
+from ramet.runs.manifest import make_manifest
 from ramet.train.prepare import Prepared, prepare
-from ramet.train.shape import read_shape
 from ramet.types import Need
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ramet.cluster.check import check_cluster
-from ramet.cluster.engines import check_engine
-from ramet.cluster.parts import build_benchmark, build_scorer, check_forks, check_parts
-from ramet.cluster.place import build_encoder
-from ramet.cluster.prompts import check_prompts, task_prompts, warn_of_foreign_tags
-from ramet.cluster.toolbox import ToolNames, tool_names
+from ramet.cluster.interfaces import build_encoder
+from ramet.components.build import build_benchmark, build_scorer, check_forks, check_parts
+from ramet.components.engines import check_engine
+from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
+from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import ChatMarkup, ColumnsConfig, Config, DataConfig
@@ -31,7 +31,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import check_model
 from ramet.models.torch_setup import check_torch
 from ramet.policy.check import check_policy
-from ramet.tracking.manifest import DataRecord, model_files, model_fingerprint
+from ramet.runs.manifest import DataRecord, model_files, model_fingerprint
 from ramet.tracking.metrics import check_trackers
 from ramet.train.needs import check_needs
 from ramet.train.validation import ValidData

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ramet.policy.checkpoint import Checkpoints
+from ramet.policy.checkpoint.store import Checkpoints
+from ramet.policy.checkpoint_score import Score
 from ramet.policy.errors import CheckpointError
-from ramet.policy.score import Score
 
 logger = logging.getLogger(__name__)
 MAX_FAILED = 2  # saves in a row

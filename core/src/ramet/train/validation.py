@@ -12,11 +12,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ramet.cluster.place import Rollouts
+from ramet.cluster.interfaces import Rollouts
 from ramet.config.schema import TrainConfig
 from ramet.evaluate.measure import judge
 from ramet.evaluate.statistics import avg_at_k, pass_at_k
-from ramet.policy.score import Score, score_of
+from ramet.policy.checkpoint_score import Score, score_of
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer
 from ramet.train.groups import play

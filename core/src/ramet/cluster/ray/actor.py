@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from ramet.cluster.ray.surroundings import Surroundings
+from ramet.cluster.ray.driver_environment import Surroundings
 from ramet.tracking.log import make_records_harmless
 
 HEALTH = "health"  # concurrency group of pings

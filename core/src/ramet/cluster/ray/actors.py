@@ -11,18 +11,18 @@ import ray
 from ray import ObjectRef
 from torch import Tensor
 
+from ramet.cluster.interfaces import build_encoder
 from ramet.cluster.local import LocalRollouts
-from ramet.cluster.parts import build_branch_policy
-from ramet.cluster.place import build_encoder
 from ramet.cluster.ray.actor import SAVE, Actor, node_address
 from ramet.cluster.ray.jobs import Counts, PolicyJob, RolloutJob
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
+from ramet.components.build import build_branch_policy
 from ramet.engines.protocol import EngineInfo
 from ramet.engines.sleeping import Sleeper
 from ramet.models.torch_setup import set_up_torch
-from ramet.policy.batch import Floats, Row
+from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.critic import CriticWorker
-from ramet.policy.ranks import join_ranks
+from ramet.policy.distributed.ranks import join_ranks
 from ramet.policy.worker import PolicyWorker
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import Group, Task

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ramet.cluster.services import RunServices
-from ramet.cluster.toolbox import Schemas
+from ramet.components.services import RunServices
+from ramet.components.toolbox import Schemas
 from ramet.config.schema import Config, RunConfig
 from ramet.engines.counters import merged
-from ramet.rollout.tool_stats import ToolStats, tool_metrics
+from ramet.rollout.tools.stats import ToolStats, tool_metrics
 
 if TYPE_CHECKING:
     from ramet.policy.critic import CriticSpec

@@ -12,7 +12,7 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from ramet.cluster.ray.errors import translated
-from ramet.cluster.services import LocalLimiters, check_rate, check_same_rate
+from ramet.components.services import LocalLimiters, check_rate, check_same_rate
 from ramet.types import Limiter
 
 MOST_WAITING = 100_000  # calls that wait at the same time; an actor takes 1,000 by itself
@@ -42,7 +42,7 @@ def start_limiters() -> ActorHandle[Any]:
 
 
 class RayLimiters:
-    """`ramet.cluster.services.Limiters` in a worker or the driver. Pickles."""
+    """`ramet.components.services.Limiters` in a worker or the driver. Pickles."""
 
     def __init__(self, actor: ActorHandle[Any]) -> None:
         self._actor = actor

@@ -1,4 +1,4 @@
-"""`ramet.cluster.place.Policy` over one actor per rank. All are called with all rows; the first one answers."""
+"""`ramet.cluster.interfaces.Policy` over one actor per rank. All are called with all rows; the first one answers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ray import ObjectRef
 from torch import Tensor
 
 from ramet.cluster.ray.actors import PolicyActor
-from ramet.cluster.ray.crew import Crew
 from ramet.cluster.ray.errors import WorkerLost
 from ramet.cluster.ray.jobs import PolicyJob
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import Worker
-from ramet.policy.batch import Floats, Row
+from ramet.cluster.ray.worker_pool import Crew
+from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.critic import CriticSpec
 from ramet.policy.spec import PolicySpec
 

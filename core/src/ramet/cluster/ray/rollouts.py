@@ -1,4 +1,4 @@
-"""`ramet.cluster.place.Rollouts` over several workers: whole groups go to whoever has least to do.
+"""`ramet.cluster.interfaces.Rollouts` over several workers: whole groups go to whoever has least to do.
 
 A worker that dies, or is silent, costs the groups that it was playing: a new one takes its seat, is given the weights
 of now, and they are played again, with the same seeds. Half a group never comes back.
@@ -15,15 +15,15 @@ from pathlib import Path
 
 from ray import ObjectRef
 
-from ramet.cluster.place import OnGroup
+from ramet.cluster.interfaces import OnGroup
 from ramet.cluster.ray.actors import RolloutActor
-from ramet.cluster.ray.crew import Crew, together
 from ramet.cluster.ray.dispatch import Dispatch
 from ramet.cluster.ray.errors import WorkerLost
 from ramet.cluster.ray.jobs import Counts, RolloutJob, total
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import Worker
-from ramet.cluster.toolbox import ToolNames
+from ramet.cluster.ray.worker_pool import Crew, together
+from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError

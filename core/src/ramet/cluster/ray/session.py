@@ -24,7 +24,7 @@ import torch
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
 from ray._raylet import Config as RayConfig  # type: ignore[attr-defined]
 
-from ramet.cluster.ray.guard import Guard
+from ramet.cluster.ray.process_reaper import Guard
 from ramet.config.schema import ClusterConfig, ModelConfig
 from ramet.errors import ConfigError
 

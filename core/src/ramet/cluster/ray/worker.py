@@ -11,9 +11,9 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ramet.cluster.ray.actor import HEALTH, SAVE, Hello
+from ramet.cluster.ray.driver_environment import Surroundings
 from ramet.cluster.ray.errors import translated
 from ramet.cluster.ray.placement import Seat
-from ramet.cluster.ray.surroundings import Surroundings
 from ramet.errors import InfraError
 
 logger = logging.getLogger(__name__)

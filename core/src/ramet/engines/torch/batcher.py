@@ -17,7 +17,7 @@ from ramet.engines.counters import Counters
 from ramet.engines.protocol import FinishReason, Request
 from ramet.engines.sequence import Done, Event, Failed, First, Sequence
 from ramet.engines.stops import StopStrings
-from ramet.engines.torch.compute import Batch, Compute, Part
+from ramet.engines.torch.model_runner import Batch, Compute, Part
 from ramet.engines.torch.slots import Place, SlotTable
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder

@@ -12,9 +12,9 @@ from ramet.engines.protocol import Capability, EngineInfo
 from ramet.engines.threaded import ThreadedEngine
 from ramet.engines.torch.batcher import Batcher
 from ramet.engines.torch.cache import round_up
-from ramet.engines.torch.compute import Compute
+from ramet.engines.torch.determinism_check import check_rows_agree
 from ramet.engines.torch.forward import Forward
-from ramet.engines.torch.probe import check_rows_agree
+from ramet.engines.torch.model_runner import Compute
 from ramet.models.encoder import Encoder
 
 

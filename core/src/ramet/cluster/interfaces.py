@@ -1,0 +1,185 @@
+"""Places: what a job may ask of wherever the workers of a run live. One seam, whatever lies behind it.
+
+The driver sees coarse methods whose arguments and results pickle. `local` keeps everything in this process, `ray` in
+actors; jobs import this module and never one of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from ramet.components.services import RunServices
+from ramet.components.toolbox import ToolNames
+from ramet.config.schema import Config
+from ramet.engines.protocol import EngineInfo
+from ramet.models.encoder import Encoder
+from ramet.models.loading import load_tokenizer
+from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.critic import CriticSpec
+from ramet.policy.spec import PolicySpec
+from ramet.rollout.plan import RolloutPlan
+from ramet.types import Group, Task
+
+OnGroup = Callable[[Group], None]
+
+
+class Rollouts(Protocol):
+    """The rollout side: one or several engines, each with a scheduler of its own."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Of one engine; all are alike."""
+        ...
+
+    def group_size(self, plan: RolloutPlan) -> int:
+        """Rollouts per task under this plan."""
+        ...
+
+    async def run(
+        self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: OnGroup | None = None
+    ) -> list[Group]:
+        """Groups in order of `tasks`; `on_group` hears of each as soon as it is complete.
+
+        A reply by other weights than the engine was given last masks its rollout; where updates came in flight, it may
+        be by any since the rollout began.
+        """
+        ...
+
+    async def metrics(self) -> dict[str, float]:
+        """Of everything played since the last call."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Policy(Protocol):
+    """The training side: all ranks of the policy, and of the critic if there is one."""
+
+    async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
+        """One array `[T]` per row; 0 on inserted tokens."""
+        ...
+
+    async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]: ...
+
+    async def update(
+        self,
+        rows: Sequence[Row],
+        advantages: Tensor,
+        *,
+        step: int,
+        old_logprobs: Sequence[Floats] | None,
+        ref_logprobs: Sequence[Floats] | None,
+        returns: Tensor | None,
+    ) -> dict[str, float]:
+        """Train on one step; metrics. Raises `TrainingDiverged`."""
+        ...
+
+    async def values(self, rows: Sequence[Row]) -> list[Floats]:
+        """The critic's, one array `[T]` per row; 0 on inserted tokens."""
+        ...
+
+    async def update_critic(
+        self, rows: Sequence[Row], *, step: int, returns: Tensor, old_values: Sequence[Floats]
+    ) -> dict[str, float]: ...
+
+    async def stage(self) -> None:
+        """Copy the state of now aside, for `write_staged`."""
+        ...
+
+    def write_staged(self, folder: Path) -> None:
+        """Write what was staged, from any thread, while training goes on. Raises `CheckpointError`."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """Go on exactly where the checkpoint in `folder` was staged. Raises `CheckpointError`."""
+        ...
+
+    async def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder."""
+        ...
+
+
+class Place(Protocol):
+    """Both sides of a training run, and the way of the weights between them."""
+
+    @property
+    def rollouts(self) -> Rollouts: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def services(self) -> RunServices:
+        """For components of the driver."""
+        ...
+
+    async def sync_weights(self, version: int, *, in_flight: bool = False) -> None:
+        """Give the policy's weights to every engine. `in_flight` does not wait for requests under way: they go on
+        under the new weights.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+def build_encoder(config: Config) -> Encoder:
+    return Encoder(
+        load_tokenizer(config.model),
+        template_kwargs=config.model.chat_template_kwargs,
+        chat_markup=config.data.chat_markup,
+    )
+
+
+@asynccontextmanager
+async def open_place(
+    config: Config,
+    spec: PolicySpec,
+    *,
+    critic: CriticSpec | None = None,
+    folder: Path,
+    tools: ToolNames,
+) -> AsyncIterator[Place]:
+    """The place that `cluster.name` says, started; everything of it is gone when the context is left.
+
+    `folder` is the run's for what components keep, `tools` what they were called before the start.
+    """
+    folder = folder.absolute()
+    place: Place
+    if config.cluster.name == "ray":
+        from ramet.cluster.ray.backend import RayPlace  # Ray is an extra
+
+        place = await RayPlace.start(config, spec, critic=critic, folder=folder, tools=tools)
+    else:
+        from ramet.cluster.local import LocalPlace
+
+        services = RunServices(folder=folder, seed=config.run.seed)
+        place = await LocalPlace.start(config, spec, services=services, critic=critic, expected=tools.sets)
+    try:
+        yield place
+    finally:
+        await place.close()
+
+
+@asynccontextmanager
+async def open_rollouts(config: Config, *, folder: Path, tools: ToolNames) -> AsyncIterator[Rollouts]:
+    """The rollout side alone, without forks: what evaluation needs. `folder` and `tools` as for `open_place`."""
+    rollouts: Rollouts
+    folder = folder.absolute()
+    if config.cluster.name == "ray":
+        from ramet.cluster.ray.rollouts import RayRollouts
+
+        rollouts = await RayRollouts.start(config, folder=folder, tools=tools)
+    else:
+        from ramet.cluster.local import LocalRollouts
+
+        services = RunServices(folder=folder, seed=config.run.seed)
+        rollouts = await LocalRollouts.open(config, build_encoder(config), services=services, expected=tools.sets)
+    try:
+        yield rollouts
+    finally:
+        await rollouts.close()

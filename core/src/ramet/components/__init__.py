@@ -1,0 +1,1 @@
+"""Everything that a configuration names, built through the registries."""

@@ -1,0 +1,93 @@
+"""The prompts of a run's tasks, and tags in them that name no tool of the run.
+
+A model that is told of a tool which is not there invents what it returns. Where the text is ours that is refused;
+where a task brings it along, it is said once, with the tags and the tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, runtime_checkable
+
+from ramet.components.build import build_step
+from ramet.components.toolbox import ToolNames
+from ramet.config.schema import Config
+from ramet.rollout.prompts import Prompt, make_prompt
+from ramet.types import Message, Task
+
+logger = logging.getLogger(__name__)
+SHOWN = 3  # tasks of each tag
+
+
+@runtime_checkable
+class ReadsTags(Protocol):
+    """What a rollout step offers besides, if it calls tools by tags that a prompt may name."""
+
+    def foreign_tags(self, messages: Sequence[Message], tools: Sequence[str]) -> list[str]:
+        """Names of tags that these messages present to the model and that belong to nothing it has."""
+        ...
+
+
+def task_prompts(config: Config, tools: ToolNames) -> Callable[[Task], Prompt]:
+    """What a rollout of a task begins with, by `rollout_step` and the task's tools."""
+    step, rule = build_step(config), config.rollout_step
+
+    def prompt(task: Task) -> Prompt:
+        allowed = tools.allowed(task.tools)
+        return make_prompt(task, step, allowed, rule.system_prompt, tools_in_template=rule.tools_in_template)
+
+    return prompt
+
+
+def check_prompts(config: Config, tools: ToolNames) -> list[str]:
+    """What is wrong with the prompts whatever the tasks are. Step and tokenizer must be such as can be built."""
+    from ramet.models.loading import load_tokenizer  # torch: looking at data without a model needs none
+    from ramet.models.template import reads_tools
+
+    step = build_step(config)
+    problems = []
+    if config.rollout_step.tools_in_template and not reads_tools(load_tokenizer(config.model)):
+        problems.append(
+            "rollout_step.tools_in_template=true: the chat template reads no `tools`; give one that does as "
+            "model.chat_template, or let the rollout step describe the tools"
+        )
+    if isinstance(step, ReadsTags):
+        names = list(tools.schemas)
+        own = Message(role="system", content=step.system_prompt(tools.allowed(None)))
+        if foreign := step.foreign_tags([own], names):
+            problems.append(
+                f"rollout_step={config.rollout_step.name}: the system prompt that it makes of the tools' descriptions "
+                f"names tags of no configured tool: {', '.join(foreign)}; configured: {', '.join(names) or 'none'}"
+            )
+    return problems
+
+
+def foreign_tags(config: Config, tasks: Iterable[Task], tools: ToolNames) -> dict[str, list[str]]:
+    """Tag -> ids of the tasks whose prompt names it, though it belongs to no tool that the task may use."""
+    step, prompt = build_step(config), task_prompts(config, tools)
+    found: dict[str, list[str]] = {}
+    if isinstance(step, ReadsTags):
+        for task in tasks:
+            allowed = [schema.name for schema in tools.allowed(task.tools)]
+            for tag in step.foreign_tags(prompt(task).messages, allowed):
+                found.setdefault(tag, []).append(task.id)
+    return found
+
+
+def describe_foreign_tags(found: dict[str, list[str]], tools: ToolNames) -> str:
+    """One line."""
+    tags = [
+        f"<{tag}> in {len(ids)} ({', '.join(ids[:SHOWN])}{', …' if len(ids) > SHOWN else ''})"
+        for tag, ids in found.items()
+    ]
+    return (
+        f"prompts of tasks name tags of no tool that they may use: {'; '.join(tags)}; configured: "
+        f"{', '.join(tools.schemas) or 'none'}. A call of one is answered with an error. Configure the tool, name tags "
+        "of no tool in rollout_step.params.other_tags, or set rollout_step.system_prompt=always"
+    )
+
+
+def warn_of_foreign_tags(config: Config, tasks: Iterable[Task], tools: ToolNames) -> None:
+    if found := foreign_tags(config, tasks, tools):
+        logger.warning("%s", describe_foreign_tags(found, tools))

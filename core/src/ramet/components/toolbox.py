@@ -1,0 +1,203 @@
+"""The tools of a run: built, started, and tool sets opened.
+
+A tool set is opened twice: before the start, for its schemas, and by each rollout worker, which compares.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ramet.component_checks import is_tool_set, misfits
+from ramet.components.services import RunServices, start_component
+from ramet.config.schema import Config, ToolConfig
+from ramet.errors import ConfigError, InfraError, PluginError, RametError
+from ramet.event_loop import run_async
+from ramet.plugin_code import raised_at
+from ramet.plugins import load_plugins
+from ramet.rollout.states import Component, tool_components
+from ramet.rollout.worker import expanded
+from ramet.types import Tool, ToolSchema, ToolSet
+
+logger = logging.getLogger(__name__)
+OPEN_TIMEOUT_S = 120.0
+CLOSE_TIMEOUT_S = 10.0
+Schemas = tuple[ToolSchema, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Toolbox:
+    """Tools by the names that the model is told, with their limits. `sets`: what each set stands for."""
+
+    tools: dict[str, tuple[Tool, ToolConfig]] = field(default_factory=dict)
+    sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    opened: list[tuple[str, ToolSet]] = field(default_factory=list)
+    started: list[tuple[str, Tool]] = field(default_factory=list)
+
+    @property
+    def schemas(self) -> dict[str, ToolSchema]:
+        return {name: replace(tool.schema, name=name) for name, (tool, _) in self.tools.items()}
+
+    @property
+    def set_schemas(self) -> dict[str, Schemas]:
+        schemas = self.schemas
+        return {name: tuple(schemas[tool] for tool in tools) for name, tools in self.sets.items()}
+
+    async def close_sets(self) -> None:
+        """After the tools themselves, which a rollout worker closes. Never raises: the run is over."""
+        for name, tool_set in self.opened:
+            await _close(f"tool set {name}", tool_set)
+        self.opened.clear()
+
+    async def close(self) -> None:
+        """Tools and sets, where no rollout worker was made of them. Never raises."""
+        for name, tool in self.started:
+            if hasattr(tool, "aclose"):
+                await _close(f"tool {name}", tool)
+        self.started.clear()
+        await self.close_sets()
+
+
+async def _close(what: str, component: Any) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await component.aclose()
+    except Exception as error:
+        logger.warning("closing the %s failed: %s: %s", what, type(error).__name__, error)
+
+
+async def open_tools(
+    config: Config, services: RunServices, *, expected: Mapping[str, Schemas] | None = None, for_schemas: bool = False
+) -> Toolbox:
+    """All configured tools, ready to be called. `expected`: what the sets' schemas were before the start.
+
+    `for_schemas` starts sets alone. Raises `ConfigError` for names that are taken twice, `PluginError` for broken
+    components, `InfraError` if a set cannot be reached.
+    """
+    box = Toolbox()
+    try:
+        for name, settings in config.tools.items():
+            await _add_entry(box, name, settings, services, expected, for_schemas)
+    except BaseException:
+        await box.close()
+        raise
+    return box
+
+
+async def _add_entry(
+    box: Toolbox,
+    name: str,
+    settings: ToolConfig,
+    services: RunServices,
+    expected: Mapping[str, Schemas] | None,
+    for_schemas: bool,
+) -> None:
+    entry = load_plugins().get("tools", settings.use or name)
+    built: Any = entry.build(settings.params)
+    who = f"tool {name!r} of plugin {entry.plugin!r} ({entry.distribution})"
+
+    async def start(component: object) -> None:
+        await start_component(component, who, services.of(f"tools.{name}"))
+
+    if not is_tool_set(built):
+        _add(box, name, built, settings, of=name)
+        if not for_schemas:
+            await start(built)
+            box.started.append((name, built))
+        return
+    await start(built)
+    box.opened.append((name, built))
+    tools = await _open(built, name, who)
+    if expected is not None:
+        _compare(who, expected.get(name, ()), tuple(tool.schema for tool in tools))
+    for tool in tools:
+        _add(box, tool.schema.name, tool, settings, of=name)
+        if not for_schemas:
+            await start(tool)
+            box.started.append((tool.schema.name, tool))
+    box.sets[name] = tuple(tool.schema.name for tool in tools)
+
+
+def _add(box: Toolbox, name: str, tool: Tool, settings: ToolConfig, *, of: str) -> None:
+    owners = {one: owner for owner, names in box.sets.items() for one in (*names, owner)}
+    taken = owners.get(name) or owners.get(of) or (name if name in box.tools else None)
+    if taken is not None and taken != of:
+        raise ConfigError(f"tools: {of!r} and {taken!r} both offer a tool named {name!r}; leave one of them out")
+    box.tools[name] = (tool, settings)
+
+
+async def _open(tool_set: ToolSet, name: str, who: str) -> Sequence[Tool]:
+    try:
+        async with asyncio.timeout(OPEN_TIMEOUT_S) as deadline:
+            opened = list(await tool_set.open())
+    except RametError:
+        raise
+    except Exception as error:
+        if deadline.expired():
+            raise InfraError(f"tools.{name}: the tool set did not open within {OPEN_TIMEOUT_S:g} s") from error
+        raise PluginError(f"{who}: `open` raised {type(error).__name__}: {error}{raised_at(error)}") from error
+    for tool in opened:
+        wrong = misfits(tool, "tool")
+        if wrong or is_tool_set(tool):
+            raise PluginError(f"{who}: `open` returned {tool!r:.80}, which is no tool: {'; '.join(wrong) or 'a set'}")
+    names = [tool.schema.name for tool in opened]
+    twice = sorted({tool for tool in names if names.count(tool) > 1})
+    if twice:
+        raise PluginError(f"{who}: `open` returned several tools named {', '.join(map(repr, twice))}")
+    return opened
+
+
+def _compare(who: str, before: Schemas, now: Schemas) -> None:
+    if before == now:
+        return
+    known, found = {schema.name: schema for schema in before}, {schema.name: schema for schema in now}
+    changes = [
+        *(f"{name} is gone" for name in known if name not in found),
+        *(f"{name} is new" for name in found if name not in known),
+        *(f"{name} is described otherwise" for name in known if name in found and known[name] != found[name]),
+    ]
+    raise PluginError(
+        f"{who}: the tool set has other tools than before the start: {', '.join(changes) or 'their order has changed'}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolNames:
+    """What the configured tools are called and how they are described. `sets`: schemas of the tools of each set.
+
+    `stateful`: those that hold states of rollouts.
+    """
+
+    schemas: Mapping[str, ToolSchema] = field(default_factory=dict)
+    sets: Mapping[str, Schemas] = field(default_factory=dict)
+    stateful: tuple[Component, ...] = ()
+
+    @property
+    def all(self) -> list[str]:
+        """Every name that a task may use."""
+        return [*self.schemas, *(name for name in self.sets if name not in self.schemas)]
+
+    def allowed(self, names: Sequence[str] | None) -> list[ToolSchema]:
+        """The tools that a task may use; None: all."""
+        if names is None:
+            return list(self.schemas.values())
+        sets = {name: tuple(schema.name for schema in schemas) for name, schemas in self.sets.items()}
+        return [self.schemas[name] for name in expanded(names, sets) if name in self.schemas]
+
+
+def tool_names(config: Config) -> ToolNames:
+    """Before the start: sets are opened for their schemas, and closed again. Raises as `open_tools` does."""
+
+    async def look() -> ToolNames:
+        with tempfile.TemporaryDirectory(prefix="ramet-tools-") as folder:
+            box = await open_tools(config, RunServices(folder=Path(folder), seed=config.run.seed), for_schemas=True)
+            await box.close_sets()
+        tools = {name: (tool, settings.timeout_s) for name, (tool, settings) in box.tools.items()}
+        return ToolNames(schemas=box.schemas, sets=box.set_schemas, stateful=tool_components(tools))
+
+    return run_async(look())

@@ -1,0 +1,1 @@
+"""Files and JSON, read and written safely."""

@@ -1,0 +1,136 @@
+"""How many bytes a run needs on each device, before anything is loaded: from the configuration and the model's shapes.
+
+A device goes through phases, and the plan's number is that of the worst: an update at its most crowded moment beside
+whatever else stays on the device, or rollouts beside what the policy keeps between updates. With `cluster.colocate` a
+vLLM engine on GPUs sleeps during updates; any other engine that shares a device keeps what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ramet.config.schema import Config, Dtype, Offload
+from ramet.planning.machine import Machine
+from ramet.planning.memory_engine import EngineMemory, engine_memory
+from ramet.planning.memory_policy import Side, host, moments, resident, sharded
+from ramet.planning.model_shape import ModelShape
+from ramet.planning.placement import Devices, Placement, place
+from ramet.types import Need
+
+REFERENCE, CRITIC = "reference", "critic"
+UPDATE, CRITIC_UPDATE, ROLLOUTS = "update", "critic's update", "rollouts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a plan follows from; `needs` are those of the advantage estimator and the loss."""
+
+    config: Config
+    shape: ModelShape
+    machine: Machine
+    needs: frozenset[Need] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """One of some devices that hold the same. Bytes by phase and part."""
+
+    devices: Devices
+    phases: Mapping[str, Mapping[str, int]]
+
+    @property
+    def peak(self) -> str:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
+
+    @property
+    def need(self) -> int:
+        return sum(self.phases[self.peak].values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    inputs: Inputs
+    placement: Placement
+    devices: tuple[DeviceMemory, ...]
+    engine: EngineMemory | None
+    tokens: int  # of one micro-batch on one rank
+    host: int  # bytes in host memory for what is offloaded or being saved, all ranks
+
+    @property
+    def need(self) -> int:
+        """Of the device that needs most; on a CPU of all processes together."""
+        if self.inputs.machine.cuda:
+            return max(device.need for device in self.devices)
+        return self.host + sum(device.need * device.devices.count for device in self.devices)
+
+
+def estimate(inputs: Inputs) -> MemoryPlan:
+    config, machine = inputs.config, inputs.machine
+    placement = place(config, machine)
+    side = Side(shape=inputs.shape, config=config, ranks=placement.ranks, cuda=machine.cuda)
+    engine = engine_memory(config, inputs.shape, machine.device_bytes, cuda=machine.cuda)
+    values = critic_shape(inputs.shape)
+    critic = Side(shape=values, config=config, ranks=side.ranks, cuda=side.cuda, head=((1, values.hidden),))
+    has_critic = Need.VALUES in inputs.needs
+    return MemoryPlan(
+        inputs=inputs,
+        placement=placement,
+        devices=tuple(
+            DeviceMemory(devices=group, phases=_phases(group, inputs, side, critic if has_critic else None, engine))
+            for group in placement.devices
+        ),
+        engine=engine,
+        tokens=side.tokens,
+        host=placement.ranks * (host(side) + (host(critic) if has_critic else 0)),
+    )
+
+
+def critic_shape(shape: ModelShape) -> ModelShape:
+    """The value model: the policy's body and one output in the place of the vocabulary (policy/critic_model.py)."""
+    body = list(shape.outside)
+    if not shape.tied:
+        body.remove((shape.vocab, shape.hidden))
+    return replace(shape, outside=(*body, (1, shape.hidden)), vocab=1, tied=False)
+
+
+def _phases(
+    group: Devices, inputs: Inputs, side: Side, critic: Side | None, engine: EngineMemory | None
+) -> dict[str, dict[str, int]]:
+    phases: dict[str, dict[str, int]] = {}
+    beside = engine.parts if engine is not None and group.engines and not engine.sleeps else {}
+    if group.ranks:
+        frozen = _reference(inputs, side)
+        waiting = {CRITIC: sum(resident(critic).values())} if critic is not None else {}
+        phases[UPDATE] = _added(_worst(side), frozen, waiting, beside)
+        if critic is not None:
+            phases[CRITIC_UPDATE] = _added(_worst(critic), frozen, {"policy": sum(resident(side).values())}, beside)
+    if group.engines and engine is not None:
+        stays = [resident(side), _reference(inputs, side)] if group.ranks else []
+        if group.ranks and critic is not None:
+            stays.append({CRITIC: sum(resident(critic).values())})
+        phases[ROLLOUTS] = _added(engine.parts, *stays)
+    return phases or {ROLLOUTS: {}}
+
+
+def _worst(side: Side) -> dict[str, int]:
+    return max(moments(side).values(), key=lambda parts: sum(parts.values()))
+
+
+def _reference(inputs: Inputs, side: Side) -> dict[str, int]:
+    """The frozen copy in `model.dtype`, sharded like the policy; only where the KL or an algorithm asks for it."""
+    config = inputs.config
+    needed = config.train.kl_coef > 0 or Need.REFERENCE in inputs.needs
+    if not needed or config.policy.offload is Offload.ALL:
+        return {}
+    size = 2 if config.model.dtype is Dtype.BFLOAT16 else 4
+    return {REFERENCE: sharded(inputs.shape.parameters, side.ranks, size)}
+
+
+def _added(*parts: Mapping[str, int]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for one in parts:
+        for name, size in one.items():
+            total[name] = total.get(name, 0) + size
+    return total

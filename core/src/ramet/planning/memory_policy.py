@@ -1,0 +1,195 @@
+"""What a policy rank holds, in bytes per device, and when. One function per thing; its docstring is its formula.
+
+Letters: P parameters, W policy ranks, T tokens that a rank computes at once, L blocks, H hidden, I intermediate,
+Q = heads * head_dim, K = kv_heads * head_dim, V vocabulary; c bytes of the type computed in (2 in bfloat16), d of the
+residual stream. FSDP computes on weights that were gathered in c, so d = c; one rank alone computes bfloat16 under
+autocast, where d = 4.
+
+Weights, gradients and optimiser state are exact. The rest follows what autograd keeps of transformers' Qwen2, Qwen3 and
+Llama blocks and what FSDP2 holds in flight (`core/tests/train/test_memory.py` traces both at true shapes and holds them
+to 5 %). Not counted: the CUDA context, NCCL's buffers, fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from ramet.algorithms.logprobs import CHUNK_ELEMENTS
+from ramet.config.schema import Attention, Config, Dtype, Offload
+from ramet.planning.model_shape import ModelShape, Shape, adapters, count
+from ramet.policy.batching.packing import CPU_TOKENS
+
+MASTER = 4  # bytes of weights, gradients and moments that are trained: float32 (policy/models.py)
+LOGIT_BYTES = 16  # of one logit in the backward pass: itself, log-probability, and two gradients of it
+WEIGHTS, GRADIENTS, OPTIMISER = "weights", "gradients", "optimiser"
+FLIGHT, ACTIVATIONS, WORK = "gathered weights", "activations", "working memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A model that is trained by W ranks: the policy, or the critic."""
+
+    shape: ModelShape
+    config: Config
+    ranks: int
+    cuda: bool
+    head: tuple[Shape, ...] = ()  # that is trained whole beside adapters: the critic's
+
+    @property
+    def computed(self) -> int:
+        return 2 if self.config.model.dtype is Dtype.BFLOAT16 else 4
+
+    @property
+    def stream(self) -> int:
+        return self.computed if self.ranks > 1 else 4
+
+    @property
+    def trained(self) -> tuple[Shape, ...]:
+        """What has gradients: everything, or LoRA's adapters."""
+        rank = self.config.policy.lora_rank
+        return (*adapters(self.shape, rank), *self.head) if rank else self.shape.parameters
+
+    @property
+    def frozen(self) -> tuple[Shape, ...]:
+        """What LoRA leaves as it was."""
+        if not self.config.policy.lora_rank:
+            return ()
+        return tuple(shape for shape in self.shape.parameters if shape not in self.head)
+
+    @property
+    def tokens(self) -> int:
+        """T: a micro-batch takes `policy.max_microbatch_tokens` a rank, or one sequence that is longer, whose tokens
+        `policy.sequence_parallel` ranks share. On a CPU larger micro-batches are not made (policy/batching/packing.py).
+        """
+        policy, most = self.config.policy, longest_sequence(self.config)
+        budget = policy.max_microbatch_tokens * policy.sequence_parallel
+        budget = budget if self.cuda else min(budget, CPU_TOKENS)
+        train = self.config.train
+        rows = -(-train.tasks_per_step * self.config.rollout.group_size // train.minibatches)
+        shares = max(1, self.ranks // policy.sequence_parallel)
+        return -(-max(most, min(budget, -(-rows // shares) * most)) // policy.sequence_parallel)
+
+
+def longest_sequence(config: Config) -> int:
+    return config.data.max_prompt_tokens + config.rollout.max_response_tokens
+
+
+def sharded(shapes: Iterable[Shape], ranks: int, size: int) -> int:
+    """Bytes on rank 0, which has most: FSDP2 cuts every parameter along its first axis as `torch.chunk` does."""
+    return sum(-(-shape[0] // ranks) * prod(shape[1:]) * size for shape in shapes)
+
+
+def state(side: Side) -> dict[str, int]:
+    """Weights 4 P/W, gradients 4 P/W, AdamW's two moments 8 P/W: float32 whatever `model.dtype` is.
+
+    LoRA: 4 bytes a parameter of the adapters for each of the four, and the frozen weights in `model.dtype`.
+    """
+    trained = sharded(side.trained, side.ranks, MASTER)
+    return {
+        WEIGHTS: trained + sharded(side.frozen, side.ranks, side.computed),
+        GRADIENTS: trained,
+        OPTIMISER: 2 * trained,
+    }
+
+
+def resident(side: Side) -> dict[str, int]:
+    """Between updates: no gradients (they are freed behind each optimiser step), and not what is offloaded."""
+    offload = side.config.policy.offload
+    if offload is Offload.ALL:
+        return {}
+    held = state(side)
+    return {WEIGHTS: held[WEIGHTS]} | ({} if offload is Offload.OPTIMIZER else {OPTIMISER: held[OPTIMISER]})
+
+
+def host(side: Side) -> int:
+    """Bytes that one rank keeps in host memory: what is offloaded, and the copy of an asynchronous save."""
+    held = state(side)
+    offload = side.config.policy.offload
+    away = {Offload.NONE: 0, Offload.OPTIMIZER: held[OPTIMISER], Offload.ALL: sum(held.values())}[offload]
+    return away + (held[WEIGHTS] + held[OPTIMISER] if side.config.train.async_save else 0)
+
+
+def kept_per_token(side: Side, longest: int) -> int:
+    """Bytes that autograd keeps of one token in one block: (8 + 4d) H of two norms and their input in float32 (d = 2:
+    16 H), 2c (Q + K) of queries, keys, values and output, 4 heads of the softmax's normaliser, 4c I of the gated MLP.
+
+    Autocast (d = 4) casts the norms' outputs once for each of the five projections: 16 H + 5c H. Qwen3 normalises
+    heads: (4 + d) (Q + K) more. `model.attention=eager` keeps the scores, (4 + 2c) heads a pair of positions.
+    """
+    s, c, d = side.shape, side.computed, side.stream
+    if d == c:
+        norms = 2 * (4 + 2 * d) * s.hidden
+    else:
+        norms = 2 * (4 + d) * s.hidden + 5 * c * s.hidden
+    heads = (4 + d) * (s.queries + s.keys) if s.norms else 0
+    scores = (4 + 2 * c) * s.heads * longest if side.config.model.attention is Attention.EAGER else 0
+    return norms + heads + scores + 2 * c * (s.queries + s.keys) + 4 * s.heads + 4 * c * s.intermediate
+
+
+def activations(side: Side) -> tuple[int, int]:
+    """Kept from forward to backward pass, and what the block under way adds.
+
+    Without checkpointing L blocks keep everything; with it d H of each block's input, and one block is computed again.
+    The last norm keeps (4 + d) H and the head's input d H. The backward pass of a block holds one more c I.
+    """
+    s, tokens = side.shape, side.tokens
+    block = kept_per_token(side, longest_sequence(side.config)) * tokens
+    ends = (4 + 2 * side.stream) * s.hidden * tokens
+    work = side.computed * s.intermediate * tokens
+    if side.config.policy.activation_checkpointing:
+        return s.layers * side.stream * s.hidden * tokens + ends, block + work
+    return s.layers * block + ends, work
+
+
+def head_work(side: Side) -> int:
+    """The output head's backward pass over one piece of the vocabulary's logits: 16 bytes for each of min(n V, 2^27).
+
+    Only trained positions go through the head (policy/forward.py); n is at most all tokens of a rank.
+    """
+    rows = max(1, CHUNK_ELEMENTS // side.shape.vocab)
+    return LOGIT_BYTES * min(side.tokens, rows) * side.shape.vocab
+
+
+def moments(side: Side) -> dict[str, dict[str, int]]:
+    """Parts by the moment of an update at which they are held together; the largest is the peak."""
+    held = state(side)
+    if side.config.policy.offload is Offload.ALL:
+        held = {}
+    waiting = side.config.policy.offload is Offload.OPTIMIZER
+    computing = {name: size for name, size in held.items() if name != OPTIMISER or not waiting}
+    kept, block = activations(side)
+    flight = _in_flight(side)
+    found = {
+        "output head": computing | {FLIGHT: flight["head"], ACTIVATIONS: kept, WORK: head_work(side)},
+        "block": computing | {FLIGHT: flight["block"], ACTIVATIONS: kept, WORK: block},
+        "embedding": computing | {FLIGHT: flight["ends"]},
+    }
+    if held:
+        found["optimiser step"] = held | {WORK: held[GRADIENTS] if side.cuda else 0}  # foreach: one more of its size
+    return found
+
+
+def _in_flight(side: Side) -> Mapping[str, int]:
+    """Weights and gradients that are whole for a while, of a block B, the head and all outside blocks O.
+
+    FSDP: O stays gathered, c O; a block is c B, the next one arrives, c B; a block's gradient is c B, and 4 B while it
+    is added up over ranks; the head's gradient waits for the embedding's, c; at the end O is freed and its gradients
+    are added up, (c + 4) O + 4 B.
+    One rank in bfloat16: autocast's copies of all linear layers and of the head, 2 bytes each, and the head's gradient.
+    LoRA has no gradients here worth counting, and frozen weights need no copy.
+    """
+    s, c = side.shape, side.computed
+    block, outside, head = count(s.block), count(s.outside), s.vocab * s.hidden
+    lora = bool(side.config.policy.lora_rank)
+    grads = 0 if lora else 1
+    if side.ranks == 1:
+        copies = 0 if c == 4 or lora else c * (s.layers * sum(a * b for a, b in s.linear) + head)
+        return {"head": copies + grads * c * head, "block": copies, "ends": copies}
+    gathered = c * outside
+    return {
+        "head": gathered + c * block + grads * c * head,
+        "block": gathered + 2 * c * block + grads * (c * head + (c + MASTER) * block),
+        "ends": grads * ((c + MASTER) * outside + MASTER * block),
+    }

@@ -1,0 +1,106 @@
+"""Which policy ranks and rollout workers stand on which devices, from the configuration alone. Ray chooses the nodes.
+
+Devices are numbered over all nodes. Policy ranks take one each; rollout workers take `tensor_parallel` each, others or,
+with `cluster.colocate`, the same ones, of which there must be as many (cluster/check.py). In one process
+(`cluster=local`) everything is on one device, and on a CPU all workers are processes of one host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ramet.config.schema import Config
+from ramet.planning.machine import Machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """Devices that hold the same. `ranks` and `engines` are how many live on them, together."""
+
+    first: int
+    count: int
+    ranks: int
+    engines: int
+
+    @property
+    def role(self) -> str:
+        parts = ["policy"] * bool(self.ranks) + ["engine"] * bool(self.engines)
+        return " and ".join(parts)
+
+    @property
+    def numbers(self) -> str:
+        return str(self.first) if self.count == 1 else f"{self.first} to {self.first + self.count - 1}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    cluster: str
+    engine: str
+    ranks: int
+    engines: int
+    tensor_parallel: int
+    on: str  # "cpu" or "cuda"
+    devices: tuple[Devices, ...]
+
+    @property
+    def n_devices(self) -> int:
+        return max(group.first + group.count for group in self.devices)
+
+    def __str__(self) -> str:
+        if self.cluster == "local":
+            return f"cluster local: engine {self.engine} and the policy in this process, on {self.on}"
+        each = f" of {self.tensor_parallel} devices each" if self.tensor_parallel > 1 else ""
+        workers = f"{_many(self.ranks, 'policy rank')}, {_many(self.engines, 'rollout worker')}"
+        who = f"{workers} with engine {self.engine}{each}"
+        if self.on == "cpu":
+            return f"cluster {self.cluster}: {who}, on cpu"
+        where = "; ".join(f"{group.role} on {self.on} {group.numbers}" for group in self.devices)
+        return f"cluster {self.cluster}: {who}: {where}"
+
+
+def place(config: Config, machine: Machine) -> Placement:
+    cluster = config.cluster
+    local = cluster.name == "local"
+    ranks, engines = (1, 1) if local else (cluster.policy_workers, cluster.rollout_workers)
+    width = tensor_parallel(config)
+    devices: tuple[Devices, ...]
+    if local:
+        devices = (Devices(first=0, count=1, ranks=1, engines=1),)
+    elif cluster.colocate:
+        devices = (Devices(first=0, count=max(ranks, engines * width), ranks=ranks, engines=engines),)
+    else:
+        devices = (
+            Devices(first=0, count=ranks, ranks=ranks, engines=0),
+            Devices(first=ranks, count=engines * width, ranks=0, engines=engines),
+        )
+    return Placement(
+        cluster=cluster.name,
+        engine=config.engine.name,
+        ranks=ranks,
+        engines=engines,
+        tensor_parallel=width,
+        on="cuda" if machine.cuda else "cpu",
+        devices=devices,
+    )
+
+
+def check_placement(config: Config, machine: Machine) -> list[str]:
+    """Whether there are devices enough."""
+    needed = place(config, machine).n_devices
+    if not machine.cuda or machine.devices is None or needed <= machine.devices:
+        return []
+    cluster = config.cluster
+    return [
+        f"cluster: {cluster.policy_workers} policy ranks and {cluster.rollout_workers} rollout workers need {needed} "
+        f"devices{' beside each other' if not cluster.colocate else ''}, and there are {machine.devices}; lower "
+        f"cluster.policy_workers or cluster.rollout_workers, or set cluster.colocate=true"
+    ]
+
+
+def tensor_parallel(config: Config) -> int:
+    """Devices of one engine; 1 for an engine that has no such option."""
+    return int(getattr(config.engine.params, "tensor_parallel", 1))
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

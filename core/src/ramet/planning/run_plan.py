@@ -1,0 +1,104 @@
+"""What a run would do and write, found out without writing anything: the answer to `--dry-run`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.config.checks import RUN_NAME, RUN_NAME_RULE
+from ramet.config.resolved import Resolved
+from ramet.config.schema import RewardConfig, ToolConfig
+from ramet.errors import ConfigError
+from ramet.runs.manifest import Manifest
+from ramet.runs.own_files import check_run_folder
+from ramet.runs.resume import RunState, check_resume
+
+Entries = Mapping[str, ToolConfig] | Mapping[str, RewardConfig]
+RECORDS = ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The directory that a run would work in."""
+
+    path: Path  # of a run without a name: what its name would look like
+    resumed: bool
+    problems: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"{self.path} ({'goes on with what is there' if self.resumed else 'new'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Facts by name, in order, each of one or more lines, and the files that would be written."""
+
+    job: str
+    facts: Mapping[str, str]
+    files: Sequence[str]
+
+    def __str__(self) -> str:
+        below = "\n" + " " * 14
+        facts = [f"  {name:10}  {text.replace(chr(10), below)}" for name, text in self.facts.items() if text]
+        files = [f"    {file}" for file in self.files]
+        return "\n".join([f"ramet {self.job} would do this, and has done nothing:", *facts, "  would write", *files])
+
+
+def look(resolved: Resolved, manifest: Manifest) -> Place:
+    """Where the run would go, and why it could not. Only reads."""
+    root, name = Path(resolved.config.run.root), resolved.config.run.name
+    if name is None:
+        path = root / "<date>-<time>-<word>"
+        return Place(path=path, resumed=False, problems=not_writable(path, "run.root"))
+    path = root / name
+    if not RUN_NAME.fullmatch(name):
+        return Place(path=path, resumed=False, problems=[f"run.name={name}: {RUN_NAME_RULE}"])
+    try:
+        check_run_folder(path)
+    except ConfigError as error:
+        return Place(path=path, resumed=False, problems=[str(error)])
+    problems = [*not_writable(path, "run.root"), *_in_use(path)]
+    resumed = (path / "manifest.json").is_file()
+    if resumed:
+        new = RunState(config=resolved.text, manifest=manifest)
+        try:
+            problems += check_resume(RunState.read(path), new, allow=resolved.config.run.allow_config_change)
+        except ConfigError as error:
+            problems.append(str(error))
+    return Place(path=path, resumed=resumed, problems=problems)
+
+
+def not_writable(path: Path, key: str) -> list[str]:
+    """Why `path` could not be made or written to, judged by the nearest folder that exists."""
+    nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return []
+    return [f"{key}: {str(path)!r} cannot be written, because {str(nearest)!r} is no folder that can be written to"]
+
+
+def _in_use(path: Path) -> list[str]:
+    try:
+        file = os.open(path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # no lock, no owner
+        return []
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return [f"run directory {str(path)!r} is in use by another process; choose another run.name, or wait for it"]
+    finally:
+        os.close(file)
+    return []
+
+
+def placement(config_device: str, engine: str | None, cluster: str) -> str:
+    """Who runs where."""
+    who = "the policy" if engine is None else f"engine {engine} and the policy"
+    return f"cluster {cluster}: {who} in this process, on {config_device}"
+
+
+def entries_in_words(entries: Entries) -> str:
+    """`python, big (python)`: what is chosen, and what instances are instances of."""
+    return ", ".join(name if one.use is None else f"{name} ({one.use})" for name, one in entries.items()) or "none"

@@ -1,0 +1,1 @@
+"""From groups to packed micro-batches, shared out over ranks."""

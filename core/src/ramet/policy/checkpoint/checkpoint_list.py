@@ -1,0 +1,66 @@
+"""Everything that lies in a run's folder of checkpoints, looked at and left as it is: a run may be writing there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ramet.policy.checkpoint.store import LEFTOVER, NAME, verify
+from ramet.policy.checkpoint_score import Score, best_of, read_score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A checkpoint, or what a save left that was killed."""
+
+    name: str
+    step: int  # steps that were done
+    size: int  # bytes
+    written: float  # seconds since the epoch
+    leftover: bool
+    problems: Sequence[str]  # what is wrong with a checkpoint; empty if it verifies
+    resume: bool = False  # a resume would take this one
+    score: Score | None = None  # what a validation said of it
+    best: bool = False  # train.keep_best keeps this one
+
+
+def take_inventory(root: Path) -> list[Entry]:
+    """Oldest step first. Reads every file of every checkpoint, to compare its hash."""
+    seen = [entry for path in root.iterdir() if path.is_dir() and (entry := _look(path)) is not None]
+    entries = sorted(seen, key=lambda entry: (entry.step, entry.leftover, entry.name))
+    whole = [entry for entry in entries if not entry.leftover and not entry.problems]
+    if not whole:
+        return entries
+    best = _best(whole)
+    return [replace(entry, resume=entry is whole[-1], best=entry is best) for entry in entries]
+
+
+def _best(entries: Sequence[Entry]) -> Entry | None:
+    """By the metric that was asked for last."""
+    metric = next((entry.score.metric for entry in reversed(entries) if entry.score is not None), "")
+    found = best_of(((entry, entry.score) for entry in entries), metric)
+    return None if found is None else found[0]
+
+
+def _look(folder: Path) -> Entry | None:
+    """None for another kind of folder, and for one that a running job deletes in this moment."""
+    whole, torn = NAME.fullmatch(folder.name), LEFTOVER.fullmatch(folder.name)
+    match = whole or torn
+    if match is None:
+        return None
+    problems = verify(folder) if whole else []
+    try:
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        written = folder.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    return Entry(
+        name=folder.name,
+        step=int(match[1]),
+        size=size,
+        written=written,
+        leftover=whole is None,
+        problems=problems,
+        score=read_score(folder),
+    )

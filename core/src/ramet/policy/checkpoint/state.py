@@ -1,0 +1,214 @@
+"""What a policy worker leaves in a checkpoint: weights, optimiser and random number states, exact to the bit.
+
+Tensors lie in the files of torch.distributed.checkpoint under the names of their parameters, so that any number of
+ranks finds its part of them. What belongs to a rank lies in `rank_00000.pt`, loaded with `weights_only=True`, so that a
+checkpoint can run no code. Under LoRA only the adapter is kept; the rest is `model.path`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ramet.config.schema import ModelConfig
+from ramet.models.loading import DTYPES, load_tokenizer
+from ramet.policy.checkpoint.dcp import read_tensors, read_whole, shapes, write_tensors
+from ramet.policy.checkpoint.rng_state import rng_state, seed_generators, set_rng_state
+from ramet.policy.distributed.ranks import gather_everywhere
+from ramet.policy.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+MODEL, OPTIMIZER = "model.", "optimizer."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a worker has counted."""
+
+    step: int = 0  # training steps done
+    bad_steps: int = 0  # non-finite optimiser steps in a row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """This rank's part of a checkpoint, ready to be written."""
+
+    tensors: dict[str, Tensor]
+    own: dict[str, Any]
+    rank: int
+
+
+def stage_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    *,
+    rank: int,
+    world_size: int,
+    copy: bool,
+) -> Staged:
+    """Everything of now. `copy`: in host memory, so that training can go on; otherwise to be written at once."""
+    tensors = _tensors(model) | _optimizer_tensors(model, optimizer)
+    if copy:
+        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+    own = {"world_size": world_size, "step": progress.step, "bad_steps": progress.bad_steps, "rng": rng_state()}
+    return Staged(tensors=tensors, own=own, rank=rank)
+
+
+def write_state(folder: Path, staged: Staged, group: dist.ProcessGroup | None = None) -> None:
+    """Write this rank's files to a folder without any. All ranks call it; `group`: theirs. Raises `CheckpointError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder, staged.tensors, group)
+        with (folder / _rank_file(staged.rank)).open("wb") as file:
+            torch.save(staged.own, file)
+            file.flush()
+            os.fsync(file.fileno())  # it may be another machine's disk than the one that seals the checkpoint
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        raise CheckpointError(f"{folder}: could not write the policy: {error}") from error
+
+
+def load_state(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    rank: int,
+    world_size: int,
+    seed: int,
+    group: dist.ProcessGroup | None = None,
+) -> Progress:
+    """Read everything back in place. The optimiser's options stay those of this run. All ranks call it.
+
+    Where another number of ranks wrote, generators begin anew from (seed, step, rank). Raises `CheckpointError`, on all
+    ranks alike.
+    """
+    problem, tensors, own = "", {}, {}
+    try:
+        own = _read_own(folder, rank)
+        tensors = _places(folder, model, optimizer)
+    except CheckpointError as error:
+        problem = str(error)
+    if problems := [text for text in (gather_everywhere(problem) if world_size > 1 else [problem]) if text]:
+        raise CheckpointError(problems[0])
+    read_tensors(folder, tensors, group)
+    progress = Progress(step=int(own["step"]), bad_steps=int(own["bad_steps"]))
+    if own["world_size"] == world_size:
+        set_rng_state(own["rng"])
+    else:
+        seed_generators(f"{seed}:{progress.step}:{rank}")
+        logger.info(
+            "%s was written by %d policy ranks, now there are %d: weights and optimiser are the same, random numbers "
+            "begin anew from seed %d, step %d and rank",
+            folder,
+            own["world_size"],
+            world_size,
+            seed,
+            progress.step,
+        )
+    return progress
+
+
+def saved_weights(folder: Path) -> dict[str, Tensor]:
+    """The whole weights of a checkpoint; under LoRA the adapter's. Needs no other rank. Raises `CheckpointError`."""
+    return read_whole(folder, MODEL)
+
+
+def export_model(
+    folder: Path, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], config: ModelConfig, *, rank: int
+) -> None:
+    """A Hugging Face folder in `model.dtype`, written by rank 0; `weights` are whole, and all ranks go through them."""
+    dtype = DTYPES[config.dtype]
+    tied = model.state_dict(keep_vars=True)
+    first = {id(tensor): name for name, tensor in reversed(tied.items())}
+    tensors = {}
+    for name, tensor in weights:
+        if rank == 0 and (name not in tied or first[id(tied[name])] == name):
+            tensors[name] = tensor.to("cpu", dtype)
+    if rank == 0:
+        plain = _plain(model, dtype)
+        plain.save_pretrained(folder, state_dict=tensors)
+        load_tokenizer(config).save_pretrained(folder)
+
+
+def _plain(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The architecture without weights, shards, adapters and ways of computing attention: what describes the folder."""
+    config = deepcopy(model.config)
+    config._attn_implementation = "eager"
+    with torch.device("meta"):
+        plain: PreTrainedModel = type(model)(config).to(dtype)  # type: ignore[arg-type]
+    plain.generation_config = model.generation_config
+    return plain
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank_{rank:05d}.pt"
+
+
+def _read_own(folder: Path, rank: int) -> dict[str, Any]:
+    """The first rank's file serves a rank that did not exist when it was written."""
+    file = folder / _rank_file(rank)
+    file = file if file.exists() else folder / _rank_file(0)
+    try:
+        own: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        missing = {"world_size", "step", "bad_steps", "rng"} - own.keys()
+    except (OSError, ValueError, RuntimeError, EOFError, AttributeError, UnpicklingError) as error:
+        raise CheckpointError(f"{folder}: could not read the policy: {file.name}: {error}") from error
+    if missing:
+        raise CheckpointError(f"{folder}: could not read the policy: {file.name} has no {', '.join(sorted(missing))}")
+    return own
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters that are trained, tied ones once, and, of a whole model, the buffers that belong to its state."""
+    parameters = dict(model.named_parameters())
+    trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+    persistent = model.state_dict().keys() if len(trained) == len(parameters) else set()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+    return {MODEL + name: tensor.detach() for name, tensor in (trained | buffers).items()}
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """State by parameter name; nothing before the first step."""
+    return {
+        f"{OPTIMIZER}{name}.{key}": value
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+        for key, value in sorted(optimizer.state[parameter].items())
+    }
+
+
+def _places(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Where everything in `folder` belongs: the model's own tensors, and new ones in the optimiser."""
+    found = shapes(folder)
+    own = _tensors(model)
+    saved = {name for name in found if name.startswith(MODEL)}
+    if own.keys() != saved:
+        differing = [name.removeprefix(MODEL) for name in sorted(own.keys() ^ saved)[:3]]
+        raise CheckpointError(f"{folder}: holds another model than model.path; differing names: {differing}")
+    for name, tensor in own.items():
+        if tensor.shape != found[name].size:
+            raise CheckpointError(
+                f"{folder}: {name.removeprefix(MODEL)} has shape {list(found[name].size)}, model.path has "
+                f"{list(tensor.shape)}"
+            )
+    optimizer.state.clear()
+    for name, parameter in model.named_parameters():
+        prefix = f"{OPTIMIZER}{name}."
+        kept = {key.removeprefix(prefix): entry for key, entry in found.items() if key.startswith(prefix)}
+        for key, entry in kept.items():
+            like = entry.size == parameter.shape and parameter.dim()
+            new = torch.zeros_like(parameter) if like else torch.zeros(entry.size, dtype=entry.properties.dtype)
+            optimizer.state[parameter][key] = new.detach()
+    return own | _optimizer_tensors(model, optimizer)

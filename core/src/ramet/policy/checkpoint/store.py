@@ -1,0 +1,228 @@
+"""Checkpoints that survive a kill at any moment: a folder is either whole and provably so, or it is not there.
+
+Writing: `.tmp_step_…/` in the same file system, every file fsynced, `MANIFEST.json` with sizes and hashes last, then
+the rename to `step_000012/`; only then are old ones pruned. Reading: newest first, hashes compared; what is broken is
+skipped with a warning that names file and reason. No pointer file can go stale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.policy.checkpoint_score import FILE as SCORE
+from ramet.policy.checkpoint_score import Score, best_of, read_score
+from ramet.policy.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+MANIFEST = "MANIFEST.json"
+NAME = re.compile(r"step_(\d{6,})")
+LEFTOVER = re.compile(r"\.tmp_step_(\d{6,})_\d+")  # of a save that was killed
+_NO_MANIFEST = (OSError, ValueError, KeyError, TypeError, AttributeError)
+SPARE = 1.2  # free space wanted, as a multiple of the last checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A verified folder and the number of steps that were done when it was written."""
+
+    step: int
+    folder: Path
+
+
+class Checkpoints:
+    """The checkpoints of one run in one folder. Only one process may write there (the run directory's lock)."""
+
+    def __init__(self, root: Path, *, keep: int, keep_best: str | None = None) -> None:
+        """`keep_best`: the checkpoint with the best score in this metric is kept beside the newest `keep`."""
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self.root = root
+        self.keep = keep
+        self.keep_best = keep_best
+
+    def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
+        """Let `write` fill a temporary folder, make it `step_…`, and prune to the newest `keep`. In any thread.
+
+        Where several ranks write, `write` returns when all have; sealing and renaming is one process's business.
+        Raises `CheckpointError` if it cannot be written; the checkpoints before it are then as they were.
+        """
+        final = self.root / f"step_{step:06d}"
+        temporary = self.root / f".tmp_step_{step:06d}_{os.getpid()}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            _make_way(final)
+            _check_space(self.root)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            write(temporary)
+            _seal(temporary)
+            temporary.rename(final)
+            _fsync(self.root)
+        except BaseException as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise CheckpointError(f"{final}: not written: {error}; older checkpoints are untouched") from error
+            raise
+        saved = Checkpoint(step=step, folder=final)
+        self._prune(saved)
+        return saved
+
+    def best(self, up_to: int) -> tuple[Checkpoint, Score] | None:
+        """The best checkpoint by `keep_best` of those up to this step; None if none has a score."""
+        if self.keep_best is None:
+            return None
+        found = [one for one in reversed(_newest_first(self.root)) if one.step <= up_to]
+        return best_of(((one, read_score(one.folder)) for one in found), self.keep_best)
+
+    def score(self, step: int) -> Score | None:
+        """What `keep_best` says of the checkpoint of this step."""
+        found = read_score(self.root / f"step_{step:06d}")
+        return found if found is not None and found.metric == self.keep_best else None
+
+    def add_score(self, step: int, score: Score) -> None:
+        """To a checkpoint that was validated after it was written."""
+        score.write(self.root / f"step_{step:06d}")
+
+    def _prune(self, saved: Checkpoint) -> None:
+        """Keep the newest up to the one just saved, which is whole, and the best. Newer ones, once skipped, stay, and
+        so does what is no checkpoint of Ramet's.
+        """
+        ours = (checkpoint for checkpoint in _newest_first(self.root) if _is_ours(checkpoint.folder))
+        older = [checkpoint for checkpoint in ours if checkpoint.step <= saved.step]
+        best = self.best(saved.step)
+        for checkpoint in older[self.keep :]:
+            if best is None or checkpoint != best[0]:
+                shutil.rmtree(checkpoint.folder, ignore_errors=True)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest folder that verifies; None if there is none. Deletes what a killed writer left behind."""
+        for stale in (path for path in self.root.glob(".tmp_step_*") if LEFTOVER.fullmatch(path.name)):
+            if stale.is_symlink() or not stale.is_dir():
+                continue
+            logger.warning("%s: left by an interrupted save, deleted", stale)
+            shutil.rmtree(stale, ignore_errors=True)
+        return next((found for found in _newest_first(self.root) if _verified(found)), None)
+
+
+def verify(folder: Path) -> list[str]:
+    """What is wrong with a checkpoint, one line per file; empty if it is whole."""
+    try:
+        expected = _read_manifest(folder)
+    except _NO_MANIFEST as error:
+        return [f"{folder / MANIFEST}: not a manifest: {error!r}"]
+    return [
+        f"{folder / name}: {problem}"
+        for name, (size, digest) in expected.items()
+        if (problem := _compare(folder / name, size, digest)) is not None
+    ]
+
+
+def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
+    """File -> size and hash. Raises `_NO_MANIFEST`."""
+    entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether Ramet wrote this folder, whole or not: its manifest says so."""
+    try:
+        return folder.is_dir() and not folder.is_symlink() and bool(_read_manifest(folder))
+    except _NO_MANIFEST:
+        return False
+
+
+def _compare(path: Path, size: int, digest: str) -> str | None:
+    try:
+        if not path.is_file():
+            return "missing"
+        if path.stat().st_size != size:
+            return f"{path.stat().st_size} bytes, the manifest says {size}"
+        return None if _sha256(path) == digest else "its content does not match the manifest's hash"
+    except OSError as error:
+        return f"cannot be read: {error}"
+
+
+def _verified(checkpoint: Checkpoint) -> bool:
+    problems = verify(checkpoint.folder)
+    if problems:
+        logger.warning("checkpoint %s skipped: %s", checkpoint.folder.name, "; ".join(problems))
+    return not problems
+
+
+def _newest_first(root: Path) -> list[Checkpoint]:
+    folders = [(NAME.fullmatch(path.name), path) for path in root.glob("step_*") if path.is_dir()]
+    found = [Checkpoint(step=int(match[1]), folder=path) for match, path in folders if match]
+    return sorted(found, key=lambda checkpoint: -checkpoint.step)
+
+
+def _make_way(final: Path) -> None:
+    """A broken checkpoint of this name makes way, and a whole one is never replaced. What is none is kept aside."""
+    if not os.path.lexists(final):
+        return
+    if _is_ours(final):
+        if not verify(final):
+            raise CheckpointError(f"{final}: there is a whole checkpoint of this step already; it is not replaced")
+        shutil.rmtree(final)
+        return
+    suffixes = itertools.chain([""], (f"_{n}" for n in itertools.count(1)))
+    paths = (final.with_name(f"other_{final.name}{suffix}") for suffix in suffixes)
+    aside = next(path for path in paths if not os.path.lexists(path))
+    logger.warning("%s: no checkpoint of Ramet's; renamed to %s", final, aside.name)
+    final.rename(aside)
+
+
+def _check_space(root: Path) -> None:
+    last = _newest_first(root)[:1]
+    needed = int(SPARE * sum(_size(checkpoint.folder) for checkpoint in last))
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise CheckpointError(
+            f"{root}: {free} bytes free, a checkpoint needs about {needed} ({SPARE} x the last one); free some space "
+            "or lower train.keep_checkpoints"
+        )
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _seal(folder: Path) -> None:
+    """Make all files durable, then write the manifest, then make the folder durable.
+
+    The score is not listed: a later validation may replace it, and the checkpoint is whole without it.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for file in files:
+        _fsync(file)
+    entries = {
+        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": _sha256(file)}
+        for file in files
+        if file != folder / SCORE
+    }
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
+    _fsync(manifest)
+    for path in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
+        _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Ranks, FSDP2 sharding and Ulysses sequence parallelism."""

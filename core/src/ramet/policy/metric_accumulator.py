@@ -1,0 +1,88 @@
+"""What an update reports: means over trained tokens, tails, and counts, added up over micro-batches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ramet.policy.distributed.ranks import gather_on_first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank saw, on its way to the first."""
+
+    sums: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    largest: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+class Tally:
+    """Adds up per-token values and per-step numbers. Nothing is copied off the device before `result`."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = defaultdict(int)
+        self._largest: dict[str, Tensor] = {}
+        self._values: dict[str, list[Tensor]] = defaultdict(list)
+
+    def tokens(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """Mean over masked tokens."""
+        chosen = values.detach()[mask].double()
+        self._sums[name] = self._sums.get(name, 0.0) + chosen.sum()
+        self._counts[name] += len(chosen)
+
+    def largest(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """Maximum over masked tokens."""
+        chosen = values.detach()[mask]
+        if len(chosen):
+            top = chosen.max()
+            self._largest[name] = torch.maximum(self._largest.get(name, top), top)
+
+    def tails(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """1st and 99th percentile and maximum over masked tokens."""
+        self._values[name].append(values.detach()[mask])
+
+    def number(self, name: str, value: float) -> None:
+        """Mean over calls."""
+        self._sums[name] = self._sums.get(name, torch.zeros((), dtype=torch.float64)) + value
+        self._counts[name] += 1
+
+    def result(self, *, counts: bool = True) -> dict[str, float]:
+        """Of all ranks together, on rank 0; empty elsewhere. `counts` False: another rank saw the same tokens."""
+        parts = gather_on_first(self._part() if counts else Part())
+        if parts is None:
+            return {}
+        out = {}
+        for name in sorted({name for part in parts for name in part.counts}):
+            count = sum(part.counts.get(name, 0) for part in parts)
+            if count:
+                out[name] = sum(part.sums.get(name, 0.0) for part in parts) / count
+        for name in sorted({name for part in parts for name in part.largest}):
+            out[name] = max(part.largest[name] for part in parts if name in part.largest)
+        for name in sorted({name for part in parts for name in part.values}):
+            everything = np.concatenate([part.values[name] for part in parts if name in part.values])
+            if len(everything):
+                low, high = _percentiles(everything)
+                out.update({f"{name}_p01": low, f"{name}_p99": high, f"{name}_max": float(everything.max())})
+        return out
+
+    def _part(self) -> Part:
+        return Part(
+            sums={name: float(value) for name, value in self._sums.items()},
+            counts=dict(self._counts),
+            largest={name: float(value) for name, value in self._largest.items()},
+            values={name: torch.cat(pieces).double().cpu().numpy() for name, pieces in self._values.items()},
+        )
+
+
+def _percentiles(values: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.percentile(values, [1, 99])
+    return float(low), float(high)

@@ -1,0 +1,106 @@
+"""What branch policies see of a group, kept up to date note by note.
+
+The ledger knows only what was decided upon: in logical order a view holds nothing that is logically later, however far
+the rollouts themselves have come. Views of single rollouts are kept until something in them changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ramet.rollout.branching.event_order import Note, Phase
+from ramet.rollout.keys import Path, path_text
+from ramet.types import GroupView, RolloutView, StopReason, Task, TurnView
+
+
+@dataclass(slots=True)
+class _Line:
+    id: str
+    root: str
+    parent: str | None
+    fork_turn: int | None
+    turns: list[TurnView]
+    finished: bool = False
+    stop: StopReason | None = None
+    view: RolloutView | None = field(default=None)
+
+    def seen(self) -> RolloutView:
+        if self.view is None:
+            self.view = RolloutView(
+                id=self.id,
+                root=self.root,
+                parent=self.parent,
+                fork_turn=self.fork_turn,
+                turns=tuple(self.turns),
+                finished=self.finished,
+                valid=self.stop is not StopReason.FAULT,
+                stop=self.stop,
+            )
+        return self.view
+
+
+class Ledger:
+    """The group's history as far as it was decided upon. `n_live` counts rollouts whose end is not in it yet."""
+
+    def __init__(self, task: Task, budget: int, vocab_size: int) -> None:
+        self.task = task
+        self.budget = budget
+        self.vocab_size = vocab_size
+        self.n_live = 0
+        self._lines: dict[Path, _Line] = {}
+
+    @property
+    def budget_left(self) -> int:
+        return self.budget - len(self._lines)
+
+    @property
+    def n_started(self) -> int:
+        return len(self._lines)
+
+    def add_root(self, path: Path) -> None:
+        id = path_text(path)
+        self._lines[path] = _Line(id, id, None, None, [_begun(0)])
+        self.n_live += 1
+
+    def add_fork(self, path: Path, turn: int) -> None:
+        """A fork of `path[:-1]` at `turn`: it inherits the turns before, and the parent's turn counts it."""
+        parent = self._lines[path[:-1]]
+        at = parent.turns[turn]
+        parent.turns[turn] = replace(at, n_forks=at.n_forks + 1)
+        parent.view = None
+        self._lines[path] = _Line(path_text(path), parent.root, parent.id, turn, [*parent.turns[:turn], _begun(turn)])
+        self.n_live += 1
+
+    def apply(self, note: Note) -> None:
+        line = self._lines[note.path]
+        line.view = None
+        last = line.turns[-1]
+        first = note.phase is Phase.FIRST
+        line.turns[-1] = TurnView(
+            index=last.index,
+            entropies=note.entropies or last.entropies,
+            n_tokens=len(note.entropies) if first else note.n_tokens,
+            ended=not first,
+            n_forks=last.n_forks,
+            calls=note.calls,
+        )
+        if first:
+            return
+        if note.phase is Phase.BEGIN:
+            line.turns.append(_begun(note.turn))
+        else:
+            line.finished, line.stop = True, note.stop
+            self.n_live -= 1
+
+    def view(self) -> GroupView:
+        return GroupView(
+            task=self.task,
+            budget=self.budget,
+            budget_left=self.budget_left,
+            rollouts=tuple(line.seen() for line in self._lines.values()),
+            vocab_size=self.vocab_size,
+        )
+
+
+def _begun(turn: int) -> TurnView:
+    return TurnView(index=turn, entropies=(), n_tokens=0, ended=False, n_forks=0)

@@ -1,0 +1,208 @@
+"""Plays one rollout from where it stands to its stop: generate, append, tool, append, and on to the next turn.
+
+Limits are kept here, and failures stay here: whatever goes wrong with one rollout masks that rollout (`Fault`); only a
+broken contract (`PluginError`) or a user's mistake (`ConfigError`) leaves this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ramet.config.schema import RolloutConfig
+from ramet.errors import ConfigError, PluginError
+from ramet.output_checks import begin_problem, step_problem
+from ramet.plugin_code import defined_at, named, raised_at
+from ramet.plugins import origin
+from ramet.rollout.states import ENVIRONMENT, StateFailed, States
+from ramet.rollout.steps.result import outcome_problem, recorded
+from ramet.rollout.tree import LiveRollout
+from ramet.rollout.turn_context import FirstTokensHook, TurnContext, Workplace, state_of
+from ramet.types import (
+    Fault,
+    Insert,
+    Origin,
+    RolloutStep,
+    Segment,
+    SegmentKind,
+    StepResult,
+    StopReason,
+    Task,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Player:
+    """Plays rollouts of one task. `on_first` and `on_turn` tell the scheduler where branching may be asked about."""
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        step: RolloutStep,
+        place: Workplace,
+        states: States | None,
+        config: RolloutConfig,
+        step_ends_at: float,
+        on_first: FirstTokensHook,
+        on_turn: Callable[[LiveRollout], None],
+    ) -> None:
+        self.task = task
+        self.step = step
+        self.place = place
+        self.states = states
+        self.config = config
+        self.step_ends_at = step_ends_at  # time of the event loop
+        self.on_first = on_first
+        self.on_turn = on_turn
+        self._step_name = f"{type(step).__module__}.{type(step).__qualname__}"
+        is_environment = states is not None and ENVIRONMENT in states
+        self._begin = getattr(step, "begin", None) if is_environment else None
+        self._finish = getattr(step, "finish", None) if is_environment else None
+
+    async def play(self, live: LiveRollout) -> None:
+        """Returns when the rollout has stopped or is masked. Raises only `PluginError` and `ConfigError`."""
+        started = time.perf_counter()
+        now = asyncio.get_running_loop().time()
+        own_end = now + self.config.deadline_s
+        live.ends_at = ends_at = min(own_end, self.step_ends_at)
+        limit = asyncio.timeout_at(ends_at)
+        try:
+            async with limit:
+                if ends_at <= now:
+                    await asyncio.sleep(0)  # the deadline has passed: it strikes here, before anything is sampled
+                await self._turns(live)
+        except ConfigError as error:
+            raise named(error, f"rollout step {origin(self.step)}", "rollout_step") from error
+        except PluginError:
+            raise
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # one rollout's failure is data: it is masked
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            live.fault = self._fault(error, live, expired=limit.expired(), step_over=own_end > self.step_ends_at)
+            traceback = logger.isEnabledFor(logging.DEBUG)
+            fault = live.fault
+            logger.warning("rollout %s is masked: %s: %s", live.key, fault.where, fault.message, exc_info=traceback)
+        live.add_stat("seconds", time.perf_counter() - started)
+
+    def _fault(self, error: BaseException, live: LiveRollout, *, expired: bool, step_over: bool) -> Fault:
+        if expired and isinstance(error, TimeoutError):
+            key = "rollout.step_deadline_s" if step_over else "rollout.deadline_s"
+            value = self.config.step_deadline_s if step_over else self.config.deadline_s
+            return Fault(where="deadline", message=f"not finished within {key}={value:g} (turn {live.turn})")
+        if live.fault is not None:
+            return live.fault
+        if isinstance(error, StateFailed):
+            return Fault(where=error.where, message=str(error))
+        what = f"{self._step_name} raised {type(error).__name__}: {error}{raised_at(error)}"
+        return Fault(where="step", message=what)
+
+    async def _turns(self, live: LiveRollout) -> None:
+        if self.states is not None:
+            await self.states.start(live)
+        if live.parent is None and self._begin is not None:
+            first = await self._begin(await self._environment(live))
+            if (problem := begin_problem(first)) is not None:
+                raise PluginError(f"rollout step {origin(self.step)}: {problem}{defined_at(self.step, 'begin')}")
+            self._insert_first(live, first)
+        while live.stop is None:
+            await self._turn(live, await self._environment(live))
+            if live.stop is None:
+                live.begin_turn()
+                self.on_turn(live)
+        if self._finish is not None:
+            self._merge_end(live, await self._finish(await self._environment(live), live.stop))
+
+    async def _environment(self, live: LiveRollout) -> Any:
+        """The state of the rollout step; None if it holds none."""
+        if self.states is None or ENVIRONMENT not in self.states:
+            return None
+        return await self.states.use(live, ENVIRONMENT)
+
+    async def _turn(self, live: LiveRollout, environment: Any) -> None:
+        context = TurnContext(
+            live, self.place, self.on_first, self._step_name, states=self.states, environment=environment
+        )
+        try:
+            result = await self.step(state_of(live, self.task, environment), context)
+            await context.end()
+        except BaseException:
+            await context.end(cancel=True)
+            raise
+        finally:
+            live.fault = context.fault
+        if live.fault is not None:  # the step swallowed the error; the rollout is lost all the same
+            raise RuntimeError(live.fault.message)
+        self._end_turn(live, self._checked(result))
+
+    def _checked(self, result: StepResult) -> StepResult:
+        problem = step_problem(result) or outcome_problem(result)
+        if problem is not None:
+            raise PluginError(f"rollout step {origin(self.step)}: {problem}{defined_at(self.step)}")
+        return result
+
+    def _insert_first(self, live: LiveRollout, parts: Sequence[Insert]) -> None:
+        """What `begin` gave: it comes before the first turn, so forks share it."""
+        if not self._insert(live, parts):
+            raise RuntimeError(f"the first observation of {self._step_name} leaves no room for a response")
+        live.starts[0] = len(live.segments)
+
+    def _merge_end(self, live: LiveRollout, result: StepResult | None) -> None:
+        """What `finish` gave belongs to the last turn."""
+        if result is None:
+            return
+        result = self._checked(result)
+        if result.insert or result.stop is not None:
+            raise PluginError(f"finish of {self._step_name} returned insert or stop; the rollout has ended already")
+        self._note(live, result.metrics)
+        live.tell_more(recorded(result.info), result.reward)
+        if result.answer is not None:
+            live.answer = result.answer
+
+    def _note(self, live: LiveRollout, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            live.add_stat(f"step/{name}", value)
+            live.add_stat(f"step_turns/{name}", 1)
+
+    def _end_turn(self, live: LiveRollout, result: StepResult) -> None:
+        fits = self._insert(live, result.insert)
+        live.answer = result.answer
+        live.tell(recorded(result.info), result.reward)
+        self._note(live, result.metrics)
+        if result.stop is not None:
+            live.stop = result.stop
+        elif not fits or self.place.room(live) < 1:
+            live.stop = StopReason.LENGTH
+        elif live.turn + 1 >= self.config.max_turns:
+            live.stop = StopReason.TURN_LIMIT
+        if live.stop is StopReason.CALL_LIMIT and self.place.room(live) >= 1:
+            live.append(self._forced(live.turn))
+
+    def _insert(self, live: LiveRollout, parts: Sequence[Insert]) -> bool:
+        """Append what the step inserts. Text that leaves no room to answer is left out: the rollout is too long."""
+        if not parts:
+            return True
+        ids = array("i")
+        for part in parts:
+            ids.extend(self.place.encoder.insert(part))
+        if len(ids) >= self.place.room(live):
+            return False
+        text = "".join(part.text for part in parts)
+        live.append(Segment(origin=Origin.INSERTED, kind=SegmentKind.RESULT, turn=live.turn, text=text, token_ids=ids))
+        return True
+
+    def _forced(self, turn: int) -> Segment:
+        """The end of turn that the core puts after a call too many. Not sampled, so never trained."""
+        ids = array("i", [self.place.encoder.end_of_turn_id])
+        return Segment(origin=Origin.INSERTED, kind=SegmentKind.FORCED, turn=turn, text="", token_ids=ids)
+
+
+def _is_cancelled() -> bool:
+    """Whether this task itself was cancelled: then the run ends. Else something cancelled itself and let it out."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,240 @@
+"""The rollout step `tags`: the model thinks, calls tools and answers between tags.
+
+A turn samples until the closing tag of a tool or of the answer. The call is looked for only in what the policy sampled
+in this turn, so no example in the prompt and no tool result can ever be executed. What the model gets wrong (empty
+call, closing tag without an opening one, bad JSON) comes back to it as a result, and the rollout goes on.
+
+A result is never the policy's to write: a turn also ends at `<result>`, and at the closing tag of a tool that the
+task's system message names and that this rollout does not have. The model is told, and what it wrote is trained as
+usual.
+
+Results are wrapped as the released ARPO wraps them: a space, `<result>`, newline, text, newline, `</result>`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ramet.errors import ConfigError, ToolError
+from ramet.io.json_values import MAX_NESTING, too_deep
+from ramet.rollout.config import TagsConfig
+from ramet.types import (
+    Generation,
+    Insert,
+    Markup,
+    Message,
+    RolloutState,
+    Sampled,
+    StepContext,
+    StepResult,
+    StopReason,
+    ToolCall,
+    ToolSchema,
+    TracePart,
+    Untrusted,
+)
+
+TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)>")
+HTML = frozenset(
+    "a abbr b blockquote body br button code dd del div dl dt em font form h1 h2 h3 h4 h5 h6 head hr html i img input "
+    "ins kbd label li link main math meta nav ol option p pre q s script section select small span strong style sub "
+    "sup svg table tbody td textarea tfoot th thead title tr tt u ul var".split()
+)
+
+
+class Tags:
+    """`RolloutStep` and `TraceReader`."""
+
+    def __init__(self, config: TagsConfig) -> None:
+        self.config = config
+        # A result that spells these could seem to end itself, or to hold the model's answer.
+        self._forged = re.compile(rf"<(?=/?(?:{re.escape(config.result)}|{re.escape(config.answer)})>)")
+        tag = re.escape(config.result)
+        self._block = re.compile(rf"(</([^<>/\s]+)>|<{tag}>)(\s*<{tag}>\n?)(.*?)(\n?</{tag}>)", re.DOTALL)
+
+    def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
+        self._check_names(tools)
+        c = self.config
+        lines = [f"Solve the task step by step. Write your reasoning between <{c.think}> and </{c.think}>."]
+        if tools:
+            lines += [
+                "You can use the tools below while you work. To call one, write its input between its tags; you then "
+                f"get what it returned between <{c.result}> and </{c.result}>, and go on from there. Never write a "
+                f"<{c.result}> block yourself.",
+                "",
+                *(_describe(tool) for tool in tools),
+                "",
+            ]
+        lines.append(
+            f"When you know the answer, write it between <{c.answer}> and </{c.answer}>. Nothing behind it is read."
+        )
+        return "\n".join(lines)
+
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        self._check_names(ctx.tools)
+        tools = {f"</{tool.name}>": tool for tool in ctx.tools}
+        system = [message for message in state.task.prompt if message.role == "system"]
+        missing = {f"</{name}>": name for name in self.foreign_tags(system, [tool.name for tool in ctx.tools])}
+        answer, result = f"</{self.config.answer}>", f"<{self.config.result}>"
+        generation = await ctx.generate(stop=[*tools, answer, result, *missing])
+        if generation.stop in tools:
+            return await self._use(tools[generation.stop], generation.text, state, ctx)
+        if generation.stop in missing:
+            return await self._use_missing(missing[generation.stop], generation.text, state, ctx)
+        if generation.stop == result:
+            return self._tell(
+                "A result is written for you once a tool has run: never write one yourself. "
+                f"Tools: {', '.join(tool.name for tool in ctx.tools) or 'none'}."
+            )
+        if generation.stop == answer:
+            return self._answer(generation.text)
+        return StepResult(stop=_reason(generation), answer=_stripped(_last_block(generation.text, self.config.answer)))
+
+    def _answer(self, text: str) -> StepResult:
+        answer = _last_block(text, self.config.answer)
+        if answer is None:
+            return self._tell("The closing tag of the answer stands here without its opening tag in this turn.")
+        return StepResult(stop=StopReason.ANSWER, answer=answer.strip())
+
+    async def _use(self, tool: ToolSchema, text: str, state: RolloutState, ctx: StepContext) -> StepResult:
+        if state.n_tool_calls >= ctx.max_tool_calls:
+            return StepResult(stop=StopReason.CALL_LIMIT)
+        try:
+            content = _last_block(text, tool.name)
+            if content is None:
+                raise ToolError(f"The closing tag </{tool.name}> stands here without <{tool.name}> in this turn.")
+            call = ToolCall(name=tool.name, arguments=_arguments(tool, content), turn=state.turn)
+            result = await ctx.call_tool(call)
+        except ToolError as error:
+            return self._tell(str(error))
+        return self._tell(result.text)
+
+    async def _use_missing(self, name: str, text: str, state: RolloutState, ctx: StepContext) -> StepResult:
+        """The core answers the call of a tool that there is not, and counts it."""
+        if state.n_tool_calls >= ctx.max_tool_calls:
+            return StepResult(stop=StopReason.CALL_LIMIT)
+        content = (_last_block(text, name) or "").strip()
+        try:
+            result = await ctx.call_tool(ToolCall(name=name, arguments={"text": content}, turn=state.turn))
+        except ToolError as error:
+            return self._tell(str(error))
+        return self._tell(result.text)
+
+    def _tell(self, text: str) -> StepResult:
+        return StepResult(insert=tuple(self.result(text)))
+
+    def result(self, text: str) -> Sequence[Insert]:
+        """Result and answer tags in `text` get `&lt;`: a web page cannot end the block or forge an answer."""
+        tag = self.config.result
+        body = self._forged.sub("&lt;", text)
+        return Markup(text=f" <{tag}>\n"), Untrusted(text=body), Markup(text=f"\n</{tag}>")
+
+    def foreign_tags(self, messages: Sequence[Message], tools: Sequence[str]) -> list[str]:
+        """Names of the tags that a prompt shows in pairs and that are neither the step's, nor of one of `tools`, nor in
+        `other_tags`. What a user's message writes in HTML is its subject and names no tool.
+        """
+        known = {self.config.think, self.config.result, self.config.answer, *self.config.other_tags, *tools}
+        named = (
+            name
+            for message in messages
+            for name in _pairs(message.content)
+            if message.role == "system" or name.lower() not in HTML
+        )
+        return [name for name in dict.fromkeys(named) if name not in known]
+
+    def read(self, text: str, tools: Sequence[str]) -> Sequence[TracePart]:
+        """A result block is inserted right after a tool's closing tag, and where a rollout tells a model that it broke
+        the format; everything else is what the policy writes.
+        """
+        return list(self._parts(text, tools))
+
+    def _parts(self, text: str, tools: Sequence[str]) -> Iterator[TracePart]:
+        done = position = 0
+        while (found := self._block.search(text, position)) is not None:
+            position = found.end(1)
+            if not self._is_inserted(found, tools):
+                continue
+            yield Sampled(text=text[done : found.end(1)])
+            yield Markup(text=found[3])
+            yield Untrusted(text=found[4])
+            yield Markup(text=found[5])
+            done = position = found.end()
+        if done < len(text):
+            yield Sampled(text=text[done:])
+
+    def _is_inserted(self, block: re.Match[str], tools: Sequence[str]) -> bool:
+        name = block[2]  # None: after an opening tag of a result
+        return name in (*tools, self.config.answer, None) or block[4].startswith(f"There is no tool {name}.")
+
+    def _check_names(self, tools: Sequence[ToolSchema]) -> None:
+        own = {self.config.think, self.config.result, self.config.answer}
+        taken = sorted(own & {tool.name for tool in tools})
+        if taken:
+            raise ConfigError(
+                f"tools.{taken[0]}: the rollout step `tags` uses <{taken[0]}> itself; rename it in rollout_step.params"
+            )
+
+
+def _describe(tool: ToolSchema) -> str:
+    description = " ".join(tool.description.split())
+    if tool.text_parameter is not None:
+        return f"- <{tool.name}>{tool.text_parameter}</{tool.name}>: {description}"
+    properties = tool.parameters.get("properties", {})
+    return f"- <{tool.name}>{_example(properties)}</{tool.name}> (a JSON object): {description}"
+
+
+def _example(properties: dict[str, Any]) -> str:
+    inside = ", ".join(f'"{name}": {_type_name(spec)}' for name, spec in properties.items())
+    return f"{{{inside}}}"
+
+
+def _type_name(spec: dict[str, Any]) -> str:
+    found = spec.get("type", "any")
+    return " or ".join(map(str, found)) if isinstance(found, list) else str(found)
+
+
+def _arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
+    """A tool with one required string gets the text, without surrounding space; others get a JSON object."""
+    text = textwrap.dedent(content).strip()
+    if not text:
+        raise ToolError(f"The {tool.name} call is empty: write its input between <{tool.name}> and </{tool.name}>.")
+    if tool.text_parameter is not None:
+        return {tool.text_parameter: text}
+    form = _example(tool.parameters.get("properties", {}))
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"The {tool.name} call is not valid JSON ({error}). Expected: {form}") from error
+    if too_deep(arguments):
+        raise ToolError(f"The {tool.name} call is nested more than {MAX_NESTING} levels deep. Expected: {form}")
+    if not isinstance(arguments, dict):
+        raise ToolError(f"The {tool.name} call must be a JSON object: {form}")
+    return arguments
+
+
+@lru_cache(maxsize=64)  # the same few system messages, asked about every turn
+def _pairs(text: str) -> tuple[str, ...]:
+    """Names of the tags that a text both opens and closes, in order, without attributes."""
+    found = TAG.findall(text)
+    closed = {name for slash, name in found if slash}
+    return tuple(dict.fromkeys(name for slash, name in found if not slash and name in closed))
+
+
+def _last_block(text: str, tag: str) -> str | None:
+    """What stands between the last closing tag and the last opening tag before it."""
+    close = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, max(close, 0))
+    return None if close < 0 or start < 0 else text[start + len(tag) + 2 : close]
+
+
+def _stripped(text: str | None) -> str | None:
+    return None if text is None else text.strip()
+
+
+def _reason(generation: Generation) -> StopReason:
+    return StopReason.LENGTH if generation.truncated else StopReason.END

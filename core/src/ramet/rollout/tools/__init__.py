@@ -1,0 +1,1 @@
+"""How tools are called: time-outs, retries, concurrency, arguments and text limits."""

@@ -1,0 +1,340 @@
+"""What a rollout step may do in one turn: generate once, and call tools. The core keeps the token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
+from ramet.errors import ConfigError, InfraError, PluginError, ToolError
+from ramet.plugin_code import named
+from ramet.rollout.completion_check import Versions, reply_problem, version_runs
+from ramet.rollout.keys import request_seed
+from ramet.rollout.plan import ResolvedPlan
+from ramet.rollout.states import Component, StateFailed, States
+from ramet.rollout.tools.runtime import ToolOutcome, ToolRuntime
+from ramet.rollout.tree import LiveRollout
+from ramet.rollout.watchdog import Watchdog
+from ramet.types import (
+    CallStatus,
+    Fault,
+    Generation,
+    Insert,
+    Message,
+    Origin,
+    RolloutState,
+    Segment,
+    SegmentKind,
+    Task,
+    ToolCall,
+    ToolRecord,
+    ToolResult,
+    ToolSchema,
+)
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
+
+FirstTokensHook = Callable[[LiveRollout, int, tuple[float, ...]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """What all turns of one group share."""
+
+    engine: Engine
+    encoder: Encoder
+    tools: ToolRuntime
+    task: Task
+    schemas: tuple[ToolSchema, ...]  # of the tools that the task may use
+    watchdog: Watchdog
+    plan: ResolvedPlan
+    seed: int
+    first_tokens: int
+    max_tool_calls: int
+    max_turns: int
+    max_response_tokens: int
+    stateful: tuple[Component, ...] = ()  # the rollout step and those tools of the task that hold states
+    versions: Versions | None = None  # of the weights that may sample; None: any
+
+    def room(self, live: LiveRollout) -> int:
+        """Tokens that may still follow: by the response's limit and by the engine's."""
+        of_response = self.max_response_tokens - live.n_response_tokens
+        return min(of_response, self.engine.info.max_tokens - len(live.token_ids))
+
+
+class TurnContext:
+    """`StepContext` for one turn of one rollout. `fault` keeps what failed, even if the step swallows the error."""
+
+    def __init__(
+        self,
+        live: LiveRollout,
+        place: Workplace,
+        on_first: FirstTokensHook,
+        step: str,
+        *,
+        states: States | None = None,
+        environment: Any = None,
+    ) -> None:
+        self.live = live
+        self.place = place
+        self.environment = environment
+        self.fault: Fault | None = None
+        self._on_first = on_first
+        self._step = step  # for messages
+        self._states = states
+        self._asked = False
+        self._reported = False
+        self._earlier_calls = tuple(live.tool_calls)
+        self._n_begun = 0
+        self._records: dict[int, ToolRecord] = {}  # of this turn's calls, by the order in which they were made
+        self._calling: set[asyncio.Task[Any]] = set()  # tasks that wait for a call of this turn
+        self._in_order: dict[str, asyncio.Lock] = {}  # of tools that hold states
+        self._is_over = False
+        self._quiet: asyncio.Event | None = None  # set once no call is running, if the end waits for that
+
+    @property
+    def tools(self) -> Sequence[ToolSchema]:
+        return self.place.schemas
+
+    @property
+    def max_tool_calls(self) -> int:
+        return self.place.max_tool_calls
+
+    @property
+    def turns_left(self) -> int:
+        return self.place.max_turns - self.live.turn
+
+    @property
+    def tokens_left(self) -> int:
+        return max(0, self.place.room(self.live))
+
+    def calls_left(self, tool: str) -> int:
+        known = any(schema.name == tool for schema in self.place.schemas)
+        return self.max_tool_calls - len(self._earlier_calls) - self._n_begun if known else 0
+
+    def render(self, messages: Sequence[Message]) -> Sequence[Insert]:
+        ids = self.live.token_ids
+        try:
+            return self.place.encoder.suffix(messages, after=ids[-1])
+        except ValueError as error:
+            raise PluginError(f"rollout step {self._step} called render wrongly: {error}") from error
+
+    async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
+        if self._asked:
+            raise PluginError(f"rollout step {self._step} called generate twice in one turn; allowed: once")
+        self._asked = True
+        request = self._request(tuple(stop))
+        started = time.perf_counter()
+        completion = await self._complete(request)
+        self.live.add_stat("generate_s", time.perf_counter() - started)
+        self._report(completion.entropies)
+        generation = self.live.generations[self.live.turn] = self._append(completion)
+        return generation
+
+    def _request(self, stop: tuple[str, ...]) -> Request:
+        live, plan = self.live, self.place.plan
+        sampling = Sampling(
+            temperature=plan.temperature,
+            top_p=plan.top_p,
+            top_k=plan.top_k,
+            max_tokens=self.place.room(live),
+            stop=stop,
+            stop_token_ids=self.place.encoder.eos_ids,
+        )
+        forks_now = live.parent is not None and live.turn == live.fork_turn
+        return Request(
+            id=f"{live.key}/{live.turn}",
+            token_ids=array("i", live.token_ids),
+            sampling=sampling,
+            seed=request_seed(self.place.seed, live.key, live.turn),
+            cache_key=str(live.key),
+            fork_of=str(live.parent.key) if forks_now and live.parent is not None else "",
+            first_tokens=self.place.first_tokens,
+        )
+
+    async def _complete(self, request: Request) -> Completion:
+        def on_first(report: FirstReport) -> None:
+            self._report(report.entropies)
+
+        try:
+            with self.place.watchdog.wait(f"generation of rollout {self.live.key}, turn {self.live.turn}"):
+                completion = await self.place.engine.generate(request, on_first)
+        except asyncio.CancelledError:
+            self.place.engine.abort(request.id)
+            raise
+        except ConfigError as error:
+            raise named(error, f"engine {self.place.engine.info.name!r}", "engine") from error
+        except PluginError:
+            raise
+        except Exception as error:  # whatever an engine raises, one request failed and the others go on
+            raise self._failed("engine", f"{type(error).__name__}: {error}") from error
+        if completion.finish is FinishReason.ABORT:
+            raise self._failed("engine", "the request was aborted")
+        problem = reply_problem(completion, self.place.versions)
+        if problem is not None:
+            raise self._failed("engine", f"request {request.id!r} was answered with what cannot be used: {problem}")
+        return completion
+
+    def _report(self, entropies: Sequence[float]) -> None:
+        """Once a turn, at the engine's first report or, if there was none, at the end; not for what ended before."""
+        if self._reported or self.live.finished:
+            return
+        self._reported = True
+        self._on_first(self.live, self.live.turn, tuple(entropies[: self.place.first_tokens]))
+
+    def _append(self, completion: Completion) -> Generation:
+        encoder, ids = self.place.encoder, completion.token_ids
+        ended = completion.finish is FinishReason.END and len(ids) > 0 and ids[-1] in encoder.eos_ids
+        said = ids[:-1] if ended else ids
+        text = encoder.decode(said)
+        for segment in self._segments(completion, text):
+            self.live.append(segment)
+        self.live.add_stat("sampled_tokens", len(ids))
+        self.live.add_stat("prompt_tokens", completion.prompt_tokens)
+        self.live.add_stat("cached_tokens", completion.cached_tokens)
+        self.live.add_stat("drifted_segments", float(encoder.markup(text) != said))
+        return Generation(
+            text=text,
+            stop=completion.stop if completion.finish is FinishReason.STOP else None,
+            finished=completion.finish is FinishReason.END,
+            truncated=completion.finish is FinishReason.LENGTH,
+        )
+
+    def _segments(self, completion: Completion, text: str) -> Iterator[Segment]:
+        """One for each version of the weights that sampled in this turn; their texts join to that of the turn."""
+        ids, has_entropies = completion.token_ids, len(completion.entropies) == len(completion.token_ids)
+        told = 0
+        for version, start, end in version_runs(completion.policy_versions):
+            upto = len(text) if end == len(ids) else max(told, self._settled(ids[:end], text))
+            yield Segment(
+                origin=Origin.SAMPLED,
+                kind=SegmentKind.TURN,
+                turn=self.live.turn,
+                text=text[told:upto],
+                token_ids=ids[start:end],
+                logprobs=completion.logprobs[start:end],
+                entropies=completion.entropies[start:end] if has_entropies else None,
+                policy_version=version,
+            )
+            told = upto
+
+    def _settled(self, ids: array[int], text: str) -> int:
+        """How much of a turn's text its first tokens spell; a character that later ones complete is theirs."""
+        pairs = zip(self.place.encoder.decode(ids), text, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    async def call_tool(self, call: ToolCall) -> ToolResult:
+        number, task = self._begin_call(), asyncio.current_task()
+        assert task is not None
+        self._calling.add(task)
+        try:
+            if self._states is None or call.name not in self._states:
+                return await self._call(number, call, None)
+            # One after the other, in their order: what a state becomes must not depend on which call is faster.
+            async with self._in_order.setdefault(call.name, asyncio.Lock()):
+                return await self._call(number, call, await self._state(self._states, call.name))
+        finally:
+            self._calling.discard(task)
+            if self._quiet is not None and not self._calling:
+                self._quiet.set()
+
+    def _begin_call(self) -> int:
+        """The call's number in this turn; counted before it is waited for: a step may make several calls at once."""
+        if self._is_over:
+            raise PluginError(f"rollout step {self._step} made a tool call after its turn had ended")
+        number = self._n_begun
+        if len(self._earlier_calls) + number >= self.max_tool_calls:
+            raise PluginError(
+                f"rollout step {self._step} made more tool calls than the {self.max_tool_calls} allowed; it must "
+                "stop the rollout with StopReason.CALL_LIMIT"
+            )
+        self._n_begun += 1
+        return number
+
+    async def end(self, *, cancel: bool = False) -> None:
+        """Wait for calls that the step left running (`gather` does when one of its calls raises).
+
+        They belong to this turn: later ones would lose their records, and their states would change under a fork.
+        """
+        self._is_over = True
+        if not self._calling:
+            return
+        self._quiet = asyncio.Event()
+        for task in self._calling if cancel else ():
+            task.cancel()
+        await self._quiet.wait()
+
+    async def _call(self, number: int, call: ToolCall, state: Any) -> ToolResult:
+        live = self.live
+        call = ToolCall(
+            name=call.name,
+            arguments=call.arguments,
+            rollout=str(live.key),
+            turn=live.turn,
+            task=self.place.task,
+            state=state,
+            environment=self.environment,
+        )
+        outcome = await self._run(call)
+        self._records[number] = _record(call, outcome)
+        live.tool_calls = [*self._earlier_calls, *(self._records[one] for one in sorted(self._records))]
+        live.add_stat("tool_s", outcome.run_s)
+        live.add_stat("tool_wait_s", outcome.wait_s)
+        if outcome.status is CallStatus.INFRA:
+            raise self._failed(f"tool:{call.name}", outcome.text)
+        if outcome.raised:
+            raise ToolError(outcome.text)
+        error = outcome.status is CallStatus.ERROR
+        return ToolResult(text=outcome.text, error=error, cached=outcome.cached, metadata=outcome.metadata)
+
+    async def _state(self, states: States, tool: str) -> Any:
+        try:
+            return await states.use(self.live, tool, self.environment)
+        except StateFailed as error:
+            raise self._failed(error.where, str(error)) from error
+
+    async def _run(self, call: ToolCall) -> ToolOutcome:
+        known = [schema.name for schema in self.place.schemas]
+        if call.name in known:
+            return await self.place.tools.run(call, ends_at=self.live.ends_at)
+        text = f"There is no tool {call.name[:80]}. Tools: {', '.join(known) or 'none'}."
+        return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
+
+    def _failed(self, where: str, message: str) -> InfraError:
+        self.fault = Fault(where=where, message=message)
+        return InfraError(f"{where}: {message}")
+
+
+def state_of(live: LiveRollout, task: Task, environment: Any) -> RolloutState:
+    """What the rollout step may know of a rollout at the beginning of its turn."""
+    return RolloutState(
+        task=task,
+        rollout=live.key.path,
+        turn=live.turn,
+        response=live.response,
+        n_tool_calls=len(live.tool_calls),
+        environment=environment,
+    )
+
+
+def _record(call: ToolCall, outcome: ToolOutcome) -> ToolRecord:
+    return ToolRecord(
+        turn=call.turn,
+        name=call.name,
+        arguments=dict(call.arguments),
+        status=outcome.status,
+        text=outcome.text,
+        wait_s=outcome.wait_s,
+        run_s=outcome.run_s,
+        attempts=outcome.attempts,
+        cached=outcome.cached,
+        truncated=outcome.truncated,
+        metadata=deepcopy(outcome.metadata) if outcome.metadata else {},  # what the step is given is its own
+    )

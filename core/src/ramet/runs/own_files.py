@@ -1,0 +1,137 @@
+"""Which files of a run directory Ramet has written, known by their names: nothing else there is deleted or replaced.
+
+A directory without a manifest is taken over only if it holds what a start leaves that was killed before it could write
+one: the lock, the two folders, then (only beside those) configuration, overrides and what the jobs begin with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ramet.errors import ConfigError
+from ramet.runs.manifest import read_manifest
+
+LOCK, MANIFEST = "LOCK", "manifest.json"
+FOLDERS = ("rollouts", "checkpoints")
+SERVICES = "services"  # of components, which start before
+UNFINISHED = "results.json.partial.jsonl"  # of `ramet eval`
+FIRST_FILES = ("config.yaml", "overrides.txt", UNFINISHED)
+NO_LINKS = (*FOLDERS, SERVICES, "model", "metrics.jsonl", UNFINISHED, "sft_loss.png")  # written through their names
+IN_CHECKPOINTS = re.compile(r"layout\.json|\.layout\.json\.\d+\.tmp")  # of `ramet sft`
+TORN = re.compile(
+    r"\.(?:(?:config\.yaml|overrides\.txt|manifest\.json|ranks)\.\d+|metrics\.jsonl|sft\.json"
+    r"|(?:results\.json|results\.json\.partial\.jsonl|report\.html)\.[a-z0-9_]{8})\.tmp"
+)
+TORN_ROLLOUTS = re.compile(r"\.step_\d+\.jsonl\.gz\.\d+\.tmp")
+LOCK_TEXT = '{"host"'  # how the text of a lock begins, which a kill may have cut
+SHOWN = 3
+
+
+def check_run_folder(path: Path) -> None:
+    """Raise `ConfigError` if `path` holds anything but a run, or a start that was killed. Only reads.
+
+    A run that was given away may hold links, and what a resumed run writes must not end where they lead.
+    """
+    if (path / MANIFEST).exists():
+        read_manifest(path / MANIFEST)
+        if links := [name for name in NO_LINKS if (path / name).is_symlink()]:
+            raise ConfigError(
+                f"run directory {str(path)!r} holds links ({', '.join(links)}), and a run writes only into its own "
+                "directory; put what they lead to in their place, or choose another run.name"
+            )
+        return
+    if foreign := sorted(_foreign(path)):
+        shown = ", ".join(foreign[:SHOWN]) + (", …" if len(foreign) > SHOWN else "")
+        raise ConfigError(
+            f"run directory {str(path)!r} holds what no run has written ({shown}), and no {MANIFEST} of a run; choose "
+            "another run.name or run.root"
+        )
+
+
+def remove_torn(path: Path) -> None:
+    """Delete what writers left that were killed before they could rename."""
+    for folder, names in ((path, TORN), (path / FOLDERS[0], TORN_ROLLOUTS)):
+        for file in folder.glob(".*.tmp"):
+            if names.fullmatch(file.name):
+                file.unlink()
+
+
+def _foreign(path: Path) -> Iterator[str]:
+    if not path.is_dir():
+        return
+    started = _is_lock(path / LOCK) and all((path / folder).is_dir() for folder in FOLDERS)
+    for entry in os.scandir(path):
+        if entry.name in FOLDERS and entry.is_dir(follow_symlinks=False):
+            own = IN_CHECKPOINTS if entry.name == "checkpoints" else TORN_ROLLOUTS
+            yield from (f"{entry.name}/{name}" for name in os.listdir(entry.path) if not own.fullmatch(name))
+        elif entry.name == LOCK:
+            if not _is_lock(path / LOCK):
+                yield LOCK
+        elif not (started and _is_first(entry)):
+            yield entry.name
+
+
+def _is_first(entry: os.DirEntry[str]) -> bool:
+    """What the jobs write before the manifest."""
+    if entry.is_dir(follow_symlinks=False):
+        return entry.name == SERVICES
+    is_named = entry.name in FIRST_FILES or TORN.fullmatch(entry.name) is not None
+    return is_named and entry.is_file(follow_symlinks=False)
+
+
+def _is_lock(path: Path) -> bool:
+    """Empty, or with an owner's name, which may be torn."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    text = path.read_bytes()[: len(LOCK_TEXT)].decode(errors="replace")
+    return LOCK_TEXT.startswith(text)
+
+
+def folder_beside(path: Path) -> Path:
+    """A new folder `.NAME.RANDOM.tmp` next to `path`, which will take its place: nobody can have prepared it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    made.chmod(0o777 & ~umask())
+    return made
+
+
+def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
+    """At once: after a kill the file holds the old bytes or the new ones.
+
+    Under a random name first, which is new and no link: nobody can have prepared it. `private`: for its owner alone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if not private:
+            temporary.chmod(0o666 & ~umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def file_rights(*, private: bool) -> Iterator[None]:
+    """What is made inside is for its owner alone if `private`, also by the processes that are started inside."""
+    before = os.umask(0o077) if private else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.umask(before)
+
+
+def umask() -> int:
+    """What new files are not allowed: temporary ones are made for their owner alone, and put right with this."""
+    os.umask(found := os.umask(0o077))
+    return found

@@ -1,0 +1,202 @@
+"""Whether a run may go on with the configuration, data, model and plugins of now, or would become another run.
+
+Changes that cannot alter the numbers pass. Others are refused with both values unless `run.allow_config_change`. Other
+training data, or another order of it, is refused always: the next step would skip some tasks and repeat others, and
+nothing would show it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ramet.config.sections import COMPONENTS
+from ramet.errors import ConfigError
+from ramet.runs.manifest import DataRecord, Manifest, PluginRecord, read_manifest
+from ramet.runs.saved import BROKEN_CONFIG, read_config
+
+logger = logging.getLogger(__name__)
+SAFE = frozenset({
+    "run.name", "run.root", "run.threads", "run.allow_config_change", "run.private", "train.steps", "train.eval_every",
+    "train.save_every", "train.async_save", "train.keep_checkpoints", "train.keep_best", "train.grace_s",
+    "policy.offload", "data.valid_limit", "rollout.watchdog_s", "sft.save_every", "sft.log_every", "sft.out",
+})  # fmt: skip
+ORDER = frozenset({"run.seed", "data.shuffle", "data.curriculum", "train.tasks_per_step"})  # which tasks a step gets
+VALIDATION = (  # of a training run
+    "train.eval_k", "train.eval_temperature", "train.eval_top_p", "train.eval_top_k", "data.valid", "data.valid_limit",
+    "benchmarks",
+)  # fmt: skip
+SAFE_SECTIONS = ("trackers", "data.valid", "evaluate", "cluster")
+ABSENT = "(absent)"
+# What may change on the way of an evaluation besides: it decides how much fails, not what is measured.
+EVAL_SAFE = re.compile(
+    r"rollout\.(max_concurrent|step_deadline_s|max_infra_rate)|tools\.\w+\.concurrency"
+    r"|engine\.params\.(slots|kv_cache_bytes|gpu_memory_utilization|tensor_parallel)"
+)
+EVAL_RAISED = re.compile(r"rollout\.deadline_s|tools\.\w+\.(timeout_s|retries)|engine\.params\.timeout_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """What decides whether two processes work on the same run."""
+
+    config: str  # YAML as in config.yaml
+    manifest: Manifest
+
+    @classmethod
+    def read(cls, run: Path) -> RunState:
+        """What a run directory holds. Raises `ConfigError` for a file that is missing or broken."""
+        file = run / "config.yaml"
+        try:
+            read_config(file)
+            config = file.read_text(encoding="utf-8")
+        except BROKEN_CONFIG as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{file}: cannot be read: {reason}") from error
+        return cls(config=config, manifest=read_manifest(run / "manifest.json"))
+
+
+def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[str]:
+    """Why `new` may not go on where `old` stopped. Allowed differences are logged."""
+    if old.manifest.job != new.manifest.job:
+        return [f"the run directory holds a `ramet {old.manifest.job}` run, not `ramet {new.manifest.job}`"]
+    fatal = list(_data_changes(old.manifest, new.manifest))
+    risky: list[str] = []
+    for key, before, after in config_differences(old.config, new.config):
+        text = f"{key} was {before}, is {after}"
+        if old.manifest.job == "train" and key in ORDER:
+            fatal.append(
+                f"{text}; it decides which tasks a step gets, so a resumed run would skip some and repeat others: undo "
+                "it, or choose another run.name"
+            )
+        elif is_safe(old.manifest.job, key, before, after) and not _matters_here(key, old.config, new.config):
+            logger.info("resume with a change: %s", text)
+        else:
+            risky.append(text)
+    risky += _other_changes(old.manifest, new.manifest)
+    if _keep_best(old.config) == _keep_best(new.config) is not None:
+        risky += _valid_changes(old.manifest, new.manifest)
+    risky += _code_changes(old, new.manifest)
+    if allow:
+        for text in risky:
+            logger.warning("resume with a change that alters the numbers: %s", text)
+        return fatal
+    return [*fatal, *(f"{text}; resuming would mix two runs: undo it, choose another run.name, or set "
+                      "run.allow_config_change=true" for text in risky)]  # fmt: skip
+
+
+def config_differences(old: str, new: str) -> Iterator[tuple[str, Any, Any]]:
+    """(dotted key, value before, value now) of everything that differs between two YAML texts."""
+    before, after = _flat(old), _flat(new)
+    for key in sorted({*before, *after}):
+        if before.get(key, ABSENT) != after.get(key, ABSENT):
+            yield key, before.get(key, ABSENT), after.get(key, ABSENT)
+
+
+def _flat(text: str) -> dict[str, Any]:
+    return dict(_leaves(OmegaConf.to_container(OmegaConf.create(text), resolve=False), ""))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def is_safe(job: str, key: str, before: Any, after: Any) -> bool:
+    """Whether this change of a key cannot alter what `job` trains or measures."""
+    if key in SAFE or _within(key, SAFE_SECTIONS):
+        return True
+    if job != "eval":
+        return job == "train" and _within(key, VALIDATION)
+    return EVAL_SAFE.fullmatch(key) is not None or (EVAL_RAISED.fullmatch(key) is not None and _is_more(before, after))
+
+
+def _within(key: str, sections: tuple[str, ...]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def _matters_here(key: str, old: str, new: str) -> bool:
+    """Whether what is safe in other runs is not in this one: checkpoints are compared by what validation said."""
+    if key == "train.steps":
+        return _steps_set_the_rate(new)
+    return _within(key, VALIDATION) and _keep_best(old) == _keep_best(new) is not None
+
+
+def _keep_best(config: str) -> str | None:
+    found = _flat(config).get("train.keep_best")
+    return None if found is None else str(found)
+
+
+def _is_more(before: Any, after: Any) -> bool:
+    return isinstance(before, int | float) and isinstance(after, int | float) and after >= before
+
+
+def _steps_set_the_rate(config: str) -> bool:
+    """The other schedules stretch over the run, so another length is another learning rate from here on."""
+    return bool(_flat(config).get("policy.schedule", "constant") != "constant")
+
+
+def _data_changes(old: Manifest, new: Manifest) -> Iterator[str]:
+    before, after = old.data.get("train"), new.data.get("train")
+    if before is None or after is None or before.fingerprint == after.fingerprint:
+        return
+    yield (
+        f"the training data changed: the run began with {_tasks(before)}, now there are {_tasks(after)}; restore the "
+        "data and what selects from it, or choose another run.name"
+    )
+
+
+def _valid_changes(old: Manifest, new: Manifest) -> Iterator[str]:
+    before, after = old.data.get("valid"), new.data.get("valid")
+    if before is not None and after is not None and before.fingerprint != after.fingerprint:
+        yield f"the validation data, by which train.keep_best compares, was {_tasks(before)}, is {_tasks(after)}"
+
+
+def _tasks(data: DataRecord) -> str:
+    long = f", {data.too_long} of them too long" if data.too_long else ""
+    return f"{data.tasks} tasks of {', '.join(data.files)}{long} (sha256 {data.fingerprint[:12]})"
+
+
+def _other_changes(old: Manifest, new: Manifest) -> Iterator[str]:
+    if old.model and new.model and old.model != new.model:
+        yield f"files of the model, tokenizer or chat template: sha256 was {old.model[:12]}, is {new.model[:12]}"
+    before = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in old.plugins}
+    after = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in new.plugins}
+    for name in sorted(before):
+        if name in after and before[name] != after[name]:
+            yield f"plugin {name} was {before[name]}, is {after[name]}"
+
+
+def _code_changes(old: RunState, new: Manifest) -> Iterator[str]:
+    """Plugins that the run uses, in the same version with other code. Others may be worked on while it runs."""
+    after = {plugin.name: plugin for plugin in new.plugins}
+    chosen = OmegaConf.create(old.config)
+    for before in old.manifest.plugins:
+        now = after.get(before.name)
+        if now is None or before.version != now.version or not _uses(chosen, before):
+            continue
+        if before.code and now.code and before.code != now.code:
+            who = f"code of plugin {before.name} ({before.distribution} {before.version})"
+            yield f"{who}: sha256 was {before.code[:12]}, is {now.code[:12]}"
+
+
+def _uses(config: Any, plugin: PluginRecord) -> bool:
+    """Whether the configuration names something that the plugin offers."""
+    for group in COMPONENTS:
+        node = OmegaConf.select(config, group.name) or {}
+        if group.many:
+            named = {str((node[name] or {}).get("use") or name) for name in node}
+        else:
+            named = {str(node.get("name"))}
+        if named & set(plugin.offers.get(group.name, ())):
+            return True
+    return False

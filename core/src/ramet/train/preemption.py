@@ -1,0 +1,93 @@
+"""A run that is asked to stop by SIGTERM (preemption) or SIGINT (Ctrl-C) ends at a state that it can go on from.
+
+Weights change in the update alone. So what runs before the update of a step is dropped, and the state behind the step
+before it, which is still in memory, is saved; an update that has begun is carried through, and its step is saved. A
+second signal ends the process at once: what stands on disk is whole at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ramet.runs.stopped import StopListener, Stopped, say
+
+T = TypeVar("T")
+CANCEL_S = 5.0  # for what is dropped to notice; the state is saved whether it did or not
+SHARE = 0.5  # of the grace time, for what is carried through; the rest is for the checkpoint
+
+
+class Dropped(Exception):
+    """What was waited for is given up, because a stop was asked for."""
+
+
+class StopRequest(StopListener):
+    """Where a run can be cut, it asks here whether it should be."""
+
+    def __init__(self, grace_s: float) -> None:
+        super().__init__()
+        self.grace_s = grace_s
+        self._at = 0.0  # when the signal came
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked = asyncio.Event()
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """In the running event loop: a signal raises nothing; `check`, `drop` and `finish` see it, then `settle`."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            yield
+        finally:
+            self._loop = None
+
+    def settle(self) -> None:
+        """Raise `Stopped` if a signal came while it was deferred."""
+        if self.signal is not None:
+            raise Stopped(self.signal)
+
+    def check(self) -> None:
+        """Raise `Dropped` if a stop was asked for."""
+        if self.asked:
+            raise Dropped
+
+    async def drop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for `work`; cancel it and raise `Dropped` as soon as a stop is asked for."""
+        return await self._wait(work, 0.0)
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for `work`; cancel it and raise `Dropped` if a stop was asked for and its time is over."""
+        return await self._wait(work, SHARE * self.grace_s)
+
+    async def _wait(self, work: Coroutine[Any, Any, T], patience: float) -> T:
+        task, asked = asyncio.ensure_future(work), asyncio.ensure_future(self._asked.wait())
+        try:
+            if not self.asked:
+                await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if self.asked and not task.done() and (left := self._at + patience - time.monotonic()) > 0:
+                await asyncio.wait({task}, timeout=left)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_S)
+            if task.done() and not task.cancelled():
+                task.exception()  # what it met on its way out is of no interest, and asyncio is told so
+            raise Dropped
+        finally:
+            asked.cancel()
+            task.cancel()
+
+    def _defers(self) -> bool:
+        assert self.signal is not None
+        self._at = time.monotonic()
+        if self._loop is None:
+            return False
+        say(
+            f"{signal.Signals(self.signal).name}: saving and stopping, within {self.grace_s:g} s if the step allows; a "
+            "second signal ends at once"
+        )
+        self._loop.call_soon_threadsafe(self._asked.set)  # thread-safe or not: it wakes a loop that sleeps
+        return True
