@@ -19,7 +19,7 @@ LONGEST = (
     "core/tests/engines/test_vllm_parallel.py",
     "tests/faults/test_ray_faults.py",
     "core/tests/sft/test_ranks.py",
-    "core/tests/cluster/test_ray_place.py",
+    "core/tests/cluster/test_ray_backend.py",
     "core/tests/cluster/test_ray_rollouts.py",
     "tests/e2e/test_published_data.py",
     "tests/e2e/test_deterministic.py",

@@ -16,7 +16,7 @@ from ramet.config.schema import Attention, Dtype, ModelConfig
 from ramet.models.loading import load_model
 from ramet.models.varlen import has_varlen
 from ramet.policy.batching.batch import Row
-from ramet.policy.batching.packing import Layout, micro_batch
+from ramet.policy.batching.packing import PackedLayout, micro_batch
 from ramet.policy.forward import score_tokens
 
 LIMITS = {torch.float32: (1e-3, 1e-3), torch.bfloat16: (0.15, 0.05)}  # log-probabilities in nats; gradients, relative
@@ -69,7 +69,7 @@ def _pass(model: PreTrainedModel, rows: Sequence[Row], groups: list[list[int]]) 
     model.zero_grad(set_to_none=True)
     found = []
     for group in groups:
-        batch = micro_batch(rows, group, Layout.PACKED).to(model.device)
+        batch = micro_batch(rows, group, PackedLayout.PACKED).to(model.device)
         scores = score_tokens(model, batch, 1.0, Entropy.NONE)
         scores.logprobs.sum().backward()
         found.append(scores.logprobs.detach())

@@ -23,7 +23,7 @@ from ramet.policy.batching.packing import MicroBatch, micro_batches
 from ramet.policy.compiled import compile_blocks
 from ramet.policy.distributed.ranks import join_ranks, leave_ranks
 from ramet.policy.distributed.sharding import keep_only_shards, shard
-from ramet.policy.logprob_model import ScoringModel
+from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.models import attention_cost, blocks_of
 from ramet.policy.optim import clip_gradients, make_optimizer
 
@@ -43,7 +43,7 @@ def run_sharded(size: Size, config: ModelConfig, *, compiled: bool) -> Sharded:
     rows = random_rows(size.sequences, size.prompt, [size.response], size.shape["vocab_size"])
     plain = load_model(config)
     batches = [b.to(plain.device) for b in micro_batches(rows, budget=BUDGET, cost=attention_cost(plain, plain.device))]
-    expected = _logprobs(ScoringModel(plain), batches[0])
+    expected = _logprobs(LogprobModel(plain), batches[0])
     del plain
     join_ranks(rank=0, world_size=1, address=f"tcp://127.0.0.1:{_free_port()}", timeout_s=60)
     try:
@@ -51,7 +51,7 @@ def run_sharded(size: Size, config: ModelConfig, *, compiled: bool) -> Sharded:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         if compiled:
             compile_blocks(model)
-        scorer = ScoringModel(model)
+        scorer = LogprobModel(model)
         shard(scorer, blocks_of(model), device, master=torch.float32, compute=torch.bfloat16)
         gap = (_logprobs(scorer, batches[0]) - expected).abs()
         keep_only_shards(scorer)
@@ -67,7 +67,7 @@ def run_sharded(size: Size, config: ModelConfig, *, compiled: bool) -> Sharded:
     )
 
 
-def _seconds(scorer: ScoringModel, batches: list[MicroBatch], updates: int) -> float:
+def _seconds(scorer: LogprobModel, batches: list[MicroBatch], updates: int) -> float:
     """Of `updates` updates over all micro-batches; one more before them is not timed."""
     optimizer = make_optimizer(scorer.parameters(), PolicyConfig())
     started = 0.0
@@ -84,7 +84,7 @@ def _seconds(scorer: ScoringModel, batches: list[MicroBatch], updates: int) -> f
     return time.perf_counter() - started
 
 
-def _logprobs(scorer: ScoringModel, batch: MicroBatch) -> torch.Tensor:
+def _logprobs(scorer: LogprobModel, batch: MicroBatch) -> torch.Tensor:
     with torch.no_grad():
         return scorer.score(batch, 1.0, Entropy.NONE).logprobs
 

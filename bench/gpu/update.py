@@ -12,7 +12,7 @@ from sizes import Size
 from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import Config, DataConfig, ModelConfig, PolicyConfig, RolloutConfig, TrainConfig
-from ramet.planning.memory_policy import Side, moments
+from ramet.planning.memory_policy import TrainedModel, phases
 from ramet.planning.model_shape import ModelShape, read_shape
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
@@ -93,8 +93,8 @@ def _planned(size: Size, model: ModelConfig, shape: ModelShape, policy: PolicyCo
         rollout=RolloutConfig(group_size=size.sequences, max_response_tokens=size.response),
         train=TrainConfig(tasks_per_step=1),
     )
-    side = Side(shape=shape, config=config, ranks=1, cuda=model.device == "cuda")
-    return max(sum(parts.values()) for parts in moments(side).values())
+    side = TrainedModel(shape=shape, config=config, ranks=1, cuda=model.device == "cuda")
+    return max(sum(parts.values()) for parts in phases(side).values())
 
 
 def _room() -> float:

@@ -29,7 +29,7 @@ from words import CHAT_TEMPLATE
 import ramet
 from ramet import user_prompt
 from ramet.cluster.interfaces import build_encoder
-from ramet.cluster.local import LocalPlace, LocalPolicy, LocalRollouts
+from ramet.cluster.local import LocalBackend, LocalPolicy, LocalRollouts
 from ramet.components.build import build_branch_policy
 from ramet.components.services import RunServices
 from ramet.components.toolbox import open_tools
@@ -43,7 +43,7 @@ from ramet.rollout.prompts import messages_of
 from ramet.rollout.steps.tags import Tags
 from ramet.train.job import policy_spec
 from ramet.train.loop import Loop
-from ramet.train.preemption import StopRequest
+from ramet.train.preemption import Preemption
 from ramet.train.prepare import prepare
 from ramet.train.state import TrainState
 from ramet.train.validation import ValidData
@@ -146,7 +146,7 @@ def serve(work: Path) -> None:
         tools=asyncio.run(open_tools(config, services)),
         branch_policy=build_branch_policy(config),
     )
-    place = LocalPlace(LocalPolicy(policy_spec(config, prepared.total_steps), None), rollouts, services)
+    place = LocalBackend(LocalPolicy(policy_spec(config, prepared.total_steps), None), rollouts, services)
     loop = Loop(
         config,
         folder=folder,
@@ -160,7 +160,7 @@ def serve(work: Path) -> None:
         tracker=Steps(len(example(place.rollouts.encoder, 0, fill).prompt)),
         total_steps=prepared.total_steps,
         state=TrainState(data_fingerprint=""),
-        stop=StopRequest(grace_s=0),
+        stop=Preemption(grace_s=0),
     )
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     say({"ready": "ramet", "ramet": ramet.__version__, **versions})

@@ -13,7 +13,7 @@ import pytest
 
 from ramet.config.compose import compose
 from ramet.errors import ConfigErrors
-from ramet.train.prepare import Prepared, prepare
+from ramet.train.prepare import PreparedRun, prepare
 
 ROWS, BAD = 8000, 7312  # rows are counted from 1
 
@@ -24,16 +24,16 @@ def rows() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def prepared(house) -> Callable[..., Prepared]:
+def prepared(house) -> Callable[..., PreparedRun]:
     """What `ramet train` does before it writes anything."""
 
-    def with_data(file: Path, *more: str) -> Prepared:
+    def with_data(file: Path, *more: str) -> PreparedRun:
         return prepare(compose(house.overrides("damaged", f"data.train=[{file}]", *more), job="train"))
 
     return with_data
 
 
-def problems(prepared: Callable[..., Prepared], file: Path) -> list[str]:
+def problems(prepared: Callable[..., PreparedRun], file: Path) -> list[str]:
     with pytest.raises(ConfigErrors) as caught:
         prepared(file)
     return caught.value.problems

@@ -14,7 +14,7 @@ from ramet.algorithms.logprobs import Entropy, logprobs_from_logits
 from ramet.algorithms.value_loss import value_loss as clipped_value_loss
 from ramet.config.schema import KlEstimator, LossAggregation
 from ramet.plugins import load_plugins
-from ramet.policy.metric_accumulator import Tally
+from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.types import AdvantageInputs, LossInputs, StopReason
 
 KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}  # the released names of ours
@@ -83,7 +83,7 @@ def policy_loss(given: dict[str, Any]) -> dict[str, Any]:
     output = loss(loss_inputs(logprobs, old, advantages, mask))
     total = aggregated(output.per_token, mask, given["loss_agg_mode"])
     total.backward()
-    tally = Tally()
+    tally = MetricAccumulator()
     for name, values in output.metrics.items():
         tally.tokens(name, values, mask.flatten())
     means = tally.result()
@@ -96,7 +96,7 @@ def value_loss(given: dict[str, Any]) -> dict[str, Any]:
     values, old, returns = (floats(given[key]) for key in ("vpreds", "values", "returns"))
     mask = floats(given["response_mask"]).bool()
     loss = clipped_value_loss(values.flatten(), old.flatten(), returns.flatten(), given["cliprange_value"])
-    tally = Tally()
+    tally = MetricAccumulator()
     tally.tokens("clipped", loss.clipped, mask.flatten())
     total = aggregated(loss.per_token, mask, given["loss_agg_mode"])
     return {"vf_loss": total.item(), "vf_clipfrac": tally.result()["clipped"]}

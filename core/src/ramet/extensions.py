@@ -20,7 +20,7 @@ COMMANDS, TRACKERS = "ramet.commands", "ramet.trackers"
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class ExtensionEntry:
     """One entry point."""
 
     name: str
@@ -41,13 +41,13 @@ class Extension:
         return f"{self.point.group.removeprefix('ramet.').removesuffix('s')} {self.name!r} of {self.distribution}"
 
 
-def extensions(group: str) -> list[Extension]:
+def extensions(group: str) -> list[ExtensionEntry]:
     """Everything that is installed in this group, by name."""
-    found = [Extension(p.name, p.dist.name if p.dist else "unknown", p) for p in entry_points(group=group)]
+    found = [ExtensionEntry(p.name, p.dist.name if p.dist else "unknown", p) for p in entry_points(group=group)]
     return sorted(found, key=lambda one: (one.name, one.distribution))
 
 
-def extension(group: str, name: str, own: Collection[str]) -> Extension:
+def extension(group: str, name: str, own: Collection[str]) -> ExtensionEntry:
     """The one of this name, which is none of the core's `own`.
 
     Raises `ConfigError` if there is none, with what there is, and `PluginError` if several packages offer it.

@@ -15,7 +15,7 @@ import pytest
 
 from ramet.cli import main
 from ramet.cli.commands import COMMANDS
-from ramet.cli.job import Job
+from ramet.cli.job import JobCommand
 from ramet.config.compose import sweep_points
 
 JOB = '''
@@ -51,7 +51,7 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("SWEEP_OUT", str(out))
     monkeypatch.chdir(tmp_path)
-    job = Job("train", "sweep_job.job", "as a test")
+    job = JobCommand("train", "sweep_job.job", "as a test")
     monkeypatch.setitem(COMMANDS, "train", replace(COMMANDS["train"], run=job.run))
     return lambda: sorted((json.loads(path.read_text()) for path in out.iterdir()), key=lambda told: told["name"] or "")
 

@@ -14,7 +14,7 @@ from ramet.engines.config import TorchEngineConfig
 from ramet.engines.torch import TorchEngine
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tokenizer
-from ramet.testing.engine_subject import Subject
+from ramet.testing.engine_subject import EngineUnderTest
 
 HEADS = {"qwen2": (4, 2), "qwen3": (4, 4), "llama": (4, 1)}  # heads and kv heads
 
@@ -61,10 +61,10 @@ def make_model() -> Callable[..., PreTrainedModel]:
 
 
 @pytest.fixture
-def make_subject() -> Callable[..., Subject]:
+def make_subject() -> Callable[..., EngineUnderTest]:
     """A subject whose engines each own a copy of the model."""
 
-    def make(architecture: str = "qwen2", *, tie: bool = True, prefill_tokens: int = 2048) -> Subject:
+    def make(architecture: str = "qwen2", *, tie: bool = True, prefill_tokens: int = 2048) -> EngineUnderTest:
         model = tiny_model(architecture, tie=tie)
 
         def engine(*, slots: int = 8, max_tokens: int = 160, deterministic: bool = False) -> TorchEngine:
@@ -74,6 +74,6 @@ def make_subject() -> Callable[..., Subject]:
                 config, model=own, encoder=tiny_encoder(), max_tokens=max_tokens, deterministic=deterministic
             )
 
-        return Subject(make=engine, model=model, encoder=tiny_encoder())
+        return EngineUnderTest(make=engine, model=model, encoder=tiny_encoder())
 
     return make

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import Completion, Request, Sampling
-from ramet.engines.sequence import Done, Event, Failed, First
-from ramet.engines.torch.batcher import Batcher
+from ramet.engines.sequence import Event, SequenceDone, SequenceFailed, SequenceFirst
+from ramet.engines.torch.batcher import TorchBatcher
 from ramet.engines.torch.forward import Forward
-from ramet.engines.torch.model_runner import Compute
+from ramet.engines.torch.model_runner import ModelRunner
 from ramet.models.encoder import Encoder
 
-MakeBatcher = Callable[..., Batcher]
+MakeBatcher = Callable[..., TorchBatcher]
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def model(make_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
 def make_batcher(model: PreTrainedModel, encoder: Encoder) -> MakeBatcher:
     def make(
         *, slots: int = 4, prefill_tokens: int = 2048, deterministic: bool = False, counters: Counters | None = None
-    ) -> Batcher:
-        compute = Compute(Forward(model, slots=16, max_tokens=64), deterministic=deterministic)
+    ) -> TorchBatcher:
+        compute = ModelRunner(Forward(model, slots=16, max_tokens=64), deterministic=deterministic)
         counters = counters or Counters()
-        return Batcher(compute, encoder, counters, slots=slots, max_tokens=64, prefill_tokens=prefill_tokens)
+        return TorchBatcher(compute, encoder, counters, slots=slots, max_tokens=64, prefill_tokens=prefill_tokens)
 
     return make
 
@@ -46,7 +46,7 @@ def request(id: str, n: int, *, first: int = 0, key: str = "", max_tokens: int =
     return Request(id=id, token_ids=array("i", range(first, first + n)), sampling=sampling, seed=1, cache_key=key)
 
 
-def finish(batcher: Batcher) -> list[Event]:
+def finish(batcher: TorchBatcher) -> list[Event]:
     events: list[Event] = []
     while not batcher.idle:
         events += batcher.step()
@@ -63,7 +63,7 @@ def test_a_long_prompt_is_computed_in_parts_while_others_decode(make_batcher: Ma
     batcher = make_batcher(prefill_tokens=10)
     batcher.submit(request("short", 5, max_tokens=3), 0)
     batcher.submit(request("long", 41, max_tokens=1), 0)
-    ended = [[e.sequence.request.id for e in batcher.step() if isinstance(e, Done)] for _ in range(5)]
+    ended = [[e.sequence.request.id for e in batcher.step() if isinstance(e, SequenceDone)] for _ in range(5)]
     assert ended == [[], [], ["short"], [], ["long"]]
 
 
@@ -71,7 +71,7 @@ def test_requests_with_one_prompt_join_in_the_round_that_computes_it(make_batche
     batcher = make_batcher()
     for i in range(4):
         batcher.submit(request(f"r{i}", 30, max_tokens=1), 0)
-    done = [event.completion for event in batcher.step() if isinstance(event, Done)]
+    done = [event.completion for event in batcher.step() if isinstance(event, SequenceDone)]
     assert sorted(completion.cached_tokens for completion in done) == [0, 29, 29, 29]
 
 
@@ -83,7 +83,7 @@ def test_a_request_of_a_later_epoch_waits_for_it(make_batcher: MakeBatcher) -> N
         batcher.step()
     assert not batcher.running and not batcher.idle
     batcher.next_epoch(version=9)
-    done = [event for event in finish(batcher) if isinstance(event, Done)]
+    done = [event for event in finish(batcher) if isinstance(event, SequenceDone)]
     assert [set(event.completion.policy_versions) for event in done] == [{9}]
 
 
@@ -92,15 +92,15 @@ def test_a_key_released_before_its_request_starts_holds_no_slot(make_batcher: Ma
     for i in range(9):
         batcher.submit(request(f"r{i}", 5 + i, key=f"k{i}"), 0)
     batcher.release([f"k{i}" for i in range(9)])
-    assert sum(isinstance(event, Done) for event in finish(batcher)) == 9
+    assert sum(isinstance(event, SequenceDone) for event in finish(batcher)) == 9
 
 
 def test_an_aborted_request_that_waits_ends_without_tokens(make_batcher: MakeBatcher) -> None:
     batcher = make_batcher()
     batcher.submit(request("r", 5), 0)
     first, done = batcher.abort("r")
-    assert isinstance(first, First) and first.report.entropies == ()
-    assert isinstance(done, Done) and len(done.completion.token_ids) == 0
+    assert isinstance(first, SequenceFirst) and first.report.entropies == ()
+    assert isinstance(done, SequenceDone) and len(done.completion.token_ids) == 0
     assert batcher.idle
 
 
@@ -111,9 +111,9 @@ def test_a_failed_request_leaves_its_slot_clean(
     batcher = make_batcher(deterministic=deterministic)
     poison(model, token=29)
     batcher.submit(request("bad", 30, temperature=0.0), 0)
-    assert [type(event) for event in finish(batcher)] == [Failed]
+    assert [type(event) for event in finish(batcher)] == [SequenceFailed]
     batcher.submit(request("good", 20, temperature=0.0), 0)
-    assert [type(event) for event in finish(batcher)] == [First, Done]
+    assert [type(event) for event in finish(batcher)] == [SequenceFirst, SequenceDone]
 
 
 def test_a_row_that_only_pads_leaves_nothing_behind(make_batcher: MakeBatcher, model: PreTrainedModel) -> None:
@@ -122,11 +122,11 @@ def test_a_row_that_only_pads_leaves_nothing_behind(make_batcher: MakeBatcher, m
     finish(batcher)
     poison(model)  # the idle slot goes on padding, and writes behind its sequence
     batcher.submit(request("bad", 3, key="bad"), 0)
-    assert [type(event) for event in finish(batcher)] == [Failed]
+    assert [type(event) for event in finish(batcher)] == [SequenceFailed]
     torch.nn.init.normal_(model.model.embed_tokens.weight)
     batcher.release(["idle"])
     batcher.submit(request("good", 28), 0)
-    assert [type(event) for event in finish(batcher)] == [First, Done]
+    assert [type(event) for event in finish(batcher)] == [SequenceFirst, SequenceDone]
 
 
 def test_new_weights_follow_weights_that_were_not_finite(make_batcher: MakeBatcher, model: PreTrainedModel) -> None:
@@ -138,21 +138,21 @@ def test_new_weights_follow_weights_that_were_not_finite(make_batcher: MakeBatch
         batcher.step()
         batcher.abort(f"half {i}")
     batcher.submit(request("bad", 5, first=9), 0)
-    assert [type(event) for event in finish(batcher)] == [Failed]
+    assert [type(event) for event in finish(batcher)] == [SequenceFailed]
     torch.nn.init.normal_(model.model.embed_tokens.weight)
     batcher.next_epoch(version=1)
     for i in range(2):
         batcher.submit(request(f"good {i}", 5, first=20 * i), 1)
-    assert Failed not in [type(event) for event in finish(batcher)]
+    assert SequenceFailed not in [type(event) for event in finish(batcher)]
 
 
-def sample(batcher: Batcher, count: int) -> None:
+def sample(batcher: TorchBatcher, count: int) -> None:
     for _ in range(count):
         batcher.step()
 
 
 def completions(events: list[Event]) -> dict[str, Completion]:
-    return {event.sequence.request.id: event.completion for event in events if isinstance(event, Done)}
+    return {event.sequence.request.id: event.completion for event in events if isinstance(event, SequenceDone)}
 
 
 def test_new_weights_cut_what_runs_at_the_token_where_they_come(make_batcher: MakeBatcher) -> None:
@@ -178,7 +178,7 @@ def test_the_same_weights_again_change_nothing_wherever_they_cut(make_batcher: M
             events += batcher.step()
             if step in cuts:
                 batcher.next_epoch(version=step + 1)
-        assert batcher.idle and [type(event) for event in events].count(First) == 4
+        assert batcher.idle and [type(event) for event in events].count(SequenceFirst) == 4
         return completions(events)
 
     whole = play(())

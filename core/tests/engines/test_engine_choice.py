@@ -16,7 +16,7 @@ from ramet.engines.protocol import Capability
 from ramet.engines.vllm import VllmAsyncEngine, VllmEngine
 from ramet.errors import ConfigError
 from ramet.models.encoder import Encoder
-from ramet.testing.engine_subject import Subject
+from ramet.testing.engine_subject import EngineUnderTest
 
 
 def config(name: str, params: object, *, deterministic: bool = False, colocate: bool = False) -> Config:
@@ -29,7 +29,7 @@ def config(name: str, params: object, *, deterministic: bool = False, colocate: 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_torch_engine_can_do_what_was_said_before_it_was_built(
-    deterministic: bool, make_subject: Callable[..., Subject]
+    deterministic: bool, make_subject: Callable[..., EngineUnderTest]
 ) -> None:
     engine: Any = make_subject().make(deterministic=deterministic)
     chosen = config("torch", TorchEngineConfig(), deterministic=deterministic)

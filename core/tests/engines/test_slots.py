@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ramet.engines.torch.slots import Place, SlotTable, Tokens
+from ramet.engines.torch.slots import CacheSlot, SlotTable, Tokens
 
 
 def tokens(text: str) -> Tokens:
     return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 
 
-def start(table: SlotTable, text: str, key: str, fork_of: str = "") -> Place | None:
+def start(table: SlotTable, text: str, key: str, fork_of: str = "") -> CacheSlot | None:
     """Place a request and compute its whole prompt."""
     place = table.find(tokens(text), key, fork_of)
     if place is not None:
@@ -20,7 +20,7 @@ def start(table: SlotTable, text: str, key: str, fork_of: str = "") -> Place | N
     return place
 
 
-def finish(table: SlotTable, place: Place | None) -> None:
+def finish(table: SlotTable, place: CacheSlot | None) -> None:
     assert place is not None
     table.vacate(place.slot)
 
@@ -28,13 +28,13 @@ def finish(table: SlotTable, place: Place | None) -> None:
 def test_a_key_gets_its_own_slot_back_with_what_it_shares() -> None:
     table = SlotTable(4, 64, deterministic=False)
     finish(table, start(table, "hello world", "a"))
-    assert table.find(tokens("hello world, again"), "a", "") == Place(0, 0, 11, 7)
+    assert table.find(tokens("hello world, again"), "a", "") == CacheSlot(0, 0, 11, 7)
 
 
 def test_a_fork_copies_all_but_the_last_token() -> None:
     table = SlotTable(4, 64, deterministic=False)
     start(table, "hello world and more", "a")
-    assert table.find(tokens("hello world"), "b", "a") == Place(1, 0, 10, 1)
+    assert table.find(tokens("hello world"), "b", "a") == CacheSlot(1, 0, 10, 1)
 
 
 def test_the_longest_idle_slot_is_taken_when_none_is_free() -> None:
@@ -63,7 +63,7 @@ def test_a_request_waits_for_a_long_prefix_that_is_being_computed() -> None:
     assert table.find(tokens(prompt), "b", "") is None
     assert table.find(tokens("another prompt"), "b", "") is not None
     table.valid[place.slot] = len(prompt) - 1
-    assert table.find(tokens(prompt), "b", "") == Place(1, 0, len(prompt) - 1, len(prompt) - (len(prompt) - 1))
+    assert table.find(tokens(prompt), "b", "") == CacheSlot(1, 0, len(prompt) - 1, len(prompt) - (len(prompt) - 1))
 
 
 def test_a_released_slot_still_gives_its_prefix() -> None:
@@ -71,7 +71,7 @@ def test_a_released_slot_still_gives_its_prefix() -> None:
     finish(table, start(table, "hello world", "a"))
     table.release("a")
     table.release("unknown")
-    assert table.find(tokens("hello there"), "b", "") == Place(0, 0, 6, 5)
+    assert table.find(tokens("hello there"), "b", "") == CacheSlot(0, 0, 6, 5)
 
 
 def test_a_deterministic_table_never_takes_a_slot_from_its_key() -> None:
@@ -86,9 +86,9 @@ def test_a_deterministic_table_never_takes_a_slot_from_its_key() -> None:
 def test_a_deterministic_table_shares_whole_prompts_and_forks_only() -> None:
     table = SlotTable(4, 64, deterministic=True)
     start(table, "hello world", "a")
-    assert table.find(tokens("hello world"), "b", "") == Place(1, 0, 10, 1)
-    assert table.find(tokens("hello there"), "b", "") == Place(1, 1, 0, 11)
-    assert table.find(tokens("hello there"), "b", "a") == Place(1, 0, 6, 0)
+    assert table.find(tokens("hello world"), "b", "") == CacheSlot(1, 0, 10, 1)
+    assert table.find(tokens("hello there"), "b", "") == CacheSlot(1, 1, 0, 11)
+    assert table.find(tokens("hello there"), "b", "a") == CacheSlot(1, 0, 6, 0)
 
 
 def test_a_prompt_that_was_aborted_is_not_shared_as_a_whole() -> None:
@@ -97,4 +97,4 @@ def test_a_prompt_that_was_aborted_is_not_shared_as_a_whole() -> None:
     assert place is not None
     table.valid[place.slot] = 4
     finish(table, place)
-    assert table.find(tokens("hello world"), "b", "") == Place(1, 1, 0, 11)
+    assert table.find(tokens("hello world"), "b", "") == CacheSlot(1, 1, 0, 11)

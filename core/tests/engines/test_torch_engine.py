@@ -9,7 +9,7 @@ import pytest
 from ramet.engines.torch.slots import SlotTable
 from ramet.testing.engine_checks import CHECKS, check_logprobs_match, check_prefix_reuse
 from ramet.testing.engine_deterministic import check_deterministic
-from ramet.testing.engine_subject import Subject
+from ramet.testing.engine_subject import EngineUnderTest
 from ramet.testing.engine_updates import (
     check_forks_after_update_in_flight,
     check_update_in_flight,
@@ -20,13 +20,15 @@ from ramet.testing.engine_updates import (
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_engine_passes(
-    check: Callable[[Subject], None], architecture: str, make_subject: Callable[..., Subject]
+    check: Callable[[EngineUnderTest], None], architecture: str, make_subject: Callable[..., EngineUnderTest]
 ) -> None:
     check(make_subject(architecture))
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
-def test_the_deterministic_engine_gives_the_same_bits(architecture: str, make_subject: Callable[..., Subject]) -> None:
+def test_the_deterministic_engine_gives_the_same_bits(
+    architecture: str, make_subject: Callable[..., EngineUnderTest]
+) -> None:
     check_deterministic(make_subject(architecture))
 
 
@@ -34,20 +36,20 @@ def test_the_deterministic_engine_gives_the_same_bits(architecture: str, make_su
     "check", [check_logprobs_match, check_prefix_reuse, check_deterministic, check_update_in_flight]
 )
 def test_prompts_may_be_computed_in_parts(
-    check: Callable[[Subject], None], make_subject: Callable[..., Subject]
+    check: Callable[[EngineUnderTest], None], make_subject: Callable[..., EngineUnderTest]
 ) -> None:
     check(make_subject(prefill_tokens=7))
 
 
 @pytest.mark.parametrize("check", [check_logprobs_match, check_weight_update])
 def test_an_output_head_of_its_own_is_used(
-    check: Callable[[Subject], None], make_subject: Callable[..., Subject]
+    check: Callable[[EngineUnderTest], None], make_subject: Callable[..., EngineUnderTest]
 ) -> None:
     check(make_subject(tie=False))
 
 
 def test_caches_that_survive_an_update_in_flight_are_caught(
-    make_subject: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
+    make_subject: Callable[..., EngineUnderTest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SlotTable, "drop", lambda self: None)
     with pytest.raises(AssertionError, match=r"log-probabilities of request 'r\d' differ by"):

@@ -22,9 +22,9 @@ from ramet.engines.torch.determinism_check import check_rows_agree
 from ramet.engines.torch.forward import Forward
 from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
-from ramet.testing.engine_subject import Subject, expect_reference, run
+from ramet.testing.engine_subject import EngineUnderTest, expect_reference, run
 
-MakeSubject = Callable[..., Subject]
+MakeSubject = Callable[..., EngineUnderTest]
 
 
 def build(model: PreTrainedModel, encoder: Encoder, **options: Any) -> TorchEngine:
@@ -235,7 +235,7 @@ def test_bfloat16_models_are_served(make_subject: MakeSubject, make_model: Calla
         own = copy.deepcopy(model)
         return build(own, encoder, slots=slots, max_tokens=max_tokens, deterministic=deterministic)
 
-    subject = Subject(make=make, model=model, encoder=encoder, tolerance=0.3)
+    subject = EngineUnderTest(make=make, model=model, encoder=encoder, tolerance=0.3)
     request = subject.request("r", "a prompt for half precision")
 
     async def use(engine: TorchEngine) -> Completion:

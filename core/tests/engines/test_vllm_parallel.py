@@ -25,7 +25,7 @@ from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tokenizer
 from ramet.testing.engine_checks import check_logprobs_match, check_seeds
-from ramet.testing.engine_subject import Subject
+from ramet.testing.engine_subject import EngineUnderTest
 from ramet.testing.engine_updates import check_update_in_flight, check_weight_update
 
 pytestmark = [
@@ -97,9 +97,9 @@ class Lent:
 
 
 @pytest.fixture
-def subject(engine: VllmAsyncEngine, model: PreTrainedModel) -> Subject:
+def subject(engine: VllmAsyncEngine, model: PreTrainedModel) -> EngineUnderTest:
     lent: Any = Lent(engine, model)
-    return Subject(make=lambda **_: lent, model=model, encoder=ENCODER, block=32)
+    return EngineUnderTest(make=lambda **_: lent, model=model, encoder=ENCODER, block=32)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,9 @@ def subject(engine: VllmAsyncEngine, model: PreTrainedModel) -> Subject:
     [check_logprobs_match, check_seeds, check_weight_update, check_update_in_flight],
     ids=lambda check: check.__name__,
 )
-def test_half_a_model_each_gives_the_same_numbers(check: Callable[[Subject], None], subject: Subject) -> None:
+def test_half_a_model_each_gives_the_same_numbers(
+    check: Callable[[EngineUnderTest], None], subject: EngineUnderTest
+) -> None:
     check(subject)
 
 
@@ -117,7 +119,9 @@ def test_heads_that_cannot_be_split_are_refused_before_a_process_starts(saved: M
         start(saved, tensor_parallel=3)
 
 
-def test_a_killed_worker_fails_what_is_under_way_and_whatever_comes(engine: VllmAsyncEngine, subject: Subject) -> None:
+def test_a_killed_worker_fails_what_is_under_way_and_whatever_comes(
+    engine: VllmAsyncEngine, subject: EngineUnderTest
+) -> None:
     psutil = pytest.importorskip("psutil")
     weights = subject.model.state_dict()
 

@@ -18,7 +18,7 @@ from ramet.errors import ConfigError, InfraError
 from ramet.export import job
 from ramet.export.check import Comparison, different_weights
 from ramet.export.job import export_run
-from ramet.export.sequences import LONGEST, Sequence, recorded_sequences
+from ramet.export.sequences import LONGEST, SampleSequence, recorded_sequences
 from ramet.policy.checkpoint.state import Progress, stage_state, write_state
 from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.lora import add_adapter, merged_weights
@@ -187,7 +187,7 @@ def test_a_nan_does_not_pass():
 
 def test_recorded_sequences_compare_what_was_sampled(run: Path):
     found = recorded_sequences(run, 2)
-    assert found[0] == Sequence(ids=[258, 63, 257, 65, 70, 71, 257], sampled=[3, 4, 5, 6])
+    assert found[0] == SampleSequence(ids=[258, 63, 257, 65, 70, 71, 257], sampled=[3, 4, 5, 6])
     assert all(len(one.ids) <= LONGEST for one in found) and recorded_sequences(run, 1) == []
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from ramet.policy.checkpoint import store as checkpoint
 from ramet.policy.checkpoint.store import MANIFEST, Checkpoints, verify
-from ramet.policy.checkpoint_score import Score
+from ramet.policy.checkpoint_score import CheckpointScore
 from ramet.policy.errors import CheckpointError
 
 
@@ -266,12 +266,12 @@ def test_a_checkpoint_stays_whole_when_another_metric_scores_it(tmp_path: Path) 
 
     def write(folder: Path) -> None:
         writer("1")(folder)
-        Score(metric="valid/reward", value=0.5).write(folder)
+        CheckpointScore(metric="valid/reward", value=0.5).write(folder)
 
     folder = Checkpoints(tmp_path, keep=1, keep_best="valid/reward").save(1, write).folder
     later = Checkpoints(tmp_path, keep=1, keep_best="valid/other")
     assert later.score(1) is None
-    later.add_score(1, Score(metric="valid/other", value=0.25))
+    later.add_score(1, CheckpointScore(metric="valid/other", value=0.25))
     assert verify(folder) == []
     assert later.newest() is not None
-    assert later.score(1) == Score(metric="valid/other", value=0.25)
+    assert later.score(1) == CheckpointScore(metric="valid/other", value=0.25)

@@ -14,8 +14,8 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import (
-    Layout,
     MicroBatch,
+    PackedLayout,
     first_fit,
     micro_batch,
     micro_batches,
@@ -48,18 +48,22 @@ def gradient(model: PreTrainedModel, logits: list[Tensor]) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def assert_exact(model: PreTrainedModel, rows: list[Row], layout: Layout, forward: Forward = hidden_states) -> None:
+def assert_exact(
+    model: PreTrainedModel, rows: list[Row], layout: PackedLayout, forward: Forward = hidden_states
+) -> None:
     """Fails if a row's logits or the gradients differ from those of one row at a time."""
     batch = micro_batch(rows, list(range(len(rows))), layout)
     together = trained_logits(model, batch, forward)
-    alone = [trained_logits(model, micro_batch(rows, [i], Layout.PADDED), hidden_states)[0] for i in range(len(rows))]
+    alone = [
+        trained_logits(model, micro_batch(rows, [i], PackedLayout.PADDED), hidden_states)[0] for i in range(len(rows))
+    ]
     for i, (found, expected) in enumerate(zip(together, alone, strict=True)):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda m, i=i: f"row {i} leaks: {m}")
     torch.testing.assert_close(gradient(model, together), gradient(model, alone), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", Layout)
-def test_a_micro_batch_is_exact(model: PreTrainedModel, make_rows: MakeRows, layout: Layout) -> None:
+@pytest.mark.parametrize("layout", PackedLayout)
+def test_a_micro_batch_is_exact(model: PreTrainedModel, make_rows: MakeRows, layout: PackedLayout) -> None:
     assert_exact(model, make_rows(6), layout)
 
 
@@ -72,10 +76,10 @@ def test_a_packed_micro_batch_is_exact_under_flash_attention(tiny: Path, make_ro
         tiny, attn_implementation="flash_attention_2", dtype=torch.bfloat16
     ).cuda()
     rows = make_rows(6)
-    batch = micro_batch(rows, list(range(6)), Layout.PACKED).to(model.device)
+    batch = micro_batch(rows, list(range(6)), PackedLayout.PACKED).to(model.device)
     together = trained_logits(model, batch, hidden_states)
     for i, found in enumerate(together):
-        alone = micro_batch(rows, [i], Layout.PADDED).to(model.device)
+        alone = micro_batch(rows, [i], PackedLayout.PADDED).to(model.device)
         torch.testing.assert_close(found, trained_logits(model, alone, hidden_states)[0], rtol=0.02, atol=0.05)
 
 
@@ -90,20 +94,22 @@ def with_a_cache(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 @pytest.mark.parametrize("leaky", [without_positions, with_a_cache])
 def test_a_leaking_forward_pass_is_detected(model: PreTrainedModel, make_rows: MakeRows, leaky: Forward) -> None:
     with pytest.raises(AssertionError, match=r"row \d leaks"):
-        assert_exact(model, make_rows(6), Layout.PACKED, leaky)
+        assert_exact(model, make_rows(6), PackedLayout.PACKED, leaky)
 
 
 def test_a_token_of_another_sequence_changes_nothing(model: PreTrainedModel, make_rows: MakeRows) -> None:
     rows = make_rows(3)
-    before = trained_logits(model, micro_batch(rows, [0, 1, 2], Layout.PACKED), hidden_states)
+    before = trained_logits(model, micro_batch(rows, [0, 1, 2], PackedLayout.PACKED), hidden_states)
     rows[0].response_ids[:] = 5
-    after = trained_logits(model, micro_batch(rows, [0, 1, 2], Layout.PACKED), hidden_states)
+    after = trained_logits(model, micro_batch(rows, [0, 1, 2], PackedLayout.PACKED), hidden_states)
     assert not torch.equal(before[0], after[0])
     assert torch.equal(before[1], after[1]) and torch.equal(before[2], after[2])
 
 
-@pytest.mark.parametrize("layout", Layout)
-def test_every_trained_token_is_predicted_from_the_position_before_it(make_rows: MakeRows, layout: Layout) -> None:
+@pytest.mark.parametrize("layout", PackedLayout)
+def test_every_trained_token_is_predicted_from_the_position_before_it(
+    make_rows: MakeRows, layout: PackedLayout
+) -> None:
     rows = make_rows(5)
     batch = micro_batch(rows, [3, 0, 4], layout)
     chosen = [rows[i] for i in (3, 0, 4)]

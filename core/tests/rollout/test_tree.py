@@ -3,7 +3,7 @@ from __future__ import annotations
 from array import array
 
 from ramet.rollout.keys import RolloutKey
-from ramet.rollout.tree import LiveRollout, group_of, plant
+from ramet.rollout.tree import LiveRollout, group_of, new_root
 from ramet.types import Fault, Origin, Segment, SegmentKind, StopReason, Task, user_prompt
 
 TASK = Task(id="t", prompt=user_prompt("?"))
@@ -15,7 +15,7 @@ def segment(kind: SegmentKind, turn: int, text: str) -> Segment:
 
 
 def root(path: str = "0", turns: int = 2) -> LiveRollout:
-    live = plant(RolloutKey("train", 0, "t", path), segment(SegmentKind.PROMPT, 0, "Q"))
+    live = new_root(RolloutKey("train", 0, "t", path), segment(SegmentKind.PROMPT, 0, "Q"))
     for turn in range(turns):
         live.append(segment(SegmentKind.TURN, turn, f"say{turn}"))
         live.append(segment(SegmentKind.RESULT, turn, f"res{turn}"))

@@ -19,7 +19,7 @@ from ramet.config.compose import compose
 from ramet.config.schema import Strategy
 from ramet.errors import ConfigError, ConfigErrors, InfraError
 from ramet.runs.stopped import Stopped
-from ramet.sft.layouts import Layout
+from ramet.sft.layouts import SftLayout
 from ramet.sft.plan import plan
 from ramet.sft.resume import newest_complete, step_of
 
@@ -47,7 +47,7 @@ def test_the_first_rank_writes_the_model_that_one_rank_writes(whole: Path, one_r
 
 def test_a_checkpoint_with_a_missing_or_broken_file_is_passed_over(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
-    layout, newest = Layout(strategy=Strategy.FSDP, workers=2), tmp_path / "checkpoints" / "checkpoint-16"
+    layout, newest = SftLayout(strategy=Strategy.FSDP, workers=2), tmp_path / "checkpoints" / "checkpoint-16"
     files = sorted(path for path in newest.rglob("*") if path.is_file())
     assert len(files) == 10
     for file in files:

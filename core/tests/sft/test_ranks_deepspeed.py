@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from ramet.config.schema import Strategy
-from ramet.sft.layouts import Layout
+from ramet.sft.layouts import SftLayout
 from ramet.sft.resume import newest_complete, step_of
 
 pytest.importorskip("deepspeed")
@@ -66,7 +66,7 @@ def test_two_ranks_train_as_one_with_twice_the_batches(
     run = start(strategy, f"sft.strategy={strategy}", "cluster.policy_workers=2")
     assert losses(run) == pytest.approx(losses(one_rank), abs=1e-4)
     check_model(run, one_rank)
-    layout, newest = Layout(strategy=Strategy(strategy), workers=2), run / "checkpoints/checkpoint-16"
+    layout, newest = SftLayout(strategy=Strategy(strategy), workers=2), run / "checkpoints/checkpoint-16"
     assert newest_complete(run / "checkpoints", layout) == newest
     next(newest.glob("global_step16/*.pt")).unlink()
     assert step_of(newest_complete(run / "checkpoints", layout)) == 8
@@ -87,7 +87,7 @@ def test_one_rank_of_zero3_trains_as_a_process_without_it(
 
 def test_a_zero3_checkpoint_with_a_missing_or_broken_file_is_passed_over(zero3: Path, tmp_path: Path) -> None:
     shutil.copytree(zero3 / "checkpoints", tmp_path / "checkpoints")
-    layout, newest = Layout(strategy=Strategy.ZERO3, workers=2), tmp_path / "checkpoints" / "checkpoint-16"
+    layout, newest = SftLayout(strategy=Strategy.ZERO3, workers=2), tmp_path / "checkpoints" / "checkpoint-16"
     files = [newest / "latest", newest / "rng_state_1.pth", *sorted(newest.glob("global_step16/*"))]
     assert len(files) == 6
     for file in files:

@@ -27,7 +27,7 @@ from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
 from ramet.testing import check_rollout_step
 from ramet.testing.rollout_step import _check_isolation
-from ramet.testing.step_play import TASK, Subject
+from ramet.testing.step_play import TASK, StepUnderTest
 
 CALL = re.compile(r"<echo>(.*?)</echo>")
 END = StepResult(stop=StopReason.END)
@@ -243,4 +243,4 @@ def test_a_step_that_blocks_the_event_loop_is_caught() -> None:
             return await super().__call__(state, ctx)
 
     with pytest.raises(AssertionError, match=r"^blocks the event loop for 0\.\d s in __call__ \(core/tests/testing/"):
-        asyncio.run(_check_isolation(Subject(Blocks(TagsConfig()), TASK), "<echo>hello</echo>"))
+        asyncio.run(_check_isolation(StepUnderTest(Blocks(TagsConfig()), TASK), "<echo>hello</echo>"))

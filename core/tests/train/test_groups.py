@@ -25,7 +25,7 @@ from ramet.rollout.scoring import (
 )
 from ramet.testing.rollouts import answered_rollout
 from ramet.train.algorithm import estimate
-from ramet.train.groups import check_infrastructure, check_whole, play
+from ramet.train.groups import check_groups, check_infrastructure, play
 from ramet.train.step_metrics import reward_metrics
 from ramet.types import (
     AdvantageInputs,
@@ -105,9 +105,9 @@ def test_rollouts_that_rewards_could_not_judge_are_no_infrastructure_failures() 
 def test_fewer_rollouts_than_asked_for_is_an_error_with_both_counts() -> None:
     one = task()
     group = Group(task=one, rollouts=(answered_rollout(one, "2"),))
-    check_whole([group], [one], size=1)
+    check_groups([group], [one], size=1)
     with pytest.raises(RametError, match="asked for 2 rollouts of 1 tasks, got 1 of 1"):
-        check_whole([group], [one], size=2)
+        check_groups([group], [one], size=2)
 
 
 class Slow:

@@ -26,7 +26,7 @@ HEARD_S = 0.5  # for the main thread, which hears all signals, while the thread 
 
 
 @dataclass(frozen=True)
-class Place:
+class KillPoint:
     """The `call`-th call of `target` in the step, and whether the kill strikes before it or behind it."""
 
     target: str  # module:attribute, where callers look it up
@@ -35,30 +35,30 @@ class Place:
 
 
 PLACES = {
-    "start": Place("ramet.runs.run_dir:RunDir.record"),
-    "first_requests": Place("ramet.engines.torch.engine:TorchEngine.generate", call=8),
-    "generating": Place("ramet.engines.torch.batcher:Batcher.step", call=12, behind=True),
-    "tools": Place("e2e_plugin:Digest.wait", call=9),
-    "fork": Place("ramet.rollout.tree:LiveRollout.fork", call=3, behind=True),
-    "late_requests": Place("ramet.engines.torch.engine:TorchEngine.generate", call=50),
-    "scoring": Place("e2e_plugin:EvenBytes.score", call=10),
-    "scored": Place("ramet.train.loop:rows_of"),
-    "estimated": Place("ramet.train.loop:estimate", behind=True),
-    "recording": Place("ramet.rollout.record:_line", call=2, behind=True),
-    "recorded": Place("ramet.train.loop:write_records", behind=True),
-    "update": Place("ramet.policy.worker:PolicyWorker._optimizer_step", behind=True),  # half of the mini-batches
-    "updated": Place("ramet.policy.worker:PolicyWorker.update", behind=True),
-    "sync": Place("ramet.engines.torch.model_runner:copy_weights", behind=True),  # in the engine's thread
-    "validation": Place("ramet.train.validation:play", behind=True),
-    "saving": Place("ramet.policy.worker:PolicyWorker.write_staged", behind=True),
-    "sealing": Place("ramet.policy.checkpoint.store:_seal"),  # all files, no manifest
-    "sealed": Place("ramet.policy.checkpoint.store:_seal", behind=True),  # manifest, not renamed
-    "renamed": Place("ramet.policy.checkpoint.store:Checkpoints._prune"),
-    "saved": Place("ramet.policy.checkpoint.store:Checkpoints.save", behind=True),
-    "logging": Place("ramet.tracking.jsonl:JsonlTracker.log"),
-    "logged": Place("ramet.tracking.jsonl:JsonlTracker.log", behind=True),
-    "export": Place("ramet.policy.checkpoint.state:load_tokenizer"),  # weights are written, the tokenizer is not
-    "restore": Place("ramet.policy.worker:PolicyWorker.load", behind=True),
+    "start": KillPoint("ramet.runs.run_dir:RunDir.record"),
+    "first_requests": KillPoint("ramet.engines.torch.engine:TorchEngine.generate", call=8),
+    "generating": KillPoint("ramet.engines.torch.batcher:TorchBatcher.step", call=12, behind=True),
+    "tools": KillPoint("e2e_plugin:Digest.wait", call=9),
+    "fork": KillPoint("ramet.rollout.tree:LiveRollout.fork", call=3, behind=True),
+    "late_requests": KillPoint("ramet.engines.torch.engine:TorchEngine.generate", call=50),
+    "scoring": KillPoint("e2e_plugin:EvenBytes.score", call=10),
+    "scored": KillPoint("ramet.train.loop:rows_of"),
+    "estimated": KillPoint("ramet.train.loop:estimate", behind=True),
+    "recording": KillPoint("ramet.rollout.record:_line", call=2, behind=True),
+    "recorded": KillPoint("ramet.train.loop:write_records", behind=True),
+    "update": KillPoint("ramet.policy.worker:PolicyWorker._optimizer_step", behind=True),  # half of the mini-batches
+    "updated": KillPoint("ramet.policy.worker:PolicyWorker.update", behind=True),
+    "sync": KillPoint("ramet.engines.torch.model_runner:copy_weights", behind=True),  # in the engine's thread
+    "validation": KillPoint("ramet.train.validation:play", behind=True),
+    "saving": KillPoint("ramet.policy.worker:PolicyWorker.write_staged", behind=True),
+    "sealing": KillPoint("ramet.policy.checkpoint.store:_seal"),  # all files, no manifest
+    "sealed": KillPoint("ramet.policy.checkpoint.store:_seal", behind=True),  # manifest, not renamed
+    "renamed": KillPoint("ramet.policy.checkpoint.store:Checkpoints._prune"),
+    "saved": KillPoint("ramet.policy.checkpoint.store:Checkpoints.save", behind=True),
+    "logging": KillPoint("ramet.tracking.jsonl:JsonlTracker.log"),
+    "logged": KillPoint("ramet.tracking.jsonl:JsonlTracker.log", behind=True),
+    "export": KillPoint("ramet.policy.checkpoint.state:load_tokenizer"),  # weights are written, the tokenizer is not
+    "restore": KillPoint("ramet.policy.worker:PolicyWorker.load", behind=True),
 }
 
 

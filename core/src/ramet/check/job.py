@@ -28,7 +28,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.batch import Row, rows_of
 from ramet.policy.worker import PolicyWorker
-from ramet.rollout.group_check import check_whole
+from ramet.rollout.group_check import check_groups
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.worker import RolloutPlan
 from ramet.train.groups import check_infrastructure
@@ -97,7 +97,7 @@ async def _play(config: Config, tasks: Sequence[Task], tools: ToolNames, options
     with tempfile.TemporaryDirectory(prefix="ramet-check-") as folder:
         async with open_rollouts(config, folder=Path(folder), tools=tools) as rollouts:
             groups = await rollouts.run(tasks, step=0, plan=plan)
-    check_whole(groups, tasks, options.rollouts)
+    check_groups(groups, tasks, options.rollouts)
     return groups
 
 

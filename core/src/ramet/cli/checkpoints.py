@@ -9,26 +9,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ramet.errors import ConfigError
-from ramet.policy.checkpoint.checkpoint_list import Entry, take_inventory
+from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, list_checkpoints
 
 FOLDER = "checkpoints"
 HEADER = ("NAME", "STEP", "SIZE", "WRITTEN", "STATE")
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def inventory(run: Path) -> list[Entry]:
+def inventory(run: Path) -> list[CheckpointEntry]:
     """What lies in the run's folder of checkpoints, oldest first. Raises `ConfigError` if there is no such folder."""
     folder = run / FOLDER
     if not folder.is_dir():
         raise ConfigError(f"{run}: not the directory of a run: it has no folder {FOLDER}/")
-    return take_inventory(folder)
+    return list_checkpoints(folder)
 
 
-def as_json(entries: Sequence[Entry]) -> str:
+def as_json(entries: Sequence[CheckpointEntry]) -> str:
     return json.dumps([asdict(entry) | {"written": _time(entry)} for entry in entries], indent=2)
 
 
-def as_table(run: Path, entries: Sequence[Entry]) -> str:
+def as_table(run: Path, entries: Sequence[CheckpointEntry]) -> str:
     """One line each, then every problem of the broken ones, then what a resume would do."""
     rows = [HEADER, *(_row(entry) for entry in entries)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
@@ -43,7 +43,7 @@ def as_table(run: Path, entries: Sequence[Entry]) -> str:
     return "\n".join([*(lines if entries else []), *problems, last])
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
+def _row(entry: CheckpointEntry) -> tuple[str, ...]:
     state = "verified" if not entry.problems else "BROKEN"
     if entry.leftover:
         state = "left by a killed save, or being written"
@@ -54,7 +54,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     return entry.name, str(entry.step), _amount(entry.size), _time(entry).partition("+")[0].replace("T", " "), state
 
 
-def _time(entry: Entry) -> str:
+def _time(entry: CheckpointEntry) -> str:
     return datetime.fromtimestamp(entry.written, UTC).astimezone().isoformat(timespec="seconds")
 
 

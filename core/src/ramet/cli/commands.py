@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramet.cli.job import Job
+from ramet.cli.job import JobCommand
 from ramet.cli.terminal import Parser, say
 from ramet.errors import ConfigError
 
@@ -197,9 +197,9 @@ def _export(arguments: Sequence[str]) -> int:
 
 
 _JOBS = (
-    Job("train", "ramet.train.job", "teach a model by reinforcement learning"),
-    Job("sft", "ramet.sft.job", "teach a model from traces"),
-    Job("eval", "ramet.evaluate.job", "measure a model on benchmarks"),
+    JobCommand("train", "ramet.train.job", "teach a model by reinforcement learning"),
+    JobCommand("sft", "ramet.sft.job", "teach a model from traces"),
+    JobCommand("eval", "ramet.evaluate.job", "measure a model on benchmarks"),
 )
 COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.run) for job in _JOBS} | {
     "config": Command(summary="print a configuration, or where a value comes from", run=_config),

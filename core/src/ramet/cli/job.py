@@ -13,7 +13,7 @@ from ramet.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobCommand:
     """`module` holds `run(resolved)`; `plan(resolved)` is in the module `plan` beside it."""
 
     name: str

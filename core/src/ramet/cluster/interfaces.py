@@ -104,7 +104,7 @@ class Policy(Protocol):
         ...
 
 
-class Place(Protocol):
+class Backend(Protocol):
     """Both sides of a training run, and the way of the weights between them."""
 
     @property
@@ -136,29 +136,29 @@ def build_encoder(config: Config) -> Encoder:
 
 
 @asynccontextmanager
-async def open_place(
+async def open_backend(
     config: Config,
     spec: PolicySpec,
     *,
     critic: CriticSpec | None = None,
     folder: Path,
     tools: ToolNames,
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[Backend]:
     """The place that `cluster.name` says, started; everything of it is gone when the context is left.
 
     `folder` is the run's for what components keep, `tools` what they were called before the start.
     """
     folder = folder.absolute()
-    place: Place
+    place: Backend
     if config.cluster.name == "ray":
-        from ramet.cluster.ray.backend import RayPlace  # Ray is an extra
+        from ramet.cluster.ray.backend import RayBackend  # Ray is an extra
 
-        place = await RayPlace.start(config, spec, critic=critic, folder=folder, tools=tools)
+        place = await RayBackend.start(config, spec, critic=critic, folder=folder, tools=tools)
     else:
-        from ramet.cluster.local import LocalPlace
+        from ramet.cluster.local import LocalBackend
 
         services = RunServices(folder=folder, seed=config.run.seed)
-        place = await LocalPlace.start(config, spec, services=services, critic=critic, expected=tools.sets)
+        place = await LocalBackend.start(config, spec, services=services, critic=critic, expected=tools.sets)
     try:
         yield place
     finally:
@@ -167,7 +167,7 @@ async def open_place(
 
 @asynccontextmanager
 async def open_rollouts(config: Config, *, folder: Path, tools: ToolNames) -> AsyncIterator[Rollouts]:
-    """The rollout side alone, without forks: what evaluation needs. `folder` and `tools` as for `open_place`."""
+    """The rollout side alone, without forks: what evaluation needs. `folder` and `tools` as for `open_backend`."""
     rollouts: Rollouts
     folder = folder.absolute()
     if config.cluster.name == "ray":

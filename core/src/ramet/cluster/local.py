@@ -192,8 +192,8 @@ class LocalPolicy:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **options))
 
 
-class LocalPlace:
-    """`ramet.cluster.interfaces.Place` in this process."""
+class LocalBackend:
+    """`ramet.cluster.interfaces.Backend` in this process."""
 
     def __init__(self, policy: LocalPolicy, rollouts: LocalRollouts, services: RunServices) -> None:
         self.policy = policy
@@ -209,7 +209,7 @@ class LocalPlace:
         services: RunServices,
         critic: CriticSpec | None = None,
         expected: Mapping[str, Schemas] | None = None,
-    ) -> LocalPlace:
+    ) -> LocalBackend:
         policy = LocalPolicy(spec, critic)
         rollouts = await LocalRollouts.open(
             config,

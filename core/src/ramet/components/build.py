@@ -13,7 +13,7 @@ from ramet.errors import RametError
 from ramet.plugins import Plugins, load_plugins
 from ramet.rollout.branching.decisions import ask
 from ramet.rollout.scoring import Scorer, WeightedReward
-from ramet.rollout.states import Component, fork_problems, step_component
+from ramet.rollout.states import StatefulComponent, fork_problems, step_component
 from ramet.types import (
     AdvantageEstimator,
     Benchmark,
@@ -96,7 +96,7 @@ def build_benchmark(config: Config, name: str) -> Benchmark:
     return built
 
 
-def check_forks(config: Config, tools: Sequence[Component]) -> list[str]:
+def check_forks(config: Config, tools: Sequence[StatefulComponent]) -> list[str]:
     """Whether the branch policy can fork the states of these tools and of the environment."""
     return fork_problems([*step_component(build_step(config)), *tools], build_branch_policy(config))
 
@@ -109,7 +109,7 @@ def _start_a_group(config: Config) -> None:
     ask(build_branch_policy(config), Start(), view, Random(0))
 
 
-def check_parts(config: Config, *, training: bool) -> list[str]:
+def check_components(config: Config, *, training: bool) -> list[str]:
     """Build everything that is light once, so that a broken plugin or option shows before anything starts."""
     builders: list[Callable[[Config], Any]] = [build_step]
     if training:

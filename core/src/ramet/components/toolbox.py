@@ -20,7 +20,7 @@ from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.event_loop import run_async
 from ramet.plugin_code import raised_at
 from ramet.plugins import load_plugins
-from ramet.rollout.states import Component, tool_components
+from ramet.rollout.states import StatefulComponent, tool_components
 from ramet.rollout.worker import expanded
 from ramet.types import Tool, ToolSchema, ToolSet
 
@@ -175,7 +175,7 @@ class ToolNames:
 
     schemas: Mapping[str, ToolSchema] = field(default_factory=dict)
     sets: Mapping[str, Schemas] = field(default_factory=dict)
-    stateful: tuple[Component, ...] = ()
+    stateful: tuple[StatefulComponent, ...] = ()
 
     @property
     def all(self) -> list[str]:

@@ -34,7 +34,7 @@ WRAPPERS: dict[str, type[Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class Choice:
     """One name that a group offers."""
 
     group: str
@@ -59,11 +59,11 @@ class Component:
 class Catalog:
     """Everything that can be chosen in this process."""
 
-    components: dict[str, dict[str, Component]]  # group -> name -> component
+    components: dict[str, dict[str, Choice]]  # group -> name -> component
     broken: list[str] = field(default_factory=list)  # plugins that failed to load
     recorded: dict[tuple[str, str], str] = field(default_factory=dict)  # (group, name) -> who offered it to this run
 
-    def get(self, group: str, name: str) -> Component:
+    def get(self, group: str, name: str) -> Choice:
         """Raises `ConfigError` for a name that nobody offers or whose options are unusable."""
         found = self.components[group].get(name)
         if found is None:
@@ -72,7 +72,7 @@ class Catalog:
             raise ConfigError(f"{group}: {name!r} of plugin {found.plugin!r} cannot be used: {found.unusable}")
         return found
 
-    def instance(self, group: str, name: str, use: str | None) -> Component:
+    def instance(self, group: str, name: str, use: str | None) -> Choice:
         """What the entry `GROUP.NAME` is: the component that `use` names, or that of its own name.
 
         Raises `ConfigError`, as `get` does, and for a name that cannot be one.
@@ -101,14 +101,14 @@ class Catalog:
 def make_catalog(plugins: Plugins) -> Catalog:
     """The catalog of these plugins and of the core's engines."""
     accept_enum_values()
-    components: dict[str, dict[str, Component]] = {group.name: {} for group in COMPONENTS}
+    components: dict[str, dict[str, Choice]] = {group.name: {} for group in COMPONENTS}
     for name, options in ENGINES.items():
-        components["engine"][name] = Component(group="engine", name=name, options=options, plugin="core")
+        components["engine"][name] = Choice(group="engine", name=name, options=options, plugin="core")
     for group in COMPONENTS:
         if group.kind is None:
             continue
         for entry in getattr(plugins.registries, group.kind):
-            components[group.name][entry.name] = Component(
+            components[group.name][entry.name] = Choice(
                 group=group.name,
                 name=entry.name,
                 options=entry.config,

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ramet.config.catalog import Catalog, Component, first_line
+from ramet.config.catalog import Catalog, Choice, first_line
 from ramet.config.schema import Config
 from ramet.config.secrets import remember_environment, written_secrets
 from ramet.config.sections import COMPONENTS
@@ -72,9 +72,7 @@ def add_instances(config: DictConfig, catalog: Catalog, uses: Mapping[str, str |
     return problems
 
 
-def type_options(
-    config: DictConfig, sections: Sequence[str], catalog: Catalog
-) -> tuple[dict[str, Component], list[str]]:
+def type_options(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> tuple[dict[str, Choice], list[str]]:
     """Give the options of every chosen component their types and defaults, in place. Path -> component; problems."""
     problems = _unknown_keys(config, sections)
     chosen = dict(_chosen(config, sections, catalog, problems))
@@ -105,7 +103,7 @@ def _foreign(node: Any, path: str) -> Iterator[str]:
 
 def _chosen(
     config: DictConfig, sections: Sequence[str], catalog: Catalog, problems: list[str]
-) -> Iterator[tuple[str, Component]]:
+) -> Iterator[tuple[str, Choice]]:
     for group in COMPONENTS:
         if group.name not in sections:
             continue
@@ -123,7 +121,7 @@ def _chosen(
                 problems.append(str(error))
 
 
-def _type_params(config: DictConfig, path: str, component: Component) -> list[str]:
+def _type_params(config: DictConfig, path: str, component: Choice) -> list[str]:
     node = OmegaConf.select(config, f"{path}.params")
     if component.options is None:
         left = f"{path}.params: {component.name!r} takes no options, got {', '.join(node or ())}"
@@ -182,7 +180,7 @@ def _misread(config: DictConfig, sections: Sequence[str]) -> Iterator[str]:
             yield f"{key}: takes a text, got the boolean {text}, as YAML reads {words}; write it in quotes"
 
 
-def _section(config: DictConfig, section: str, chosen: dict[str, Component], problems: list[str]) -> Any:
+def _section(config: DictConfig, section: str, chosen: dict[str, Choice], problems: list[str]) -> Any:
     node = config[section]
     if section in chosen:
         return _wrapped(node, section, chosen[section], problems)
@@ -192,7 +190,7 @@ def _section(config: DictConfig, section: str, chosen: dict[str, Component], pro
     return OmegaConf.to_object(node) if OmegaConf.is_config(node) else node
 
 
-def _wrapped(node: DictConfig, path: str, component: Component, problems: list[str]) -> Any:
+def _wrapped(node: DictConfig, path: str, component: Choice, problems: list[str]) -> Any:
     """The core's dataclass of a component, with the plugin's own in `params`."""
     shell = node.copy()
     shell.params = None
@@ -202,7 +200,7 @@ def _wrapped(node: DictConfig, path: str, component: Component, problems: list[s
     return wrapper
 
 
-def _params(node: DictConfig, path: str, component: Component, problems: list[str]) -> Any:
+def _params(node: DictConfig, path: str, component: Choice, problems: list[str]) -> Any:
     names = OmegaConf.to_container(node, resolve=False) or {}
     try:
         return OmegaConf.to_object(node)

@@ -56,7 +56,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class ValueOrigin:
     """One step on the way to a value."""
 
     kind: str  # default, preset, experiment, command line
@@ -73,7 +73,7 @@ class Layers:
     overrides: Sequence[str]
     tree: DictConfig  # the result, options typed
 
-    def origins(self, key: str) -> list[Origin]:
+    def origins(self, key: str) -> list[ValueOrigin]:
         """Every place that set `key`, the one that holds last. Raises `ConfigError` for a key that there is not."""
         if key in GROUPS:
             return [self._choice(key)]
@@ -86,34 +86,34 @@ class Layers:
         found = [*self._written(key), *self._typed(key)]
         return found or [self._option(key)]
 
-    def _written(self, key: str) -> Iterator[Origin]:
+    def _written(self, key: str) -> Iterator[ValueOrigin]:
         for layer in self.layers:
             try:
                 value = layer.value(key)
             except KeyError:
                 continue
-            yield Origin(kind=layer.kind, value=text_of(value), where=layer.where)
+            yield ValueOrigin(kind=layer.kind, value=text_of(value), where=layer.where)
 
-    def _typed(self, key: str) -> list[Origin]:
+    def _typed(self, key: str) -> list[ValueOrigin]:
         typed = [text for text in self.overrides if text.partition("=")[0].lstrip("+") == key]
-        return [Origin(kind=COMMAND_LINE, value=text.partition("=")[2], where=text) for text in typed[-1:]]
+        return [ValueOrigin(kind=COMMAND_LINE, value=text.partition("=")[2], where=text) for text in typed[-1:]]
 
-    def _option(self, key: str) -> Origin:
+    def _option(self, key: str) -> ValueOrigin:
         """A default that no layer wrote: the options of a component that a file chose by its name."""
         value = OmegaConf.to_container(self.tree, resolve=False)
         for part in key.split("."):
             assert isinstance(value, dict)
             value = value[part]
-        return Origin(kind="default", value=text_of(value), where=f"options of {key.partition('.params')[0]}")
+        return ValueOrigin(kind="default", value=text_of(value), where=f"options of {key.partition('.params')[0]}")
 
-    def _choice(self, group: str) -> Origin:
+    def _choice(self, group: str) -> ValueOrigin:
         value = ", ".join(self._chosen(group)) or "none"
         by = self.chosen_by.get(group)
         if by == COMMAND_LINE:
             typed = [text for text in self.overrides if text.partition("=")[0].lstrip("+") == group]
-            return Origin(kind=COMMAND_LINE, value=value, where=typed[-1])
+            return ValueOrigin(kind=COMMAND_LINE, value=value, where=typed[-1])
         layer = next(one for one in self.layers if one.name == (by or CORE_CHOICES))
-        return Origin(kind=layer.kind, value=value, where=layer.where)
+        return ValueOrigin(kind=layer.kind, value=value, where=layer.where)
 
     def _chosen(self, group: str) -> list[str]:
         if group in PRESETS:

@@ -35,7 +35,7 @@ REPLACED: dict[str, dict[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ConfigGroup:
     """One configuration group that plugins fill. `kind` is its field in `Registries`, None for the core's own."""
 
     name: str
@@ -43,15 +43,15 @@ class Group:
     many: bool = False  # a map of names instead of one choice
 
 
-COMPONENTS: tuple[Group, ...] = (
-    Group(name="engine", kind=None),
-    Group(name="rollout_step", kind="rollout_steps"),
-    Group(name="branch_policy", kind="branch_policies"),
-    Group(name="advantage", kind="advantages"),
-    Group(name="policy_loss", kind="policy_losses"),
-    Group(name="tools", kind="tools", many=True),
-    Group(name="rewards", kind="rewards", many=True),
-    Group(name="benchmarks", kind="benchmarks", many=True),
+COMPONENTS: tuple[ConfigGroup, ...] = (
+    ConfigGroup(name="engine", kind=None),
+    ConfigGroup(name="rollout_step", kind="rollout_steps"),
+    ConfigGroup(name="branch_policy", kind="branch_policies"),
+    ConfigGroup(name="advantage", kind="advantages"),
+    ConfigGroup(name="policy_loss", kind="policy_losses"),
+    ConfigGroup(name="tools", kind="tools", many=True),
+    ConfigGroup(name="rewards", kind="rewards", many=True),
+    ConfigGroup(name="benchmarks", kind="benchmarks", many=True),
 )
 PLACES = "cluster"  # a group of the core's own files; its other keys are the same for all of them
 PRESETS = ("algorithm", "experiment")

@@ -18,7 +18,7 @@ JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class DataRow:
     """One row as it stands in the file. `problem` says why it could not be read; then there are no values."""
 
     number: int  # from 1: the line of a JSON-lines file
@@ -52,12 +52,12 @@ def _unreadable(path: Path) -> str | None:
     return None
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[DataRow]:
     """All rows in order. Raises `ConfigError` for a file that cannot be read at all."""
     return _parquet_rows(path) if path.suffix == PARQUET else _json_rows(path)
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[DataRow]:
     import pyarrow  # here, because JSON lines need no pyarrow
     import pyarrow.parquet
 
@@ -72,7 +72,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         raise ConfigError(f"{path}, after row {number}: not a readable parquet file: {error}") from error
 
 
-def _batch_rows(batch: Any, before: int) -> list[Row]:
+def _batch_rows(batch: Any, before: int) -> list[DataRow]:
     """Plain lists and dicts, no arrays. Parquet does not check that texts are UTF-8, so a row may hold bad ones."""
     try:
         return [_row(number, values) for number, values in enumerate(batch.to_pylist(), before + 1)]
@@ -80,43 +80,43 @@ def _batch_rows(batch: Any, before: int) -> list[Row]:
         return [_checked_row(batch.slice(index, 1), before + index + 1) for index in range(batch.num_rows)]
 
 
-def _checked_row(row: Any, number: int) -> Row:
+def _checked_row(row: Any, number: int) -> DataRow:
     values = {}
     for name, column in zip(row.schema.names, row.columns, strict=True):
         try:
             values[name] = column[0].as_py()
         except UnicodeDecodeError as error:
-            return Row(
+            return DataRow(
                 number=number, values={}, problem=f"column {name} is not UTF-8: {error.reason} in {cut(error.object)}"
             )
     return _row(number, values)
 
 
-def _json_rows(path: Path) -> Iterator[Row]:
+def _json_rows(path: Path) -> Iterator[DataRow]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _json_row(number, line)
 
 
-def _json_row(number: int, line: bytes) -> Row:
+def _json_row(number: int, line: bytes) -> DataRow:
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         values = json.loads(text, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        return Row(number=number, values={}, problem=f"not UTF-8 at byte {error.start} of the line")
+        return DataRow(number=number, values={}, problem=f"not UTF-8 at byte {error.start} of the line")
     except (ValueError, RecursionError) as error:
-        return Row(number=number, values={}, problem=f"not JSON: {error}, in {cut(text)}")
+        return DataRow(number=number, values={}, problem=f"not JSON: {error}, in {cut(text)}")
     if not isinstance(values, dict):
-        return Row(number=number, values={}, problem=f"not a JSON object: {cut(values)}")
+        return DataRow(number=number, values={}, problem=f"not a JSON object: {cut(values)}")
     return _row(number, values)
 
 
-def _row(number: int, values: dict[str, Any]) -> Row:
+def _row(number: int, values: dict[str, Any]) -> DataRow:
     """Whoever reads a row may go through it by recursion."""
     if too_deep(values):
-        return Row(number=number, values={}, problem=TOO_DEEP)
-    return Row(number=number, values=values)
+        return DataRow(number=number, values={}, problem=TOO_DEEP)
+    return DataRow(number=number, values=values)
 
 
 def _no_constant(name: str) -> NoReturn:

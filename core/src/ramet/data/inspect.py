@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ramet.config.schema import ColumnsConfig
-from ramet.data.files import Row
+from ramet.data.files import DataRow
 from ramet.data.layout import answer_column
 from ramet.data.tasks import ReadRow, id_prefixes, missing_columns, read_tasks
 from ramet.types import Task
@@ -59,7 +59,7 @@ def inspect_files(files: Sequence[Path], columns: ColumnsConfig) -> list[Inspect
 
 
 def _inspect(path: Path, prefix: str, columns: ColumnsConfig) -> Inspection:
-    found, rows = Inspection(path=path), list[Row]()
+    found, rows = Inspection(path=path), list[DataRow]()
     first: dict[Any, str] = {}
     for read in read_tasks(path, prefix, columns):
         rows.append(read.row)
@@ -75,7 +75,7 @@ def _inspect(path: Path, prefix: str, columns: ColumnsConfig) -> Inspection:
     return found
 
 
-def _note_columns(found: Inspection, row: Row, columns: ColumnsConfig) -> None:
+def _note_columns(found: Inspection, row: DataRow, columns: ColumnsConfig) -> None:
     if row.problem is not None:
         return
     found.answers[answer_column(row.values, columns)] += 1

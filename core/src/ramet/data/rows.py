@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ramet.config.schema import ColumnsConfig
-from ramet.data.files import Row, cut
+from ramet.data.files import DataRow, cut
 from ramet.data.layout import ABSENT, answer_column, value_at
 from ramet.types import Message, Task, user_prompt
 
@@ -17,7 +17,7 @@ class BadRow(Exception):
     """What is wrong with one row; the caller puts file and row before it."""
 
 
-def make_task(row: Row, prefix: str, stem: str, columns: ColumnsConfig) -> Task:
+def make_task(row: DataRow, prefix: str, stem: str, columns: ColumnsConfig) -> Task:
     """The task of one row. `prefix` begins its id where no column names one; `stem` is its source where none is given.
 
     Raises `BadRow`.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ramet.config.schema import ColumnsConfig, OnBadRow
 from ramet.data.benchmarks import Build, is_benchmark, read_benchmark
-from ramet.data.files import Row, cut, find_files, read_rows
+from ramet.data.files import DataRow, cut, find_files, read_rows
 from ramet.data.layout import ABSENT, FLAT_ANSWER, PUBLISHED_ANSWER, repair, value_at
 from ramet.data.rows import BadRow, make_task
 from ramet.errors import ConfigError, raise_all
@@ -44,7 +44,7 @@ class TaskSet:
 class ReadRow:
     """One row of a file and what became of it."""
 
-    row: Row  # repaired
+    row: DataRow  # repaired
     place: str  # file and row, for messages
     task: Task | None
     problem: str | None  # why there is no task
@@ -138,7 +138,7 @@ def read_tasks(path: Path, prefix: str, columns: ColumnsConfig) -> Iterator[Read
 
 def _collect(path: Path, prefix: str, columns: ColumnsConfig, limit: int | None, found: _Collected) -> list[str]:
     """Add the file's tasks and bad rows. Returns what is wrong with the file as a whole."""
-    rows: list[Row] = []
+    rows: list[DataRow] = []
     good = 0
     bad: list[str] = []
     try:
@@ -181,7 +181,7 @@ def _collect_benchmarks(sources: Sequence[str], build: Build | None, limit: int 
     return problems
 
 
-def missing_columns(path: Path, rows: Sequence[Row], columns: ColumnsConfig) -> list[str]:
+def missing_columns(path: Path, rows: Sequence[DataRow], columns: ColumnsConfig) -> list[str]:
     """Columns that must be there and that no row has."""
     readable = [row.values for row in rows if row.problem is None]
     if not readable:

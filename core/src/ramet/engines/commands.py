@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,7 +26,7 @@ class Ticket:
 class Update:
     """New weights. `in_flight` ones wait for no request."""
 
-    weights: Seq[tuple[str, Tensor]]
+    weights: Sequence[tuple[str, Tensor]]
     version: int
     in_flight: bool
     loop: asyncio.AbstractEventLoop

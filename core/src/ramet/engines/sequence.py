@@ -15,7 +15,7 @@ Tokens: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]  # [T]
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class RunningSequence:
     """A request with its progress. `slot` is -1 until it has one, in engines with slots.
 
     An update in flight cuts a sequence: what it has sampled becomes a part of its context, which is computed again.
@@ -82,27 +82,27 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class SequenceFirst:
     """The first report of a request."""
 
-    sequence: Sequence
+    sequence: RunningSequence
     report: FirstReport
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class SequenceDone:
     """A request that ended with its tokens."""
 
-    sequence: Sequence
+    sequence: RunningSequence
     completion: Completion
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class SequenceFailed:
     """A request that ended without tokens."""
 
-    sequence: Sequence
+    sequence: RunningSequence
     error: Exception
 
 
-Event: TypeAlias = First | Done | Failed
+Event: TypeAlias = SequenceFirst | SequenceDone | SequenceFailed

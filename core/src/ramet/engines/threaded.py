@@ -11,7 +11,7 @@ from ramet.engines.commands import Abort, Close, Do, Pause, Release, Resume, Tic
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import Completion, EngineInfo, FirstReport, Request
 from ramet.engines.requests import check_request
-from ramet.engines.worker import Build, Worker
+from ramet.engines.worker import Build, EngineThread
 from ramet.errors import InfraError
 
 
@@ -23,7 +23,7 @@ class ThreadedEngine:
         self._counters = counters
         self._under_way: set[str] = set()
         self._closed = False
-        self._worker = Worker(info.name, build)
+        self._worker = EngineThread(info.name, build)
 
     @property
     def policy_version(self) -> int:

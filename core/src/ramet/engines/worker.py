@@ -11,8 +11,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from ramet.engines.commands import Abort, Close, Command, Do, Pause, Release, Resume, Ticket, Update
 from ramet.engines.protocol import Request
-from ramet.engines.sequence import Done, Event, Failed, First, Sequence
+from ramet.engines.sequence import Event, RunningSequence, SequenceDone, SequenceFailed, SequenceFirst
 from ramet.errors import InfraError
 
 T = TypeVar("T")
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 STALL_S = 30.0  # requests that wait for a slot for so long while nothing is computed are reported
 
 
-class Batcher(Protocol):
+class RequestBatcher(Protocol):
     """What an engine computes, free of threads. Used by one thread only, also its construction."""
 
     version: int  # of the weights
@@ -51,7 +50,7 @@ class Batcher(Protocol):
         """Nothing of this epoch is left."""
         ...
 
-    def submit(self, request: Request, epoch: int) -> Sequence:
+    def submit(self, request: Request, epoch: int) -> RunningSequence:
         """Queue a request that was checked before; it waits until its epoch has begun."""
         ...
 
@@ -63,11 +62,11 @@ class Batcher(Protocol):
         """End a request with what it has; unknown ids pass."""
         ...
 
-    def release(self, keys: Seq[str]) -> None:
+    def release(self, keys: Sequence[str]) -> None:
         """Rollouts with these cache keys are over."""
         ...
 
-    def load(self, weights: Seq[tuple[str, Tensor]]) -> None:
+    def load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
         """Copy new weights in place. Raises `ValueError`, and changes nothing, if they do not fit."""
         ...
 
@@ -79,10 +78,10 @@ class Batcher(Protocol):
         ...
 
 
-Build: TypeAlias = Callable[[], AbstractContextManager[Batcher]]  # entered and left in the thread
+Build: TypeAlias = Callable[[], AbstractContextManager[RequestBatcher]]  # entered and left in the thread
 
 
-class Worker:
+class EngineThread:
     """Builds a batcher and runs it, both in a thread of its own, until `Close`."""
 
     def __init__(self, name: str, build: Build) -> None:
@@ -90,13 +89,13 @@ class Worker:
         self._name = name
         self._build = build
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._tickets: dict[Sequence, Ticket] = {}
+        self._tickets: dict[RunningSequence, Ticket] = {}
         self._updates: list[Update] = []
         self._broken: tuple[str, Exception | None] | None = None  # why nothing can be served any more, and its cause
         self._stuck = False  # requests wait, and only a command can help them
         self._paused = False
         self._closed = False
-        self._built: Future[Batcher] = Future()
+        self._built: Future[RequestBatcher] = Future()
         self._thread = threading.Thread(target=self._run, name=f"ramet-{name}-engine", daemon=True)
         self._thread.start()
         self._batcher = self._built.result()
@@ -210,12 +209,12 @@ class Worker:
                 self._batcher.next_epoch(update.version)
                 _call(update.loop, [partial(_resolve, update.future, None)])
 
-    def _deliver(self, events: Seq[Event]) -> None:
+    def _deliver(self, events: Sequence[Event]) -> None:
         """Hand events over, all of one loop in one call."""
         calls: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         for event in events:
             ticket = self._tickets[event.sequence]
-            if not isinstance(event, First):
+            if not isinstance(event, SequenceFirst):
                 del self._tickets[event.sequence]
             calls.setdefault(ticket.loop, []).append(partial(_report, ticket, event))
         for loop, actions in calls.items():
@@ -240,28 +239,28 @@ class Worker:
         _call(command.loop, [partial(reject, command.future, error)])
 
 
-def _call(loop: asyncio.AbstractEventLoop, actions: Seq[Callable[[], None]]) -> None:
+def _call(loop: asyncio.AbstractEventLoop, actions: Sequence[Callable[[], None]]) -> None:
     try:
         loop.call_soon_threadsafe(_run_all, actions)
     except RuntimeError:  # the loop was closed: nobody waits any more
         logger.debug("dropped %d events of a closed loop", len(actions))
 
 
-def _run_all(actions: Seq[Callable[[], None]]) -> None:
+def _run_all(actions: Sequence[Callable[[], None]]) -> None:
     for action in actions:
         action()
 
 
 def _report(ticket: Ticket, event: Event) -> None:
     match event:
-        case First(_, report) if ticket.on_first is not None:
+        case SequenceFirst(_, report) if ticket.on_first is not None:
             try:
                 ticket.on_first(report)
             except Exception as error:  # the caller's own: its `generate` raises it
                 _reject(ticket.future, error)
-        case Done(_, completion):
+        case SequenceDone(_, completion):
             _resolve(ticket.future, completion)
-        case Failed(_, error):
+        case SequenceFailed(_, error):
             _reject(ticket.future, error)
 
 

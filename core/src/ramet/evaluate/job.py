@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ramet.cluster.check import check_cluster
 from ramet.cluster.interfaces import build_encoder, open_rollouts
-from ramet.components.build import build_benchmarks, check_parts
+from ramet.components.build import build_benchmarks, check_components
 from ramet.components.engines import check_engine
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
@@ -119,7 +119,7 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
         *check_torch(config.run, config.model),
         *check_engine(config),
         *check_cluster(config),
-        *check_parts(config, training=False),
+        *check_components(config, training=False),
     ]
     benchmarks: dict[str, Benchmark] = {}
     tasks: dict[str, list[Task]] = {}
@@ -170,10 +170,10 @@ async def _measure(
         step_deadline=False,
     )
     async with open_rollouts(config, folder=folder, tools=tools) as rollouts:
-        await measure(rollouts, benchmarks, tasks, plan=plan, partial=partial, report=_Progress())
+        await measure(rollouts, benchmarks, tasks, plan=plan, partial=partial, report=_EvaluationProgress())
 
 
-class _Progress:
+class _EvaluationProgress:
     """A line on the screen at every tenth of a benchmark."""
 
     def __call__(self, benchmark: str, done: int, total: int) -> None:

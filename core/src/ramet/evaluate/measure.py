@@ -14,7 +14,7 @@ from ramet.evaluate.tasks import task_result
 from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
-from ramet.rollout.group_check import check_whole
+from ramet.rollout.group_check import check_groups
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
 
@@ -58,10 +58,10 @@ async def _play(rollouts: Rollouts, tasks: Sequence[Task], plan: RolloutPlan, fi
     size = rollouts.group_size(plan)
 
     def on_group(group: Group) -> None:
-        check_whole([group], [group.task], size)  # before it is on disk, where a resume would take it for finished
+        check_groups([group], [group.task], size)  # before it is on disk, where a resume would take it for finished
         finished(group)
 
-    check_whole(await rollouts.run(tasks, step=0, plan=plan, on_group=on_group), tasks, size)
+    check_groups(await rollouts.run(tasks, step=0, plan=plan, on_group=on_group), tasks, size)
 
 
 class _Finished:

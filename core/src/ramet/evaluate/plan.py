@@ -8,19 +8,19 @@ from ramet.config.resolved import Resolved
 from ramet.errors import raise_all
 from ramet.evaluate.job import prepare
 from ramet.models.loading import resolve_device
-from ramet.planning.run_plan import RECORDS, Plan, entries_in_words, look, not_writable, placement
+from ramet.planning.run_plan import RECORDS, DryRun, entries_in_words, not_writable, placement, plan_run
 from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
 
 
-def plan(resolved: Resolved) -> Plan:
+def plan(resolved: Resolved) -> DryRun:
     """Raises `ConfigErrors` with every problem found."""
     config = resolved.config
     _, tasks, _ = prepare(resolved)
-    place = look(resolved, make_manifest(resolved, model=model_fingerprint(*model_files(config.model))))
+    place = plan_run(resolved, make_manifest(resolved, model=model_fingerprint(*model_files(config.model))))
     out = Path(config.evaluate.out) if config.evaluate.out else place.path / "results.json"
     raise_all([*place.problems, *not_writable(out.parent, "evaluate.out")])
     rollouts = config.evaluate.k * sum(map(len, tasks.values()))
-    return Plan(
+    return DryRun(
         job="eval",
         facts={
             "directory": str(place),

@@ -5,8 +5,7 @@ Both models go through the same plain forward pass, one sequence at a time, so a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ramet.algorithms.logprobs import logprobs_from_logits
 from ramet.config.schema import Dtype
-from ramet.export.sequences import Sequence
+from ramet.export.sequences import SampleSequence
 
 THRESHOLDS = {Dtype.FLOAT32: 1e-5, Dtype.BFLOAT16: 1.0}  # the largest difference; a wrong weight costs several nats
 
@@ -35,7 +34,7 @@ class Comparison:
         return self.largest <= self.threshold  # NaN does not pass
 
 
-def logprobs(model: PreTrainedModel, sequences: Many[Sequence], temperature: float) -> Tensor:
+def logprobs(model: PreTrainedModel, sequences: Sequence[SampleSequence], temperature: float) -> Tensor:
     """Of all compared tokens, one behind the other, float32."""
     found = []
     with torch.no_grad():
@@ -47,7 +46,7 @@ def logprobs(model: PreTrainedModel, sequences: Many[Sequence], temperature: flo
     return torch.cat(found)
 
 
-def compare(before: Tensor, after: Tensor, sequences: Many[Sequence], dtype: Dtype) -> Comparison:
+def compare(before: Tensor, after: Tensor, sequences: Sequence[SampleSequence], dtype: Dtype) -> Comparison:
     difference = (before - after).abs()
     return Comparison(
         n_sequences=len(sequences),

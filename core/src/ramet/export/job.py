@@ -21,7 +21,7 @@ from ramet.errors import ConfigError, InfraError, raise_all
 from ramet.export.adapter import check_adapter, load_adapted, write_adapter
 from ramet.export.check import Comparison, compare, different_tensors, different_weights, logprobs
 from ramet.export.model import build_model
-from ramet.export.sequences import Sequence, random_sequences, recorded_sequences
+from ramet.export.sequences import SampleSequence, random_sequences, recorded_sequences
 from ramet.export.verl import model_folder, read_shards
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
 from ramet.models.torch_setup import set_up_torch
@@ -165,7 +165,7 @@ def _merged(adapter: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Ten
 
 
 def _export(
-    trained: PreTrainedModel, config: ModelConfig, out: Path, sequences: list[Sequence], temperature: float
+    trained: PreTrainedModel, config: ModelConfig, out: Path, sequences: list[SampleSequence], temperature: float
 ) -> Comparison:
     """Rounds `trained` to the wanted type on the way."""
     tokenizer = load_tokenizer(config)
@@ -192,7 +192,7 @@ def _require_same(different: list[str], out: Path) -> None:
         raise InfraError(f"{out}: not written: read back, {len(different)} weights differ, such as {different[0]}")
 
 
-def _compared(before: Tensor, after: Tensor, sequences: list[Sequence], dtype: Dtype, out: Path) -> Comparison:
+def _compared(before: Tensor, after: Tensor, sequences: list[SampleSequence], dtype: Dtype, out: Path) -> Comparison:
     found = compare(before, after, sequences, dtype)
     if not found.passed:
         raise InfraError(

@@ -17,12 +17,12 @@ FILE = re.compile(r"step_(\d{6,})\.jsonl\.gz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sequence:
+class SampleSequence:
     ids: list[int]
     sampled: list[int]  # positions of the tokens whose log-probabilities are compared; never 0
 
 
-def recorded_sequences(run: Path, step: int) -> list[Sequence]:
+def recorded_sequences(run: Path, step: int) -> list[SampleSequence]:
     """A few rollouts of the last step up to `step` that has some; empty if the run kept none."""
     files = {int(found[1]): path for path in (run / "rollouts").glob("*") if (found := FILE.fullmatch(path.name))}
     for number in sorted((number for number in files if number <= step), reverse=True):
@@ -33,20 +33,20 @@ def recorded_sequences(run: Path, step: int) -> list[Sequence]:
     return []
 
 
-def random_sequences(vocab_size: int) -> list[Sequence]:
+def random_sequences(vocab_size: int) -> list[SampleSequence]:
     """The same ones for the same vocabulary."""
     rng = Random(0)
     return [
-        Sequence(ids=[rng.randrange(vocab_size) for _ in range(RANDOM)], sampled=list(range(1, RANDOM)))
+        SampleSequence(ids=[rng.randrange(vocab_size) for _ in range(RANDOM)], sampled=list(range(1, RANDOM)))
         for _ in range(COUNT)
     ]
 
 
-def _sequence(rollout: Rollout) -> Sequence:
+def _sequence(rollout: Rollout) -> SampleSequence:
     ids: list[int] = []
     sampled: list[int] = []
     for segment in rollout.segments:
         if segment.is_sampled:
             sampled.extend(range(len(ids), len(ids) + len(segment)))
         ids.extend(segment.token_ids)
-    return Sequence(ids=ids[:LONGEST], sampled=[position for position in sampled if 0 < position < LONGEST])
+    return SampleSequence(ids=ids[:LONGEST], sampled=[position for position in sampled if 0 < position < LONGEST])

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from ramet.config.schema import Config, Dtype, Offload
 from ramet.planning.machine import Machine
 from ramet.planning.memory_engine import EngineMemory, engine_memory
-from ramet.planning.memory_policy import Side, host, moments, resident, sharded
+from ramet.planning.memory_policy import TrainedModel, host, phases, resident, sharded
 from ramet.planning.model_shape import ModelShape
-from ramet.planning.placement import Devices, Placement, place
+from ramet.planning.placement import DevicePlan, Devices, plan_devices
 from ramet.types import Need
 
 REFERENCE, CRITIC = "reference", "critic"
@@ -52,7 +52,7 @@ class DeviceMemory:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     inputs: Inputs
-    placement: Placement
+    placement: DevicePlan
     devices: tuple[DeviceMemory, ...]
     engine: EngineMemory | None
     tokens: int  # of one micro-batch on one rank
@@ -68,11 +68,11 @@ class MemoryPlan:
 
 def estimate(inputs: Inputs) -> MemoryPlan:
     config, machine = inputs.config, inputs.machine
-    placement = place(config, machine)
-    side = Side(shape=inputs.shape, config=config, ranks=placement.ranks, cuda=machine.cuda)
+    placement = plan_devices(config, machine)
+    side = TrainedModel(shape=inputs.shape, config=config, ranks=placement.ranks, cuda=machine.cuda)
     engine = engine_memory(config, inputs.shape, machine.device_bytes, cuda=machine.cuda)
     values = critic_shape(inputs.shape)
-    critic = Side(shape=values, config=config, ranks=side.ranks, cuda=side.cuda, head=((1, values.hidden),))
+    critic = TrainedModel(shape=values, config=config, ranks=side.ranks, cuda=side.cuda, head=((1, values.hidden),))
     has_critic = Need.VALUES in inputs.needs
     return MemoryPlan(
         inputs=inputs,
@@ -96,7 +96,7 @@ def critic_shape(shape: ModelShape) -> ModelShape:
 
 
 def _phases(
-    group: Devices, inputs: Inputs, side: Side, critic: Side | None, engine: EngineMemory | None
+    group: Devices, inputs: Inputs, side: TrainedModel, critic: TrainedModel | None, engine: EngineMemory | None
 ) -> dict[str, dict[str, int]]:
     phases: dict[str, dict[str, int]] = {}
     beside = engine.parts if engine is not None and group.engines and not engine.sleeps else {}
@@ -114,11 +114,11 @@ def _phases(
     return phases or {ROLLOUTS: {}}
 
 
-def _worst(side: Side) -> dict[str, int]:
-    return max(moments(side).values(), key=lambda parts: sum(parts.values()))
+def _worst(side: TrainedModel) -> dict[str, int]:
+    return max(phases(side).values(), key=lambda parts: sum(parts.values()))
 
 
-def _reference(inputs: Inputs, side: Side) -> dict[str, int]:
+def _reference(inputs: Inputs, side: TrainedModel) -> dict[str, int]:
     """The frozen copy in `model.dtype`, sharded like the policy; only where the KL or an algorithm asks for it."""
     config = inputs.config
     needed = config.train.kl_coef > 0 or Need.REFERENCE in inputs.needs

@@ -6,8 +6,8 @@ residual stream. FSDP computes on weights that were gathered in c, so d = c; one
 autocast, where d = 4.
 
 Weights, gradients and optimiser state are exact. The rest follows what autograd keeps of transformers' Qwen2, Qwen3 and
-Llama blocks and what FSDP2 holds in flight (`core/tests/train/test_memory.py` traces both at true shapes and holds them
-to 5 %). Not counted: the CUDA context, NCCL's buffers, fragments.
+Llama blocks and what FSDP2 holds in flight (`core/tests/planning/test_memory.py` traces both at true shapes and holds
+them to 5 %). Not counted: the CUDA context, NCCL's buffers, fragments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLIGHT, ACTIVATIONS, WORK = "gathered weights", "activations", "working memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class TrainedModel:
     """A model that is trained by W ranks: the policy, or the critic."""
 
     shape: ModelShape
@@ -81,7 +81,7 @@ def sharded(shapes: Iterable[Shape], ranks: int, size: int) -> int:
     return sum(-(-shape[0] // ranks) * prod(shape[1:]) * size for shape in shapes)
 
 
-def state(side: Side) -> dict[str, int]:
+def state(side: TrainedModel) -> dict[str, int]:
     """Weights 4 P/W, gradients 4 P/W, AdamW's two moments 8 P/W: float32 whatever `model.dtype` is.
 
     LoRA: 4 bytes a parameter of the adapters for each of the four, and the frozen weights in `model.dtype`.
@@ -94,7 +94,7 @@ def state(side: Side) -> dict[str, int]:
     }
 
 
-def resident(side: Side) -> dict[str, int]:
+def resident(side: TrainedModel) -> dict[str, int]:
     """Between updates: no gradients (they are freed behind each optimiser step), and not what is offloaded."""
     offload = side.config.policy.offload
     if offload is Offload.ALL:
@@ -103,7 +103,7 @@ def resident(side: Side) -> dict[str, int]:
     return {WEIGHTS: held[WEIGHTS]} | ({} if offload is Offload.OPTIMIZER else {OPTIMISER: held[OPTIMISER]})
 
 
-def host(side: Side) -> int:
+def host(side: TrainedModel) -> int:
     """Bytes that one rank keeps in host memory: what is offloaded, and the copy of an asynchronous save."""
     held = state(side)
     offload = side.config.policy.offload
@@ -111,7 +111,7 @@ def host(side: Side) -> int:
     return away + (held[WEIGHTS] + held[OPTIMISER] if side.config.train.async_save else 0)
 
 
-def kept_per_token(side: Side, longest: int) -> int:
+def kept_per_token(side: TrainedModel, longest: int) -> int:
     """Bytes that autograd keeps of one token in one block: (8 + 4d) H of two norms and their input in float32 (d = 2:
     16 H), 2c (Q + K) of queries, keys, values and output, 4 heads of the softmax's normaliser, 4c I of the gated MLP.
 
@@ -128,7 +128,7 @@ def kept_per_token(side: Side, longest: int) -> int:
     return norms + heads + scores + 2 * c * (s.queries + s.keys) + 4 * s.heads + 4 * c * s.intermediate
 
 
-def activations(side: Side) -> tuple[int, int]:
+def activations(side: TrainedModel) -> tuple[int, int]:
     """Kept from forward to backward pass, and what the block under way adds.
 
     Without checkpointing L blocks keep everything; with it d H of each block's input, and one block is computed again.
@@ -143,7 +143,7 @@ def activations(side: Side) -> tuple[int, int]:
     return s.layers * block + ends, work
 
 
-def head_work(side: Side) -> int:
+def head_work(side: TrainedModel) -> int:
     """The output head's backward pass over one piece of the vocabulary's logits: 16 bytes for each of min(n V, 2^27).
 
     Only trained positions go through the head (policy/forward.py); n is at most all tokens of a rank.
@@ -152,7 +152,7 @@ def head_work(side: Side) -> int:
     return LOGIT_BYTES * min(side.tokens, rows) * side.shape.vocab
 
 
-def moments(side: Side) -> dict[str, dict[str, int]]:
+def phases(side: TrainedModel) -> dict[str, dict[str, int]]:
     """Parts by the moment of an update at which they are held together; the largest is the peak."""
     held = state(side)
     if side.config.policy.offload is Offload.ALL:
@@ -171,7 +171,7 @@ def moments(side: Side) -> dict[str, dict[str, int]]:
     return found
 
 
-def _in_flight(side: Side) -> Mapping[str, int]:
+def _in_flight(side: TrainedModel) -> Mapping[str, int]:
     """Weights and gradients that are whole for a while, of a block B, the head and all outside blocks O.
 
     FSDP: O stays gathered, c O; a block is c B, the next one arrives, c B; a block's gradient is c B, and 4 B while it

@@ -33,7 +33,7 @@ class Devices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class DevicePlan:
     cluster: str
     engine: str
     ranks: int
@@ -58,7 +58,7 @@ class Placement:
         return f"cluster {self.cluster}: {who}: {where}"
 
 
-def place(config: Config, machine: Machine) -> Placement:
+def plan_devices(config: Config, machine: Machine) -> DevicePlan:
     cluster = config.cluster
     local = cluster.name == "local"
     ranks, engines = (1, 1) if local else (cluster.policy_workers, cluster.rollout_workers)
@@ -73,7 +73,7 @@ def place(config: Config, machine: Machine) -> Placement:
             Devices(first=0, count=ranks, ranks=ranks, engines=0),
             Devices(first=ranks, count=engines * width, ranks=0, engines=engines),
         )
-    return Placement(
+    return DevicePlan(
         cluster=cluster.name,
         engine=config.engine.name,
         ranks=ranks,
@@ -86,7 +86,7 @@ def place(config: Config, machine: Machine) -> Placement:
 
 def check_placement(config: Config, machine: Machine) -> list[str]:
     """Whether there are devices enough."""
-    needed = place(config, machine).n_devices
+    needed = plan_devices(config, machine).n_devices
     if not machine.cuda or machine.devices is None or needed <= machine.devices:
         return []
     cluster = config.cluster

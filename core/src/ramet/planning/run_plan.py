@@ -21,7 +21,7 @@ RECORDS = ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jso
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RunPlan:
     """The directory that a run would work in."""
 
     path: Path  # of a run without a name: what its name would look like
@@ -33,7 +33,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DryRun:
     """Facts by name, in order, each of one or more lines, and the files that would be written."""
 
     job: str
@@ -47,19 +47,19 @@ class Plan:
         return "\n".join([f"ramet {self.job} would do this, and has done nothing:", *facts, "  would write", *files])
 
 
-def look(resolved: Resolved, manifest: Manifest) -> Place:
+def plan_run(resolved: Resolved, manifest: Manifest) -> RunPlan:
     """Where the run would go, and why it could not. Only reads."""
     root, name = Path(resolved.config.run.root), resolved.config.run.name
     if name is None:
         path = root / "<date>-<time>-<word>"
-        return Place(path=path, resumed=False, problems=not_writable(path, "run.root"))
+        return RunPlan(path=path, resumed=False, problems=not_writable(path, "run.root"))
     path = root / name
     if not RUN_NAME.fullmatch(name):
-        return Place(path=path, resumed=False, problems=[f"run.name={name}: {RUN_NAME_RULE}"])
+        return RunPlan(path=path, resumed=False, problems=[f"run.name={name}: {RUN_NAME_RULE}"])
     try:
         check_run_folder(path)
     except ConfigError as error:
-        return Place(path=path, resumed=False, problems=[str(error)])
+        return RunPlan(path=path, resumed=False, problems=[str(error)])
     problems = [*not_writable(path, "run.root"), *_in_use(path)]
     resumed = (path / "manifest.json").is_file()
     if resumed:
@@ -68,7 +68,7 @@ def look(resolved: Resolved, manifest: Manifest) -> Place:
             problems += check_resume(RunState.read(path), new, allow=resolved.config.run.allow_config_change)
         except ConfigError as error:
             problems.append(str(error))
-    return Place(path=path, resumed=resumed, problems=problems)
+    return RunPlan(path=path, resumed=resumed, problems=problems)
 
 
 def not_writable(path: Path, key: str) -> list[str]:

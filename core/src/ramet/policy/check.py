@@ -14,7 +14,7 @@ from ramet.policy.lora import check_lora
 
 def check_policy(config: Config) -> list[str]:
     """Problems of the section `policy` with the model, the ranks and this machine. Loads no weights."""
-    problems = check_parts(config.policy, _device(config), config.cluster.policy_workers)
+    problems = check_policy_options(config.policy, _device(config), config.cluster.policy_workers)
     if ":" in config.model.device and config.cluster.policy_workers > 1:
         problems.append(
             f"model.device={config.model.device!r}: every one of the {config.cluster.policy_workers} policy workers "
@@ -27,7 +27,7 @@ def check_policy(config: Config) -> list[str]:
     return problems
 
 
-def check_parts(policy: PolicyConfig, device: str | None, world_size: int) -> list[str]:
+def check_policy_options(policy: PolicyConfig, device: str | None, world_size: int) -> list[str]:
     """What a rank can see by itself. `device` None: that of another machine."""
     problems = []
     if policy.offload is not Offload.NONE and device == "cpu":

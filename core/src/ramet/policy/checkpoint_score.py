@@ -20,7 +20,7 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class CheckpointScore:
     metric: str
     value: float  # finite
 
@@ -33,13 +33,13 @@ class Score:
         temporary.replace(folder / FILE)
 
 
-def score_of(metrics: Mapping[str, float], metric: str) -> Score | None:
+def score_of(metrics: Mapping[str, float], metric: str) -> CheckpointScore | None:
     """None if the metric is not there or not a finite number: such a checkpoint is never the best."""
     value = metrics.get(metric)
-    return None if value is None or not math.isfinite(value) else Score(metric=metric, value=value)
+    return None if value is None or not math.isfinite(value) else CheckpointScore(metric=metric, value=value)
 
 
-def read_score(folder: Path) -> Score | None:
+def read_score(folder: Path) -> CheckpointScore | None:
     """None if there is none that can be read."""
     try:
         body = json.loads((folder / FILE).read_text(encoding="ascii"))
@@ -48,7 +48,7 @@ def read_score(folder: Path) -> Score | None:
         return None
 
 
-def best_of(scores: Iterable[tuple[Key, Score | None]], metric: str) -> tuple[Key, Score] | None:
+def best_of(scores: Iterable[tuple[Key, CheckpointScore | None]], metric: str) -> tuple[Key, CheckpointScore] | None:
     """The best of these, in order of their steps; scores in other metrics do not count."""
     found = [(key, score) for key, score in scores if score is not None and score.metric == metric]
     return max(found, key=lambda one: one[1].value, default=None)  # the first of equal ones

@@ -24,16 +24,16 @@ from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
 from ramet.policy.batching.batch import Floats, Row, unpadded
 from ramet.policy.batching.packing import MicroBatch
-from ramet.policy.batching.partition import Place, minibatches
-from ramet.policy.check import check_parts
+from ramet.policy.batching.partition import RankLayout, minibatches
+from ramet.policy.check import check_policy_options
 from ramet.policy.critic_model import ValueModel
 from ramet.policy.distributed.ranks import gather_on_first, neighbours, require_ranks
 from ramet.policy.distributed.sharding import keep_only_shards
 from ramet.policy.errors import TrainingDiverged
-from ramet.policy.metric_accumulator import Tally
+from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.models import trainable
 from ramet.policy.optim import learning_rate
-from ramet.policy.train_rank import Replica
+from ramet.policy.train_rank import TrainRank
 from ramet.types import CriticOptions
 
 FOLDER = "critic"  # in a checkpoint
@@ -76,16 +76,16 @@ class CriticWorker:
         """Raises `ConfigErrors`, and `RuntimeError` if this process has not joined `world_size` ranks as `rank`."""
         if world_size > 1:
             require_ranks(rank, world_size)
-        raise_all(check_parts(spec.policy, resolve_device(spec.model).type, world_size))
+        raise_all(check_policy_options(spec.policy, resolve_device(spec.model).type, world_size))
         self.spec = spec
         self.rank = rank
         self._policy = replace(spec.policy, lr=spec.options.lr)
-        place = Place(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel)
+        place = RankLayout(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel)
         group = neighbours(spec.policy.sequence_parallel)
         self._module = trainable(
             spec.model, spec.policy, ValueModel, seed=spec.seed, world_size=world_size, group=group
         )
-        self._replica = Replica(
+        self._replica = TrainRank(
             self._module,
             self._module.model,
             config=spec.model,
@@ -121,7 +121,7 @@ class CriticWorker:
         targets = _Targets(rows=rows, returns=unpadded(rows, returns), old_values=old_values)
         rate = learning_rate(self._policy, step, self.spec.total_steps)
         self._replica.set_rate(rate)
-        tally, skipped = Tally(), 0
+        tally, skipped = MetricAccumulator(), 0
         for i, chosen in enumerate(minibatches(len(rows), self.spec.train, seed=self.spec.seed, step=step)):
             try:
                 skipped += not self._optimizer_step(targets, chosen, tally, step=step)
@@ -153,7 +153,7 @@ class CriticWorker:
         """Go on exactly where `save` was called, by as many ranks or others. Raises `CheckpointError`."""
         self._replica.load(folder / FOLDER)
 
-    def _optimizer_step(self, targets: _Targets, chosen: Sequence[int], tally: Tally, *, step: int) -> bool:
+    def _optimizer_step(self, targets: _Targets, chosen: Sequence[int], tally: MetricAccumulator, *, step: int) -> bool:
         rows = [targets.rows[i] for i in chosen]
         n_tokens = max(sum(row.n_trained for row in rows), 1)
         total = 0.0
@@ -167,7 +167,7 @@ class CriticWorker:
             tally.number("critic/grad_norm", outcome.norm)
         return outcome.finite
 
-    def _loss(self, values: Tensor, targets: _Targets, chosen: Sequence[int], tally: Tally) -> Tensor:
+    def _loss(self, values: Tensor, targets: _Targets, chosen: Sequence[int], tally: MetricAccumulator) -> Tensor:
         """The sum over the sampled tokens of a micro-batch; of an empty one 0, with a gradient for every parameter."""
         if not chosen:
             return values.sum()

@@ -15,7 +15,7 @@ from ramet.policy.forward import TokenScores
 
 
 @dataclass(slots=True, kw_only=True)
-class Scored:
+class LogprobResult:
     """One array per row in `rows`, over its response."""
 
     rows: list[int] = field(default_factory=list)
@@ -29,9 +29,9 @@ class Scored:
             self.entropies.extend(_pieces(scores.entropies, batch))
 
 
-def in_order(rows: Sequence[Row], parts: Sequence[Scored]) -> Scored:
+def in_order(rows: Sequence[Row], parts: Sequence[LogprobResult]) -> LogprobResult:
     """All parts as one, in the order of `rows`. Ranks that share sequences bring the same, and one of them is taken."""
-    out = Scored(rows=list(range(len(rows))), logprobs=[_zeros(row) for row in rows])
+    out = LogprobResult(rows=list(range(len(rows))), logprobs=[_zeros(row) for row in rows])
     out.entropies = [_zeros(row) for row in rows]
     for part in parts:
         for i, index in enumerate(part.rows):

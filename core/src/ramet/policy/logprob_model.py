@@ -15,7 +15,7 @@ from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.forward import TokenScores, score_tokens
 
 
-class ScoringModel(nn.Module):
+class LogprobModel(nn.Module):
     """`group` are the ranks that share each sequence (Ulysses); None: each rank has its own."""
 
     def __init__(self, model: PreTrainedModel, group: ProcessGroup | None = None) -> None:

@@ -15,7 +15,7 @@ from ramet.policy.distributed.ranks import gather_on_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MetricPart:
     """What one rank saw, on its way to the first."""
 
     sums: Mapping[str, float] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Part:
     values: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
-class Tally:
+class MetricAccumulator:
     """Adds up per-token values and per-step numbers. Nothing is copied off the device before `result`."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Tally:
 
     def result(self, *, counts: bool = True) -> dict[str, float]:
         """Of all ranks together, on rank 0; empty elsewhere. `counts` False: another rank saw the same tokens."""
-        parts = gather_on_first(self._part() if counts else Part())
+        parts = gather_on_first(self._part() if counts else MetricPart())
         if parts is None:
             return {}
         out = {}
@@ -74,8 +74,8 @@ class Tally:
                 out.update({f"{name}_p01": low, f"{name}_p99": high, f"{name}_max": float(everything.max())})
         return out
 
-    def _part(self) -> Part:
-        return Part(
+    def _part(self) -> MetricPart:
+        return MetricPart(
             sums={name: float(value) for name, value in self._sums.items()},
             counts=dict(self._counts),
             largest={name: float(value) for name, value in self._largest.items()},

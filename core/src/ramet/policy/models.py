@@ -17,7 +17,7 @@ from ramet.policy.compiled import compile_blocks
 from ramet.policy.distributed.sharding import shard
 from ramet.policy.distributed.ulysses import install, own_attention
 from ramet.policy.forward import check_head
-from ramet.policy.logprob_model import ScoringModel
+from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.lora import add_adapter
 from ramet.policy.spec import PolicySpec
 
@@ -25,9 +25,9 @@ HOST = torch.device("cpu")
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-def trainable_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> ScoringModel:
+def trainable_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> LogprobModel:
     """The policy, as `trainable` makes it."""
-    return trainable(spec.model, spec.policy, ScoringModel, seed=spec.seed, world_size=world_size, group=group)
+    return trainable(spec.model, spec.policy, LogprobModel, seed=spec.seed, world_size=world_size, group=group)
 
 
 def trainable(
@@ -73,14 +73,14 @@ def trainable(
     return wrapped
 
 
-def reference_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> ScoringModel:
+def reference_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> LogprobModel:
     """The weights that the run starts from, in `model.dtype`, frozen; resuming does not change them."""
     sharded = world_size > 1
     model = load_model(spec.model, place=HOST if sharded else None)
     model.requires_grad_(False)
     if group is not None:
         install(model, group)
-    scorer = ScoringModel(model, group)
+    scorer = LogprobModel(model, group)
     if sharded:
         offload = spec.policy.offload is Offload.ALL
         shard(scorer, blocks_of(model), resolve_device(spec.model), offload=offload)

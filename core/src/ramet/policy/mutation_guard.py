@@ -13,7 +13,7 @@ from ramet.errors import PluginError
 
 
 @contextmanager
-def left_alone(batch: Any, who: str) -> Iterator[None]:
+def unchanged(batch: Any, who: str) -> Iterator[None]:
     """Raise `PluginError` if a tensor of the dataclass `batch` is changed in place within the block.
 
     torch counts such changes itself, so this costs nothing.

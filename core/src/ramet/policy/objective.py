@@ -23,8 +23,8 @@ from ramet.output_checks import loss_problem
 from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
 from ramet.policy.forward import TokenScores
-from ramet.policy.metric_accumulator import Tally
-from ramet.policy.mutation_guard import left_alone
+from ramet.policy.metric_accumulator import MetricAccumulator
+from ramet.policy.mutation_guard import unchanged
 from ramet.policy.spec import PolicySpec
 from ramet.types import LossInputs, LossOutput, Need, PolicyLoss
 
@@ -70,7 +70,13 @@ class Objective:
         return self._silent
 
     def __call__(
-        self, scores: TokenScores, inputs: TokenInputs, counts: TokenCounts, tally: Tally, *, first_step: bool
+        self,
+        scores: TokenScores,
+        inputs: TokenInputs,
+        counts: TokenCounts,
+        tally: MetricAccumulator,
+        *,
+        first_step: bool,
     ) -> Tensor:
         """This micro-batch's share of the optimiser step's loss, with gradient."""
         train = self._spec.train
@@ -117,7 +123,7 @@ class Objective:
             returns=inputs.returns,
         )
         name = f"policy loss {origin(loss)}"
-        with left_alone(batch, name):
+        with unchanged(batch, name):
             output = _call(loss, batch, name)
         problem = loss_problem(output, batch)
         if problem is not None:
@@ -125,7 +131,7 @@ class Objective:
         return output
 
     def _report_gap(
-        self, scores: TokenScores, inputs: TokenInputs, old: Tensor, tally: Tally, first_step: bool
+        self, scores: TokenScores, inputs: TokenInputs, old: Tensor, tally: MetricAccumulator, first_step: bool
     ) -> None:
         """|log pi_old - log mu|. Where pi_old is mu, the policy stands in for it before its first optimiser step."""
         trainer = old

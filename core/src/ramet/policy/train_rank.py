@@ -20,7 +20,7 @@ from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig
 from ramet.models.loading import resolve_device
 from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import MicroBatch
-from ramet.policy.batching.partition import Place, own_micro_batches
+from ramet.policy.batching.partition import RankLayout, own_micro_batches
 from ramet.policy.checkpoint.state import Progress, Staged, load_state, stage_state, write_state
 from ramet.policy.distributed.ranks import host_group, sum_over_ranks
 from ramet.policy.distributed.sharding import keep_only_shards
@@ -40,7 +40,7 @@ class Outcome:
     norm: float  # of the gradient, before clipping
 
 
-class Replica:
+class TrainRank:
     """`module` is what runs forward, and what is sharded; `model` is the model in it."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Replica:
         *,
         config: ModelConfig,
         policy: PolicyConfig,
-        place: Place,
+        place: RankLayout,
         max_bad_steps: int,
         seed: int,
         advice: str,

@@ -27,22 +27,22 @@ from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
 from ramet.policy.batching.batch import Floats, Row, unpadded
 from ramet.policy.batching.packing import empty_micro_batch
-from ramet.policy.batching.partition import Place, minibatches
-from ramet.policy.check import check_parts
+from ramet.policy.batching.partition import RankLayout, minibatches
+from ramet.policy.check import check_policy_options
 from ramet.policy.checkpoint.state import export_model
 from ramet.policy.distributed.ranks import gather_everywhere, gather_on_first, neighbours, require_ranks
 from ramet.policy.distributed.sharding import keep_only_shards
 from ramet.policy.errors import TrainingDiverged
-from ramet.policy.logprob_cache import Scored, in_order
-from ramet.policy.logprob_model import ScoringModel
+from ramet.policy.logprob_cache import LogprobResult, in_order
+from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.lora import adapter_weights, merged_weights
-from ramet.policy.metric_accumulator import Tally
+from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.models import reference_model, trainable_model
 from ramet.policy.objective import Objective
 from ramet.policy.optim import learning_rate
 from ramet.policy.spec import PolicySpec
 from ramet.policy.step_data import StepData
-from ramet.policy.train_rank import Replica
+from ramet.policy.train_rank import TrainRank
 
 ADVICE = "Lower policy.lr or policy.grad_clip, and look at the rollouts of this step"
 
@@ -54,7 +54,7 @@ class PolicyWorker:
         """Raises `ConfigErrors`, and `RuntimeError` if this process has not joined `world_size` ranks as `rank`."""
         if world_size > 1:
             require_ranks(rank, world_size)
-        raise_all(check_parts(spec.policy, resolve_device(spec.model).type, world_size))
+        raise_all(check_policy_options(spec.policy, resolve_device(spec.model).type, world_size))
         self.spec = spec
         self.rank = rank
         self.world_size = world_size
@@ -62,12 +62,12 @@ class PolicyWorker:
         self._scorer = trainable_model(spec, world_size=world_size, group=group)
         self._reference = reference_model(spec, world_size=world_size, group=group) if spec.needs_reference else None
         self._objective = Objective(spec)
-        self._replica = Replica(
+        self._replica = TrainRank(
             self._scorer,
             self._scorer.model,
             config=spec.model,
             policy=spec.policy,
-            place=Place(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel),
+            place=RankLayout(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel),
             max_bad_steps=spec.train.max_bad_steps,
             seed=spec.seed,
             advice=ADVICE,
@@ -142,7 +142,7 @@ class PolicyWorker:
             data = replace(data, old_logprobs=self._old_logprobs(rows, computed, n_steps=len(order)))
         rate = learning_rate(self.spec.policy, step, self.spec.total_steps)
         self._replica.set_rate(rate)
-        tally, skipped = Tally(), 0
+        tally, skipped = MetricAccumulator(), 0
         for i, chosen in enumerate(order):
             try:
                 skipped += not self._optimizer_step(data, chosen, computed, tally, step=step, first_step=i == 0)
@@ -215,7 +215,7 @@ class PolicyWorker:
         data: StepData,
         chosen: Sequence[int],
         computed: frozenset[int],
-        tally: Tally,
+        tally: MetricAccumulator,
         *,
         step: int,
         first_step: bool,
@@ -265,9 +265,9 @@ class PolicyWorker:
             return given
         return self._everywhere(rows, self._score(self._reference, rows, Entropy.NONE))
 
-    def _score(self, scorer: ScoringModel, rows: Sequence[Row], entropy: Entropy) -> Scored:
+    def _score(self, scorer: LogprobModel, rows: Sequence[Row], entropy: Entropy) -> LogprobResult:
         """Log-probabilities and entropies of this rank's rows, without gradients."""
-        found = Scored()
+        found = LogprobResult()
         with torch.no_grad(), self._replica.within_memory():
             for batch in self._replica.micro_batches(rows):
                 with self._replica.precision():
@@ -276,9 +276,9 @@ class PolicyWorker:
         keep_only_shards(scorer)
         return found
 
-    def _on_first(self, rows: Sequence[Row], found: Scored) -> Scored:
+    def _on_first(self, rows: Sequence[Row], found: LogprobResult) -> LogprobResult:
         parts = [found] if self.world_size == 1 else gather_on_first(found)
-        return in_order(rows, parts) if parts else Scored()
+        return in_order(rows, parts) if parts else LogprobResult()
 
-    def _everywhere(self, rows: Sequence[Row], found: Scored) -> list[Floats]:
+    def _everywhere(self, rows: Sequence[Row], found: LogprobResult) -> list[Floats]:
         return in_order(rows, [found] if self.world_size == 1 else gather_everywhere(found)).logprobs

@@ -14,14 +14,14 @@ from typing import TypedDict
 
 from ramet.config.schema import RolloutConfig
 from ramet.rollout.branching.decisions import ask
-from ramet.rollout.branching.event_order import ArrivalOrder, EventOrder, LogicalOrder, Note, Phase
-from ramet.rollout.branching.group_history import Ledger
-from ramet.rollout.keys import Path, RolloutKey, branch_rng, path_of, path_text
+from ramet.rollout.branching.event_order import ArrivalOrder, EventOrder, LogicalOrder, Phase, RolloutEvent
+from ramet.rollout.branching.group_history import GroupHistory
+from ramet.rollout.keys import BranchPath, RolloutKey, branch_rng, path_of, path_text
 from ramet.rollout.replayer import Replayer
-from ramet.rollout.runner import Player
+from ramet.rollout.runner import RolloutRunner
 from ramet.rollout.states import States
-from ramet.rollout.tree import LiveRollout, group_of, plant
-from ramet.rollout.turn_context import Workplace
+from ramet.rollout.tree import LiveRollout, group_of, new_root
+from ramet.rollout.turn_context import GroupContext
 from ramet.types import (
     AfterTool,
     BranchEvent,
@@ -60,7 +60,7 @@ class GroupScheduler:
         job: GroupJob,
         rollout_step: RolloutStep,
         policy: BranchPolicy,
-        place: Workplace,
+        place: GroupContext,
         config: RolloutConfig,
         step_ends_at: float,
         deterministic: bool,
@@ -72,20 +72,20 @@ class GroupScheduler:
         self.place = place
         self.deterministic = deterministic
         self._reads_entropies = Need.ENTROPY in getattr(policy, "needs", frozenset())  # of long turns there are many
-        self.ledger = Ledger(job.task, place.plan.group_size, place.encoder.vocab_size)
+        self.ledger = GroupHistory(job.task, place.plan.group_size, place.encoder.vocab_size)
         self._order: EventOrder = LogicalOrder() if deterministic else ArrivalOrder()
-        self._live: dict[Path, LiveRollout] = {}
+        self._live: dict[BranchPath, LiveRollout] = {}
         self._n_roots = 0
         self._tasks = tasks
         self._retire = retire
-        self._held: set[Path] = set()  # rollouts that are not retired
-        self._ended: set[Path] = set()
-        self._heirs: dict[Path, int] = {}  # forks that have not sampled yet, by parent
+        self._held: set[BranchPath] = set()  # rollouts that are not retired
+        self._ended: set[BranchPath] = set()
+        self._heirs: dict[BranchPath, int] = {}  # forks that have not sampled yet, by parent
         self._done = asyncio.Event()
         self._closed = False
         self._playing: set[asyncio.Task[None]] = set()
         self.states = self._open_states(rollout_step) if place.stateful else None
-        self._player = Player(
+        self._player = RolloutRunner(
             task=job.task,
             step=rollout_step,
             place=place,
@@ -119,7 +119,7 @@ class GroupScheduler:
             watchdog=self.place.watchdog,
         )
 
-    def _key(self, path: Path = ()) -> RolloutKey:
+    def _key(self, path: BranchPath = ()) -> RolloutKey:
         return RolloutKey(self.place.plan.salt, self.job.step, self.job.name, path_text(path))
 
     async def _play(self, live: LiveRollout) -> None:
@@ -127,7 +127,9 @@ class GroupScheduler:
         live.finished = True
         if self.states is not None:
             self.states.ended(live)
-        self._tell(Note(live.path, Phase.END, live.turn, stop=live.stop_reason, **self._of_turn(live, live.turn)))
+        self._tell(
+            RolloutEvent(live.path, Phase.END, live.turn, stop=live.stop_reason, **self._of_turn(live, live.turn))
+        )
 
     async def _close_states(self, states: States) -> None:
         """Rollouts are still running if the group failed: they end first, since they use their states."""
@@ -138,10 +140,10 @@ class GroupScheduler:
         await states.close()
 
     def _on_first(self, live: LiveRollout, turn: int, entropies: tuple[float, ...]) -> None:
-        self._tell(Note(live.path, Phase.FIRST, turn, entropies=entropies))
+        self._tell(RolloutEvent(live.path, Phase.FIRST, turn, entropies=entropies))
 
     def _on_turn(self, live: LiveRollout) -> None:
-        self._tell(Note(live.path, Phase.BEGIN, live.turn, **self._of_turn(live, live.turn - 1)))
+        self._tell(RolloutEvent(live.path, Phase.BEGIN, live.turn, **self._of_turn(live, live.turn - 1)))
 
     def _of_turn(self, live: LiveRollout, turn: int) -> _OfTurn:
         sampled = [s for s in live.segments[live.starts[turn] :] if s.is_sampled]
@@ -153,7 +155,7 @@ class GroupScheduler:
             "calls": tuple(CallView(name=c.name, status=c.status, truncated=c.truncated) for c in calls),
         }
 
-    def _tell(self, note: Note) -> None:
+    def _tell(self, note: RolloutEvent) -> None:
         """Called from engines' callbacks too, where an error must not surface: it stops the run instead."""
         if self._closed:
             return
@@ -176,7 +178,7 @@ class GroupScheduler:
                 return
             self._fill()
 
-    def _apply(self, note: Note) -> None:
+    def _apply(self, note: RolloutEvent) -> None:
         self.ledger.apply(note)
         live = self._live[note.path]
         if self.ledger.budget_left and (event := _event_of(note, live)) is not None:
@@ -214,7 +216,7 @@ class GroupScheduler:
             path = (self.place.plan.root(self._n_roots),)
             self._n_roots += 1
             self.ledger.add_root(path)
-            self._start(plant(self._key(path), self.job.prompt))
+            self._start(new_root(self._key(path), self.job.prompt))
 
     def _start_forks(self, fork: Fork) -> None:
         parent = self._live[path_of(fork.rollout)]
@@ -243,13 +245,13 @@ class GroupScheduler:
             self._let_go_early(live.parent.path)
         live.sampled = True
 
-    def _let_go_early(self, path: Path) -> None:
+    def _let_go_early(self, path: BranchPath) -> None:
         """In a deterministic run prefixes stay until the group ends: a late fork must find the same, whatever ran."""
         needed = self.deterministic or self._heirs.get(path) or path not in self._ended
         if not needed and path in self._held:
             self._let_go([path])
 
-    def _let_go(self, paths: Sequence[Path]) -> None:
+    def _let_go(self, paths: Sequence[BranchPath]) -> None:
         self._held.difference_update(paths)
         self._retire([str(self._live[path].key) for path in paths])
 
@@ -266,7 +268,7 @@ class _OfTurn(TypedDict):
     calls: tuple[CallView, ...]
 
 
-def _event_of(note: Note, live: LiveRollout) -> BranchEvent | None:
+def _event_of(note: RolloutEvent, live: LiveRollout) -> BranchEvent | None:
     match note.phase:
         case Phase.BEGIN:
             return AfterTool(rollout=live.key.path, turn=note.turn, calls=note.calls)

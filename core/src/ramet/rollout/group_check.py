@@ -8,7 +8,7 @@ from ramet.errors import RametError
 from ramet.types import Group, Task
 
 
-def check_whole(groups: Sequence[Group], tasks: Sequence[Task], size: int) -> None:
+def check_groups(groups: Sequence[Group], tasks: Sequence[Task], size: int) -> None:
     """Raise `RametError` unless there is one group per task, in order, of `size` rollouts each (masked ones count).
 
     Fewer rollouts than asked for would be a smaller step, or an empty one, that looks like any other.

@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from random import Random
 
-Path = tuple[int, ...]  # branch path: (0,) is root "0", (0, 1) is its second fork "0.1"
+BranchPath = tuple[int, ...]  # branch path: (0,) is root "0", (0, 1) is its second fork "0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class RolloutKey:
         return cls(salt, int(step), task, path)
 
 
-def path_text(path: Path) -> str:
+def path_text(path: BranchPath) -> str:
     return ".".join(map(str, path))
 
 
-def path_of(text: str) -> Path:
+def path_of(text: str) -> BranchPath:
     return tuple(int(part) for part in text.split("."))
 
 

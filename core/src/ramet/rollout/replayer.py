@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ramet.rollout.states import ENVIRONMENT, Component, StateFailed
+from ramet.rollout.states import ENVIRONMENT, StateFailed, StatefulComponent
 from ramet.rollout.tree import LiveRollout
-from ramet.rollout.turn_context import TurnContext, Workplace, state_of
+from ramet.rollout.turn_context import GroupContext, TurnContext, state_of
 from ramet.types import CallStatus, Generation, Insert, RolloutStep, ToolCall
 
 
 class Replayer:
     """Brings a freshly opened state of a fork to its fork point."""
 
-    def __init__(self, place: Workplace, step: RolloutStep) -> None:
+    def __init__(self, place: GroupContext, step: RolloutStep) -> None:
         self._place = place
         self._step = step
 
-    async def __call__(self, live: LiveRollout, component: Component, state: Any, environment: Any) -> None:
+    async def __call__(self, live: LiveRollout, component: StatefulComponent, state: Any, environment: Any) -> None:
         """Raises `StateFailed` if something else comes of it than the record holds."""
         if component.name == ENVIRONMENT:
             await self._turns(live, state)
@@ -61,7 +61,7 @@ class Replayer:
 class _Recorded(TurnContext):
     """A past turn of a rollout: `generate` gives what the policy wrote then."""
 
-    def __init__(self, past: LiveRollout, live: LiveRollout, place: Workplace, environment: Any) -> None:
+    def __init__(self, past: LiveRollout, live: LiveRollout, place: GroupContext, environment: Any) -> None:
         super().__init__(past, place, lambda *_: None, "replayed", environment=environment)
         self._whole = live
 

@@ -21,7 +21,7 @@ from ramet.plugins import origin
 from ramet.rollout.states import ENVIRONMENT, StateFailed, States
 from ramet.rollout.steps.result import outcome_problem, recorded
 from ramet.rollout.tree import LiveRollout
-from ramet.rollout.turn_context import FirstTokensHook, TurnContext, Workplace, state_of
+from ramet.rollout.turn_context import FirstTokensHook, GroupContext, TurnContext, state_of
 from ramet.types import (
     Fault,
     Insert,
@@ -37,7 +37,7 @@ from ramet.types import (
 logger = logging.getLogger(__name__)
 
 
-class Player:
+class RolloutRunner:
     """Plays rollouts of one task. `on_first` and `on_turn` tell the scheduler where branching may be asked about."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Player:
         *,
         task: Task,
         step: RolloutStep,
-        place: Workplace,
+        place: GroupContext,
         states: States | None,
         config: RolloutConfig,
         step_ends_at: float,

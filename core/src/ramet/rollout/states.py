@@ -17,7 +17,7 @@ from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.plugin_code import named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
-from ramet.rollout.keys import Path, stable_seed
+from ramet.rollout.keys import BranchPath, stable_seed
 from ramet.rollout.tools.runtime import CLOSE_TIMEOUT_S
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
@@ -36,7 +36,7 @@ class StateFailed(InfraError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class StatefulComponent:
     """A tool or a rollout step that is `Stateful`. `timeout_s` None: the rollout's deadline alone bounds it."""
 
     name: str  # of the tool, or `ENVIRONMENT`
@@ -49,25 +49,27 @@ def is_stateful(component: object) -> bool:
     return hasattr(component, "forks")
 
 
-def step_component(step: RolloutStep) -> tuple[Component, ...]:
+def step_component(step: RolloutStep) -> tuple[StatefulComponent, ...]:
     """The rollout step, if it is an environment."""
-    return (Component(name=ENVIRONMENT, owner=cast(Stateful[Any], step)),) if is_stateful(step) else ()
+    return (StatefulComponent(name=ENVIRONMENT, owner=cast(Stateful[Any], step)),) if is_stateful(step) else ()
 
 
-def tool_components(tools: Mapping[str, tuple[Tool, float]]) -> tuple[Component, ...]:
+def tool_components(tools: Mapping[str, tuple[Tool, float]]) -> tuple[StatefulComponent, ...]:
     """Those of these tools that hold states. With each comes its time-out in seconds."""
     return tuple(
-        Component(name=name, owner=cast(Stateful[Any], tool), timeout_s=timeout_s)
+        StatefulComponent(name=name, owner=cast(Stateful[Any], tool), timeout_s=timeout_s)
         for name, (tool, timeout_s) in tools.items()
         if is_stateful(tool)
     )
 
 
 # Makes a fresh state what it was at the fork point of a rollout; raises `StateFailed`.
-Replay = Callable[[LiveRollout, Component, Any, Any], Awaitable[None]]  # rollout, whose, its state, environment's
+Replay = Callable[
+    [LiveRollout, StatefulComponent, Any, Any], Awaitable[None]
+]  # rollout, whose, its state, environment's
 
 
-def fork_problems(components: Sequence[Component], policy: BranchPolicy) -> list[str]:
+def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy) -> list[str]:
     """Why this policy cannot fork rollouts with these states, in the words of the configuration."""
     if isinstance(policy, NoBranching):
         return []
@@ -86,7 +88,7 @@ def fork_problems(components: Sequence[Component], policy: BranchPolicy) -> list
     return problems
 
 
-def _key(component: Component) -> str:
+def _key(component: StatefulComponent) -> str:
     return "rollout_step" if component.name == ENVIRONMENT else f"tools.{component.name}"
 
 
@@ -94,7 +96,7 @@ def _key(component: Component) -> str:
 class _Held:
     """The state of one component in one rollout."""
 
-    component: Component
+    component: StatefulComponent
     newest: int  # the rollout's newest turn that was decided upon: without `Need.EARLIER_TURNS` forks start there
     last: int | None = None  # the rollout's last turn, once it ended
     state: Any = None  # None: not open
@@ -119,7 +121,7 @@ class States:
 
     def __init__(
         self,
-        components: Sequence[Component],
+        components: Sequence[StatefulComponent],
         *,
         task: Task,
         seed: int,
@@ -136,7 +138,7 @@ class States:
         self._budget_left = budget_left
         self._replay = replay
         self._watchdog = watchdog
-        self._held: dict[Path, dict[str, _Held]] = {}
+        self._held: dict[BranchPath, dict[str, _Held]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -173,7 +175,7 @@ class States:
             held.used_in = live.turn
             return held.state
 
-    def decided(self, path: Path, newest: int) -> None:
+    def decided(self, path: BranchPath, newest: int) -> None:
         """The branch policy was asked about this turn of a rollout: copies of earlier ones may go."""
         for held in self._held[path].values():
             held.newest = newest
@@ -237,7 +239,7 @@ class States:
         source.claims -= 1
         self._tidy(source)
 
-    async def _open(self, live: LiveRollout, component: Component, environment: Any) -> Any:
+    async def _open(self, live: LiveRollout, component: StatefulComponent, environment: Any) -> Any:
         key, root = live.key, live.path[0]
         seed = stable_seed("state", self._seed, key.salt, key.step, key.task, root, component.name)
         state = await self._made(live, component, "open", component.owner.open(self._task, seed))
@@ -252,10 +254,12 @@ class States:
             raise StateFailed(component.name, f"replay raised {type(error).__name__}: {error}") from error
         return state
 
-    async def _copy(self, live: LiveRollout, component: Component, state: Any) -> Any:
+    async def _copy(self, live: LiveRollout, component: StatefulComponent, state: Any) -> Any:
         return await self._made(live, component, "fork", component.owner.fork(state))
 
-    async def _made(self, live: LiveRollout, component: Component, what: str, work: Coroutine[Any, Any, Any]) -> Any:
+    async def _made(
+        self, live: LiveRollout, component: StatefulComponent, what: str, work: Coroutine[Any, Any, Any]
+    ) -> Any:
         """The state that `open` or `fork` gives, in a task of its own that nobody waits for longer than allowed."""
         name, task = component.name, asyncio.create_task(self._checked(component, what, work))
         try:
@@ -271,7 +275,7 @@ class States:
             raise StateFailed(name, f"{what} cancelled itself")
         return task.result()
 
-    async def _checked(self, component: Component, what: str, work: Awaitable[Any]) -> Any:
+    async def _checked(self, component: StatefulComponent, what: str, work: Awaitable[Any]) -> Any:
         """Whatever the component raises leaves here as an error of the contract that names it."""
         try:
             state = await work
@@ -286,20 +290,20 @@ class States:
             raise PluginError(f"{what} of {origin(component.owner)} returned None; allowed: a state")
         return state
 
-    def _abandon(self, component: Component, task: asyncio.Task[Any]) -> None:
+    def _abandon(self, component: StatefulComponent, task: asyncio.Task[Any]) -> None:
         """Nobody waits for it any more; should it still give a state, that is closed."""
         task.cancel()
         self._spawn(self._shut_late(component, task))
 
-    async def _shut_late(self, component: Component, task: asyncio.Task[Any]) -> None:
+    async def _shut_late(self, component: StatefulComponent, task: asyncio.Task[Any]) -> None:
         await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
         if task.done() and not task.cancelled() and task.exception() is None:
             self._shut(component, task.result())
 
-    def _shut(self, component: Component, state: Any) -> None:
+    def _shut(self, component: StatefulComponent, state: Any) -> None:
         self._spawn(self._close_quietly(component, state))
 
-    async def _close_quietly(self, component: Component, state: Any) -> None:
+    async def _close_quietly(self, component: StatefulComponent, state: Any) -> None:
         """Cleaning up must not change what a rollout was: errors are logged."""
         what = f"close of state:{component.name}"
         task = asyncio.create_task(_without_exit(component.owner.close(state)))

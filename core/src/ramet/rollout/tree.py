@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ramet.rollout.keys import Path, RolloutKey, path_text
+from ramet.rollout.keys import BranchPath, RolloutKey, path_text
 from ramet.types import Fault, Generation, Group, Rollout, Segment, SegmentKind, StopReason, Task, ToolRecord
 
 
@@ -20,7 +20,7 @@ class LiveRollout:
     """One path that is still growing. Owned by the group's scheduler; only its own player appends to it."""
 
     key: RolloutKey
-    path: Path
+    path: BranchPath
     segments: list[Segment]
     token_ids: array[int]  # all segments' ids joined: what the engine is asked to continue
     n_prompt_tokens: int
@@ -132,7 +132,7 @@ class LiveRollout:
         )
 
 
-def plant(key: RolloutKey, prompt: Segment) -> LiveRollout:
+def new_root(key: RolloutKey, prompt: Segment) -> LiveRollout:
     """A root: nothing but the prompt. All roots of a group hold the same prompt segment."""
     return LiveRollout(
         key=key,

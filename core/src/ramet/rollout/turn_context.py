@@ -17,7 +17,7 @@ from ramet.plugin_code import named
 from ramet.rollout.completion_check import Versions, reply_problem, version_runs
 from ramet.rollout.keys import request_seed
 from ramet.rollout.plan import ResolvedPlan
-from ramet.rollout.states import Component, StateFailed, States
+from ramet.rollout.states import StateFailed, StatefulComponent, States
 from ramet.rollout.tools.runtime import ToolOutcome, ToolRuntime
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
@@ -45,7 +45,7 @@ FirstTokensHook = Callable[[LiveRollout, int, tuple[float, ...]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workplace:
+class GroupContext:
     """What all turns of one group share."""
 
     engine: Engine
@@ -60,7 +60,7 @@ class Workplace:
     max_tool_calls: int
     max_turns: int
     max_response_tokens: int
-    stateful: tuple[Component, ...] = ()  # the rollout step and those tools of the task that hold states
+    stateful: tuple[StatefulComponent, ...] = ()  # the rollout step and those tools of the task that hold states
     versions: Versions | None = None  # of the weights that may sample; None: any
 
     def room(self, live: LiveRollout) -> int:
@@ -75,7 +75,7 @@ class TurnContext:
     def __init__(
         self,
         live: LiveRollout,
-        place: Workplace,
+        place: GroupContext,
         on_first: FirstTokensHook,
         step: str,
         *,

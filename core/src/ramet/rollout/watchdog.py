@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 BLOCKED_S = 1.0  # an event loop that is blocked for longer is told about
 
 
-class LoopPulse:
+class EventLoopMonitor:
     """Whether a running event loop still turns: it is asked to call back every `interval_s`."""
 
     def __init__(self, interval_s: float) -> None:
@@ -53,7 +53,7 @@ class LoopPulse:
 
 
 def function_of(where: str) -> str:
-    """Function and file of `LoopPulse.where()`, without the line: a slow loop is met in another line each time."""
+    """Function and file of `EventLoopMonitor.where()`; not the line, which differs each time a slow loop is met."""
     return where.rpartition(":")[0]
 
 
@@ -81,7 +81,7 @@ class Watchdog:
         self._waits: dict[Wait, float] = {}  # since when
         self._watchers = 0
         self._stop = threading.Event()
-        self._pulse = LoopPulse(self._interval_s)
+        self._pulse = EventLoopMonitor(self._interval_s)
 
     def wait(self, name: str) -> Wait:
         """Name what is waited for while the block runs, e.g. `tool:python rollout train/3/task7/0.1`."""

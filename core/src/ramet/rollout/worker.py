@@ -27,7 +27,7 @@ from ramet.rollout.prompts import make_prompt, prompt_segment
 from ramet.rollout.states import ENVIRONMENT, fork_problems, step_component, tool_components
 from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
-from ramet.rollout.turn_context import Workplace
+from ramet.rollout.turn_context import GroupContext
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import BranchPolicy, Group, RolloutStep, Task, Tool, ToolSchema
 
@@ -173,8 +173,8 @@ class RolloutWorker:
             on_group(group)
         return group
 
-    def _workplace(self, task: Task, plan: ResolvedPlan, versions: Versions | None) -> Workplace:
-        return Workplace(
+    def _workplace(self, task: Task, plan: ResolvedPlan, versions: Versions | None) -> GroupContext:
+        return GroupContext(
             engine=self.engine,
             encoder=self.encoder,
             tools=self._tools,

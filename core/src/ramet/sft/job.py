@@ -24,10 +24,10 @@ from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
 from ramet.runs.stopped import resume_command
 from ramet.sft.launch import run_ranks
-from ramet.sft.layouts import Layout
+from ramet.sft.layouts import SftLayout
 from ramet.sft.output import Summary, read_summary, save_model, write_summary
-from ramet.sft.preemption import StopRequest
-from ramet.sft.prepare import Prepared, prepare
+from ramet.sft.preemption import SftPreemption
+from ramet.sft.prepare import PreparedSft, prepare
 from ramet.sft.strategies import prepare_process
 from ramet.sft.trainer import Trained, total_steps, train
 from ramet.sft.world import ALONE, World, launched_world
@@ -53,7 +53,7 @@ def run(resolved: Resolved) -> SftResult:
     """The job. Raises `ConfigErrors` before anything is written if something is wrong, and `Stopped` if a signal ended
     the run.
     """
-    config, stop = resolved.config, StopRequest()
+    config, stop = resolved.config, SftPreemption()
     with stop.listening(), file_rights(private=config.run.private):
         prepared = prepare(resolved)
         set_up_torch(config.run)
@@ -65,7 +65,7 @@ def run(resolved: Resolved) -> SftResult:
             return _run(resolved, prepared, launched, stop)
 
 
-def _run(resolved: Resolved, prepared: Prepared, world: World, stop: StopRequest) -> SftResult:
+def _run(resolved: Resolved, prepared: PreparedSft, world: World, stop: SftPreemption) -> SftResult:
     """As the only process, which may start others, or as one that torchrun started."""
     config = resolved.config
     with ExitStack() as opened:
@@ -84,25 +84,25 @@ def _run(resolved: Resolved, prepared: Prepared, world: World, stop: StopRequest
         return SftResult(run=path, model=Path(summary.model), steps=summary.steps, final_loss=summary.final_loss)
 
 
-def _open(resolved: Resolved, prepared: Prepared, opened: ExitStack) -> Path:
+def _open(resolved: Resolved, prepared: PreparedSft, opened: ExitStack) -> Path:
     """The run directory, this process's until `opened` is closed."""
     directory = opened.enter_context(RunDir.open(resolved.config.run.root, resolved.config.run.name))
     manifest = sft_manifest(resolved, prepared)
-    layout = Layout.of(resolved.config)
+    layout = SftLayout.of(resolved.config)
     raise_all([*directory.check_resume(resolved, manifest), *layout.check(directory.checkpoints)])
     layout.keep(directory.checkpoints)
     directory.record(resolved, manifest)
     return directory.path
 
 
-def sft_manifest(resolved: Resolved, prepared: Prepared) -> Manifest:
+def sft_manifest(resolved: Resolved, prepared: PreparedSft) -> Manifest:
     """What the run records of itself."""
     config = resolved.config
     files = DataRecord(files=list(config.sft.data), fingerprint=prepared.fingerprint, tasks=prepared.rows)
     return make_manifest(resolved, data={"train": files}, model=model_fingerprint(*model_files(config.model)))
 
 
-def finished(config: Config, prepared: Prepared, run: Path) -> Summary | None:
+def finished(config: Config, prepared: PreparedSft, run: Path) -> Summary | None:
     """The summary of the training that this one would be, if it is finished and its model is there."""
     steps = total_steps(config.sft, len(prepared.examples), config.cluster.policy_workers)
     done, out = read_summary(run), out_folder(config, run)
@@ -116,7 +116,7 @@ def out_folder(config: Config, run: Path) -> Path:
     return Path(config.sft.out) if config.sft.out is not None else run / "model"
 
 
-def work(config: Config, prepared: Prepared, run: Path, stop: StopRequest, world: World = ALONE) -> None:
+def work(config: Config, prepared: PreparedSft, run: Path, stop: SftPreemption, world: World = ALONE) -> None:
     """Train under the run directory `run` and leave the model, the curve and the summary there.
 
     Every rank of `world` calls it, and the first one writes.
@@ -138,7 +138,7 @@ def work(config: Config, prepared: Prepared, run: Path, stop: StopRequest, world
         _write(config, prepared, run, model, trained)
 
 
-def _write(config: Config, prepared: Prepared, run: Path, model: PreTrainedModel, trained: Trained) -> None:
+def _write(config: Config, prepared: PreparedSft, run: Path, model: PreTrainedModel, trained: Trained) -> None:
     out = out_folder(config, run)
     save_model(model, prepared.tokenizer, out, trained.weights)
     plot_curves(run / CURVE, trained.curves, title="Supervised fine-tuning", x="step")
@@ -153,7 +153,7 @@ def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
     model.to(dtype)
 
 
-def _announce(prepared: Prepared, steps: int) -> None:
+def _announce(prepared: PreparedSft, steps: int) -> None:
     logger.info(
         "%d rows (%d too long left out), %d examples, %d trained tokens, %d steps",
         prepared.rows,
@@ -164,7 +164,7 @@ def _announce(prepared: Prepared, steps: int) -> None:
     )
 
 
-def _summary(config: Config, prepared: Prepared, trained: Trained, out: Path) -> Summary:
+def _summary(config: Config, prepared: PreparedSft, trained: Trained, out: Path) -> Summary:
     return Summary(
         model=str(out),
         rows=prepared.rows,

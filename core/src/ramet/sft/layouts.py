@@ -33,14 +33,14 @@ BROKEN = (OSError, ValueError, KeyError, AttributeError, EOFError, pickle.Unpick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class SftLayout:
     """Who shards, and over how many ranks. Only a training of the same layout can go on from a checkpoint."""
 
     strategy: Strategy = Strategy.NONE
     workers: int = 1
 
     @classmethod
-    def of(cls, config: Config) -> Layout:
+    def of(cls, config: Config) -> SftLayout:
         return cls(strategy=config.sft.strategy, workers=config.cluster.policy_workers)
 
     def check(self, folder: Path) -> list[str]:
@@ -49,7 +49,7 @@ class Layout:
             return []
         file = folder / LAYOUT
         values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        before = Layout(strategy=Strategy(values.get("strategy", Strategy.NONE)), workers=values.get("workers", 1))
+        before = SftLayout(strategy=Strategy(values.get("strategy", Strategy.NONE)), workers=values.get("workers", 1))
         if before == self:
             return []
         return [
@@ -59,7 +59,7 @@ class Layout:
 
     def keep(self, folder: Path) -> None:
         """Note for later processes that the checkpoints in `folder` are of this layout; no note: of one process."""
-        if self == Layout():
+        if self == SftLayout():
             (folder / LAYOUT).unlink(missing_ok=True)
         else:
             write_text(folder / LAYOUT, json.dumps(asdict(self)) + "\n")

@@ -6,24 +6,24 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Strategy
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
-from ramet.planning.run_plan import RECORDS, Plan, look, placement
+from ramet.planning.run_plan import RECORDS, DryRun, placement, plan_run
 from ramet.sft.job import CURVE, sft_manifest
-from ramet.sft.layouts import Layout
+from ramet.sft.layouts import SftLayout
 from ramet.sft.output import SUMMARY
-from ramet.sft.prepare import Prepared, prepare
+from ramet.sft.prepare import PreparedSft, prepare
 from ramet.sft.trainer import CHECKPOINTS, total_steps
 
 
-def plan(resolved: Resolved) -> Plan:
+def plan(resolved: Resolved) -> DryRun:
     """Raises `ConfigErrors` with every problem found."""
     config = resolved.config
     prepared = prepare(resolved)
-    place = look(resolved, sft_manifest(resolved, prepared))
-    raise_all([*place.problems, *Layout.of(config).check(place.path / CHECKPOINTS)])
+    place = plan_run(resolved, sft_manifest(resolved, prepared))
+    raise_all([*place.problems, *SftLayout.of(config).check(place.path / CHECKPOINTS)])
     workers = config.cluster.policy_workers
     steps = total_steps(config.sft, len(prepared.examples), workers)
     ranks = f" x {workers} workers" if workers > 1 else ""
-    return Plan(
+    return DryRun(
         job="sft",
         facts={
             "directory": str(place),
@@ -48,5 +48,5 @@ def _placement(config: Config) -> str:
     return f"{config.sft.strategy} over {workers} process{'es' if workers > 1 else ''}, each on {device}"
 
 
-def _left_out(prepared: Prepared) -> str:
+def _left_out(prepared: PreparedSft) -> str:
     return f" ({prepared.too_long} too long)" if prepared.too_long else ""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ramet.runs.stopped import StopListener
 
 
-class StopRequest(StopListener):
+class SftPreemption(StopListener):
     """Inside `deferred` a signal is noted, for whoever looks at `asked`."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedSft:
     """What the training needs, and what the summary says of the data."""
 
     examples: list[Example]
@@ -54,7 +54,7 @@ class _Readable(RolloutStep, TraceReader, Protocol):
     """A rollout step whose written traces SFT can read."""
 
 
-def prepare(resolved: Resolved) -> Prepared:
+def prepare(resolved: Resolved) -> PreparedSft:
     """Check everything that `ramet sft` is told, then encode. Raises `ConfigErrors` with every problem found."""
     config = resolved.config
     data = read_data(config.sft.data)
@@ -108,7 +108,7 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolN
     return step, tools
 
 
-def _encoded(encoder: TraceEncoder, data: SftData, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Prepared:
+def _encoded(encoder: TraceEncoder, data: SftData, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> PreparedSft:
     """A row stays out as a whole if one of its examples is too long."""
     examples: list[Example] = []
     kept: list[Conversation] = []
@@ -130,7 +130,7 @@ def _encoded(encoder: TraceEncoder, data: SftData, max_tokens: int, tokenizer: P
         logger.warning(
             "left out %d of %d rows longer than sft.max_tokens=%d; longest: %d", out, rows, max_tokens, longest
         )
-    return Prepared(
+    return PreparedSft(
         examples=examples,
         rows=len(kept),
         too_long=rows - len(kept),

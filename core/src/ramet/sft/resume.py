@@ -13,16 +13,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ramet.sft.layouts import Layout
+from ramet.sft.layouts import SftLayout
 
 logger = logging.getLogger(__name__)
 STATE = "trainer_state.json"
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
-def newest_complete(folder: Path, layout: Layout | None = None) -> Path | None:
+def newest_complete(folder: Path, layout: SftLayout | None = None) -> Path | None:
     """The complete checkpoint of the most steps, None if there is none. Incomplete ones are logged and passed over."""
-    layout = layout or Layout()
+    layout = layout or SftLayout()
     for step, checkpoint in sorted(_checkpoints(folder), reverse=True):
         problem = incomplete(checkpoint, step, layout)
         if problem is None:
@@ -37,7 +37,7 @@ def step_of(checkpoint: Path | None) -> int:
     return int(match[1]) if match else 0
 
 
-def incomplete(checkpoint: Path, step: int, layout: Layout) -> str | None:
+def incomplete(checkpoint: Path, step: int, layout: SftLayout) -> str | None:
     """Why this checkpoint cannot be resumed, None if it can."""
     try:
         state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))

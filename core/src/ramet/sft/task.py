@@ -16,7 +16,7 @@ from ramet.config.schema import Config
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.models.loading import load_tokenizer
 from ramet.sft.encode import Example
-from ramet.sft.prepare import Prepared
+from ramet.sft.prepare import PreparedSft
 
 ARRIVED, FAILURE, FAILURES = "arrived/{}", "failure/{}", "failures"  # keys of the store; {}: the rank
 
@@ -35,7 +35,7 @@ class RankTask:
     fingerprint: str
 
     @classmethod
-    def of(cls, config: Config, prepared: Prepared, run: Path) -> RankTask:
+    def of(cls, config: Config, prepared: PreparedSft, run: Path) -> RankTask:
         return cls(
             config=Config(
                 run=config.run, model=config.model, sft=config.sft, cluster=config.cluster, trackers=config.trackers
@@ -62,8 +62,8 @@ class RankTask:
         assert isinstance(task, RankTask)
         return task
 
-    def prepared(self) -> Prepared:
-        return Prepared(
+    def prepared(self) -> PreparedSft:
+        return PreparedSft(
             examples=self.examples,
             rows=self.rows,
             too_long=self.too_long,

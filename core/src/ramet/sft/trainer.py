@@ -25,8 +25,8 @@ from ramet.models.loading import resolve_device
 from ramet.runs.stopped import Stopped
 from ramet.sft.batches import Collator, EvenShuffle, Examples
 from ramet.sft.encode import Example
-from ramet.sft.layouts import Layout
-from ramet.sft.preemption import StopRequest
+from ramet.sft.layouts import SftLayout
+from ramet.sft.preemption import SftPreemption
 from ramet.sft.resume import newest_complete, step_of
 from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
 from ramet.sft.world import ALONE, World
@@ -140,10 +140,10 @@ class _Passes(TrainerCallback):
         self._sampler.set_epoch(int(state.epoch or 0))
 
 
-class _Progress(TrainerCallback):
+class _SftProgress(TrainerCallback):
     """Hands Trainer's numbers to the trackers, stops at a loss that is no number, and when a signal asks for it."""
 
-    def __init__(self, tracker: Tracker, lr: float, stop: StopRequest, world: World) -> None:
+    def __init__(self, tracker: Tracker, lr: float, stop: SftPreemption, world: World) -> None:
         self._tracker = tracker
         self._lr = lr
         self._stop = stop
@@ -191,14 +191,14 @@ def train(
     *,
     pad_id: int,
     tracker: Tracker,
-    stop: StopRequest | None = None,
+    stop: SftPreemption | None = None,
     world: World = ALONE,
 ) -> Trained:
     """Train `model` in place, from the newest complete checkpoint under `run` if there is one.
 
     Every rank of `world` calls it. Raises `Stopped`, behind a checkpoint, if a signal asked for it.
     """
-    stop = StopRequest() if stop is None else stop
+    stop = SftPreemption() if stop is None else stop
     steps = total_steps(config.sft, len(examples), world.size)
     checkpoint = world.from_first(lambda: _checkpoint(run, config, steps))
     device = resolve_device(config.model) if world.joins else next(model.parameters()).device
@@ -207,7 +207,7 @@ def train(
         args=training_arguments(config, run, steps=steps, use_cpu=device.type == "cpu"),
         data_collator=Collator(pad_id),
         train_dataset=Examples(examples),
-        callbacks=[_Progress(tracker, config.sft.lr, stop, world)],
+        callbacks=[_SftProgress(tracker, config.sft.lr, stop, world)],
     )
     trainer.remove_callback(PrinterCallback)
     resumed = step_of(checkpoint)
@@ -230,7 +230,7 @@ def train(
 
 def _checkpoint(run: Path, config: Config, steps: int) -> Path | None:
     """The checkpoint to go on from. Raises `ConfigError` for one that has more steps than this training."""
-    checkpoint = newest_complete(run / CHECKPOINTS, Layout.of(config))
+    checkpoint = newest_complete(run / CHECKPOINTS, SftLayout.of(config))
     resumed = step_of(checkpoint)
     if resumed >= steps:
         raise ConfigError(f"sft: {run} has trained {resumed} steps already, and now {steps} are asked for in all")

@@ -13,8 +13,8 @@ from typing import Any
 
 from ramet.errors import ConfigError, PluginError
 from ramet.rollout.branching.decisions import ask
-from ramet.rollout.branching.event_order import Note, Phase
-from ramet.rollout.branching.group_history import Ledger
+from ramet.rollout.branching.event_order import Phase, RolloutEvent
+from ramet.rollout.branching.group_history import GroupHistory
 from ramet.rollout.keys import path_of
 from ramet.testing.expect import expect, expect_needs
 from ramet.types import (
@@ -65,7 +65,7 @@ def check_branch_policy(policy: BranchPolicy) -> None:
     for budget in BUDGETS:
         try:
             for seed in SEEDS:
-                _check_pure(policy, list(_Play(policy, budget, seed).run()))
+                _check_pure(policy, list(_GroupPlay(policy, budget, seed).run()))
         except ConfigError as error:
             refused.append(f"{budget} ({error})")
     expect(len(refused) < len(BUDGETS), f"refuses every budget: {'; '.join(refused)}")
@@ -107,7 +107,7 @@ def _check_pure(policy: BranchPolicy, decisions: list[_Decision]) -> None:
         )
 
 
-class _Play:
+class _GroupPlay:
     """One group in flight: rollouts of one to three turns with a tool result between turns, in random interleaving.
 
     Turns call nothing, once or twice, and calls fail; a rollout may be lost to infrastructure.
@@ -118,7 +118,7 @@ class _Play:
         self._rng = Random(f"policy {budget} {seed}")
         self._world = Random(f"world {budget} {seed}")
         task = Task(id="conformance/0", prompt=user_prompt("What is 2 + 3?"), answer=("5",))
-        self._ledger = Ledger(task, budget, VOCAB_SIZE)
+        self._ledger = GroupHistory(task, budget, VOCAB_SIZE)
         self._n_roots = 0
         self._n_forks: dict[str, int] = {}
 
@@ -158,18 +158,18 @@ class _Play:
         path, turn = path_of(rollout.id), rollout.turns[-1]
         if not turn.entropies:
             entropies = tuple(self._world.uniform(0.0, 3.0) for _ in range(self._world.randint(1, FIRST_TOKENS)))
-            self._ledger.apply(Note(path, Phase.FIRST, turn.index, entropies=entropies))
+            self._ledger.apply(RolloutEvent(path, Phase.FIRST, turn.index, entropies=entropies))
             decided = rollout.fork_turn == turn.index  # not reported for the turn that a fork begins with
             return None if decided else FirstTokens(rollout=rollout.id, turn=turn.index, entropies=entropies)
         entropies = (*turn.entropies, *(self._world.uniform(0.0, 3.0) for _ in range(10)))
         over: Any = {"n_tokens": len(entropies), "entropies": entropies}
         if turn.index < MAX_TURN and self._world.random() < 0.7:
             calls = self._calls()
-            self._ledger.apply(Note(path, Phase.BEGIN, turn.index + 1, calls=calls, **over))
+            self._ledger.apply(RolloutEvent(path, Phase.BEGIN, turn.index + 1, calls=calls, **over))
             return AfterTool(rollout=rollout.id, turn=turn.index + 1, calls=calls)
         stop = StopReason.ANSWER if self._world.random() < 0.9 else StopReason.FAULT
         lost = (CallView(name="search", status=CallStatus.INFRA, truncated=False),) if stop is StopReason.FAULT else ()
-        self._ledger.apply(Note(path, Phase.END, turn.index, stop=stop, calls=lost, **over))
+        self._ledger.apply(RolloutEvent(path, Phase.END, turn.index, stop=stop, calls=lost, **over))
         return Finished(rollout=rollout.id, stop=stop)
 
     def _calls(self) -> tuple[CallView, ...]:

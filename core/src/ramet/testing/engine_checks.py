@@ -1,4 +1,4 @@
-"""Checks that every engine must pass: plain functions that take a `Subject`, so that each engine's tests run the same.
+"""Checks that every engine must pass, as functions that take an `EngineUnderTest`: all engines are held to the same.
 
 `CHECKS` maps each check to the capabilities that it needs; those of weight updates are written in `engine_updates`, and
 those of deterministic engines, which are not among these, in `engine_deterministic`.
@@ -16,7 +16,7 @@ import torch
 from ramet.engines.protocol import Capability, Completion, Engine, FinishReason, FirstReport, Sampling
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
-from ramet.testing.engine_subject import TEXTS, Subject, complete, expect_reference, run
+from ramet.testing.engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
 from ramet.testing.engine_updates import (
     check_bad_weights,
     check_forks_after_update_in_flight,
@@ -29,7 +29,7 @@ from ramet.testing.engine_updates import (
 from ramet.testing.expect import expect
 
 
-def check_logprobs_match(subject: Subject) -> None:
+def check_logprobs_match(subject: EngineUnderTest) -> None:
     """Log-probabilities and entropies are exact at temperatures 1 and 0.7, and greedy ones are those at 1."""
     requests = [
         subject.request(f"{t}-{i}", text, seed=i, sampling=Sampling(max_tokens=12, temperature=t))
@@ -42,7 +42,7 @@ def check_logprobs_match(subject: Subject) -> None:
         expect(completion.prompt_tokens == len(request.token_ids), "prompt_tokens is not the prompt's length")
 
 
-def check_greedy(subject: Subject) -> None:
+def check_greedy(subject: EngineUnderTest) -> None:
     """Temperature 0 takes the most likely token, and so does top_k 1; numbers stay those of the whole distribution."""
     greedy = subject.request("greedy", sampling=Sampling(max_tokens=12, temperature=0.0))
     narrow = subject.request("narrow", sampling=Sampling(max_tokens=12, top_k=1), seed=3)
@@ -56,7 +56,7 @@ def check_greedy(subject: Subject) -> None:
         expect_reference(subject, subject.model, request, other)
 
 
-def check_seeds(subject: Subject) -> None:
+def check_seeds(subject: EngineUnderTest) -> None:
     """A seed decides the tokens, whatever else is in the batch; another seed gives others."""
     alone = complete(subject, [subject.request("alone", seed=5)])[0]
     crowd = [subject.request(f"crowd-{i}", TEXTS[i % 4], seed=i, sampling=Sampling(max_tokens=3 + i)) for i in range(9)]
@@ -65,7 +65,7 @@ def check_seeds(subject: Subject) -> None:
     expect(together[-1].token_ids != alone.token_ids, "another seed gave the same tokens")
 
 
-def check_stop_strings(subject: Subject) -> None:
+def check_stop_strings(subject: EngineUnderTest) -> None:
     """Sampling ends with the token that completes a stop string, also across tokens; prompts do not count."""
     free = complete(subject, [subject.request("free", sampling=Sampling(max_tokens=60))])[0]
     ids = list(free.token_ids)
@@ -86,7 +86,7 @@ def _is_new(encoder: Encoder, ids: Sequence[int], i: int) -> bool:
     return spelled and pair not in before  # token i may have no text of its own
 
 
-def check_stop_tokens(subject: Subject) -> None:
+def check_stop_tokens(subject: EngineUnderTest) -> None:
     """A stop token ends the request and is returned; without it the limit does."""
     free = complete(subject, [subject.request("free")])[0]
     token = free.token_ids[4]
@@ -96,7 +96,7 @@ def check_stop_tokens(subject: Subject) -> None:
     expect(ended.finish is FinishReason.END and ended.stop is None, f"{ended.finish}, {ended.stop!r}")
 
 
-def check_first_report(subject: Subject) -> None:
+def check_first_report(subject: EngineUnderTest) -> None:
     """The first report comes once: after k tokens, or at the end of a shorter request; never behind the completion."""
     requests = [
         replace(subject.request(f"k{k}", sampling=Sampling(max_tokens=n)), first_tokens=k)
@@ -115,7 +115,7 @@ def check_first_report(subject: Subject) -> None:
     run(subject, use)
 
 
-def check_abort(subject: Subject) -> None:
+def check_abort(subject: EngineUnderTest) -> None:
     """An aborted request returns what it has, a cancelled one frees its place, and the others go on."""
 
     async def use(engine: Engine) -> None:
@@ -143,14 +143,14 @@ def check_abort(subject: Subject) -> None:
     run(subject, use, slots=4)
 
 
-def check_queueing(subject: Subject) -> None:
+def check_queueing(subject: EngineUnderTest) -> None:
     """More requests than places wait for their turn, also when every key holds on to its cache."""
     requests = [replace(subject.request(f"r{i}", TEXTS[i % 4], seed=i), cache_key=f"r{i}") for i in range(19)]
     for request, completion in zip(requests, complete(subject, requests, slots=4), strict=True):
         expect_reference(subject, subject.model, request, completion)
 
 
-def check_bad_requests(subject: Subject) -> None:
+def check_bad_requests(subject: EngineUnderTest) -> None:
     """Requests that cannot be served raise ValueError, and name what is wrong."""
     good = subject.request("bad")
     vocab = subject.model.config.vocab_size
@@ -175,7 +175,7 @@ def check_bad_requests(subject: Subject) -> None:
     run(subject, use)
 
 
-def check_prefix_reuse(subject: Subject) -> None:
+def check_prefix_reuse(subject: EngineUnderTest) -> None:
     """A next turn and a fork compute only what is new, and their numbers stay exact."""
 
     async def use(engine: Engine) -> None:
@@ -199,7 +199,7 @@ def check_prefix_reuse(subject: Subject) -> None:
     run(subject, use)
 
 
-def check_shared_prompt(subject: Subject) -> None:
+def check_shared_prompt(subject: EngineUnderTest) -> None:
     """Rollouts of one prompt that start together compute it once."""
     text = "Every rollout of a group begins with this very prompt, which is long enough to be worth sharing."
     requests = [replace(subject.request(f"r{i}", text, seed=i), cache_key=f"r{i}") for i in range(6)]
@@ -211,12 +211,12 @@ def check_shared_prompt(subject: Subject) -> None:
         expect_reference(subject, subject.model, request, completion)
 
 
-def _expect_cached(subject: Subject, what: str, completion: Completion, wanted: int) -> None:
+def _expect_cached(subject: EngineUnderTest, what: str, completion: Completion, wanted: int) -> None:
     enough = wanted - wanted % subject.block
     expect(completion.cached_tokens >= enough, f"{what}: {completion.cached_tokens} tokens cached instead of {enough}")
 
 
-def check_close(subject: Subject) -> None:
+def check_close(subject: EngineUnderTest) -> None:
     """Closing fails what is under way, and whatever comes later; it may be done twice."""
 
     async def use(engine: Engine) -> None:
@@ -233,7 +233,7 @@ def check_close(subject: Subject) -> None:
     run(subject, use)
 
 
-def check_metrics(subject: Subject) -> None:
+def check_metrics(subject: EngineUnderTest) -> None:
     """Counters are those since the last call."""
 
     async def use(engine: Engine) -> None:
@@ -250,7 +250,7 @@ def check_metrics(subject: Subject) -> None:
 _NONE: frozenset[Capability] = frozenset()
 _SEEDS = frozenset({Capability.SEEDS})
 _WEIGHTS = frozenset({Capability.WEIGHT_UPDATE})
-CHECKS: Mapping[Callable[[Subject], None], frozenset[Capability]] = {
+CHECKS: Mapping[Callable[[EngineUnderTest], None], frozenset[Capability]] = {
     check_logprobs_match: _NONE,
     check_greedy: _NONE,
     check_seeds: _SEEDS,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from ramet.engines.protocol import Completion, Engine, FirstReport, Request, Sampling
-from ramet.testing.engine_subject import TEXTS, Subject, expect_reference, run
+from ramet.testing.engine_subject import TEXTS, EngineUnderTest, expect_reference, run
 from ramet.testing.expect import expect
 
 TURNS = 3
@@ -24,8 +24,8 @@ Played = dict[str, tuple[Request, Completion]]
 
 
 @dataclass(slots=True)
-class _Play:
-    subject: Subject
+class _EnginePlay:
+    subject: EngineUnderTest
     engine: Engine
     timing: Random
     played: Played = field(default_factory=dict)
@@ -61,9 +61,9 @@ class _Play:
         )
 
 
-def _play(subject: Subject, timing: Random, *, n_roots: int, slots: int = SLOTS) -> Played:
+def _play(subject: EngineUnderTest, timing: Random, *, n_roots: int, slots: int = SLOTS) -> Played:
     async def use(engine: Engine) -> Played:
-        play = _Play(subject, engine, timing)
+        play = _EnginePlay(subject, engine, timing)
         prompts = [subject.encoder.markup(SHARED + text) for text in TEXTS[:2]]
         roots = [(f"{p}-{i}", prompt) for p, prompt in enumerate(prompts) for i in range(n_roots)]
         timing.shuffle(roots)
@@ -74,7 +74,7 @@ def _play(subject: Subject, timing: Random, *, n_roots: int, slots: int = SLOTS)
     return run(subject, use, slots=slots, deterministic=True)
 
 
-def check_deterministic(subject: Subject) -> None:
+def check_deterministic(subject: EngineUnderTest) -> None:
     """Tokens, log-probabilities and entropies are the same bits for every timing, and those of the plain model."""
     first = _play(subject, Random(0), n_roots=4)
     expect(len(first) == 40, f"{len(first)} turns played instead of 40")

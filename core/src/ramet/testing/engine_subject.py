@@ -25,7 +25,7 @@ class MakeEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class EngineUnderTest:
     """An engine under test, the plain model that it must agree with (never changed), and their encoder."""
 
     make: MakeEngine
@@ -40,7 +40,9 @@ class Subject:
         return Request(id=id, token_ids=ids, sampling=sampling or Sampling(max_tokens=12), seed=seed)
 
 
-def run(subject: Subject, use: Callable[[Engine], Awaitable[T]], *, slots: int = 8, deterministic: bool = False) -> T:
+def run(
+    subject: EngineUnderTest, use: Callable[[Engine], Awaitable[T]], *, slots: int = 8, deterministic: bool = False
+) -> T:
     """Use a fresh engine and close it."""
 
     async def inside() -> T:
@@ -53,7 +55,7 @@ def run(subject: Subject, use: Callable[[Engine], Awaitable[T]], *, slots: int =
     return asyncio.run(inside())
 
 
-def complete(subject: Subject, requests: Sequence[Request], *, slots: int = 8) -> list[Completion]:
+def complete(subject: EngineUnderTest, requests: Sequence[Request], *, slots: int = 8) -> list[Completion]:
     """Serve these requests at once on a fresh engine."""
 
     async def use(engine: Engine) -> list[Completion]:
@@ -73,7 +75,10 @@ def reference(model: PreTrainedModel, request: Request, sampled: Sequence[int]) 
 
 
 def expect_reference(
-    subject: Subject, models: PreTrainedModel | Mapping[int, PreTrainedModel], request: Request, completion: Completion
+    subject: EngineUnderTest,
+    models: PreTrainedModel | Mapping[int, PreTrainedModel],
+    request: Request,
+    completion: Completion,
 ) -> None:
     """The completion's numbers must be the plain model's; of several, by policy version, each token's own."""
     count = len(completion.token_ids)
@@ -94,7 +99,7 @@ def expect_reference(
 
 
 def _expect_close(
-    subject: Subject, what: str, request: Request, found: Sequence[float], wanted: Sequence[float]
+    subject: EngineUnderTest, what: str, request: Request, found: Sequence[float], wanted: Sequence[float]
 ) -> None:
     expect(len(found) == len(wanted), f"{len(found)} {what} for {len(wanted)} tokens of request {request.id!r}")
     gap = max(abs(a - b) for a, b in zip(found, wanted, strict=True))

@@ -18,13 +18,13 @@ from transformers import PreTrainedModel
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
 from ramet.models.encoder import Encoder
-from ramet.testing.engine_subject import TEXTS, Subject, complete, expect_reference, run
+from ramet.testing.engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
 from ramet.testing.expect import expect
 
 LONG = 110  # tokens of requests that are to be cut
 
 
-def check_weight_update(subject: Subject) -> None:
+def check_weight_update(subject: EngineUnderTest) -> None:
     """New weights serve what comes after them, no cache survives them, and what was under way ends before them."""
     changed = changed_copy(subject.model)
 
@@ -48,7 +48,7 @@ def check_weight_update(subject: Subject) -> None:
     run(subject, use)
 
 
-def check_bad_weights(subject: Subject) -> None:
+def check_bad_weights(subject: EngineUnderTest) -> None:
     """Weights that do not fit raise and change nothing, also for requests under way."""
     name, tensor = next(iter(subject.model.state_dict().items()))
     everything = subject.model.state_dict()
@@ -74,7 +74,7 @@ def check_bad_weights(subject: Subject) -> None:
     run(subject, use)
 
 
-def check_update_in_flight(subject: Subject) -> None:
+def check_update_in_flight(subject: EngineUnderTest) -> None:
     """Requests under way are cut: what comes before is the old weights', what comes behind the new ones' alone.
 
     So it is for requests that share a prompt, for those that wait for a place, and for a second update.
@@ -97,7 +97,7 @@ def check_update_in_flight(subject: Subject) -> None:
     run(subject, use, slots=4)
 
 
-def check_forks_after_update_in_flight(subject: Subject) -> None:
+def check_forks_after_update_in_flight(subject: EngineUnderTest) -> None:
     """A next turn and a fork behind an update in flight find no cache of the old weights, and one of the new ones."""
     changed = changed_copy(subject.model)
 
@@ -119,7 +119,7 @@ def check_forks_after_update_in_flight(subject: Subject) -> None:
     run(subject, use)
 
 
-def check_update_in_flight_changes_nothing_else(subject: Subject) -> None:
+def check_update_in_flight_changes_nothing_else(subject: EngineUnderTest) -> None:
     """The same weights again, in flight: tokens, stops, limits, first reports and the caller's aborts as without."""
     same = subject.model.state_dict()
     long = Sampling(max_tokens=LONG)
@@ -147,7 +147,7 @@ def check_update_in_flight_changes_nothing_else(subject: Subject) -> None:
     run(subject, use)
 
 
-def check_update_in_flight_keeps_its_place(subject: Subject) -> None:
+def check_update_in_flight_keeps_its_place(subject: EngineUnderTest) -> None:
     """Behind an update that waits, one in flight waits too, and what came before each is served by its own weights."""
     models = {version: changed_copy(subject.model, seed=version) for version in (1, 2)} | {0: subject.model}
 
@@ -166,7 +166,7 @@ def check_update_in_flight_keeps_its_place(subject: Subject) -> None:
     run(subject, use)
 
 
-def check_pause(subject: Subject) -> None:
+def check_pause(subject: EngineUnderTest) -> None:
     """A pause stops tokens, not updates in flight; what waited goes on behind it, with the same tokens as without."""
     request = subject.request("paused", sampling=Sampling(max_tokens=LONG))
     [undisturbed] = complete(subject, [request])
@@ -204,7 +204,7 @@ class _Jobs:
             self.begun.set()
 
     async def expect(
-        self, subject: Subject, models: dict[int, PreTrainedModel], *, cut: bool = False
+        self, subject: EngineUnderTest, models: dict[int, PreTrainedModel], *, cut: bool = False
     ) -> list[Completion]:
         """All must end with exact numbers and one first report each; with `cut`, one at least has several versions."""
         found = await asyncio.gather(*self.tasks)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ramet.testing.expect import expect
-from ramet.testing.step_play import SEED, Play, Subject, begin, go_on, play
+from ramet.testing.step_play import SEED, Play, StepUnderTest, begin, go_on, play
 from ramet.types import StepResult
 
 
-async def check_states(subject: Subject, scripts: Sequence[Sequence[str]]) -> None:
+async def check_states(subject: StepUnderTest, scripts: Sequence[Sequence[str]]) -> None:
     """Play each script twice, and again with a fork after its first turn."""
     step: Any = subject.step
     for script in scripts:
@@ -25,7 +25,9 @@ async def check_states(subject: Subject, scripts: Sequence[Sequence[str]]) -> No
             await _check_fork(subject, script, alone, fork_first=True)
 
 
-async def _check_fork(subject: Subject, script: Sequence[str], alone: list[StepResult], *, fork_first: bool) -> None:
+async def _check_fork(
+    subject: StepUnderTest, script: Sequence[str], alone: list[StepResult], *, fork_first: bool
+) -> None:
     """After one turn, the fork and its original go on in turn; each must play what a rollout alone plays."""
     step: Any = subject.step
     state = await step.open(subject.task, SEED)

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from typing import Any, Self
 
-from ramet.rollout.watchdog import LoopPulse, function_of
+from ramet.rollout.watchdog import EventLoopMonitor, function_of
 from ramet.types import Need
 
 STALL_S = 0.5  # an event loop that does not turn for so long is blocked
@@ -39,14 +39,14 @@ def expect_async(function: Any, what: str) -> None:
     expect(inspect.iscoroutinefunction(function), f"{what} is not async: declare it with `async def`")
 
 
-class LoopGuard:
+class EventLoopCheck:
     """Catches what blocks the event loop. Use it within the loop: `turn` between calls, `check` after the last.
 
     A function counts when it blocks twice: the first call may import something, and never again.
     """
 
     def __init__(self) -> None:
-        self._pulse = LoopPulse(STALL_S / 10)
+        self._pulse = EventLoopMonitor(STALL_S / 10)
         self._stop = threading.Event()
         self._seen: list[tuple[str, float]] = []  # line, seconds
 

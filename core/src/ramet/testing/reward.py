@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ramet.output_checks import score_problem, scores_problem
 from ramet.testing.doubles import local_services
-from ramet.testing.expect import LoopGuard, expect, expect_async, expect_async_call, expect_none
+from ramet.testing.expect import EventLoopCheck, expect, expect_async, expect_async_call, expect_none
 from ramet.testing.rollouts import answered_rollout, empty_rollout, written_rollout
 from ramet.types import Reward, Rollout, Score, Task, user_prompt
 
@@ -57,7 +57,7 @@ def example_group(task: Task) -> list[Rollout]:
 
 
 async def _check_task(reward: Reward, group: list[Rollout]) -> None:
-    with LoopGuard() as guard:
+    with EventLoopCheck() as guard:
         scores = await _scores(reward, group)
         await guard.turn()
         again = await _scores(reward, group)

@@ -36,7 +36,7 @@ SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class StepUnderTest:
     """The step to be checked, and the task that it plays."""
 
     step: RolloutStep
@@ -79,7 +79,7 @@ class Play(ScriptedContext):
 
 
 @asynccontextmanager
-async def opened(subject: Subject) -> AsyncIterator[Any]:
+async def opened(subject: StepUnderTest) -> AsyncIterator[Any]:
     """A state of the step, closed in the end; None for a step that holds none."""
     step: Any = subject.step
     if not is_stateful(step):
@@ -93,7 +93,7 @@ async def opened(subject: Subject) -> AsyncIterator[Any]:
         await step.close(state)
 
 
-async def play(subject: Subject, script: Sequence[str], *, rollout: str = "0", tool: Tool | None = None) -> Play:
+async def play(subject: StepUnderTest, script: Sequence[str], *, rollout: str = "0", tool: Tool | None = None) -> Play:
     """Play one rollout to its end."""
     async with opened(subject) as environment:
         played = Play(script, tool, environment)
@@ -102,7 +102,7 @@ async def play(subject: Subject, script: Sequence[str], *, rollout: str = "0", t
     return played
 
 
-async def begin(subject: Subject, played: Play) -> None:
+async def begin(subject: StepUnderTest, played: Play) -> None:
     """The first observation."""
     if not hasattr(subject.step, "begin"):
         return
@@ -112,7 +112,7 @@ async def begin(subject: Subject, played: Play) -> None:
 
 
 async def go_on(
-    subject: Subject, played: Play, *, rollout: str = "0", first_turn: int = 0, n_turns: int = MAX_TURNS
+    subject: StepUnderTest, played: Play, *, rollout: str = "0", first_turn: int = 0, n_turns: int = MAX_TURNS
 ) -> None:
     """Turns until the rollout ends, which only an environment leaves to the limit of turns, or `n_turns` are played."""
     for turn in range(first_turn, min(MAX_TURNS, first_turn + n_turns)):
@@ -140,7 +140,7 @@ async def go_on(
     await _finish(subject, played)
 
 
-async def _finish(subject: Subject, played: Play) -> None:
+async def _finish(subject: StepUnderTest, played: Play) -> None:
     if not hasattr(subject.step, "finish"):
         return
     result = await subject.step.finish(played.environment, played.stop or StopReason.TURN_LIMIT)

@@ -13,7 +13,7 @@ from ramet.errors import InfraError, ToolError
 from ramet.output_checks import tool_problem
 from ramet.rollout.states import is_stateful
 from ramet.testing.doubles import local_services
-from ramet.testing.expect import LoopGuard, expect, expect_async, expect_async_call
+from ramet.testing.expect import EventLoopCheck, expect, expect_async, expect_async_call
 from ramet.testing.step_play import SEED, TASK
 from ramet.types import Services, Tool, ToolCall, ToolSchema, ToolSet
 
@@ -174,7 +174,7 @@ async def _check_calls(tool: Tool, valid: Sequence[dict[str, Any]]) -> None:
 async def _check_concurrency(tool: Tool, valid: Sequence[dict[str, Any]]) -> None:
     calls = [valid[0], valid[-1]] * 2
     alone = []
-    with LoopGuard() as guard:
+    with EventLoopCheck() as guard:
         for i, arguments in enumerate(calls):
             alone.append(await _outcome(tool, arguments, f"alone{i}"))
             await guard.turn()

@@ -22,7 +22,7 @@ _RESERVED = ("step", "time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class MetricLine:
     """One line: what was logged for a step. A step may have several (training, then validation)."""
 
     step: int
@@ -45,7 +45,7 @@ class JsonlTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line, whole or not at all: a failed write (full disk) is cut off again."""
-        line = Entry(step=step, time=time.time(), metrics=metrics).line()
+        line = MetricLine(step=step, time=time.time(), metrics=metrics).line()
         with self.path.open("ab", buffering=0) as file:
             start = file.tell()
             try:
@@ -81,11 +81,11 @@ class JsonlTracker:
                 file.truncate(whole)
 
 
-def read_metrics(path: Path) -> list[Entry]:
+def read_metrics(path: Path) -> list[MetricLine]:
     """All entries in file order; a missing file has none. Lines that cannot be read are skipped and reported."""
     if not path.exists():
         return []
-    entries: list[Entry] = []
+    entries: list[MetricLine] = []
     bad: list[int] = []
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if line.strip():
@@ -96,7 +96,7 @@ def read_metrics(path: Path) -> list[Entry]:
     return entries
 
 
-def curves_of(entries: Iterable[Entry], names: Sequence[str] | None = None) -> dict[str, Curve]:
+def curves_of(entries: Iterable[MetricLine], names: Sequence[str] | None = None) -> dict[str, Curve]:
     """Metric name -> (steps, values), sorted by step; of a metric logged twice in a step the last value counts."""
     found: dict[str, dict[int, float]] = {}
     for entry in entries:
@@ -116,10 +116,10 @@ def _written(value: float) -> float | int | str:
     return number if math.isfinite(number) else str(number)
 
 
-def _parsed(line: bytes) -> Entry | None:
+def _parsed(line: bytes) -> MetricLine | None:
     try:
         body = json.loads(line)
         metrics = {name: float(value) for name, value in body.items() if name not in _RESERVED}
-        return Entry(step=int(body["step"]), time=float(body["time"]), metrics=metrics)
+        return MetricLine(step=int(body["step"]), time=float(body["time"]), metrics=metrics)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

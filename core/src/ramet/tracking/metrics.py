@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from ramet.errors import ConfigError, PluginError, raise_all
 from ramet.extensions import TRACKERS, extension
 from ramet.tracking.console import ConsoleTracker
-from ramet.tracking.jsonl import NAME, Entry, JsonlTracker, curves_of, read_metrics
+from ramet.tracking.jsonl import NAME, JsonlTracker, curves_of, read_metrics
 from ramet.types import TrackedRun, Tracker
 
 __all__ = [
     "ConsoleTracker",
-    "Entry",
     "JsonlTracker",
     "Tracker",
     "Trackers",

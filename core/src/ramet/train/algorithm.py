@@ -11,7 +11,7 @@ from ramet.output_checks import advantage_problem
 from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
 from ramet.policy.batching.batch import Floats, Row, advantage_inputs, engine_entropies
-from ramet.policy.mutation_guard import left_alone
+from ramet.policy.mutation_guard import unchanged
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, Need
 
 
@@ -39,7 +39,7 @@ def estimate(
     )
     if Need.ENTROPY in needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
-    with torch.no_grad(), left_alone(batch, name):
+    with torch.no_grad(), unchanged(batch, name):
         output = _call(estimator, batch, name)
     problem = advantage_problem(output, batch)
     if problem is not None:

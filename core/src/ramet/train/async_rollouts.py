@@ -16,7 +16,7 @@ CANCEL_S = 5.0
 Play = Callable[[int], Coroutine[Any, Any, PlayedStep]]
 
 
-class Ahead:
+class AsyncRollouts:
     """Plays steps up to `last` through `play`, at most `staleness` of them ahead of the one that is taken."""
 
     def __init__(self, play: Play, *, staleness: int, last: int) -> None:

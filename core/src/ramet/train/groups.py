@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ramet.cluster.interfaces import Rollouts
 from ramet.errors import InfraError
-from ramet.rollout.group_check import check_whole
+from ramet.rollout.group_check import check_groups
 from ramet.rollout.scoring import UNJUDGED, ScoredGroup
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Group, Task
@@ -39,7 +39,7 @@ async def play(
             )
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    check_whole(playing.result(), tasks, rollouts.group_size(plan))
+    check_groups(playing.result(), tasks, rollouts.group_size(plan))
     return [scored[id(group)] for group in playing.result()]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramet.cluster.interfaces import Place, open_place
+from ramet.cluster.interfaces import Backend, open_backend
 from ramet.components.build import build_advantage, build_loss, start_rewards
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -25,8 +25,8 @@ from ramet.tracking.jsonl import NAME as METRICS
 from ramet.tracking.metrics import Tracker, make_trackers, read_metrics
 from ramet.train.loop import Loop
 from ramet.train.plan import will_fit
-from ramet.train.preemption import StopRequest
-from ramet.train.prepare import Prepared, prepare
+from ramet.train.preemption import Preemption
+from ramet.train.prepare import PreparedRun, prepare
 from ramet.train.state import TrainState
 from ramet.types import CriticOptions, Need, TrackedRun
 
@@ -48,7 +48,7 @@ def run(resolved: Resolved) -> TrainResult:
     the run.
     """
     config = resolved.config
-    stop = StopRequest(config.train.grace_s)
+    stop = Preemption(config.train.grace_s)
     with stop.listening(), file_rights(private=config.run.private):
         prepared = prepare(resolved)
         set_up_torch(config.run)
@@ -67,12 +67,12 @@ def _result(folder: Path, steps: int) -> TrainResult:
     return TrainResult(run=folder, model=folder / "model", steps=steps, metrics=metrics)
 
 
-async def _run(resolved: Resolved, prepared: Prepared, run_dir: RunDir, stop: StopRequest) -> None:
+async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, stop: Preemption) -> None:
     config = resolved.config
     manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
     raise_all(run_dir.check_resume(resolved, manifest))
     spec, critic = policy_spec(config, prepared.total_steps), critic_spec(config, prepared.total_steps)
-    async with open_place(
+    async with open_backend(
         config,
         spec,
         critic=critic,
@@ -116,7 +116,7 @@ def critic_spec(config: Config, total_steps: int) -> CriticSpec | None:
     )
 
 
-def _announce(config: Config, prepared: Prepared, folder: Path) -> None:
+def _announce(config: Config, prepared: PreparedRun, folder: Path) -> None:
     """What will be done, before it is done."""
     train, rollout = config.train, config.rollout
     logger.info(
@@ -136,7 +136,7 @@ def _announce(config: Config, prepared: Prepared, folder: Path) -> None:
         logger.warning("%s", problem)
 
 
-async def _train(config: Config, prepared: Prepared, run_dir: RunDir, place: Place, stop: StopRequest) -> None:
+async def _train(config: Config, prepared: PreparedRun, run_dir: RunDir, place: Backend, stop: Preemption) -> None:
     with stop.deferred():
         checkpoints = Checkpoints(
             run_dir.checkpoints, keep=config.train.keep_checkpoints, keep_best=config.train.keep_best
@@ -168,7 +168,7 @@ async def _train(config: Config, prepared: Prepared, run_dir: RunDir, place: Pla
             tracker.close()
 
 
-async def _restore(checkpoints: Checkpoints, place: Place, tracker: Tracker, data: str) -> TrainState:
+async def _restore(checkpoints: Checkpoints, place: Backend, tracker: Tracker, data: str) -> TrainState:
     """The state to go on from: the newest verified checkpoint's, or the beginning. `data` is the data's fingerprint."""
     newest = checkpoints.newest()
     if newest is None:

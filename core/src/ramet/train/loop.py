@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ramet.cluster.interfaces import Place
+from ramet.cluster.interfaces import Backend
 from ramet.components.build import build_advantage, build_scorer
 from ramet.config.schema import Config, OldLogprobs
 from ramet.data.sampler import Sampler
@@ -23,7 +23,7 @@ from ramet.errors import PluginError, RametError
 from ramet.plugins import origin
 from ramet.policy.batching.batch import Floats, Row, row_metrics, rows_of, unpadded
 from ramet.policy.checkpoint.store import Checkpoints
-from ramet.policy.checkpoint_score import Score
+from ramet.policy.checkpoint_score import CheckpointScore
 from ramet.policy.critic import CriticSpec
 from ramet.policy.errors import TrainingDiverged
 from ramet.rollout.record import GroupRecord, write_records
@@ -31,10 +31,10 @@ from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking.metrics import Tracker
 from ramet.train.algorithm import estimate
-from ramet.train.async_rollouts import Ahead
+from ramet.train.async_rollouts import AsyncRollouts
 from ramet.train.choosing import PlayedStep, TaskChooser
 from ramet.train.groups import check_infrastructure, play
-from ramet.train.preemption import Dropped, StopRequest
+from ramet.train.preemption import Dropped, Preemption
 from ramet.train.saving import Saver
 from ramet.train.state import TrainState
 from ramet.train.step_metrics import lag_metrics, reward_metrics, warn_of_silence
@@ -53,7 +53,7 @@ class Loop:
         config: Config,
         *,
         folder: Path,
-        place: Place,
+        place: Backend,
         needs_reference: bool,
         critic: CriticSpec | None,
         tasks: Sequence[Task],
@@ -63,7 +63,7 @@ class Loop:
         tracker: Tracker,
         total_steps: int,
         state: TrainState,
-        stop: StopRequest,
+        stop: Preemption,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -89,7 +89,7 @@ class Loop:
             saved=state.step,
             in_background=config.train.async_save,
         )
-        self.ahead = Ahead(self._play, staleness=config.train.staleness, last=total_steps)
+        self.ahead = AsyncRollouts(self._play, staleness=config.train.staleness, last=total_steps)
         self.scorer = build_scorer(config)
         self.validation = Validation(
             config.train, self.rollouts, self.scorer, valid, max_masked=config.rollout.max_infra_rate
@@ -97,7 +97,7 @@ class Loop:
         self.estimator = build_advantage(config)
         self.needs_reference = needs_reference
         self._save_s = 0.0  # seconds that the last step spent on its checkpoint
-        self._score: Score | None = None  # of the weights after `state.step`, by train.keep_best
+        self._score: CheckpointScore | None = None  # of the weights after `state.step`, by train.keep_best
         self._played: dict[str, float] = {}  # metrics of rollouts that were collected before their step
         self.plan = RolloutPlan(
             group_size=config.rollout.group_size,

@@ -12,14 +12,14 @@ from ramet.planning.memory_check import check_memory
 from ramet.planning.memory_table import table
 from ramet.planning.model_shape import read_shape
 from ramet.planning.placement import check_placement
-from ramet.planning.placement import place as place_workers
-from ramet.planning.run_plan import RECORDS, Place, Plan, entries_in_words, look
+from ramet.planning.placement import plan_devices as place_workers
+from ramet.planning.run_plan import RECORDS, DryRun, RunPlan, entries_in_words, plan_run
 from ramet.runs.manifest import make_manifest
-from ramet.train.prepare import Prepared, prepare
+from ramet.train.prepare import PreparedRun, prepare
 from ramet.types import Need
 
 
-def plan(resolved: Resolved, on: str | None = None) -> Plan:
+def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     """`on` names a machine to plan for instead of this one (`8x80GiB`).
 
     Raises `ConfigErrors` with every problem found.
@@ -27,10 +27,10 @@ def plan(resolved: Resolved, on: str | None = None) -> Plan:
     config = resolved.config
     machine = machine_of(config, on)
     prepared = prepare(resolved)
-    place = look(resolved, make_manifest(resolved, data=prepared.data, model=prepared.model))
+    place = plan_run(resolved, make_manifest(resolved, data=prepared.data, model=prepared.model))
     memory = _memory(config, machine)
     raise_all([*place.problems, *check_placement(config, machine), *_fits(memory)])
-    return Plan(
+    return DryRun(
         job="train",
         facts={
             "directory": str(place),
@@ -71,7 +71,7 @@ def _fits(memory: MemoryPlan | str) -> list[str]:
     return [] if isinstance(memory, str) else check_memory(memory)
 
 
-def _tasks(prepared: Prepared) -> str:
+def _tasks(prepared: PreparedRun) -> str:
     record = prepared.data["train"]
     notes = {"bad rows skipped": record.skipped, "too long": prepared.too_long, "repaired": record.repaired}
     notes["outside the bounds of difficulty"] = record.by_difficulty
@@ -89,7 +89,7 @@ def _order(config: Config) -> str:
     return f"; {', '.join(notes)}" if notes else ""
 
 
-def _validation(config: Config, prepared: Prepared) -> str:
+def _validation(config: Config, prepared: PreparedRun) -> str:
     if not prepared.valid.tasks:
         return ""
     train = config.train
@@ -100,7 +100,7 @@ def _validation(config: Config, prepared: Prepared) -> str:
     return f"{len(prepared.valid.tasks)} tasks, {each} each, {first}{every}{best}"
 
 
-def _steps(config: Config, prepared: Prepared) -> str:
+def _steps(config: Config, prepared: PreparedRun) -> str:
     train, group = config.train, config.rollout.group_size
     updates = train.epochs * train.minibatches
     return (
@@ -120,7 +120,7 @@ def _old_policy(config: Config) -> str:
     return "the policy itself, without a pass: a step has one optimiser step"
 
 
-def _tokens(config: Config, prepared: Prepared) -> str:
+def _tokens(config: Config, prepared: PreparedRun) -> str:
     rollouts = config.train.tasks_per_step * config.rollout.group_size
     response, prompt = config.rollout.max_response_tokens, config.data.max_prompt_tokens
     step, ranks = rollouts * response, 1 if config.cluster.name == "local" else config.cluster.policy_workers
@@ -138,7 +138,7 @@ def _algorithm(config: Config) -> str:
     )
 
 
-def _files(config: Config, prepared: Prepared, place: Place) -> list[str]:
+def _files(config: Config, prepared: PreparedRun, place: RunPlan) -> list[str]:
     last, train = prepared.total_steps, config.train
     kept = f"every {train.save_every} steps and the last, {train.keep_checkpoints} kept"
     return [

@@ -25,7 +25,7 @@ class Dropped(Exception):
     """What was waited for is given up, because a stop was asked for."""
 
 
-class StopRequest(StopListener):
+class Preemption(StopListener):
     """Where a run can be cut, it asks here whether it should be."""
 
     def __init__(self, grace_s: float) -> None:

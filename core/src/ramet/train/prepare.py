@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ramet.cluster.check import check_cluster
 from ramet.cluster.interfaces import build_encoder
-from ramet.components.build import build_benchmark, build_scorer, check_forks, check_parts
+from ramet.components.build import build_benchmark, build_scorer, check_components, check_forks
 from ramet.components.engines import check_engine
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedRun:
     """What a run needs of its data, and what its manifest says of data and model."""
 
     tasks: list[Task]
@@ -54,7 +54,7 @@ class Prepared:
     model: str  # fingerprint
 
 
-def prepare(resolved: Resolved) -> Prepared:
+def prepare(resolved: Resolved) -> PreparedRun:
     """Raises `ConfigErrors` with every problem found."""
     config = resolved.config
     problems = [
@@ -65,7 +65,7 @@ def prepare(resolved: Resolved) -> Prepared:
         *check_cluster(config),
         *check_policy(config),
         *check_trackers(config.trackers),
-        *check_parts(config, training=True),
+        *check_components(config, training=True),
     ]
     problems += unused_benchmarks(resolved)
     problems += _collect(lambda: check_needs(config), problems) or []
@@ -168,7 +168,7 @@ def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
     return None
 
 
-def _prepared(config: Config, train: TaskSet, valid: TaskSet | None, tools: ToolNames) -> Prepared:
+def _prepared(config: Config, train: TaskSet, valid: TaskSet | None, tools: ToolNames) -> PreparedRun:
     encoder = build_encoder(config)
     count = prompt_counter(config, encoder, tools)
     kept = leave_out_long(train.tasks, count, config.data.max_prompt_tokens)
@@ -184,7 +184,7 @@ def _prepared(config: Config, train: TaskSet, valid: TaskSet | None, tools: Tool
     data = {"train": _record(train, kept, tasks)}
     if valid and kept_valid:
         data["valid"] = _record(valid, kept_valid, kept_valid.tasks)
-    return Prepared(
+    return PreparedRun(
         tasks=tasks,
         valid=_valid_data(config, valid, kept_valid.tasks) if valid and kept_valid else ValidData(),
         sampler=sampler,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ramet.policy.checkpoint.store import Checkpoints
-from ramet.policy.checkpoint_score import Score
+from ramet.policy.checkpoint_score import CheckpointScore
 from ramet.policy.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Saver:
         self.failed = 0
         self._under_way: tuple[int, asyncio.Task[None]] | None = None
 
-    async def save_if_due(self, step: int, score: Score | None) -> None:
+    async def save_if_due(self, step: int, score: CheckpointScore | None) -> None:
         """Every `every` steps, the last one, and one whose `score` is the best so far. A failed save is warned of, and
         the run goes on to the next.
 
@@ -66,7 +66,7 @@ class Saver:
         if step > self.saved:
             await self._write(step, await self.stage())
 
-    async def _is_best(self, step: int, score: Score | None) -> bool:
+    async def _is_best(self, step: int, score: CheckpointScore | None) -> bool:
         if score is None:
             return False
         await self._settle()  # a save in progress may be the best

@@ -16,7 +16,7 @@ from ramet.cluster.interfaces import Rollouts
 from ramet.config.schema import TrainConfig
 from ramet.evaluate.measure import judge
 from ramet.evaluate.statistics import avg_at_k, pass_at_k
-from ramet.policy.checkpoint_score import Score, score_of
+from ramet.policy.checkpoint_score import CheckpointScore, score_of
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer
 from ramet.train.groups import play
@@ -80,7 +80,7 @@ class Validation:
         every = self.train.eval_every
         return bool(self.data.tasks) and (self.train.eval_first if step == 0 else every > 0 and step % every == 0)
 
-    def score(self, step: int, metrics: Mapping[str, float]) -> Score | None:
+    def score(self, step: int, metrics: Mapping[str, float]) -> CheckpointScore | None:
         """By `train.keep_best`, from the metrics of this step; None if there is none."""
         metric = self.train.keep_best
         if metric is None or not self.is_due(step):

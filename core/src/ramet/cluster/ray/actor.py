@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from ramet.cluster.ray.driver_environment import Surroundings
+from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.tracking.log import make_records_harmless
 
 HEALTH = "health"  # concurrency group of pings
@@ -64,7 +64,7 @@ class _Log(logging.Handler):
 class Actor:
     """What all workers can do. `job` is pickled: it may need modules that only `surroundings` make known here."""
 
-    def __init__(self, surroundings: Surroundings, job: bytes, devices: Sequence[str] | None) -> None:
+    def __init__(self, surroundings: DriverEnvironment, job: bytes, devices: Sequence[str] | None) -> None:
         surroundings.put_on()
         if devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)

@@ -1,4 +1,4 @@
-"""`ramet.cluster.interfaces.Place` over Ray actors."""
+"""`ramet.cluster.interfaces.Backend` over Ray actors."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 
 from ramet.cluster.ray.policy import RayPolicy
 from ramet.cluster.ray.rollouts import RayRollouts
-from ramet.cluster.ray.worker_pool import Crew, together
+from ramet.cluster.ray.worker_pool import WorkerPool, together
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.policy.critic import CriticSpec
 from ramet.policy.spec import PolicySpec
 
 
-class RayPlace:
+class RayBackend:
     """Policy ranks and rollout workers, and the way of the weights between them: they never pass the driver."""
 
-    def __init__(self, crew: Crew, policy: RayPolicy, rollouts: RayRollouts) -> None:
+    def __init__(self, crew: WorkerPool, policy: RayPolicy, rollouts: RayRollouts) -> None:
         self.policy = policy
         self.rollouts = rollouts
         self.services = crew.services
@@ -25,9 +25,9 @@ class RayPlace:
     @classmethod
     async def start(
         cls, config: Config, spec: PolicySpec, *, critic: CriticSpec | None = None, folder: Path, tools: ToolNames
-    ) -> RayPlace:
+    ) -> RayBackend:
         """Called in the main thread. Raises `ConfigError` if the workers find no room or no equal surroundings."""
-        crew = Crew(config, with_policy=True, folder=folder)
+        crew = WorkerPool(config, with_policy=True, folder=folder)
         try:
             await crew.reserve()
             place = cls(crew, RayPolicy(crew, spec, critic), RayRollouts(crew, branching=True, tools=tools))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from ramet.cluster.ray.worker import Worker
+from ramet.cluster.ray.worker import RayWorker
 
 
 class Dispatch:
@@ -18,24 +18,24 @@ class Dispatch:
 
     def __init__(self, max_concurrent: int) -> None:
         self._most = max_concurrent
-        self._load: dict[Worker, int] = {}
-        self._waiting: deque[tuple[int, asyncio.Future[Worker]]] = deque()
+        self._load: dict[RayWorker, int] = {}
+        self._waiting: deque[tuple[int, asyncio.Future[RayWorker]]] = deque()
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[RayWorker]:
         return list(self._load)
 
-    def join(self, worker: Worker) -> None:
+    def join(self, worker: RayWorker) -> None:
         self._load[worker] = 0
         self._serve()
 
-    def leave(self, worker: Worker) -> bool:
+    def leave(self, worker: RayWorker) -> bool:
         """False: it had left already."""
         return self._load.pop(worker, None) is not None
 
-    async def take(self, size: int, *, first: bool = False) -> Worker:
+    async def take(self, size: int, *, first: bool = False) -> RayWorker:
         """Wait for a worker and count `size` rollouts as its own. `first`: before all who wait."""
-        turn: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[RayWorker] = asyncio.get_running_loop().create_future()
         (self._waiting.appendleft if first else self._waiting.append)((size, turn))
         self._serve()
         try:
@@ -45,7 +45,7 @@ class Dispatch:
                 self.give_back(turn.result(), size)
             raise
 
-    def give_back(self, worker: Worker, size: int) -> None:
+    def give_back(self, worker: RayWorker, size: int) -> None:
         if worker in self._load:
             self._load[worker] -= size
         self._serve()

@@ -25,7 +25,7 @@ PluginRow = tuple[str, str, str]  # name, distribution, version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class DriverEnvironment:
     """Taken on the driver (`here`), put on in every actor before it does anything else."""
 
     environment: dict[str, str]
@@ -37,7 +37,7 @@ class Surroundings:
     umask: int  # whose files are private, workers' are too
 
     @classmethod
-    def here(cls) -> Surroundings:
+    def here(cls) -> DriverEnvironment:
         return cls(
             environment={name: value for name, value in os.environ.items() if not name.startswith(NODES_OWN)},
             sys_path=tuple(os.path.abspath(entry) for entry in sys.path),

@@ -14,39 +14,39 @@ import ray
 
 from ramet.cluster.ray.actor import Said
 from ramet.cluster.ray.errors import WorkerLost, translated
-from ramet.cluster.ray.worker import Worker
+from ramet.cluster.ray.worker import RayWorker
 
 PERIOD_S = 1.0
 SILENCE_S = 10.0
-OnLost = Callable[[Worker, WorkerLost], None]
+OnLost = Callable[[RayWorker, WorkerLost], None]
 
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    worker: Worker
+    worker: RayWorker
     on_lost: OnLost
     may_be_silent: bool
     ping: Any = None
     silent_s: float = 0.0
 
 
-class Pulse:
+class HealthMonitor:
     """`on_lost` is called in the event loop, once per worker."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._watched: dict[Worker, _Watched] = {}
+        self._watched: dict[RayWorker, _Watched] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ramet-pulse", daemon=True)
         self._thread.start()
 
-    def watch(self, worker: Worker, on_lost: OnLost, *, may_be_silent: bool) -> None:
+    def watch(self, worker: RayWorker, on_lost: OnLost, *, may_be_silent: bool) -> None:
         """Whoever may be silent is lost only when dead: a worker that starts, and one that computes for long."""
         with self._lock:
             self._watched[worker] = _Watched(worker, on_lost, may_be_silent)
 
-    def forget(self, worker: Worker) -> None:
+    def forget(self, worker: RayWorker) -> None:
         with self._lock:
             self._watched.pop(worker, None)
 
@@ -86,7 +86,7 @@ class Pulse:
             self._report(one, found if isinstance(found, WorkerLost) else WorkerLost(str(found)))
             return
         one.ping, one.silent_s = None, 0.0
-        retell(one.worker, said)
+        forward_logs(one.worker, said)
 
     def _report(self, one: _Watched, error: WorkerLost) -> None:
         self.forget(one.worker)
@@ -94,7 +94,7 @@ class Pulse:
             self._loop.call_soon_threadsafe(one.on_lost, one.worker, error)
 
 
-def retell(worker: Worker, said: list[Said]) -> None:
+def forward_logs(worker: RayWorker, said: list[Said]) -> None:
     """A worker's log in the driver's."""
     for line in said:
         logging.getLogger(line.logger).log(line.level, "%s: %s", worker.name, line.text)

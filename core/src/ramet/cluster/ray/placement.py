@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class PlacementSlot:
     """A worker's share of one bundle."""
 
     group: PlacementGroup
@@ -31,7 +31,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SlotRequest:
     """One group of like bundles."""
 
     bundles: int
@@ -45,7 +45,7 @@ class Wanted:
         return [dict(one) for _ in range(self.bundles)]
 
 
-class Placement:
+class WorkerPlacement:
     """Reserved bundles, until `release`."""
 
     def __init__(self, config: Config, *, with_policy: bool, is_own: bool) -> None:
@@ -63,22 +63,22 @@ class Placement:
         self._wanted = self._plan()
         self.groups: list[PlacementGroup] = []
 
-    def _plan(self) -> list[Wanted]:
+    def _plan(self) -> list[SlotRequest]:
         gpus = int(self._uses_gpus)
         if self._colocate:
             cpus = self._cpus * (self._per_engine + 1)
-            return [Wanted(bundles=self._engines, cpus=cpus, gpus=self._per_engine, strategy="PACK")]
-        engines = Wanted(bundles=self._engines, cpus=self._cpus, gpus=gpus * self._per_engine, strategy="SPREAD")
-        policy = Wanted(bundles=self._ranks, cpus=self._cpus, gpus=gpus, strategy="PACK")
+            return [SlotRequest(bundles=self._engines, cpus=cpus, gpus=self._per_engine, strategy="PACK")]
+        engines = SlotRequest(bundles=self._engines, cpus=self._cpus, gpus=gpus * self._per_engine, strategy="SPREAD")
+        policy = SlotRequest(bundles=self._ranks, cpus=self._cpus, gpus=gpus, strategy="PACK")
         return [policy, engines] if self._ranks else [engines]
 
-    def policy_seat(self, rank: int) -> Seat:
+    def policy_seat(self, rank: int) -> PlacementSlot:
         bundle = rank // self._per_engine if self._colocate else rank
-        return Seat(self.groups[0], bundle, self._cpus, float(self._uses_gpus))
+        return PlacementSlot(self.groups[0], bundle, self._cpus, float(self._uses_gpus))
 
-    def engine_seat(self, number: int) -> Seat:
+    def engine_seat(self, number: int) -> PlacementSlot:
         gpus = 0.0 if self._colocate else float(self._uses_gpus * self._per_engine)
-        return Seat(self.groups[-1], number, self._cpus, gpus)
+        return PlacementSlot(self.groups[-1], number, self._cpus, gpus)
 
     def shared_ranks(self, number: int) -> range:
         """Ranks whose GPUs a co-located engine uses."""

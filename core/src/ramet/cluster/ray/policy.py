@@ -15,8 +15,8 @@ from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.errors import WorkerLost
 from ramet.cluster.ray.jobs import PolicyJob
 from ramet.cluster.ray.weights import Bucket
-from ramet.cluster.ray.worker import Worker
-from ramet.cluster.ray.worker_pool import Crew
+from ramet.cluster.ray.worker import RayWorker
+from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.critic import CriticSpec
 from ramet.policy.spec import PolicySpec
@@ -27,8 +27,8 @@ SETTLE_S = 5.0  # for the other ranks to end, once one has failed: the cause may
 class RayPolicy:
     """`before` is awaited before anything is computed: co-located engines make room then."""
 
-    def __init__(self, crew: Crew, spec: PolicySpec, critic: CriticSpec | None) -> None:
-        self.ranks: list[Worker] = []
+    def __init__(self, crew: WorkerPool, spec: PolicySpec, critic: CriticSpec | None) -> None:
+        self.ranks: list[RayWorker] = []
         self.before: Callable[[], Awaitable[None]] | None = None
         self._crew = crew
         self._spec = spec
@@ -44,7 +44,7 @@ class RayPolicy:
         address = await self.ranks[0].call("address", timeout_s=timeout_s) if len(self.ranks) > 1 else None
         await self._all("start", address)
 
-    def _hire(self, rank: int) -> Worker:
+    def _hire(self, rank: int) -> RayWorker:
         job = PolicyJob(
             run=self._crew.config.run,
             timeout_s=self._crew.timeout_s,
@@ -56,7 +56,7 @@ class RayPolicy:
         seat = self._crew.placement.policy_seat(rank)
         return self._crew.hire(PolicyActor, f"policy rank {rank}", seat, job, self._lost)
 
-    def _lost(self, worker: Worker, error: WorkerLost) -> None:
+    def _lost(self, worker: RayWorker, error: WorkerLost) -> None:
         self._crew.fail(_fatal(error))
 
     async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:

@@ -23,7 +23,7 @@ VARIABLE = "RAMET_RAY_MARK"
 PATIENCE_S = 3.0  # what can end by itself does so within it
 
 
-class Guard:
+class ProcessReaper:
     """The driver's side. Processes that are started inside `marking` are in its charge."""
 
     def __init__(self, mark: str) -> None:

@@ -21,8 +21,8 @@ from ramet.cluster.ray.dispatch import Dispatch
 from ramet.cluster.ray.errors import WorkerLost
 from ramet.cluster.ray.jobs import Counts, RolloutJob, total
 from ramet.cluster.ray.weights import Bucket
-from ramet.cluster.ray.worker import Worker
-from ramet.cluster.ray.worker_pool import Crew, together
+from ramet.cluster.ray.worker import RayWorker
+from ramet.cluster.ray.worker_pool import WorkerPool, together
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
@@ -49,13 +49,13 @@ class _Given:
 class RayRollouts:
     """Workers are named by their seats."""
 
-    def __init__(self, crew: Crew, *, branching: bool, tools: ToolNames, owns_crew: bool = False) -> None:
+    def __init__(self, crew: WorkerPool, *, branching: bool, tools: ToolNames, owns_crew: bool = False) -> None:
         self.restarts = 0
         self._crew = crew
         self._config = crew.config
         self._job = RolloutJob(config=crew.config, branching=branching, services=crew.services, tool_sets=tools.sets)
         self._dispatch = Dispatch(crew.config.rollout.max_concurrent)
-        self._seats: dict[Worker, int] = {}
+        self._seats: dict[RayWorker, int] = {}
         self._devices: dict[int, tuple[str, ...]] = {}
         self._given: _Given | None = None
         self._info: EngineInfo | None = None
@@ -67,7 +67,7 @@ class RayRollouts:
     @classmethod
     async def start(cls, config: Config, *, folder: Path, tools: ToolNames) -> RayRollouts:
         """Engines alone, without forks, for evaluation. Raises `ConfigError`."""
-        crew = Crew(config, with_policy=False, folder=folder)
+        crew = WorkerPool(config, with_policy=False, folder=folder)
         try:
             await crew.reserve()
             rollouts = cls(crew, branching=False, tools=tools, owns_crew=True)
@@ -200,7 +200,7 @@ class RayRollouts:
             self._crew.pulse.watch(worker, self._lose, may_be_silent=False)
             self._dispatch.join(worker)
 
-    async def _prepare(self, worker: Worker) -> None:
+    async def _prepare(self, worker: RayWorker) -> None:
         await worker.meet(self._crew.timeout_s)
         self._info = await worker.call("start", timeout_s=self._crew.timeout_s)
         given = None
@@ -211,7 +211,7 @@ class RayRollouts:
         if self._asleep:
             await worker.call("sleep", timeout_s=self._crew.timeout_s)
 
-    async def _give(self, worker: Worker, given: _Given) -> None:
+    async def _give(self, worker: RayWorker, given: _Given) -> None:
         arguments = (given.weights, given.version, given.in_flight)
         served = await worker.call("update", *arguments, timeout_s=self._crew.timeout_s)
         if served != given.version:
@@ -219,13 +219,13 @@ class RayRollouts:
                 f"{worker} was given the weights of version {given.version} and serves version {served}: refused"
             )
 
-    async def _give_or_lose(self, worker: Worker, given: _Given) -> None:
+    async def _give_or_lose(self, worker: RayWorker, given: _Given) -> None:
         try:
             await self._give(worker, given)
         except WorkerLost as error:
             self._lose(worker, error)
 
-    def _lose(self, worker: Worker, error: InfraError) -> None:
+    def _lose(self, worker: RayWorker, error: InfraError) -> None:
         """Put another in its seat. Everyone who had to do with it comes here; the first is heard."""
         if (seat := self._seats.pop(worker, None)) is None:
             return

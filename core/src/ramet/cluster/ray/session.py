@@ -24,7 +24,7 @@ import torch
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
 from ray._raylet import Config as RayConfig  # type: ignore[attr-defined]
 
-from ramet.cluster.ray.process_reaper import Guard
+from ramet.cluster.ray.process_reaper import ProcessReaper
 from ramet.config.schema import ClusterConfig, ModelConfig
 from ramet.errors import ConfigError
 
@@ -37,7 +37,7 @@ OWN_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
 class Session:
     """Connected from `open` to `close`. A process that is connected already stays so, and lends its connection."""
 
-    def __init__(self, guard: Guard | None, *, borrowed: bool) -> None:
+    def __init__(self, guard: ProcessReaper | None, *, borrowed: bool) -> None:
         self._guard = guard
         self._borrowed = borrowed
 
@@ -55,7 +55,7 @@ class Session:
         if ray.is_initialized():
             return cls(None, borrowed=True)
         logging.getLogger("ray").setLevel(logging.ERROR)
-        guard = Guard(uuid.uuid4().hex) if cluster.address is None else None
+        guard = ProcessReaper(uuid.uuid4().hex) if cluster.address is None else None
         try:
             with _signals_kept(), _environment(OWN_ENVIRONMENT), contextlib.ExitStack() as started:
                 if guard is not None:

@@ -11,20 +11,22 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ramet.cluster.ray.actor import HEALTH, SAVE, Hello
-from ramet.cluster.ray.driver_environment import Surroundings
+from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.cluster.ray.errors import translated
-from ramet.cluster.ray.placement import Seat
+from ramet.cluster.ray.placement import PlacementSlot
 from ramet.errors import InfraError
 
 logger = logging.getLogger(__name__)
 
 
-class Worker:
+class RayWorker:
     """One actor. `name` says kind and number, as in `policy rank 1`."""
 
-    def __init__(self, name: str, kind: type[Any], seat: Seat, job: bytes, devices: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, name: str, kind: type[Any], seat: PlacementSlot, job: bytes, devices: tuple[str, ...] | None
+    ) -> None:
         """The actor is asked for; `meet` waits for it."""
-        surroundings = Surroundings.here()
+        surroundings = DriverEnvironment.here()
         self.name = name
         self.hello: Hello | None = None
         self.actor = (

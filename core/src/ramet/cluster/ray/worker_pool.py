@@ -12,11 +12,11 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
-from ramet.cluster.ray.health_monitor import OnLost, Pulse, retell
+from ramet.cluster.ray.health_monitor import HealthMonitor, OnLost, forward_logs
 from ramet.cluster.ray.limits import RayLimiters, start_limiters
-from ramet.cluster.ray.placement import Placement, Seat
+from ramet.cluster.ray.placement import PlacementSlot, WorkerPlacement
 from ramet.cluster.ray.session import Session
-from ramet.cluster.ray.worker import Worker
+from ramet.cluster.ray.worker import RayWorker
 from ramet.components.build import wants_services
 from ramet.components.services import Limiters, LocalLimiters, RunServices
 from ramet.config.schema import Config
@@ -27,7 +27,7 @@ FAREWELL_S = 10.0  # for what workers close by themselves
 LAST_WORDS_S = 5.0  # for what they have to say behind it
 
 
-class Crew:
+class WorkerPool:
     """The connection, the bundles, the workers and the first failure that nothing can mend."""
 
     def __init__(self, config: Config, *, with_policy: bool, folder: Path) -> None:
@@ -37,13 +37,13 @@ class Crew:
         self.timeout_s = config.cluster.timeout_s
         self.session = Session.open(config.cluster, config.model)
         try:
-            self.placement = Placement(config, with_policy=with_policy, is_own=self.session.is_own)
+            self.placement = WorkerPlacement(config, with_policy=with_policy, is_own=self.session.is_own)
             self.services = RunServices(folder=folder, seed=config.run.seed, limiters=self._limits())
         except BaseException:
             self.session.close()
             raise
-        self.pulse = Pulse()
-        self._workers: list[Worker] = []
+        self.pulse = HealthMonitor()
+        self._workers: list[RayWorker] = []
         self._chores: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -61,19 +61,19 @@ class Crew:
         self,
         kind: type[Any],
         name: str,
-        seat: Seat,
+        seat: PlacementSlot,
         job: object,
         on_lost: OnLost,
         devices: tuple[str, ...] | None = None,
-    ) -> Worker:
+    ) -> RayWorker:
         """A new worker, whose process may take its time. It is watched; silence is allowed."""
         pickled: bytes = cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
-        worker = Worker(name, kind, seat, pickled, devices)
+        worker = RayWorker(name, kind, seat, pickled, devices)
         self._workers.append(worker)
         self.pulse.watch(worker, on_lost, may_be_silent=True)
         return worker
 
-    def dismiss(self, worker: Worker) -> None:
+    def dismiss(self, worker: RayWorker) -> None:
         self.pulse.forget(worker)
         self._workers.remove(worker)
         worker.kill()
@@ -117,12 +117,12 @@ class Crew:
                 ray.kill(self._limiters)
         self.session.close()
 
-    async def _farewell(self, worker: Worker) -> None:
+    async def _farewell(self, worker: RayWorker) -> None:
         """Let it close what it holds, and hear the last that it says."""
         with contextlib.suppress(Exception):
             if hasattr(worker.actor, "close"):
                 await worker.call("close", timeout_s=FAREWELL_S)
-            retell(worker, await worker.call("ping", timeout_s=LAST_WORDS_S))
+            forward_logs(worker, await worker.call("ping", timeout_s=LAST_WORDS_S))
 
 
 async def together(*work: Coroutine[Any, Any, None]) -> None:

@@ -13,7 +13,7 @@ from ramet.engines.protocol import Sampling
 from ramet.engines.torch.sampler import Draw, uniforms
 
 
-class Lanes:
+class BatchState:
     """Tensors of one row per slot."""
 
     def __init__(self, slots: int, length: int, device: torch.device) -> None:

@@ -8,27 +8,26 @@ of it, and what it has sampled counts as its prompt from then on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import FinishReason, Request
-from ramet.engines.sequence import Done, Event, Failed, First, Sequence
+from ramet.engines.sequence import Event, RunningSequence, SequenceDone, SequenceFailed, SequenceFirst
 from ramet.engines.stops import StopStrings
-from ramet.engines.torch.model_runner import Batch, Compute, Part
-from ramet.engines.torch.slots import Place, SlotTable
+from ramet.engines.torch.model_runner import BatchPart, ModelRunner, RunnerBatch
+from ramet.engines.torch.slots import CacheSlot, SlotTable
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 
 
-class Batcher:
+class TorchBatcher:
     """Sequences in, events out. Used by one thread."""
 
     def __init__(
         self,
-        compute: Compute,
+        compute: ModelRunner,
         encoder: Encoder,
         counters: Counters,
         *,
@@ -43,10 +42,10 @@ class Batcher:
         self._counters = counters
         self._prefill_tokens = prefill_tokens
         self._table = SlotTable(slots, max_tokens, deterministic=compute.deterministic)
-        self._waiting: list[Sequence] = []
-        self._prefilling: list[Sequence] = []
-        self._decoding: dict[int, Sequence] = {}
-        self._batch: Batch | None = None
+        self._waiting: list[RunningSequence] = []
+        self._prefilling: list[RunningSequence] = []
+        self._decoding: dict[int, RunningSequence] = {}
+        self._batch: RunnerBatch | None = None
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         self._dirty = False  # numbers that are not finite were seen, and may stand in the cache behind a sequence
 
@@ -64,12 +63,12 @@ class Batcher:
         """Nothing of this epoch is left."""
         return not self.running and all(s.epoch > self.epoch for s in self._waiting)
 
-    def submit(self, request: Request, epoch: int) -> Sequence:
+    def submit(self, request: Request, epoch: int) -> RunningSequence:
         """Queue a request that was checked before; it waits until its epoch has begun."""
         stop = request.sampling.stop
         if stop and stop not in self._stops:
             self._stops[stop] = StopStrings(stop, self._encoder)
-        sequence = Sequence(request, self._stops.get(stop), request.cache_key, epoch)
+        sequence = RunningSequence(request, self._stops.get(stop), request.cache_key, epoch)
         self._waiting.append(sequence)
         return sequence
 
@@ -97,7 +96,7 @@ class Batcher:
         for key in gone:
             self._table.release(key)
 
-    def load(self, weights: Seq[tuple[str, Tensor]]) -> None:
+    def load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
         """Copy new weights into the model. Raises `ValueError`, and changes nothing, if they do not fit."""
         self._compute.load(weights)
 
@@ -119,7 +118,7 @@ class Batcher:
         self._dirty = False
         self._counters.add(updates_in_flight=int(bool(cut)))
 
-    def _cut(self, sequence: Sequence) -> None:
+    def _cut(self, sequence: RunningSequence) -> None:
         """Take a sequence out of its slot, with everything that only the slot knows of it."""
         self._compute.read(sequence)
         sequence.cut(self.version)
@@ -127,19 +126,19 @@ class Batcher:
         self._leave(sequence)
         sequence.slot = -1
 
-    def _all(self) -> list[Sequence]:
+    def _all(self) -> list[RunningSequence]:
         return [*self._waiting, *self._prefilling, *self._decoding.values()]
 
     def _admit(self) -> list[Event]:
         events: list[Event] = []
-        waiting: list[Sequence] = []
+        waiting: list[RunningSequence] = []
         for sequence in self._waiting:
             if sequence.epoch > self.epoch:
                 waiting.append(sequence)
                 continue
             problem = self._lost_parent(sequence)
             if problem is not None:
-                events.append(Failed(sequence, problem))
+                events.append(SequenceFailed(sequence, problem))
                 continue
             place = self._table.find(sequence.context, sequence.key, sequence.request.fork_of)
             if place is None:
@@ -149,7 +148,7 @@ class Batcher:
         self._waiting = waiting
         return events
 
-    def _lost_parent(self, sequence: Sequence) -> ValueError | None:
+    def _lost_parent(self, sequence: RunningSequence) -> ValueError | None:
         parent = sequence.request.fork_of if sequence.lost is None else ""  # what is computed again needs none
         if not (self._compute.deterministic and parent) or self._table.holds(parent) or self._table.holds(sequence.key):
             return None
@@ -158,7 +157,7 @@ class Batcher:
             "parent must not be released before its forks have started"
         )
 
-    def _start(self, sequence: Sequence, place: Place) -> None:
+    def _start(self, sequence: RunningSequence, place: CacheSlot) -> None:
         is_fork = bool(sequence.request.fork_of) and not self._table.holds(sequence.key)
         self._table.occupy(place, sequence.context, sequence.key)
         sequence.slot = place.slot
@@ -167,7 +166,7 @@ class Batcher:
         self._prefilling.append(sequence)
         self._join(sequence)
 
-    def _count(self, sequence: Sequence, place: Place, is_fork: bool) -> None:
+    def _count(self, sequence: RunningSequence, place: CacheSlot, is_fork: bool) -> None:
         if sequence.lost is not None:
             self._counters.add(recomputed_tokens=max(sequence.lost - place.cached, 0))
             return
@@ -179,7 +178,7 @@ class Batcher:
             recomputed_prefix_tokens=place.recomputed if is_fork else 0,
         )
 
-    def _join(self, sequence: Sequence) -> None:
+    def _join(self, sequence: RunningSequence) -> None:
         """Decode a sequence from now on, if all but the last token of its context is computed."""
         if self._table.valid[sequence.slot] == len(sequence.context) - 1:
             self._prefilling.remove(sequence)
@@ -188,8 +187,8 @@ class Batcher:
 
     def _prefill(self, spent: int) -> int:
         """Compute parts of prompts, if the round's budget allows more; says how many tokens that was."""
-        chosen: list[Sequence] = []
-        parts: list[Part] = []
+        chosen: list[RunningSequence] = []
+        parts: list[BatchPart] = []
         width = 0
         for sequence in self._prefilling:
             start = int(self._table.valid[sequence.slot])
@@ -199,7 +198,7 @@ class Batcher:
                 break
             width = wider
             chosen.append(sequence)
-            parts.append(Part(sequence.slot, start, tokens))
+            parts.append(BatchPart(sequence.slot, start, tokens))
         if parts:
             self._compute.prefill(parts)
         for sequence, part in zip(chosen, parts, strict=True):
@@ -222,7 +221,7 @@ class Batcher:
         self._counters.add(decode_steps=1)
         return events
 
-    def _take(self, sequence: Sequence, token: int) -> list[Event]:
+    def _take(self, sequence: RunningSequence, token: int) -> list[Event]:
         """A sequence got its next token."""
         self._table.append(sequence.slot, token)
         if token < 0:
@@ -234,32 +233,32 @@ class Batcher:
             return [self._first(sequence)]
         return []
 
-    def _first(self, sequence: Sequence) -> First:
+    def _first(self, sequence: RunningSequence) -> SequenceFirst:
         sequence.reported = True
         self._compute.read(sequence)
-        return First(sequence, sequence.first_report())
+        return SequenceFirst(sequence, sequence.first_report())
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, stop: str | None) -> list[Event]:
+    def _finish(self, sequence: RunningSequence, reason: FinishReason, stop: str | None) -> list[Event]:
         events: list[Event] = [] if sequence.reported else [self._first(sequence)]
         self._compute.read(sequence)
         completion = sequence.completion(reason, stop, self.version)
         self._counters.add(sampled_tokens=len(sequence.sampled))
         self._leave(sequence)
-        return [*events, Done(sequence, completion)]
+        return [*events, SequenceDone(sequence, completion)]
 
-    def _fail(self, sequence: Sequence, error: InfraError) -> list[Event]:
+    def _fail(self, sequence: RunningSequence, error: InfraError) -> list[Event]:
         self._leave(sequence)
         self._table.discard(sequence.slot)
         self._clean(sequence.slot)
         self._counters.add(failed_requests=1)
-        return [Failed(sequence, error)]
+        return [SequenceFailed(sequence, error)]
 
     def _clean(self, slot: int) -> None:
         self._dirty = True
         valid = int(self._table.valid[slot]) if slot < len(self._table) else 0
         self._compute.clear(slot, valid)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: RunningSequence) -> None:
         if sequence.slot < 0:
             self._waiting.remove(sequence)
             return

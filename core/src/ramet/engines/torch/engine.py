@@ -10,11 +10,11 @@ from ramet.engines.config import TorchEngineConfig
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import Capability, EngineInfo
 from ramet.engines.threaded import ThreadedEngine
-from ramet.engines.torch.batcher import Batcher
+from ramet.engines.torch.batcher import TorchBatcher
 from ramet.engines.torch.cache import round_up
 from ramet.engines.torch.determinism_check import check_rows_agree
 from ramet.engines.torch.forward import Forward
-from ramet.engines.torch.model_runner import Compute
+from ramet.engines.torch.model_runner import ModelRunner
 from ramet.models.encoder import Encoder
 
 
@@ -52,8 +52,8 @@ class TorchEngine(ThreadedEngine):
             max_tokens=forward.max_tokens,
         )
         counters = Counters()
-        batcher = Batcher(
-            Compute(forward, deterministic=deterministic),
+        batcher = TorchBatcher(
+            ModelRunner(forward, deterministic=deterministic),
             encoder,
             counters,
             slots=config.slots,

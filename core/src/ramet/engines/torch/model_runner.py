@@ -6,25 +6,24 @@ shapes behind a sequence's numbers depend on its own history alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ramet.engines.sequence import Sequence, Tokens
-from ramet.engines.torch.batch_state import Lanes
+from ramet.engines.sequence import RunningSequence, Tokens
+from ramet.engines.torch.batch_state import BatchState
 from ramet.engines.torch.forward import Forward
 from ramet.engines.torch.sampler import sample
-from ramet.engines.torch.slots import Place
+from ramet.engines.torch.slots import CacheSlot
 from ramet.engines.weights import copy_weights
 
 DENSE = 0.5  # share of active slots above which a range of slots is decoded with its gaps instead of gathered
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """Tokens of one prompt to be computed, from position `start` of a slot on."""
 
     slot: int
@@ -33,26 +32,26 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RunnerBatch:
     """The rows of decode steps; it stays the same until a sequence joins or leaves."""
 
     slots: list[int]
-    sequences: list[Sequence | None]  # None: the row only pads
+    sequences: list[RunningSequence | None]  # None: the row only pads
     rows: slice | Tensor  # the same slots, as a slice where they are a range
     active: Tensor  # [R] bool
     any_greedy: bool
     narrow: Tensor | None  # rows with top_p or top_k
 
 
-class Compute:
+class ModelRunner:
     """Forward pass, cache and lanes. Knows slots, not requests' fates."""
 
     def __init__(self, forward: Forward, *, deterministic: bool) -> None:
         self.deterministic = deterministic
         self._forward = forward
-        self._lanes = Lanes(forward.slots, forward.cache.length, forward.device)
+        self._lanes = BatchState(forward.slots, forward.cache.length, forward.device)
 
-    def start(self, sequence: Sequence, place: Place) -> None:
+    def start(self, sequence: RunningSequence, place: CacheSlot) -> None:
         """Put a sequence into its slot, with the prefix that it shares."""
         if place.donor != place.slot:
             self._forward.cache.copy(place.donor, place.slot, place.cached)
@@ -61,7 +60,7 @@ class Compute:
         self._lanes.start(place.slot, request.sampling, request.seed, len(sequence.prompt), token)
 
     @torch.inference_mode()
-    def prefill(self, parts: Seq[Part]) -> None:
+    def prefill(self, parts: Sequence[BatchPart]) -> None:
         """Compute keys and values of these parts, padded to the longest."""
         device = self._forward.device
         starts, counts = [p.start for p in parts], [len(p.tokens) for p in parts]
@@ -74,7 +73,7 @@ class Compute:
         self._forward.prefill(tokens.to(device), lengths[0], lengths[1], slots, self._forward.length(ends))
         self._lanes.position[slots] = lengths.sum(dim=0)
 
-    def batch(self, decoding: Mapping[int, Sequence]) -> Batch:
+    def batch(self, decoding: Mapping[int, RunningSequence]) -> RunnerBatch:
         """The rows that decode the sequences of these slots."""
         slots = sorted(decoding)
         end = self._forward.slots if self.deterministic else slots[-1] + 1
@@ -83,7 +82,7 @@ class Compute:
         sequences = [decoding.get(slot) for slot in chosen]
         samplings = [s.request.sampling if s is not None else None for s in sequences]
         narrow = [i for i, one in enumerate(samplings) if one is not None and (one.top_p < 1 or one.top_k > 0)]
-        return Batch(
+        return RunnerBatch(
             slots=chosen,
             sequences=sequences,
             rows=slice(0, end) if dense else torch.tensor(slots, device=self._forward.device),
@@ -93,7 +92,7 @@ class Compute:
         )
 
     @torch.inference_mode()
-    def decode(self, batch: Batch, longest: int) -> list[int]:
+    def decode(self, batch: RunnerBatch, longest: int) -> list[int]:
         """Feed one token to every row and sample the next; -1 where the logits are not finite."""
         lanes, forward, rows = self._lanes, self._forward, batch.rows
         length = forward.cache.length if self.deterministic else forward.length(longest + 1)
@@ -105,7 +104,7 @@ class Compute:
         sampled: list[int] = tokens.tolist()
         return sampled
 
-    def read(self, sequence: Sequence) -> None:
+    def read(self, sequence: RunningSequence) -> None:
         """Fetch the numbers of the tokens that it has sampled since the last time."""
         done = len(sequence.logprobs)
         if done == len(sequence.sampled):
@@ -115,7 +114,7 @@ class Compute:
         sequence.logprobs.extend(logprobs)
         sequence.entropies.extend(entropies)
 
-    def load(self, weights: Seq[tuple[str, Tensor]]) -> None:
+    def load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
         """Copy new weights into the model. Raises `ValueError`, and changes nothing, if they do not fit."""
         copy_weights(self._forward.model, weights)
 

@@ -23,7 +23,7 @@ MIN_SHARED = 16  # tokens: waiting for a prefix that is being computed must save
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CacheSlot:
     """Where a request goes: its slot, and the first `cached` tokens copied from `donor` (the slot itself: kept)."""
 
     slot: int
@@ -54,7 +54,7 @@ class SlotTable:
     def holds(self, key: str) -> bool:
         return key in self._by_key
 
-    def find(self, prompt: Tokens, key: str, fork_of: str) -> Place | None:
+    def find(self, prompt: Tokens, key: str, fork_of: str) -> CacheSlot | None:
         """The best place for a prompt, or None if it should wait: for a slot, or for a prefix under way."""
         usable = len(prompt) - 1  # the last token is always computed: its logits are wanted
         own = self._by_key.get(key) if key else None
@@ -75,9 +75,9 @@ class SlotTable:
         if own is None and int(coming[self.busy].max(initial=0)) - cached >= MIN_SHARED:
             return None
         known = len(prompt) if parent is None else int(min(shared[parent], self.valid[parent]))
-        return Place(slot, donor, cached, max(known - cached, 0))
+        return CacheSlot(slot, donor, cached, max(known - cached, 0))
 
-    def occupy(self, place: Place, prompt: Tokens, key: str) -> None:
+    def occupy(self, place: CacheSlot, prompt: Tokens, key: str) -> None:
         """Give a slot to a request. The caller copies the cache."""
         slot = place.slot
         if self.keys[slot] != key:

@@ -7,7 +7,7 @@ a request that ends so never samples a token too many.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import FinishReason, Request
-from ramet.engines.sequence import Done, Event, Failed, First, Sequence
+from ramet.engines.sequence import Event, RunningSequence, SequenceDone, SequenceFailed, SequenceFirst
 from ramet.engines.stops import StopStrings
 from ramet.engines.vllm.probe import KEY, Probe
 from ramet.engines.weights import check_weights
@@ -30,12 +30,12 @@ from ramet.models.encoder import Encoder
 class Job:
     """A sequence and vLLM's name for it: ids come back, and the runner may still know them."""
 
-    sequence: Sequence
+    sequence: RunningSequence
     name: str
 
 
 class VllmBatcher:
-    """Sequences in, events out (`ramet.engines.worker.Batcher`). Used by one thread."""
+    """Sequences in, events out (`ramet.engines.worker.RequestBatcher`). Used by one thread."""
 
     def __init__(
         self, engine: LLMEngine, probe: Probe, *, shapes: PreTrainedModel, encoder: Encoder, counters: Counters
@@ -67,12 +67,12 @@ class VllmBatcher:
         """Nothing of this epoch is left."""
         return not self._running
 
-    def submit(self, request: Request, epoch: int) -> Sequence:
+    def submit(self, request: Request, epoch: int) -> RunningSequence:
         """Queue a request that was checked before; it waits until its epoch has begun."""
         stop = request.sampling.stop
         if stop and stop not in self._stops:
             self._stops[stop] = StopStrings(stop, self._encoder)
-        sequence = Sequence(request, self._stops.get(stop), request.cache_key, epoch)
+        sequence = RunningSequence(request, self._stops.get(stop), request.cache_key, epoch)
         self._named += 1
         job = Job(sequence, str(self._named))
         if epoch > self.epoch:
@@ -102,10 +102,10 @@ class VllmBatcher:
                 return self._finish(job, FinishReason.ABORT, None, over=False)
         return []
 
-    def release(self, keys: Seq[str]) -> None:
+    def release(self, keys: Sequence[str]) -> None:
         """vLLM finds prefixes by their content and drops the least recently used: keys mean nothing to it."""
 
-    def load(self, weights: Seq[tuple[str, Tensor]]) -> None:
+    def load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
         """Copy new weights in place. Raises `ValueError`, and changes nothing, if they do not fit."""
         check_weights(self._shapes, weights)
         try:
@@ -165,7 +165,7 @@ class VllmBatcher:
             self._leave(job, over=output.finished)
             self._counters.add(failed_requests=1)
             problem = InfraError(f"request {sequence.request.id!r}: its logits are not finite")
-            return [Failed(sequence, problem)]
+            return [SequenceFailed(sequence, problem)]
         sequence.logprobs.append(logprob)
         sequence.entropies.append(entropy)
         ended = sequence.append(token)
@@ -175,7 +175,7 @@ class VllmBatcher:
             raise RuntimeError(f"vLLM ended a request by itself: {output.outputs[0].finish_reason}")
         return [self._first(job)] if len(sequence.sampled) == sequence.request.first_tokens else []
 
-    def _count_prompt(self, sequence: Sequence, cached: int) -> None:
+    def _count_prompt(self, sequence: RunningSequence, cached: int) -> None:
         is_fork, length = bool(sequence.request.fork_of), len(sequence.prompt)
         sequence.cached = cached
         self._counters.add(
@@ -185,9 +185,9 @@ class VllmBatcher:
             recomputed_prefix_tokens=length - 1 - cached if is_fork else 0,
         )
 
-    def _first(self, job: Job) -> First:
+    def _first(self, job: Job) -> SequenceFirst:
         job.sequence.reported = True
-        return First(job.sequence, job.sequence.first_report())
+        return SequenceFirst(job.sequence, job.sequence.first_report())
 
     def _finish(self, job: Job, reason: FinishReason, stop: str | None, *, over: bool) -> list[Event]:
         """`over`: vLLM knows already."""
@@ -196,7 +196,7 @@ class VllmBatcher:
         completion = sequence.completion(reason, stop, self.version)
         self._counters.add(sampled_tokens=len(sequence.sampled))
         self._leave(job, over=over)
-        return [*events, Done(sequence, completion)]
+        return [*events, SequenceDone(sequence, completion)]
 
     def _leave(self, job: Job, *, over: bool) -> None:
         if self._running.pop(job.name, None) is None:

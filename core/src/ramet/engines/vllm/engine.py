@@ -18,7 +18,7 @@ from ramet.engines.counters import Counters
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FirstReport, Request
 from ramet.engines.threaded import ThreadedEngine
 from ramet.engines.vllm.environment import prepare_environment
-from ramet.engines.worker import Batcher
+from ramet.engines.worker import RequestBatcher
 from ramet.errors import ConfigError, raise_all
 from ramet.models.encoder import Encoder
 from ramet.models.loading import resolve_device
@@ -78,7 +78,7 @@ class VllmEngine(ThreadedEngine):
         counters = Counters()
 
         @contextmanager
-        def build() -> Iterator[Batcher]:
+        def build() -> Iterator[RequestBatcher]:
             prepare_environment(cpu=cpu)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of vLLM, about its own code

@@ -11,8 +11,7 @@ import logging
 import math
 import multiprocessing
 from array import array
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,7 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
-from ramet.engines.sequence import Sequence
+from ramet.engines.sequence import RunningSequence
 from ramet.engines.sleeping import ONLY_PAUSES
 from ramet.engines.stops import StopStrings
 from ramet.engines.vllm.numbers import Numbers, Taken
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 class Job:
     """A request under way. `name` is vLLM's name for it: the worker may still know an id that comes back."""
 
-    sequence: Sequence
+    sequence: RunningSequence
     name: str
     task: asyncio.Task[Any] | None
     aborted: bool = False
@@ -108,7 +107,7 @@ class Service:
                 self._turns.look()
                 await self._llm.abort(job.name)
 
-    async def update(self, weights: Seq[tuple[str, Tensor]], version: int, *, in_flight: bool) -> None:
+    async def update(self, weights: Sequence[tuple[str, Tensor]], version: int, *, in_flight: bool) -> None:
         """Send new weights, which were checked before, through host memory."""
         with closing(chunks(weights)) as infos:
             await self.receive(infos, version, in_flight=in_flight)
@@ -172,7 +171,9 @@ class Service:
             self._stops[stop] = StopStrings(stop, self._encoder)
         self._named += 1
         job = Job(
-            Sequence(request, self._stops.get(stop), request.cache_key, 0), str(self._named), asyncio.current_task()
+            RunningSequence(request, self._stops.get(stop), request.cache_key, 0),
+            str(self._named),
+            asyncio.current_task(),
         )
         self._jobs[job.name] = job
         return job
@@ -197,7 +198,7 @@ class Service:
                     return FinishReason.ABORT, None
         raise InfraError(f"request {request.id!r}: vLLM ended it by itself")
 
-    def _append(self, sequence: Sequence, output: RequestOutput) -> Ended | None:
+    def _append(self, sequence: RunningSequence, output: RequestOutput) -> Ended | None:
         """Take the new tokens, up to the one that ends the request."""
         for token in output.outputs[0].token_ids:
             ended = sequence.append(token)
@@ -222,7 +223,7 @@ class Service:
             job.sequence.reported = True
             report(job.sequence.first_report())
 
-    def _count_prompt(self, sequence: Sequence, cached: int) -> None:
+    def _count_prompt(self, sequence: RunningSequence, cached: int) -> None:
         is_fork, length = bool(sequence.request.fork_of), len(sequence.prompt)
         sequence.cached = cached
         self._counters.add(

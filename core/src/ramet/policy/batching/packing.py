@@ -23,7 +23,7 @@ from torch import Tensor
 from ramet.policy.batching.batch import Row
 
 
-class Layout(StrEnum):
+class PackedLayout(StrEnum):
     PACKED = "packed"
     PADDED = "padded"
 
@@ -127,15 +127,15 @@ def micro_batches(rows: Sequence[Row], *, budget: int, cost: Cost | None) -> lis
     return [micro_batch(rows, chosen, layout) for chosen, layout in plan(lengths, budget=budget, cost=cost)]
 
 
-def plan(lengths: Sequence[int], *, budget: int, cost: Cost | None) -> list[tuple[list[int], Layout]]:
+def plan(lengths: Sequence[int], *, budget: int, cost: Cost | None) -> list[tuple[list[int], PackedLayout]]:
     """Which sequences share a pass, and how they lie in it."""
     if cost is None:
-        return [(chosen, Layout.PACKED) for chosen in first_fit(lengths, budget)]
+        return [(chosen, PackedLayout.PACKED) for chosen in first_fit(lengths, budget)]
     budget = min(budget, cost.best_tokens)
     out = []
     for chosen in similar_lengths(lengths, budget):
         own = [lengths[i] for i in chosen]
-        out.append((chosen, Layout.PACKED if cost.packed(own) < cost.padded(own) else Layout.PADDED))
+        out.append((chosen, PackedLayout.PACKED if cost.packed(own) < cost.padded(own) else PackedLayout.PADDED))
     return out
 
 
@@ -153,11 +153,11 @@ def empty_micro_batch() -> MicroBatch:
     )
 
 
-def micro_batch(rows: Sequence[Row], chosen: Sequence[int], layout: Layout) -> MicroBatch:
+def micro_batch(rows: Sequence[Row], chosen: Sequence[int], layout: PackedLayout) -> MicroBatch:
     """Lay out the chosen rows. The last token of a sequence predicts nothing and is not fed."""
     sequences = [_fed(rows[i]) for i in chosen]
-    width = sum(map(len, sequences)) if layout is Layout.PACKED else max(map(len, sequences))
-    height = 1 if layout is Layout.PACKED else len(sequences)
+    width = sum(map(len, sequences)) if layout is PackedLayout.PACKED else max(map(len, sequences))
+    height = 1 if layout is PackedLayout.PACKED else len(sequences)
     # Filled positions go on counting: a second 0 in a row would make transformers build a mask for packed sequences.
     input_ids = np.zeros(height * width, np.int64)
     position_ids = np.tile(np.arange(width), height)
@@ -171,7 +171,7 @@ def micro_batch(rows: Sequence[Row], chosen: Sequence[int], layout: Layout) -> M
         predict.append(start + len(row.prompt_ids) - 1 + trained)
         targets.append(row.response_ids[trained])
         response.append(passed + trained)
-        start += len(sequence) if layout is Layout.PACKED else width
+        start += len(sequence) if layout is PackedLayout.PACKED else width
         passed += len(row.response_ids)
     return MicroBatch(
         rows=tuple(chosen),

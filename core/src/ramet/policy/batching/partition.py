@@ -18,7 +18,7 @@ from ramet.policy.batching.packing import Cost, MicroBatch, empty_micro_batch, m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankLayout:
     """Where a rank stands: `share` of `shares` data-parallel ones. Neighbours share sequences (`sequence_parallel`)."""
 
     rank: int
@@ -63,7 +63,7 @@ def divide(costs: Sequence[float], shares: int) -> list[list[int]]:
 
 
 def own_micro_batches(
-    rows: Sequence[Row], place: Place, *, budget: int, cost: Cost | None, row_cost: Cost
+    rows: Sequence[Row], place: RankLayout, *, budget: int, cost: Cost | None, row_cost: Cost
 ) -> list[MicroBatch]:
     """This rank's micro-batches; their `rows` are indices into `rows`. As many on every rank.
 

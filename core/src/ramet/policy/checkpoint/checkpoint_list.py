@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ramet.policy.checkpoint.store import LEFTOVER, NAME, verify
-from ramet.policy.checkpoint_score import Score, best_of, read_score
+from ramet.policy.checkpoint_score import CheckpointScore, best_of, read_score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CheckpointEntry:
     """A checkpoint, or what a save left that was killed."""
 
     name: str
@@ -21,11 +21,11 @@ class Entry:
     leftover: bool
     problems: Sequence[str]  # what is wrong with a checkpoint; empty if it verifies
     resume: bool = False  # a resume would take this one
-    score: Score | None = None  # what a validation said of it
+    score: CheckpointScore | None = None  # what a validation said of it
     best: bool = False  # train.keep_best keeps this one
 
 
-def take_inventory(root: Path) -> list[Entry]:
+def list_checkpoints(root: Path) -> list[CheckpointEntry]:
     """Oldest step first. Reads every file of every checkpoint, to compare its hash."""
     seen = [entry for path in root.iterdir() if path.is_dir() and (entry := _look(path)) is not None]
     entries = sorted(seen, key=lambda entry: (entry.step, entry.leftover, entry.name))
@@ -36,14 +36,14 @@ def take_inventory(root: Path) -> list[Entry]:
     return [replace(entry, resume=entry is whole[-1], best=entry is best) for entry in entries]
 
 
-def _best(entries: Sequence[Entry]) -> Entry | None:
+def _best(entries: Sequence[CheckpointEntry]) -> CheckpointEntry | None:
     """By the metric that was asked for last."""
     metric = next((entry.score.metric for entry in reversed(entries) if entry.score is not None), "")
     found = best_of(((entry, entry.score) for entry in entries), metric)
     return None if found is None else found[0]
 
 
-def _look(folder: Path) -> Entry | None:
+def _look(folder: Path) -> CheckpointEntry | None:
     """None for another kind of folder, and for one that a running job deletes in this moment."""
     whole, torn = NAME.fullmatch(folder.name), LEFTOVER.fullmatch(folder.name)
     match = whole or torn
@@ -55,7 +55,7 @@ def _look(folder: Path) -> Entry | None:
         written = folder.stat().st_mtime
     except FileNotFoundError:
         return None
-    return Entry(
+    return CheckpointEntry(
         name=folder.name,
         step=int(match[1]),
         size=size,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.policy.checkpoint_score import FILE as SCORE
-from ramet.policy.checkpoint_score import Score, best_of, read_score
+from ramet.policy.checkpoint_score import CheckpointScore, best_of, read_score
 from ramet.policy.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -76,19 +76,19 @@ class Checkpoints:
         self._prune(saved)
         return saved
 
-    def best(self, up_to: int) -> tuple[Checkpoint, Score] | None:
+    def best(self, up_to: int) -> tuple[Checkpoint, CheckpointScore] | None:
         """The best checkpoint by `keep_best` of those up to this step; None if none has a score."""
         if self.keep_best is None:
             return None
         found = [one for one in reversed(_newest_first(self.root)) if one.step <= up_to]
         return best_of(((one, read_score(one.folder)) for one in found), self.keep_best)
 
-    def score(self, step: int) -> Score | None:
+    def score(self, step: int) -> CheckpointScore | None:
         """What `keep_best` says of the checkpoint of this step."""
         found = read_score(self.root / f"step_{step:06d}")
         return found if found is not None and found.metric == self.keep_best else None
 
-    def add_score(self, step: int, score: Score) -> None:
+    def add_score(self, step: int, score: CheckpointScore) -> None:
         """To a checkpoint that was validated after it was written."""
         score.write(self.root / f"step_{step:06d}")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-from ramet.rollout.keys import Path
+from ramet.rollout.keys import BranchPath
 from ramet.types import CallView, StopReason
 
 
@@ -26,10 +26,10 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class RolloutEvent:
     """One thing that happened to one rollout."""
 
-    path: Path
+    path: BranchPath
     phase: Phase
     turn: int
     entropies: tuple[float, ...] = ()  # FIRST: of the first tokens; BEGIN and END: of the turn that is over
@@ -38,20 +38,20 @@ class Note:
     stop: StopReason | None = None  # END: why; FAULT if it is masked
 
     @property
-    def key(self) -> tuple[int, int, Path]:
+    def key(self) -> tuple[int, int, BranchPath]:
         return self.turn, self.phase, self.path
 
 
 class EventOrder(Protocol):
     """Takes notes as they happen and gives them out in the order in which they are to be decided."""
 
-    def start(self, path: Path, turn: int) -> None:
+    def start(self, path: BranchPath, turn: int) -> None:
         """A rollout begins with this turn."""
         ...
 
-    def push(self, note: Note) -> None: ...
+    def push(self, note: RolloutEvent) -> None: ...
 
-    def pop(self) -> Note | None:
+    def pop(self) -> RolloutEvent | None:
         """The next note, or None while it cannot be known."""
         ...
 
@@ -60,27 +60,27 @@ class ArrivalOrder:
     """First come, first served."""
 
     def __init__(self) -> None:
-        self._notes: deque[Note] = deque()
+        self._notes: deque[RolloutEvent] = deque()
 
-    def start(self, path: Path, turn: int) -> None:
+    def start(self, path: BranchPath, turn: int) -> None:
         """Nothing to know: nobody waits for anybody."""
 
-    def push(self, note: Note) -> None:
+    def push(self, note: RolloutEvent) -> None:
         self._notes.append(note)
 
-    def pop(self) -> Note | None:
+    def pop(self) -> RolloutEvent | None:
         return self._notes.popleft() if self._notes else None
 
 
 @dataclass(slots=True)
-class _Line:
+class _PathQueue:
     """One live rollout's notes. `bound` is below everything that it may still report."""
 
-    bound: tuple[int, int, Path]
-    notes: deque[Note] = field(default_factory=deque)
+    bound: tuple[int, int, BranchPath]
+    notes: deque[RolloutEvent] = field(default_factory=deque)
 
     @property
-    def next_key(self) -> tuple[int, int, Path]:
+    def next_key(self) -> tuple[int, int, BranchPath]:
         return self.notes[0].key if self.notes else self.bound
 
 
@@ -88,15 +88,15 @@ class LogicalOrder:
     """By (turn, phase, branch path), whatever the order of arrival."""
 
     def __init__(self) -> None:
-        self._lines: dict[Path, _Line] = {}
+        self._lines: dict[BranchPath, _PathQueue] = {}
 
-    def start(self, path: Path, turn: int) -> None:
-        self._lines[path] = _Line((turn, Phase.FIRST, path))
+    def start(self, path: BranchPath, turn: int) -> None:
+        self._lines[path] = _PathQueue((turn, Phase.FIRST, path))
 
-    def push(self, note: Note) -> None:
+    def push(self, note: RolloutEvent) -> None:
         self._lines[note.path].notes.append(note)
 
-    def pop(self) -> Note | None:
+    def pop(self) -> RolloutEvent | None:
         if not self._lines:
             return None
         line = min(self._lines.values(), key=lambda one: one.next_key)

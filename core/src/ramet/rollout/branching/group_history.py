@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ramet.rollout.branching.event_order import Note, Phase
-from ramet.rollout.keys import Path, path_text
+from ramet.rollout.branching.event_order import Phase, RolloutEvent
+from ramet.rollout.keys import BranchPath, path_text
 from ramet.types import GroupView, RolloutView, StopReason, Task, TurnView
 
 
 @dataclass(slots=True)
-class _Line:
+class _RolloutHistory:
     id: str
     root: str
     parent: str | None
@@ -39,7 +39,7 @@ class _Line:
         return self.view
 
 
-class Ledger:
+class GroupHistory:
     """The group's history as far as it was decided upon. `n_live` counts rollouts whose end is not in it yet."""
 
     def __init__(self, task: Task, budget: int, vocab_size: int) -> None:
@@ -47,7 +47,7 @@ class Ledger:
         self.budget = budget
         self.vocab_size = vocab_size
         self.n_live = 0
-        self._lines: dict[Path, _Line] = {}
+        self._lines: dict[BranchPath, _RolloutHistory] = {}
 
     @property
     def budget_left(self) -> int:
@@ -57,21 +57,23 @@ class Ledger:
     def n_started(self) -> int:
         return len(self._lines)
 
-    def add_root(self, path: Path) -> None:
+    def add_root(self, path: BranchPath) -> None:
         id = path_text(path)
-        self._lines[path] = _Line(id, id, None, None, [_begun(0)])
+        self._lines[path] = _RolloutHistory(id, id, None, None, [_begun(0)])
         self.n_live += 1
 
-    def add_fork(self, path: Path, turn: int) -> None:
+    def add_fork(self, path: BranchPath, turn: int) -> None:
         """A fork of `path[:-1]` at `turn`: it inherits the turns before, and the parent's turn counts it."""
         parent = self._lines[path[:-1]]
         at = parent.turns[turn]
         parent.turns[turn] = replace(at, n_forks=at.n_forks + 1)
         parent.view = None
-        self._lines[path] = _Line(path_text(path), parent.root, parent.id, turn, [*parent.turns[:turn], _begun(turn)])
+        self._lines[path] = _RolloutHistory(
+            path_text(path), parent.root, parent.id, turn, [*parent.turns[:turn], _begun(turn)]
+        )
         self.n_live += 1
 
-    def apply(self, note: Note) -> None:
+    def apply(self, note: RolloutEvent) -> None:
         line = self._lines[note.path]
         line.view = None
         last = line.turns[-1]

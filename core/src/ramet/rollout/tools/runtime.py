@@ -57,7 +57,7 @@ class ToolRuntime:
     """All tools of one rollout worker."""
 
     def __init__(self, tools: Mapping[str, tuple[Tool, ToolConfig]], encoder: Encoder, watchdog: Watchdog) -> None:
-        self._lanes = {name: _Lane(name, *pair, encoder, watchdog) for name, pair in tools.items()}
+        self._lanes = {name: ToolQueue(name, *pair, encoder, watchdog) for name, pair in tools.items()}
 
     @property
     def schemas(self) -> dict[str, ToolSchema]:
@@ -99,7 +99,7 @@ class _Flight:
     waiters: int = 0
 
 
-class _Progress:
+class _CallProgress:
     """What one call has done so far: the time that it spent waiting and running, and whether the tool was called."""
 
     def __init__(self, ends_at: float | None) -> None:
@@ -113,7 +113,7 @@ class _Progress:
         return max(0.0, time.perf_counter() - self.begun - self.run_s)
 
 
-class _Lane:
+class ToolQueue:
     """One tool with its limits."""
 
     def __init__(self, name: str, tool: Tool, config: ToolConfig, encoder: Encoder, watchdog: Watchdog) -> None:
@@ -172,7 +172,7 @@ class _Lane:
         return replace(outcome, cached=True) if joined else outcome
 
     async def _execute(self, call: ToolCall, ends_at: float | None) -> ToolOutcome:
-        progress = _Progress(ends_at)
+        progress = _CallProgress(ends_at)
         attempts, end = 0, None
         while end is None:
             attempts += 1
@@ -205,13 +205,13 @@ class _Lane:
             metadata=_json(result.metadata, self.name),
         )
 
-    def _must_not_run_again(self, progress: _Progress) -> bool:
+    def _must_not_run_again(self, progress: _CallProgress) -> bool:
         return progress.may_have_run and not self.schema.idempotent
 
-    def _is_final(self, error: InfraError, attempts: int, progress: _Progress) -> bool:
+    def _is_final(self, error: InfraError, attempts: int, progress: _CallProgress) -> bool:
         return attempts > self.config.retries or self._must_not_run_again(progress)
 
-    def _asked_to_wait(self, error: InfraError, progress: _Progress) -> float | None:
+    def _asked_to_wait(self, error: InfraError, progress: _CallProgress) -> float | None:
         """Seconds after which the call may be made again; None if nobody asked for that, or it must not be."""
         wait_s = error.retry_after_s
         if wait_s is None:
@@ -243,7 +243,7 @@ class _Lane:
         with self._watchdog.wait(f"retry of tool:{self.name} rollout {call.rollout}"):
             await asyncio.sleep(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (attempts - 1)))
 
-    async def _attempt(self, call: ToolCall, progress: _Progress) -> ToolResult:
+    async def _attempt(self, call: ToolCall, progress: _CallProgress) -> ToolResult:
         if self._slots.locked():
             with self._watchdog.wait(f"slot of tool:{self.name} rollout {call.rollout}"):
                 await self._slots.acquire()
@@ -273,7 +273,7 @@ class _Lane:
         assert isinstance(result, ToolResult)
         return result
 
-    async def _call(self, call: ToolCall, progress: _Progress) -> ToolResult:
+    async def _call(self, call: ToolCall, progress: _CallProgress) -> ToolResult:
         """Whatever the tool raises leaves here as one of the four errors."""
         try:
             progress.may_have_run = True

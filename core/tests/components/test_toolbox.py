@@ -168,7 +168,7 @@ def test_a_set_that_cannot_be_opened_says_why(
     monkeypatch.setattr(Files, "error", error)
     with pytest.raises(kind) as caught:
         tool_names(configured(files=None))
-    line = f" (core/tests/cluster/test_toolbox.py:{Files.open.__code__.co_firstlineno + 3})"
+    line = f" (core/tests/components/test_toolbox.py:{Files.open.__code__.co_firstlineno + 3})"
     assert str(caught.value) == expected + line * (kind is PluginError)
 
 

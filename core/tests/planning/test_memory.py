@@ -21,10 +21,10 @@ from ramet.planning.machine import Machine, machine_of
 from ramet.planning.memory import ROLLOUTS, UPDATE, Inputs, critic_shape, estimate
 from ramet.planning.memory_check import check_memory
 from ramet.planning.memory_engine import CACHE, ENGINE_WEIGHTS
-from ramet.planning.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, Side, state
+from ramet.planning.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, TrainedModel, state
 from ramet.planning.memory_table import table
 from ramet.planning.model_shape import count, read_shape, shape_of
-from ramet.planning.placement import check_placement, place
+from ramet.planning.placement import check_placement, plan_devices
 from ramet.policy.batching.batch import Row
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
@@ -58,7 +58,7 @@ def test_weights_gradients_and_optimiser_are_sixteen_bytes_a_parameter_over_all_
     model: str, make_inputs: MakeInputs
 ) -> None:
     inputs = make_inputs(model)
-    held = state(Side(shape=inputs.shape, config=inputs.config, ranks=8, cuda=True))
+    held = state(TrainedModel(shape=inputs.shape, config=inputs.config, ranks=8, cuda=True))
     n = inputs.shape.n_parameters
     assert {name: 8 * size for name, size in held.items()} == {WEIGHTS: 4 * n, GRADIENTS: 4 * n, OPTIMISER: 8 * n}
 
@@ -105,7 +105,7 @@ def test_the_plan_equals_what_a_worker_holds_to_the_byte(
         pytest.importorskip("peft")
     inputs = make_inputs(dtype=dtype, policy={"lora_rank": rank})
     shape = read_shape(ModelConfig(path=str(tiny)))
-    planned = state(Side(shape=shape, config=inputs.config, ranks=1, cuda=False))
+    planned = state(TrainedModel(shape=shape, config=inputs.config, ranks=1, cuda=False))
     assert planned == held_by_a_worker(tiny, PolicyConfig(lora_rank=rank, activation_checkpointing=True), dtype)
 
 
@@ -215,11 +215,11 @@ def test_on_a_cpu_only_the_memory_of_the_whole_host_is_too_little(make_inputs: M
 
 def test_ranks_and_engines_are_placed_beside_each_other_or_together(make_inputs: MakeInputs) -> None:
     together = make_inputs()
-    assert str(place(together.config, together.machine)) == (
+    assert str(plan_devices(together.config, together.machine)) == (
         "cluster ray: 8 policy ranks, 8 rollout workers with engine vllm: policy and engine on cuda 0 to 7"
     )
     beside = make_inputs(cluster={"policy_workers": 6, "rollout_workers": 2, "colocate": False})
-    assert str(place(beside.config, beside.machine)) == (
+    assert str(plan_devices(beside.config, beside.machine)) == (
         "cluster ray: 6 policy ranks, 2 rollout workers with engine vllm: policy on cuda 0 to 5; engine on cuda 6 to 7"
     )
     assert check_placement(beside.config, beside.machine) == []

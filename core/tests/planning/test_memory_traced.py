@@ -23,11 +23,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 import ramet.policy.distributed.sharding
 from ramet.algorithms.logprobs import Entropy
 from ramet.planning.memory import Inputs
-from ramet.planning.memory_policy import Side, moments, sharded
+from ramet.planning.memory_policy import TrainedModel, phases, sharded
 from ramet.planning.model_shape import shape_of
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.distributed.sharding import shard
-from ramet.policy.logprob_model import ScoringModel
+from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.models import blocks_of
 
 MakeInputs = Callable[..., Inputs]
@@ -72,7 +72,7 @@ def traced_peak(config: PretrainedConfig, inputs: Inputs, monkeypatch: pytest.Mo
         if policy.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-        scorer = ScoringModel(model)
+        scorer = LogprobModel(model)
         if ranks > 1:
             shard(scorer, blocks_of(model), torch.device("cpu"), compute=torch.bfloat16)
         for parameter in scorer.parameters():
@@ -88,8 +88,8 @@ def traced_peak(config: PretrainedConfig, inputs: Inputs, monkeypatch: pytest.Mo
 
 def planned_peak(inputs: Inputs) -> int:
     """The same moments of the plan; the optimiser's state, which the trace does not hold, left out."""
-    side = Side(shape=inputs.shape, config=inputs.config, ranks=inputs.config.cluster.policy_workers, cuda=True)
-    passes = [parts for moment, parts in moments(side).items() if moment != "optimiser step"]
+    side = TrainedModel(shape=inputs.shape, config=inputs.config, ranks=inputs.config.cluster.policy_workers, cuda=True)
+    passes = [parts for moment, parts in phases(side).items() if moment != "optimiser step"]
     return max(sum(size for name, size in parts.items() if name != "optimiser") for parts in passes)
 
 
@@ -135,7 +135,7 @@ def test_the_bytes_of_a_shard_are_exact_also_where_ranks_do_not_divide_a_paramet
     config = model_config("qwen2.5-1.5b", **small, num_attention_heads=2, num_key_value_heads=1)
     model = AutoModelForCausalLM.from_config(config)
     with fake_ranks(ranks, monkeypatch):
-        scorer = ScoringModel(model)
+        scorer = LogprobModel(model)
         shard(scorer, blocks_of(model), torch.device("cpu"), master=torch.float32)
         held = sum(parameter.to_local().nbytes for parameter in scorer.parameters())
     assert sharded(shape_of(config).parameters, ranks, 4) == held

@@ -10,7 +10,7 @@ import pytest
 
 from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import Cost
-from ramet.policy.batching.partition import Place, divide, own_micro_batches
+from ramet.policy.batching.partition import RankLayout, divide, own_micro_batches
 
 COST = Cost(token=6.0 * 32, pair=1.0, best_tokens=sys.maxsize)
 
@@ -37,7 +37,7 @@ def test_every_row_is_passed_by_one_share_and_all_pass_as_often(
     make_rows: Callable[..., list[Row]], n_rows: int, sequence_parallel: int
 ) -> None:
     rows = make_rows(n_rows)
-    places = [Place(rank=rank, world_size=4, sequence_parallel=sequence_parallel) for rank in range(4)]
+    places = [RankLayout(rank=rank, world_size=4, sequence_parallel=sequence_parallel) for rank in range(4)]
     found = [own_micro_batches(rows, place, budget=30, cost=COST, row_cost=COST) for place in places]
     assert len({len(batches) for batches in found}) == 1
     passed = [[i for batch in batches for i in batch.rows] for batches in found]
@@ -52,7 +52,7 @@ def test_every_row_is_passed_by_one_share_and_all_pass_as_often(
 def test_a_long_row_stands_alone_against_the_short_ones(make_rows: Callable[..., list[Row]]) -> None:
     rows = [*make_rows(8, longest=10), *make_rows(1, seed=3, longest=200)]
     first, second = (
-        own_micro_batches(rows, Place(rank=rank, world_size=2), budget=4096, cost=None, row_cost=COST)
+        own_micro_batches(rows, RankLayout(rank=rank, world_size=2), budget=4096, cost=None, row_cost=COST)
         for rank in (0, 1)
     )
     assert [batch.rows for batch in first] == [(8,)]

@@ -17,7 +17,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.runs.stopped import SIGNALS, resume_command
 from ramet.train import preemption as module
-from ramet.train.preemption import Dropped, Stopped, StopRequest
+from ramet.train.preemption import Dropped, Preemption, Stopped
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -34,7 +34,7 @@ def send(number: int) -> None:
 
 def test_without_a_loop_the_signal_raises_where_the_program_is_and_handlers_come_back():
     before = [signal.getsignal(number) for number in SIGNALS]
-    with pytest.raises(Stopped, match="SIGTERM") as caught, StopRequest(1).listening():
+    with pytest.raises(Stopped, match="SIGTERM") as caught, Preemption(1).listening():
         send(signal.SIGTERM)
         time.sleep(1)
     assert caught.value.code == 143
@@ -44,7 +44,7 @@ def test_without_a_loop_the_signal_raises_where_the_program_is_and_handlers_come
 def test_a_signal_that_was_ignored_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with StopRequest(1).listening():
+        with Preemption(1).listening():
             send(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -53,7 +53,7 @@ def test_a_signal_that_was_ignored_stays_ignored():
 
 @in_a_loop
 async def test_what_is_dropped_ends_at_once_and_what_is_finished_gets_its_share_of_the_time():
-    stop, ended = StopRequest(grace_s=0.4), []
+    stop, ended = Preemption(grace_s=0.4), []
 
     async def work(seconds: float) -> str:
         try:
@@ -85,7 +85,7 @@ async def test_what_is_dropped_ends_at_once_and_what_is_finished_gets_its_share_
 @in_a_loop
 async def test_work_that_does_not_let_go_is_left_behind(monkeypatch):
     monkeypatch.setattr(module, "CANCEL_S", 0.02)
-    stop = StopRequest(grace_s=60)
+    stop = Preemption(grace_s=60)
 
     async def stubborn() -> None:
         for _ in range(10):
@@ -106,7 +106,7 @@ async def test_errors_of_the_work_come_through():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await StopRequest(1).drop(broken())
+        await Preemption(1).drop(broken())
 
 
 @pytest.mark.parametrize("named", [["run.name=other"], ["+run.name=null"], []])

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from ramet.cluster.ray.driver_environment import Surroundings
+from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.errors import ConfigErrors
 
 
 def test_settings_are_told_to_ray_and_secrets_are_not(monkeypatch):
     for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_TOKEN", "SEARCH_API_KEY", "RAY_ADDRESS", "WEATHER"):
         monkeypatch.setenv(name, "1")
-    here = Surroundings.here()
+    here = DriverEnvironment.here()
     assert {"OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"} <= set(here.settings)
     assert not {"HF_TOKEN", "SEARCH_API_KEY", "RAY_ADDRESS", "WEATHER"} & set(here.settings)
     assert {"HF_TOKEN", "SEARCH_API_KEY", "WEATHER"} <= set(here.environment)
@@ -33,7 +33,7 @@ def test_settings_are_told_to_ray_and_secrets_are_not(monkeypatch):
 )  # fmt: skip
 def test_secrets_are_known_by_many_names_and_by_their_values(monkeypatch, name: str, value: str):
     monkeypatch.setenv(name, value)
-    here = Surroundings.here()
+    here = DriverEnvironment.here()
     assert name not in here.settings and here.environment[name] == value
 
 
@@ -41,7 +41,7 @@ def test_a_worker_gets_keys_settings_modules_and_folder_and_keeps_what_is_its_ow
     monkeypatch.setenv("SEARCH_API_KEY", "of the driver")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("LOGNAME", "driver")
-    driver = replace(Surroundings.here(), folder=str(tmp_path), sys_path=(str(tmp_path / "plugins"), *sys.path))
+    driver = replace(DriverEnvironment.here(), folder=str(tmp_path), sys_path=(str(tmp_path / "plugins"), *sys.path))
     monkeypatch.delenv("SEARCH_API_KEY")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("LOGNAME", "node")
@@ -80,6 +80,6 @@ def test_a_workers_own_log_shows_no_value_that_the_configuration_took_from_the_e
 
 
 def test_a_node_without_the_drivers_folder_is_refused_with_its_address(tmp_path):
-    elsewhere = replace(Surroundings.here(), folder=str(tmp_path / "none"))
+    elsewhere = replace(DriverEnvironment.here(), folder=str(tmp_path / "none"))
     with pytest.raises(ConfigErrors, match=r"^cluster: node 10.0.0.7 has no folder .*/none, where this command runs"):
         elsewhere.check("10.0.0.7")

@@ -25,9 +25,9 @@ from ray.util import placement_group_table
 
 from ramet.cluster.ray import policy, rollouts
 from ramet.cluster.ray.actor import Actor
-from ramet.cluster.ray.backend import RayPlace
+from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.errors import death_cause
-from ramet.cluster.ray.placement import Placement
+from ramet.cluster.ray.placement import WorkerPlacement
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.session import _connect
 from ramet.cluster.ray.weights import BUCKET_BYTES, Bucket, buckets, tensors
@@ -62,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", hidden=64, heads=2, layers=2, intermediate=64)
 
 
-def nodes_of(placement: Placement) -> list[list[str]]:
+def nodes_of(placement: WorkerPlacement) -> list[list[str]]:
     """Of each group the node of every bundle."""
     tables = [placement_group_table(group)["bundles_to_node_id"] for group in placement.groups]
     return [[table[bundle] for bundle in sorted(table)] for table in tables]
@@ -71,7 +71,7 @@ def nodes_of(placement: Placement) -> list[list[str]]:
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_ranks_are_packed_on_one_node_and_engines_spread_over_both(device):
     """With GPUs each has one of its own; Ray is told of four that do not exist."""
-    placement = Placement(config(device, policy_workers=2, rollout_workers=2), with_policy=True, is_own=False)
+    placement = WorkerPlacement(config(device, policy_workers=2, rollout_workers=2), with_policy=True, is_own=False)
     asyncio.run(placement.reserve(60))
     try:
         ranks, engines = nodes_of(placement)
@@ -83,7 +83,7 @@ def test_ranks_are_packed_on_one_node_and_engines_spread_over_both(device):
 
 
 def test_what_finds_no_room_is_told_what_it_asked_for_what_there_is_and_what_to_change():
-    placement = Placement(config("auto", policy_workers=3, rollout_workers=2), with_policy=True, is_own=False)
+    placement = WorkerPlacement(config("auto", policy_workers=3, rollout_workers=2), with_policy=True, is_own=False)
     try:
         with pytest.raises(ConfigError) as caught:
             asyncio.run(placement.reserve(1.0))
@@ -94,7 +94,7 @@ def test_what_finds_no_room_is_told_what_it_asked_for_what_there_is_and_what_to_
     assert (
         "not free within cluster.timeout_s=1. Lower cluster.policy_workers or cluster.rollout_workers, or set" in said
     )
-    own = Placement(config("auto", policy_workers=5), with_policy=True, is_own=True)
+    own = WorkerPlacement(config("auto", policy_workers=5), with_policy=True, is_own=True)
     with pytest.raises(ConfigError, match=r"6 GPU .*; it has less in all"):
         asyncio.run(own.reserve(600))
 
@@ -152,7 +152,7 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
 
     async def steps() -> list[str]:
         spec: Any = None  # the stub builds nothing
-        place = await RayPlace.start(chosen, spec, folder=tmp_path, tools=ToolNames())
+        place = await RayBackend.start(chosen, spec, folder=tmp_path, tools=ToolNames())
         try:
             plan, task = RolloutPlan(group_size=1), Task(id="t", prompt=())
             await place.rollouts.run([task], step=1, plan=plan)

@@ -15,7 +15,7 @@ import pytest
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import ConfigError
-from ramet.planning.run_plan import look
+from ramet.planning.run_plan import plan_run
 from ramet.plugin_code import code_hash
 from ramet.runs.lock import Owner
 from ramet.runs.manifest import (
@@ -264,7 +264,7 @@ def test_a_run_whose_configuration_cannot_be_read_is_named_before_and_at_the_sta
     expected = f"{file}: cannot be read: {reason.format(file=str(file))}"
     now = resolved()
     now.config.run.root, now.config.run.name = str(tmp_path), "mine"
-    [problem] = look(now, manifest()).problems
+    [problem] = plan_run(now, manifest()).problems
     assert problem.startswith(expected) and "\n" not in problem
     with RunDir.open(tmp_path, "mine") as run, pytest.raises(ConfigError) as caught:
         run.check_resume(now, manifest())

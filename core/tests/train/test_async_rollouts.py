@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramet.train.async_rollouts import Ahead
+from ramet.train.async_rollouts import AsyncRollouts
 from ramet.train.choosing import PlayedStep
 
 
@@ -36,10 +36,10 @@ class Played:
             self.ends.setdefault(step, asyncio.Event()).set()
 
 
-def play(staleness: int, last: int, story: Callable[[Ahead, Played], Coroutine[Any, Any, None]]) -> None:
+def play(staleness: int, last: int, story: Callable[[AsyncRollouts, Played], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         played = Played()
-        await story(Ahead(played, staleness=staleness, last=last), played)
+        await story(AsyncRollouts(played, staleness=staleness, last=last), played)
 
     asyncio.run(asyncio.wait_for(run(), 10))
 
@@ -50,7 +50,7 @@ async def _breathe() -> None:
 
 
 def test_without_staleness_a_step_begins_when_it_is_asked_for() -> None:
-    async def story(ahead: Ahead, played: Played) -> None:
+    async def story(ahead: AsyncRollouts, played: Played) -> None:
         played.end(1, 2)
         await ahead.take(1)
         await _breathe()
@@ -63,7 +63,7 @@ def test_without_staleness_a_step_begins_when_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("staleness", [1, 2, 3])
 def test_so_many_steps_run_ahead_and_none_behind_the_last(staleness: int) -> None:
-    async def story(ahead: Ahead, played: Played) -> None:
+    async def story(ahead: AsyncRollouts, played: Played) -> None:
         played.end(*range(10))
         for step in range(1, 6):
             await ahead.take(step)
@@ -74,7 +74,7 @@ def test_so_many_steps_run_ahead_and_none_behind_the_last(staleness: int) -> Non
 
 
 def test_a_step_does_not_begin_before_the_one_that_bounds_its_lag_is_complete() -> None:
-    async def story(ahead: Ahead, played: Played) -> None:
+    async def story(ahead: AsyncRollouts, played: Played) -> None:
         taking = asyncio.create_task(ahead.take(1))
         await _breathe()
         assert played.began == [1]
@@ -87,7 +87,7 @@ def test_a_step_does_not_begin_before_the_one_that_bounds_its_lag_is_complete() 
 
 
 def test_settling_waits_for_what_plays_and_keeps_it_failures_too() -> None:
-    async def story(ahead: Ahead, played: Played) -> None:
+    async def story(ahead: AsyncRollouts, played: Played) -> None:
         played.end(12, 13)
         await ahead.take(12)
         await ahead.settle()
@@ -99,7 +99,7 @@ def test_settling_waits_for_what_plays_and_keeps_it_failures_too() -> None:
 
 
 def test_cancelling_cuts_everything_and_leaves_nothing_for_asyncio_to_complain_of(caplog: Any) -> None:
-    async def story(ahead: Ahead, played: Played) -> None:
+    async def story(ahead: AsyncRollouts, played: Played) -> None:
         played.end(12, 13)
         await ahead.take(12)
         await _breathe()

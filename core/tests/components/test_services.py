@@ -136,7 +136,7 @@ def test_a_component_that_cannot_start_says_why(tmp_path: Path, error: Exception
     kind = type(error) if isinstance(error, ConfigError | InfraError) else PluginError
     with pytest.raises(kind) as caught:
         asyncio.run(start_component(Starts(error), "tool 'a'", services(tmp_path).of("tools.a")))
-    line = f" (core/tests/cluster/test_services.py:{Starts.start.__code__.co_firstlineno + 3})"
+    line = f" (core/tests/components/test_services.py:{Starts.start.__code__.co_firstlineno + 3})"
     assert str(caught.value) == expected + line * (kind is PluginError)
 
 
