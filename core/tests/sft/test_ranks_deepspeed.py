@@ -100,16 +100,17 @@ def test_a_zero3_checkpoint_with_a_missing_or_broken_file_is_passed_over(zero3: 
 
 
 def ranks_of(run: Path) -> list[int]:
-    """Process ids of the ranks that work on this run."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
+    """Process ids of the ranks that work on this run, without the children that a rank forks for a moment."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command = place.read_bytes().split(b"\0")
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue
         if b"ramet.sft.rank" in command and any(part.startswith(bytes(run)) for part in command):
-            found.append(int(place.parent.name))
-    return found
+            found[int(folder.name)] = parent
+    return [process for process, parent in found.items() if parent not in found]
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")

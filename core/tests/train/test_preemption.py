@@ -87,8 +87,10 @@ async def test_work_that_does_not_let_go_is_left_behind(monkeypatch):
     monkeypatch.setattr(module, "CANCEL_S", 0.02)
     stop = Preemption(grace_s=60)
 
+    released = False
+
     async def stubborn() -> None:
-        for _ in range(10):
+        while not released:
             try:
                 await asyncio.sleep(0.02)
             except asyncio.CancelledError:
@@ -98,6 +100,7 @@ async def test_work_that_does_not_let_go_is_left_behind(monkeypatch):
         asyncio.get_running_loop().call_later(0.01, send, signal.SIGINT)
         with pytest.raises(Dropped):
             await stop.drop(stubborn())
+    released = True
 
 
 @in_a_loop
