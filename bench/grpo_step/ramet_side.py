@@ -28,7 +28,6 @@ from words import CHAT_TEMPLATE
 
 import ramet
 from ramet import user_prompt
-from ramet.cluster.interfaces import build_encoder
 from ramet.cluster.local import LocalBackend, LocalPolicy, LocalRollouts
 from ramet.components.build import build_branch_policy
 from ramet.components.services import RunServices
@@ -36,6 +35,7 @@ from ramet.components.toolbox import open_tools
 from ramet.config.compose import compose
 from ramet.config.schema import SystemPrompt
 from ramet.models.encoder import Encoder
+from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.store import Checkpoints
 from ramet.rollout.config import TagsConfig

@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import fmean
 
 from ramet import Benchmark, Group, Rollout, Task, Tool, ToolCall, ToolResult
-from ramet.cluster.local import LocalRollouts, build_encoder
+from ramet.cluster.local import LocalRollouts
 from ramet.components.services import RunServices
 from ramet.components.toolbox import open_tools
 from ramet.config.schema import Config
+from ramet.models.loading import build_encoder
 from ramet.rollout.worker import RolloutPlan
 
 SAMPLES = 4  # rollouts per problem at temperature 1

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ramet.cli import main
-from ramet.cluster.interfaces import build_encoder
 from ramet.components import prompts
 from ramet.components.prompts import task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import tool_names
@@ -19,7 +18,7 @@ from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigErrors
-from ramet.models.loading import check_model
+from ramet.models.loading import build_encoder, check_model
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.registry import Entry

@@ -69,8 +69,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             kind="tool", name=name, factory=factory, config=None, plugin="house", distribution="house-dist"
         )
         registries.tools.add(entry)
-    for module in ("toolbox", "parts"):
-        monkeypatch.setattr(f"ramet.cluster.{module}.load_plugins", lambda: Plugins(registries=registries, infos=[]))
+    for module in ("toolbox", "build"):
+        monkeypatch.setattr(f"ramet.components.{module}.load_plugins", lambda: Plugins(registries=registries, infos=[]))
 
 
 def configured(**tools: str | None) -> Config:

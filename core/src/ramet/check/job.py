@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ramet.check.agreement import DEFAULTS, Agreement, Threshold, compare
 from ramet.check.table import agreement_table, describe_token, describe_weights, verdict
-from ramet.cluster.interfaces import build_encoder, open_rollouts
+from ramet.cluster.launch import open_rollouts
 from ramet.components.toolbox import ToolNames
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Offload
@@ -25,6 +25,7 @@ from ramet.data.sampler import Sampler
 from ramet.errors import ConfigErrors, InfraError, raise_all
 from ramet.event_loop import run_async
 from ramet.models.encoder import Encoder
+from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.batch import Row, rows_of
 from ramet.policy.worker import PolicyWorker

@@ -63,7 +63,7 @@ def _prompts(config: Config, tools: ToolNames) -> Prompts:
             text=lambda task: "\n".join(f"[{message.role}]\n{message.content}" for message in prompt(task).messages),
             chat_markup=lambda task: 0,
         )
-    from ramet.cluster.interfaces import build_encoder
+    from ramet.models.loading import build_encoder
 
     encoder = build_encoder(config)
 

@@ -6,22 +6,15 @@ actors; jobs import this module and never one of those.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from ramet.components.services import RunServices
-from ramet.components.toolbox import ToolNames
-from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
-from ramet.models.encoder import Encoder
-from ramet.models.loading import load_tokenizer
 from ramet.policy.batching.batch import Floats, Row
-from ramet.policy.critic import CriticSpec
-from ramet.policy.spec import PolicySpec
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import Group, Task
 
@@ -125,61 +118,3 @@ class Backend(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-def build_encoder(config: Config) -> Encoder:
-    return Encoder(
-        load_tokenizer(config.model),
-        template_kwargs=config.model.chat_template_kwargs,
-        chat_markup=config.data.chat_markup,
-    )
-
-
-@asynccontextmanager
-async def open_backend(
-    config: Config,
-    spec: PolicySpec,
-    *,
-    critic: CriticSpec | None = None,
-    folder: Path,
-    tools: ToolNames,
-) -> AsyncIterator[Backend]:
-    """The place that `cluster.name` says, started; everything of it is gone when the context is left.
-
-    `folder` is the run's for what components keep, `tools` what they were called before the start.
-    """
-    folder = folder.absolute()
-    place: Backend
-    if config.cluster.name == "ray":
-        from ramet.cluster.ray.backend import RayBackend  # Ray is an extra
-
-        place = await RayBackend.start(config, spec, critic=critic, folder=folder, tools=tools)
-    else:
-        from ramet.cluster.local import LocalBackend
-
-        services = RunServices(folder=folder, seed=config.run.seed)
-        place = await LocalBackend.start(config, spec, services=services, critic=critic, expected=tools.sets)
-    try:
-        yield place
-    finally:
-        await place.close()
-
-
-@asynccontextmanager
-async def open_rollouts(config: Config, *, folder: Path, tools: ToolNames) -> AsyncIterator[Rollouts]:
-    """The rollout side alone, without forks: what evaluation needs. `folder` and `tools` as for `open_backend`."""
-    rollouts: Rollouts
-    folder = folder.absolute()
-    if config.cluster.name == "ray":
-        from ramet.cluster.ray.rollouts import RayRollouts
-
-        rollouts = await RayRollouts.start(config, folder=folder, tools=tools)
-    else:
-        from ramet.cluster.local import LocalRollouts
-
-        services = RunServices(folder=folder, seed=config.run.seed)
-        rollouts = await LocalRollouts.open(config, build_encoder(config), services=services, expected=tools.sets)
-    try:
-        yield rollouts
-    finally:
-        await rollouts.close()

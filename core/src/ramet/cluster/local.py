@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from ramet.cluster.interfaces import OnGroup, build_encoder
+from ramet.cluster.interfaces import OnGroup
 from ramet.components.build import build_branch_policy, build_step
 from ramet.components.engines import build_engine
 from ramet.components.services import RunServices
@@ -22,6 +22,7 @@ from ramet.components.toolbox import Schemas, Toolbox, open_tools
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.models.encoder import Encoder
+from ramet.models.loading import build_encoder
 from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.critic import CriticSpec, CriticWorker
 from ramet.policy.lora import AdapterMerger

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ramet.cluster.check import check_cluster
-from ramet.cluster.interfaces import build_encoder, open_rollouts
+from ramet.cluster.launch import open_rollouts
 from ramet.components.build import build_benchmarks, check_components
 from ramet.components.engines import check_engine
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
@@ -27,7 +27,7 @@ from ramet.evaluate.measure import measure
 from ramet.evaluate.results import PartialResults, Results, check_complete, is_finished, read_results
 from ramet.evaluate.table import results_table
 from ramet.event_loop import run_async
-from ramet.models.loading import check_model
+from ramet.models.loading import build_encoder, check_model
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.plugin_code import failed, named
 from ramet.plugins import origin

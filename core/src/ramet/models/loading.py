@@ -24,8 +24,9 @@ from transformers import (
 )
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from ramet.config.schema import Attention, Dtype, ModelConfig
+from ramet.config.schema import Attention, Config, Dtype, ModelConfig
 from ramet.errors import ConfigError
+from ramet.models.encoder import Encoder
 from ramet.models.template import check_template_kwargs
 from ramet.models.varlen import has_varlen, register
 from ramet.models.weight_files import check_weights, read_json
@@ -81,6 +82,15 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         _note_missing_pad(folder)
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def build_encoder(config: Config) -> Encoder:
+    """The encoder of a run: the model's tokenizer with the settings of its chat template. Raises `ConfigError`."""
+    return Encoder(
+        load_tokenizer(config.model),
+        template_kwargs=config.model.chat_template_kwargs,
+        chat_markup=config.data.chat_markup,
+    )
 
 
 @functools.cache  # a run loads its tokenizer several times

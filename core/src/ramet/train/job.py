@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramet.cluster.interfaces import Backend, open_backend
+from ramet.cluster.interfaces import Backend
+from ramet.cluster.launch import open_backend
 from ramet.components.build import build_advantage, build_loss, start_rewards
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ramet.cluster.check import check_cluster
-from ramet.cluster.interfaces import build_encoder
 from ramet.components.build import build_benchmark, build_scorer, check_components, check_forks
 from ramet.components.engines import check_engine
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
@@ -28,7 +27,7 @@ from ramet.data.sampler import Sampler
 from ramet.data.tasks import TaskSet, fingerprint, load_tasks
 from ramet.errors import ConfigError, ConfigErrors, RametError, raise_all
 from ramet.models.encoder import Encoder
-from ramet.models.loading import check_model
+from ramet.models.loading import build_encoder, check_model
 from ramet.models.torch_setup import check_torch
 from ramet.policy.check import check_policy
 from ramet.runs.manifest import DataRecord, model_files, model_fingerprint

@@ -11,7 +11,6 @@ import ray
 from ray import ObjectRef
 from torch import Tensor
 
-from ramet.cluster.interfaces import build_encoder
 from ramet.cluster.local import LocalRollouts
 from ramet.cluster.ray.actor import SAVE, Actor, node_address
 from ramet.cluster.ray.jobs import Counts, PolicyJob, RolloutJob
@@ -19,6 +18,7 @@ from ramet.cluster.ray.weights import Bucket, buckets, tensors
 from ramet.components.build import build_branch_policy
 from ramet.engines.protocol import EngineInfo
 from ramet.engines.sleeping import Sleeper
+from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.critic import CriticWorker

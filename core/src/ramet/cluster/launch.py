@@ -1,0 +1,63 @@
+"""Start what `cluster.name` chooses: a backend for training, or its rollout side alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from ramet.cluster.interfaces import Backend, Rollouts
+from ramet.cluster.local import LocalBackend, LocalRollouts
+from ramet.components.services import RunServices
+from ramet.components.toolbox import ToolNames
+from ramet.config.schema import Config
+from ramet.models.loading import build_encoder
+from ramet.policy.critic import CriticSpec
+from ramet.policy.spec import PolicySpec
+
+
+@asynccontextmanager
+async def open_backend(
+    config: Config,
+    spec: PolicySpec,
+    *,
+    critic: CriticSpec | None = None,
+    folder: Path,
+    tools: ToolNames,
+) -> AsyncIterator[Backend]:
+    """The backend that `cluster.name` chooses, started; all its processes have ended when the context is left.
+
+    `folder` is where the run's components keep their files, `tools` the names and schemas found before the start.
+    Called in the main thread. Raises `ConfigError` if the machine or the cluster has no room for the workers.
+    """
+    folder = folder.absolute()
+    backend: Backend
+    if config.cluster.name == "ray":
+        from ramet.cluster.ray.backend import RayBackend  # Ray is an extra
+
+        backend = await RayBackend.start(config, spec, critic=critic, folder=folder, tools=tools)
+    else:
+        services = RunServices(folder=folder, seed=config.run.seed)
+        backend = await LocalBackend.start(config, spec, services=services, critic=critic, expected=tools.sets)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def open_rollouts(config: Config, *, folder: Path, tools: ToolNames) -> AsyncIterator[Rollouts]:
+    """The rollout side alone, without forks, as evaluation needs it. Arguments and errors as of `open_backend`."""
+    rollouts: Rollouts
+    folder = folder.absolute()
+    if config.cluster.name == "ray":
+        from ramet.cluster.ray.rollouts import RayRollouts
+
+        rollouts = await RayRollouts.start(config, folder=folder, tools=tools)
+    else:
+        services = RunServices(folder=folder, seed=config.run.seed)
+        rollouts = await LocalRollouts.open(config, build_encoder(config), services=services, expected=tools.sets)
+    try:
+        yield rollouts
+    finally:
+        await rollouts.close()
