@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests that look at ../shared as users run them: in a copy of this checkout with no ../shared beside it.
+# Runs the tests that look at ../shared as users run them: in a copy of this checkout with no ../shared next to it.
 # They use the virtual environment and the packages of this checkout, so that it takes seconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,4 +1,4 @@
-"""Builds every wheel and proves that each works beside the core alone: in fresh virtual environments that hold nothing
+"""Builds every wheel and proves that each works with the core alone: in fresh virtual environments that hold nothing
 but what the wheel declares, from an empty directory.
 
 Of each: it installs and `pip check` is clean, every public module imports, `ramet plugins` shows it healthy, what it
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from isolated import Result, check
-from warehouse import CommandFailed, build
+from wheelhouse import CommandFailed, build
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_A_TIME = 2
@@ -58,17 +58,17 @@ def every_package() -> list[Path]:
 
 def prove(packages: list[Path], work: Path) -> int:
     started = time.monotonic()
-    warehouse = build(work, [ROOT / "core", *(p for p in packages if p != ROOT / "core")])
-    print(f"built {len(warehouse.wheels)} wheels and fetched what they need in {time.monotonic() - started:.0f} s")
+    wheelhouse = build(work, [ROOT / "core", *(p for p in packages if p != ROOT / "core")])
+    print(f"built {len(wheelhouse.wheels)} wheels and fetched what they need in {time.monotonic() - started:.0f} s")
     slowest_first = sorted(packages, key=lambda p: -len(list((p / "tests").rglob("test_*.py"))))
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        results = list(pool.map(lambda package: check(package, warehouse, work), slowest_first))
+        results = list(pool.map(lambda package: check(package, wheelhouse, work), slowest_first))
     print(table(sorted(results, key=lambda r: packages.index(r.package))))
     for result in results:
         for problem in result.problems:
             print(f"\n{result.name}: {problem}")
     n_wrong = sum(bool(result.problems) for result in results)
-    verdict = f"{n_wrong} of {len(results)} packages are not in order" if n_wrong else "every package stands alone"
+    verdict = f"{n_wrong} of {len(results)} packages are not in order" if n_wrong else "every package works alone"
     print(f"\n{verdict} ({time.monotonic() - started:.0f} s)")
     return 1 if n_wrong else 0
 

@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from warehouse import CommandFailed, Warehouse, clean_environment, install, make_environment, pip, run
+from wheelhouse import CommandFailed, Wheelhouse, clean_environment, install, make_environment, pip, run
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 
@@ -42,26 +42,26 @@ def _of_which(counts: dict[str, int], verb: str) -> str:
     return "".join(f" ({n} {verb} {what})" for what, n in sorted(counts.items()))
 
 
-def check(package: Path, warehouse: Warehouse, work: Path) -> Result:
-    """Never raises for what is wrong with the package: that stands in `problems`."""
+def check(package: Path, wheelhouse: Wheelhouse, work: Path) -> Result:
+    """Never raises for what is wrong with the package: it is in `problems`."""
     name = tomllib.loads((package / "pyproject.toml").read_text())["project"]["name"]
     result = Result(package=package, name=name)
     try:
-        _check(result, warehouse, work)
+        _check(result, wheelhouse, work)
     except CommandFailed as error:
         result.problems.append(str(error))
     return result
 
 
-def _check(result: Result, warehouse: Warehouse, work: Path) -> None:
+def _check(result: Result, wheelhouse: Wheelhouse, work: Path) -> None:
     python = make_environment(work / "environments" / result.name)
-    wheel = str(warehouse.wheels[result.name])
+    wheel = str(wheelhouse.wheels[result.name])
     started = time.monotonic()
-    install(python, warehouse, wheel)  # bare: what only its tests need must not help it
+    install(python, wheelhouse, wheel)  # bare: what only its tests need must not help it
     result.install_s = time.monotonic() - started
     run(pip(python, "check"))
     _look(result, python, _empty(work / "empty" / result.name))
-    install(python, warehouse, f"{wheel}[test]")
+    install(python, wheelhouse, f"{wheel}[test]")
     _test(result, python, _empty(work / "empty" / f"{result.name}-tests"), work / f"{result.name}-tests.json")
 
 

@@ -23,7 +23,7 @@ MANY = {"tools", "rewards", "benchmarks"}
 
 def main(distribution: str) -> None:
     extras = modules_of_extras(distribution)
-    problems = strangers(distribution, extras)
+    problems = unexpected(distribution, extras)
     modules = public_modules(distribution)
     needs_extra: Counter[str] = Counter()
     for module in modules:
@@ -43,8 +43,8 @@ def main(distribution: str) -> None:
     print(json.dumps({"modules": len(modules), "needs_extra": needs_extra, "composed": composed, "problems": problems}))
 
 
-def strangers(distribution: str, extras: dict[str, str]) -> list[str]:
-    """Other distributions of the house, and anything that only an extra should bring."""
+def unexpected(distribution: str, extras: dict[str, str]) -> list[str]:
+    """Other distributions of this repository, and anything that only an extra should bring."""
     installed = {found.name.lower().replace("-", "_") for found in distributions()}
     allowed = {one.replace("-", "_") for one in (CORE, distribution)}
     others = {one for one in installed if one == CORE or one.startswith(f"{CORE}_")} - allowed

@@ -1,4 +1,4 @@
-"""The wheels of this repository, and beside them a wheel of everything that they and their tests need.
+"""The wheels of this repository, and next to them a wheel of everything that they and their tests need.
 
 Environments are filled from this folder alone (`--no-index`), so the package index is asked once, and what an
 environment holds is what the wheels declare.
@@ -19,7 +19,7 @@ PRIVATE = ("PYTHON", "RAMET_", "PYTEST_", "VIRTUAL_ENV", "PIP_FIND_LINKS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warehouse:
+class Wheelhouse:
     """Where the wheels are. `builder` is a Python that builds more of them (with `--no-build-isolation`)."""
 
     folder: Path
@@ -31,7 +31,7 @@ class CommandFailed(Exception):
     """With the command and its output."""
 
 
-def build(work: Path, packages: list[Path]) -> Warehouse:
+def build(work: Path, packages: list[Path]) -> Wheelhouse:
     """Raises `CommandFailed`."""
     projects = [tomllib.loads((package / "pyproject.toml").read_text()) for package in packages]
     builder = make_environment(work / "builder")
@@ -40,7 +40,7 @@ def build(work: Path, packages: list[Path]) -> Warehouse:
     run(pip(builder, "wheel", "--no-build-isolation", "--no-deps", "-w", str(built), *map(str, packages)))
     wheels = {project["project"]["name"]: _wheel(built, project["project"]) for project in projects}
     run(pip(builder, "wheel", "-w", str(work / "wheels"), *(f"{wheel}[test]" for wheel in wheels.values())))
-    return Warehouse(folder=work / "wheels", wheels=wheels, builder=builder)
+    return Wheelhouse(folder=work / "wheels", wheels=wheels, builder=builder)
 
 
 def _wheel(folder: Path, project: dict[str, str]) -> Path:
@@ -58,10 +58,10 @@ def pip(python: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "--python", str(python), *arguments]
 
 
-def install(python: Path, warehouse: Warehouse, what: str) -> None:
-    """Install from the warehouse and nowhere else. Raises `CommandFailed`."""
+def install(python: Path, wheelhouse: Wheelhouse, what: str) -> None:
+    """Install from the wheelhouse and nowhere else. Raises `CommandFailed`."""
     run(
-        pip(python, "install", "--no-compile", "--no-index", "--find-links", str(warehouse.folder), what),
+        pip(python, "install", "--no-compile", "--no-index", "--find-links", str(wheelhouse.folder), what),
         env=clean_environment(),
     )
 
@@ -71,7 +71,7 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 def run(command: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Standard output. Raises `CommandFailed` with everything that the command said."""
+    """Standard output. Raises `CommandFailed` with the whole output of the command."""
     try:
         done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
