@@ -6,6 +6,7 @@ Tensors are known by their class's name, since the contract must import without 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -89,7 +90,35 @@ def step_problem(result: object) -> str | None:
         return "stop is StopReason.FAULT: let the InfraError pass instead"
     if result.answer is not None and not isinstance(result.answer, str):
         return f"answer is {result.answer!r:.200}: give a string"
+    return _outcome_problem(result)
+
+
+def _outcome_problem(result: StepResult) -> str | None:
+    """Whether what a rollout step gave besides (info, reward, metrics) can be recorded."""
+    if result.stop is StopReason.PRUNED:
+        return "stop is StopReason.PRUNED: only a branch policy prunes; use StopReason.DONE"
+    if (problem := _json_problem(result.info)) is not None:
+        return f"info is no JSON object ({problem}): use strings, finite numbers, lists and mappings"
+    if result.reward is not None and not _is_finite(result.reward):
+        return f"reward is {result.reward!r:.80}: give a finite number, or None for none"
+    wrong = [f"{name!r} as {value!r:.80}" for name, value in result.metrics.items() if not _is_finite(value)]
+    return f"metrics has {wrong[0]}: give finite numbers" if wrong else None
+
+
+def _json_problem(info: object) -> str | None:
+    if info == {}:  # of most steps and turns; asking whether it is a Mapping costs more
+        return None
+    if not isinstance(info, Mapping):
+        return f"it is {type(info).__name__}"
+    try:
+        json.dumps(dict(info), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return str(error)
     return None
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def begin_problem(inserts: object) -> str | None:

@@ -19,7 +19,6 @@ from ramet.output_checks import begin_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.states import ENVIRONMENT, StateFailed, States
-from ramet.rollout.steps.result import outcome_problem, recorded
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.turn_context import FirstTokensHook, GroupContext, TurnContext, state_of
 from ramet.types import (
@@ -141,7 +140,7 @@ class RolloutRunner:
         self._end_turn(live, self._checked(result))
 
     def _checked(self, result: StepResult) -> StepResult:
-        problem = step_problem(result) or outcome_problem(result)
+        problem = step_problem(result)
         if problem is not None:
             raise PluginError(f"rollout step {origin(self.step)}: {problem}{defined_at(self.step)}")
         return result
@@ -160,7 +159,7 @@ class RolloutRunner:
         if result.insert or result.stop is not None:
             raise PluginError(f"finish of {self._step_name} returned insert or stop; the rollout has ended already")
         self._note(live, result.metrics)
-        live.tell_more(recorded(result.info), result.reward)
+        live.record_end(result.info, result.reward)
         if result.answer is not None:
             live.answer = result.answer
 
@@ -172,7 +171,7 @@ class RolloutRunner:
     def _end_turn(self, live: LiveRollout, result: StepResult) -> None:
         fits = self._insert(live, result.insert)
         live.answer = result.answer
-        live.tell(recorded(result.info), result.reward)
+        live.record_turn(result.info, result.reward)
         self._note(live, result.metrics)
         if result.stop is not None:
             live.stop = result.stop

@@ -6,6 +6,7 @@ changed once it stands in a rollout. `freeze` turns a live rollout into the reco
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -92,14 +93,14 @@ class LiveRollout:
         start = self.starts[turn] if turn >= 0 else 1
         return "".join(s.text for s in self.segments[start : self.starts[turn + 1]] if not s.is_sampled)
 
-    def tell(self, info: Mapping[str, Any], reward: float | None) -> None:
-        """Keep what the rollout step said of the turn that ended."""
-        self.infos.append(info)
+    def record_turn(self, info: Mapping[str, Any], reward: float | None) -> None:
+        """Keep the info and the reward that the rollout step gave for the turn that ended."""
+        self.infos.append(_as_json(info))
         self.turn_rewards.append(reward)
 
-    def tell_more(self, info: Mapping[str, Any], reward: float | None) -> None:
-        """Merge what it said of the rollout's end into what it said of the last turn."""
-        self.infos[-1] = {**self.infos[-1], **info}
+    def record_end(self, info: Mapping[str, Any], reward: float | None) -> None:
+        """Merge the info and the reward that it gave for the rollout's end into those of the last turn."""
+        self.infos[-1] = {**self.infos[-1], **_as_json(info)}
         if reward is not None:
             self.turn_rewards[-1] = (self.turn_rewards[-1] or 0.0) + reward
 
@@ -130,6 +131,11 @@ class LiveRollout:
             fault=self.fault,
             stats=dict(self.stats),
         )
+
+
+def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
+    """As the record on disk gives it back, and a copy: the step may go on with what it put in."""
+    return dict(json.loads(json.dumps(dict(info)))) if info else {}
 
 
 def new_root(key: RolloutKey, prompt: Segment) -> LiveRollout:

@@ -12,7 +12,6 @@ from typing import Any
 from ramet.errors import InfraError, ToolError
 from ramet.output_checks import begin_problem, step_problem
 from ramet.rollout.states import is_stateful
-from ramet.rollout.steps.result import outcome_problem
 from ramet.testing.doubles import echo_tool
 from ramet.testing.expect import expect, expect_none
 from ramet.testing.scripted_context import ScriptedContext
@@ -148,7 +147,7 @@ async def _finish(subject: StepUnderTest, played: Play) -> None:
         return
     expect(isinstance(result, StepResult), f"finish returned {type(result).__name__}: return a StepResult or None")
     expect(not result.insert and result.stop is None, "finish inserts or stops: the rollout has ended already")
-    problem = outcome_problem(result)
+    problem = step_problem(result)
     expect(problem is None, f"finish: {problem}")
     played.results.append(result)
 
@@ -169,7 +168,7 @@ async def _turn(step: RolloutStep, state: RolloutState, play: Play) -> StepResul
         replace(state, environment=None) == before,
         f"changed its state from {before} to {state}: it belongs to the core",
     )
-    expect_none(step_problem(result) or outcome_problem(result))
+    expect_none(step_problem(result))
     expect(
         play.generated is not None or result.stop is not None,
         "a turn neither calls ctx.generate nor stops: the rollout would go round for ever",

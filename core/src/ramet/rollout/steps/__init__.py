@@ -1,1 +1,1 @@
-"""Turn protocols that ship with the core, and what every rollout step must return."""
+"""Turn protocols that ship with the core."""
