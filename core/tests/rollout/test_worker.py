@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from ramet.config.schema import SystemPrompt, ToolConfig
 from ramet.errors import ConfigError, PluginError
 from ramet.models.encoder import Encoder
 from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.worker import Admission
 from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool, read_request_id
 from ramet.types import (
     CallStatus,
@@ -332,3 +334,56 @@ def test_the_loop_itself_costs_little(play: Play, make_task: Any) -> None:
     started = time.process_time()
     play(one_call, tasks=tasks, group_size=8)
     assert (time.process_time() - started) / 128 < 0.02  # a guard against accidents; `bench/` measures
+
+
+def test_groups_enter_in_order_and_a_large_one_is_not_overtaken() -> None:
+    async def main() -> list[str]:
+        admission, entered = Admission(4), []
+
+        async def group(name: str, n: int) -> None:
+            await admission.enter(n)
+            entered.append(name)
+
+        async with asyncio.TaskGroup() as tasks:
+            for name, n in (("first", 3), ("large", 4), ("small", 1)):
+                tasks.create_task(group(name, n))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert entered == ["first"]
+            admission.leave(3)
+            await asyncio.sleep(0)
+            assert entered == ["first", "large"]
+            admission.leave(4)
+        return entered
+
+    assert asyncio.run(main()) == ["first", "large", "small"]
+
+
+def test_a_group_that_stops_waiting_holds_up_nobody() -> None:
+    async def main() -> int:
+        admission = Admission(2)
+        await admission.enter(2)
+        gone = asyncio.create_task(admission.enter(2))
+        waits = asyncio.create_task(admission.enter(1))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        admission.leave(2)
+        await waits
+        return admission.free
+
+    assert asyncio.run(main()) == 1
+
+
+def test_a_group_cancelled_in_the_moment_of_its_admission_gives_its_places_back() -> None:
+    async def main() -> int:
+        admission = Admission(2)
+        await admission.enter(2)
+        waits = asyncio.create_task(admission.enter(2))
+        await asyncio.sleep(0)
+        admission.leave(2)
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+        return admission.free
+
+    assert asyncio.run(main()) == 2

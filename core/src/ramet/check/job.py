@@ -29,7 +29,7 @@ from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.batch import Row, rows_of
 from ramet.policy.worker import PolicyWorker
-from ramet.rollout.group_check import check_groups
+from ramet.rollout.plan import check_groups
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.worker import RolloutPlan
 from ramet.train.groups import check_infrastructure

@@ -14,7 +14,7 @@ from ramet.evaluate.tasks import task_result
 from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
-from ramet.rollout.group_check import check_groups
+from ramet.rollout.plan import check_groups
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.protocol import Capability, Engine
 from ramet.errors import ConfigError, raise_all
-from ramet.rollout.admission import Admission
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.completion_check import Versions
 from ramet.rollout.group import GroupJob, GroupScheduler
@@ -240,6 +239,43 @@ class RolloutWorker:
 
     async def close(self) -> None:
         await self._tools.close()
+
+
+class Admission:
+    """How many rollouts are running at once: first come, first served. A large group is not overtaken by smaller ones.
+
+    A group enters as a whole and leaves rollout by rollout.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.free = capacity
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def enter(self, n: int) -> None:
+        """Wait until n more rollouts fit. `n` must not exceed the capacity."""
+        if not self._queue and n <= self.free:
+            self.free -= n
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append((n, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(n)  # admitted and cancelled in the same moment
+            else:
+                self._queue = deque(entry for entry in self._queue if entry[1] is not turn)
+            raise
+
+    def leave(self, n: int) -> None:
+        self.free += n
+        while self._queue and self._queue[0][0] <= self.free:
+            wanted, turn = self._queue.popleft()
+            if turn.cancelled():
+                continue
+            self.free -= wanted
+            turn.set_result(None)
 
 
 def expanded(names: Sequence[str], sets: Mapping[str, Sequence[str]]) -> list[str]:

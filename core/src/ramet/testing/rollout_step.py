@@ -1,18 +1,21 @@
-"""Check of rollout steps (hook 1): the step plays whole rollouts against replies written beforehand."""
+"""Check of rollout steps (hook 1): the step plays whole rollouts against replies written beforehand.
+
+The states of an environment are checked too: forks are independent of their originals, and every state can be closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from ramet.component_checks import misfits
 from ramet.errors import InfraError, ToolError
 from ramet.rollout.states import is_stateful
 from ramet.testing.doubles import echo_tool
-from ramet.testing.environment import check_states
 from ramet.testing.expect import EventLoopCheck, expect, expect_async_call
-from ramet.testing.step_play import TASK, StepUnderTest, play
-from ramet.types import Markup, RolloutStep, Sampled, Task, ToolResult, Untrusted
+from ramet.testing.step_play import SEED, TASK, Play, StepUnderTest, begin, go_on, play
+from ramet.types import Markup, RolloutStep, Sampled, StepResult, Task, ToolResult, Untrusted
 
 # How policies usually ask for the tool `echo`.
 CALLS = (
@@ -56,7 +59,7 @@ async def _check_plays(subject: StepUnderTest, call: str | None, replies: Sequen
     for reply in ("The answer is 5.", "", "<think>", *CALLS, *replies):
         await play(subject, [reply])
     if is_stateful(subject.step):
-        await check_states(subject, [list(replies)] if replies else [["1"], *([form] for form in CALLS)])
+        await _check_states(subject, [list(replies)] if replies else [["1"], *([form] for form in CALLS)])
     call = await _working_call(subject, call)
     if call is None:
         return
@@ -64,6 +67,46 @@ async def _check_plays(subject: StepUnderTest, call: str | None, replies: Sequen
     await _check_errors(subject, call)
     await _check_isolation(subject, call)
     await _check_trace_reader(subject, call)
+
+
+async def _check_states(subject: StepUnderTest, scripts: Sequence[Sequence[str]]) -> None:
+    """Play each script twice, and again with a fork after its first turn."""
+    step: Any = subject.step
+    for script in scripts:
+        alone, again = [(await play(subject, script)).results for _ in range(2)]
+        expect(
+            alone == again or step.forks != "replay",
+            f"two states of the same task and seed went two ways where the policy wrote {script}: a replay cannot work;"
+            " draw only from the seed that open is given",
+        )
+        if step.forks == "copy" and alone == again and alone[0].stop is None:
+            await _check_fork(subject, script, alone, fork_first=False)
+            await _check_fork(subject, script, alone, fork_first=True)
+
+
+async def _check_fork(
+    subject: StepUnderTest, script: Sequence[str], alone: list[StepResult], *, fork_first: bool
+) -> None:
+    """After one turn, the fork and its original go on in turn; each must play what a rollout alone plays."""
+    step: Any = subject.step
+    state = await step.open(subject.task, SEED)
+    original = Play(script, environment=state)
+    await begin(subject, original)
+    await go_on(subject, original, n_turns=1)
+    copy = await step.fork(state)
+    expect(copy is not None, "fork returned None: return a copy of the state")
+    expect(copy is not state, "fork returned the state itself: return an independent copy")
+    fork = Play([*script[1:], script[-1]], environment=copy)
+    fork.response, fork.calls, fork.stops = original.response, list(original.calls), list(original.stops)
+    for one in (fork, original) if fork_first else (original, fork):
+        before = len(one.results)
+        await go_on(subject, one, first_turn=1)
+        await step.close(one.environment)
+        expect(
+            one.results[before:] == alone[1:],
+            f"{'the original' if one is original else 'a fork'} went another way than a rollout alone after the other "
+            "had gone on and was closed: fork must copy everything that the state holds",
+        )
 
 
 async def _working_call(subject: StepUnderTest, call: str | None) -> str | None:

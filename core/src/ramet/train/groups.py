@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ramet.cluster.interfaces import Rollouts
 from ramet.errors import InfraError
-from ramet.rollout.group_check import check_groups
+from ramet.rollout.plan import check_groups
 from ramet.rollout.scoring import UNJUDGED, ScoredGroup
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Group, Task
