@@ -13,7 +13,7 @@ from ramet.errors import RametError
 from ramet.plugins import Plugins, load_plugins
 from ramet.rollout.branching.decisions import ask
 from ramet.rollout.scoring import Scorer, WeightedReward
-from ramet.rollout.states import StatefulComponent, fork_problems, step_component
+from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
 from ramet.types import (
     AdvantageEstimator,
     Benchmark,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ramet.rollout.states import ENVIRONMENT, StateFailed, StatefulComponent
+from ramet.rollout.stateful import ENVIRONMENT, StateFailed, StatefulComponent
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.turn_context import GroupContext, TurnContext, state_of
 from ramet.types import CallStatus, Generation, Insert, RolloutStep, ToolCall

@@ -18,7 +18,8 @@ from ramet.errors import ConfigError, PluginError
 from ramet.output_checks import begin_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
-from ramet.rollout.states import ENVIRONMENT, StateFailed, States
+from ramet.rollout.stateful import ENVIRONMENT, StateFailed
+from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.turn_context import FirstTokensHook, GroupContext, TurnContext, state_of
 from ramet.types import (

@@ -9,87 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.errors import ConfigError, PluginError
 from ramet.plugin_code import named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.keys import BranchPath, stable_seed
+from ramet.rollout.stateful import StateFailed, StatefulComponent, config_key
 from ramet.rollout.tools.runtime import CLOSE_TIMEOUT_S
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
-from ramet.types import BranchPolicy, Need, RolloutStep, Stateful, Task, Tool
+from ramet.types import BranchPolicy, Need, Task
 
 logger = logging.getLogger(__name__)
-ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
-
-
-class StateFailed(InfraError):
-    """A state could not be opened, copied or replayed; `where` is that of the fault which masks the rollout."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.where = f"state:{name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatefulComponent:
-    """A tool or a rollout step that is `Stateful`. `timeout_s` None: the rollout's deadline alone bounds it."""
-
-    name: str  # of the tool, or `ENVIRONMENT`
-    owner: Stateful[Any]
-    timeout_s: float | None = None
-
-
-def is_stateful(component: object) -> bool:
-    """Whether it holds states of rollouts. A set of tools has an `open` too, of another kind, and no `forks`."""
-    return hasattr(component, "forks")
-
-
-def step_component(step: RolloutStep) -> tuple[StatefulComponent, ...]:
-    """The rollout step, if it is an environment."""
-    return (StatefulComponent(name=ENVIRONMENT, owner=cast(Stateful[Any], step)),) if is_stateful(step) else ()
-
-
-def tool_components(tools: Mapping[str, tuple[Tool, float]]) -> tuple[StatefulComponent, ...]:
-    """Those of these tools that hold states. With each comes its time-out in seconds."""
-    return tuple(
-        StatefulComponent(name=name, owner=cast(Stateful[Any], tool), timeout_s=timeout_s)
-        for name, (tool, timeout_s) in tools.items()
-        if is_stateful(tool)
-    )
-
 
 # Makes a fresh state what it was at the fork point of a rollout; raises `StateFailed`.
 Replay = Callable[
     [LiveRollout, StatefulComponent, Any, Any], Awaitable[None]
 ]  # rollout, whose, its state, environment's
-
-
-def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy) -> list[str]:
-    """Why this policy cannot fork rollouts with these states, in the words of the configuration."""
-    if isinstance(policy, NoBranching):
-        return []
-    problems = [
-        f"{_key(one)}: its state cannot be forked (forks = 'none'), and {origin(policy)} forks rollouts; choose "
-        "branch_policy=none, or another component"
-        for one in components
-        if one.owner.forks == "none"
-    ]
-    tools = [one.name for one in components if one.name != ENVIRONMENT]
-    if tools and any(one.name == ENVIRONMENT and one.owner.forks == "replay" for one in components):
-        problems.append(
-            "rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it "
-            f"cannot use tools that hold states: {', '.join(tools)}; choose branch_policy=none, or forks = 'copy'"
-        )
-    return problems
-
-
-def _key(component: StatefulComponent) -> str:
-    return "rollout_step" if component.name == ENVIRONMENT else f"tools.{component.name}"
 
 
 @dataclass(slots=True, eq=False)
@@ -282,7 +222,7 @@ class States:
         except PluginError:
             raise
         except ConfigError as error:
-            raise named(error, f"{what} of {origin(component.owner)}", _key(component)) from error
+            raise named(error, f"{what} of {origin(component.owner)}", config_key(component)) from error
         except (Exception, SystemExit) as error:  # asyncio would end the run with a task's SystemExit
             raised = f"{what} raised {type(error).__name__}: {error}{raised_at(error)}"
             raise StateFailed(component.name, raised) from error

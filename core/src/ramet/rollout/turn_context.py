@@ -17,7 +17,8 @@ from ramet.plugin_code import named
 from ramet.rollout.completion_check import Versions, reply_problem, version_runs
 from ramet.rollout.keys import request_seed
 from ramet.rollout.plan import ResolvedPlan
-from ramet.rollout.states import StateFailed, StatefulComponent, States
+from ramet.rollout.stateful import StateFailed, StatefulComponent
+from ramet.rollout.states import States
 from ramet.rollout.tools.runtime import ToolOutcome, ToolRuntime
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog

@@ -23,7 +23,7 @@ from ramet.rollout.group import GroupJob, GroupScheduler
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
 from ramet.rollout.prompts import make_prompt, prompt_segment
-from ramet.rollout.states import ENVIRONMENT, fork_problems, step_component, tool_components
+from ramet.rollout.stateful import ENVIRONMENT, fork_problems, step_component, tool_components
 from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
 from ramet.rollout.turn_context import GroupContext

@@ -11,7 +11,7 @@ from typing import Any
 
 from ramet.component_checks import misfits
 from ramet.errors import InfraError, ToolError
-from ramet.rollout.states import is_stateful
+from ramet.rollout.stateful import is_stateful
 from ramet.testing.doubles import echo_tool
 from ramet.testing.expect import EventLoopCheck, expect, expect_async_call
 from ramet.testing.step_play import SEED, TASK, Play, StepUnderTest, begin, go_on, play

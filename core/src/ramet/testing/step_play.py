@@ -11,7 +11,7 @@ from typing import Any
 
 from ramet.errors import InfraError, ToolError
 from ramet.output_checks import begin_problem, step_problem
-from ramet.rollout.states import is_stateful
+from ramet.rollout.stateful import is_stateful
 from ramet.testing.doubles import echo_tool
 from ramet.testing.expect import expect, expect_none
 from ramet.testing.scripted_context import ScriptedContext

@@ -11,7 +11,7 @@ from typing import Any
 from ramet.component_checks import misfits
 from ramet.errors import InfraError, ToolError
 from ramet.output_checks import tool_problem
-from ramet.rollout.states import is_stateful
+from ramet.rollout.stateful import is_stateful
 from ramet.testing.doubles import local_services
 from ramet.testing.expect import EventLoopCheck, expect, expect_async, expect_async_call
 from ramet.testing.step_play import SEED, TASK

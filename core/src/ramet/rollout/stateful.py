@@ -1,0 +1,74 @@
+"""Which components hold states of rollouts, and whether a branch policy can fork those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ramet.errors import InfraError
+from ramet.plugins import origin
+from ramet.rollout.branching.builtin import NoBranching
+from ramet.types import BranchPolicy, RolloutStep, Stateful, Tool
+
+ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
+
+
+class StateFailed(InfraError):
+    """A state could not be opened, copied or replayed; `where` is that of the fault which masks the rollout."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.where = f"state:{name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatefulComponent:
+    """A tool or a rollout step that is `Stateful`. `timeout_s` None: the rollout's deadline alone bounds it."""
+
+    name: str  # of the tool, or `ENVIRONMENT`
+    owner: Stateful[Any]
+    timeout_s: float | None = None
+
+
+def is_stateful(component: object) -> bool:
+    """Whether it holds states of rollouts. A set of tools has an `open` too, of another kind, and no `forks`."""
+    return hasattr(component, "forks")
+
+
+def step_component(step: RolloutStep) -> tuple[StatefulComponent, ...]:
+    """The rollout step, if it is an environment."""
+    return (StatefulComponent(name=ENVIRONMENT, owner=cast(Stateful[Any], step)),) if is_stateful(step) else ()
+
+
+def tool_components(tools: Mapping[str, tuple[Tool, float]]) -> tuple[StatefulComponent, ...]:
+    """Those of these tools that hold states. With each comes its time-out in seconds."""
+    return tuple(
+        StatefulComponent(name=name, owner=cast(Stateful[Any], tool), timeout_s=timeout_s)
+        for name, (tool, timeout_s) in tools.items()
+        if is_stateful(tool)
+    )
+
+
+def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy) -> list[str]:
+    """Why this policy cannot fork rollouts with these states, in the words of the configuration."""
+    if isinstance(policy, NoBranching):
+        return []
+    problems = [
+        f"{config_key(one)}: its state cannot be forked (forks = 'none'), and {origin(policy)} forks rollouts; choose "
+        "branch_policy=none, or another component"
+        for one in components
+        if one.owner.forks == "none"
+    ]
+    tools = [one.name for one in components if one.name != ENVIRONMENT]
+    if tools and any(one.name == ENVIRONMENT and one.owner.forks == "replay" for one in components):
+        problems.append(
+            "rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it "
+            f"cannot use tools that hold states: {', '.join(tools)}; choose branch_policy=none, or forks = 'copy'"
+        )
+    return problems
+
+
+def config_key(component: StatefulComponent) -> str:
+    """Where the configuration names it."""
+    return "rollout_step" if component.name == ENVIRONMENT else f"tools.{component.name}"
