@@ -31,7 +31,8 @@ from ramet.config.sections import COMPONENTS
 from ramet.plugins import GROUP, PRESETS, Source, load_from, load_plugins
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
-from ramet.rollout.tools.runtime import ToolOutcome, ToolRuntime
+from ramet.rollout.tools.executor import ToolOutcome
+from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.watchdog import Watchdog
 from ramet.rollout.worker import RolloutWorker
 from ramet.scaffold import KINDS

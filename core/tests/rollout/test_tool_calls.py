@@ -17,7 +17,8 @@ from ramet.models.encoder import Encoder
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.tools import runtime as tool_runtime
-from ramet.rollout.tools.runtime import ToolOutcome, ToolRuntime
+from ramet.rollout.tools.executor import ToolOutcome
+from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.watchdog import Watchdog
 from ramet.testing.doubles import EchoTool, echo_tool
 from ramet.types import CallStatus, RolloutState, StepContext, StepResult, StopReason, ToolCall, ToolResult

@@ -19,7 +19,7 @@ from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.keys import BranchPath, stable_seed
 from ramet.rollout.stateful import StateFailed, StatefulComponent, config_key
-from ramet.rollout.tools.runtime import CLOSE_TIMEOUT_S
+from ramet.rollout.tools.executor import CLOSE_TIMEOUT_S
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import BranchPolicy, Need, Task

@@ -19,7 +19,8 @@ from ramet.rollout.keys import request_seed
 from ramet.rollout.plan import ResolvedPlan
 from ramet.rollout.stateful import StateFailed, StatefulComponent
 from ramet.rollout.states import States
-from ramet.rollout.tools.runtime import ToolOutcome, ToolRuntime
+from ramet.rollout.tools.executor import ToolOutcome
+from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import (

@@ -1,4 +1,4 @@
-"""Tools: a schema and an async call. Time-outs, retries, caps and metrics are the core's (`rollout.tool_runtime`)."""
+"""Tools: a schema and an async call. Time-outs, retries, caps and metrics are the core's (`ramet.rollout.tools`)."""
 
 from __future__ import annotations
 

@@ -2,93 +2,78 @@
 
 Whose fault it is decides: `ToolError` (and a result with `error`) is the model's and goes back to it; a time-out, an
 `InfraError` or any other exception is ours, is retried (unless the tool must not run twice) and then masks the rollout.
-A tool runs in a task that nobody waits for longer than its time-out: one that hangs and ignores its cancellation harms
-only its own rollout.
+Arguments that do not fit the tool's schema are the model's mistake too; of JSON schema, required and known names, types
+and enumerations are checked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
-import time
-from collections.abc import Coroutine, Mapping
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ramet.config.schema import ToolConfig
-from ramet.errors import ConfigError, InfraError, PluginError, ToolError
-from ramet.output_checks import tool_problem
-from ramet.plugin_code import defined_at, named, raised_at
+from ramet.errors import InfraError, PluginError, ToolError
+from ramet.io.json_values import MAX_NESTING, too_deep
+from ramet.plugin_code import defined_at
 from ramet.plugins import origin
-from ramet.rollout.tools.arguments import check_arguments
+from ramet.rollout.tools.executor import CallProgress, ToolExecutor, ToolOutcome
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
-from ramet.rollout.tools.text import fit
 from ramet.rollout.watchdog import Watchdog
-from ramet.types import CallStatus, Tool, ToolCall, ToolResult, ToolSchema
+from ramet.types import CallStatus, Tool, ToolCall, ToolSchema
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
 
-logger = logging.getLogger(__name__)
 BACKOFF_S = 0.2  # before the first retry; doubles with each, up to MAX_BACKOFF_S
 MAX_BACKOFF_S = 5.0
-CLOSE_TIMEOUT_S = 10.0
-
-
-@dataclass(slots=True, kw_only=True)
-class ToolOutcome:
-    """How one call ended, whoever is to blame. `raised`: the tool raised `ToolError` instead of returning."""
-
-    status: CallStatus
-    text: str
-    wait_s: float = 0.0
-    run_s: float = 0.0
-    attempts: int = 0
-    cached: bool = False
-    truncated: bool = False
-    raised: bool = False
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+_IS: dict[str, Callable[[Any], bool]] = {
+    "string": lambda v: isinstance(v, str),
+    "integer": lambda v: isinstance(v, int) and not isinstance(v, bool),
+    "number": lambda v: isinstance(v, int | float) and not isinstance(v, bool),
+    "boolean": lambda v: isinstance(v, bool),
+    "array": lambda v: isinstance(v, list | tuple),
+    "object": lambda v: isinstance(v, Mapping),
+    "null": lambda v: v is None,
+}
 
 
 class ToolRuntime:
     """All tools of one rollout worker."""
 
     def __init__(self, tools: Mapping[str, tuple[Tool, ToolConfig]], encoder: Encoder, watchdog: Watchdog) -> None:
-        self._lanes = {name: ToolQueue(name, *pair, encoder, watchdog) for name, pair in tools.items()}
+        self._queues = {name: ToolQueue(name, *pair, encoder, watchdog) for name, pair in tools.items()}
 
     @property
     def schemas(self) -> dict[str, ToolSchema]:
-        return {name: lane.schema for name, lane in self._lanes.items()}
+        return {name: queue.schema for name, queue in self._queues.items()}
 
     async def run(self, call: ToolCall, *, ends_at: float | None = None) -> ToolOutcome:
         """Raises only what stops the run: `PluginError` and `ConfigError`.
 
         `ends_at`: when the rollout's deadline is, in the event loop's time. None: it has none.
         """
-        return await self._lanes[call.name].run(call, ends_at)
+        return await self._queues[call.name].run(call, ends_at)
 
     @property
     def tools(self) -> dict[str, tuple[Tool, float]]:
         """With the time-out of each, in seconds."""
-        return {name: (lane.tool, lane.config.timeout_s) for name, lane in self._lanes.items()}
+        return {name: (queue.tool, queue.config.timeout_s) for name, queue in self._queues.items()}
 
     def take_stats(self) -> dict[str, ToolStats]:
         """Of each tool, since the last call."""
-        taken = {name: lane.stats for name, lane in self._lanes.items()}
-        for lane in self._lanes.values():
-            lane.stats = ToolStats()
-        return taken
+        return {name: queue.executor.take_stats() for name, queue in self._queues.items()}
 
     def metrics(self) -> dict[str, float]:
         """`tool/NAME/…`, since the last call."""
         return tool_metrics(self.take_stats())
 
     async def close(self) -> None:
-        for lane in self._lanes.values():
-            await lane.close()
+        for queue in self._queues.values():
+            await queue.executor.close()
 
 
 @dataclass(slots=True)
@@ -99,35 +84,22 @@ class _Flight:
     waiters: int = 0
 
 
-class _CallProgress:
-    """What one call has done so far: the time that it spent waiting and running, and whether the tool was called."""
-
-    def __init__(self, ends_at: float | None) -> None:
-        self.ends_at = ends_at
-        self.begun = time.perf_counter()
-        self.run_s = 0.0
-        self.may_have_run = False
-
-    @property
-    def wait_s(self) -> float:
-        return max(0.0, time.perf_counter() - self.begun - self.run_s)
-
-
 class ToolQueue:
-    """One tool with its limits."""
+    """The calls of one tool: their arguments are checked, identical ones share a run, failed ones are tried again."""
 
     def __init__(self, name: str, tool: Tool, config: ToolConfig, encoder: Encoder, watchdog: Watchdog) -> None:
         self.name = name
         self.tool = tool
         self.config = config
         self.schema = replace(tool.schema, name=name)
-        self.stats = ToolStats()
-        self._encoder = encoder
+        self.executor = ToolExecutor(name, tool, config, encoder, watchdog)
         self._watchdog = watchdog
-        self._slots = asyncio.Semaphore(config.concurrency if self.schema.concurrent else 1)
-        self._running: set[asyncio.Task[Any]] = set()  # the loop holds tasks only weakly
         self._flights: dict[str, _Flight] = {}
         self._has_state = hasattr(tool, "forks")
+
+    @property
+    def stats(self) -> ToolStats:
+        return self.executor.stats
 
     async def run(self, call: ToolCall, ends_at: float | None) -> ToolOutcome:
         self.stats.calls += 1
@@ -135,8 +107,7 @@ class ToolQueue:
             check_arguments(self.schema, call.arguments)
         except ToolError as error:
             self.stats.errors += 1
-            text, truncated = fit(str(error), self.config.max_result_tokens, self._encoder)
-            return ToolOutcome(status=CallStatus.ERROR, text=text, truncated=truncated, raised=True)
+            return self.executor.refused(error)
         shared = self._share_key(call)
         outcome = await (self._execute(call, ends_at) if shared is None else self._join(shared, call))
         self._count(outcome)
@@ -158,7 +129,7 @@ class ToolQueue:
         joined = flight is not None
         if flight is None:
             anyone = replace(call, task=None, environment=None)  # it may answer other tasks too
-            flight = self._flights[key] = _Flight(self._spawn(self._execute(anyone, None)))
+            flight = self._flights[key] = _Flight(self.executor.spawn(self._execute(anyone, None)))
         self.stats.shared += joined
         flight.waiters += 1
         try:
@@ -172,15 +143,14 @@ class ToolQueue:
         return replace(outcome, cached=True) if joined else outcome
 
     async def _execute(self, call: ToolCall, ends_at: float | None) -> ToolOutcome:
-        progress = _CallProgress(ends_at)
+        progress = CallProgress(ends_at)
         attempts, end = 0, None
         while end is None:
             attempts += 1
             try:
-                end = self._ended_well(await self._attempt(call, progress))
+                end = self.executor.outcome(await self.executor.attempt(call, progress))
             except ToolError as error:
-                text, truncated = fit(str(error), self.config.max_result_tokens, self._encoder)
-                end = ToolOutcome(status=CallStatus.ERROR, text=text, truncated=truncated, raised=True)
+                end = self.executor.refused(error)
             except InfraError as error:
                 wait_s = self._asked_to_wait(error, progress)
                 if wait_s is not None:
@@ -195,23 +165,13 @@ class ToolQueue:
         end.wait_s, end.run_s, end.attempts = progress.wait_s, progress.run_s, max(1, attempts)
         return end
 
-    def _ended_well(self, result: ToolResult) -> ToolOutcome:
-        text, truncated = fit(result.text, self.config.max_result_tokens, self._encoder)
-        return ToolOutcome(
-            status=CallStatus.ERROR if result.error else CallStatus.OK,
-            text=text,
-            truncated=truncated,
-            cached=result.cached,
-            metadata=_json(result.metadata, self.name),
-        )
-
-    def _must_not_run_again(self, progress: _CallProgress) -> bool:
+    def _must_not_run_again(self, progress: CallProgress) -> bool:
         return progress.may_have_run and not self.schema.idempotent
 
-    def _is_final(self, error: InfraError, attempts: int, progress: _CallProgress) -> bool:
+    def _is_final(self, error: InfraError, attempts: int, progress: CallProgress) -> bool:
         return attempts > self.config.retries or self._must_not_run_again(progress)
 
-    def _asked_to_wait(self, error: InfraError, progress: _CallProgress) -> float | None:
+    def _asked_to_wait(self, error: InfraError, progress: CallProgress) -> float | None:
         """Seconds after which the call may be made again; None if nobody asked for that, or it must not be."""
         wait_s = error.retry_after_s
         if wait_s is None:
@@ -243,100 +203,33 @@ class ToolQueue:
         with self._watchdog.wait(f"retry of tool:{self.name} rollout {call.rollout}"):
             await asyncio.sleep(min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (attempts - 1)))
 
-    async def _attempt(self, call: ToolCall, progress: _CallProgress) -> ToolResult:
-        if self._slots.locked():
-            with self._watchdog.wait(f"slot of tool:{self.name} rollout {call.rollout}"):
-                await self._slots.acquire()
-        else:
-            await self._slots.acquire()
-        started = time.perf_counter()
-        self.stats.executed += 1
-        try:
-            arguments = deepcopy(dict(call.arguments))  # a tool may change them; the record and a retry may not
-            call = replace(call, arguments=arguments, deadline_s=self._left(progress.ends_at))
-            with self._watchdog.wait(f"tool:{self.name} rollout {call.rollout}"):
-                return self._checked(await self._within(self._call(call, progress), self.config.timeout_s))
-        finally:
-            self._slots.release()
-            progress.run_s += time.perf_counter() - started
 
-    def _left(self, ends_at: float | None) -> float:
-        """Seconds that an attempt has that begins now."""
-        if ends_at is None:
-            return self.config.timeout_s
-        return max(0.0, min(self.config.timeout_s, ends_at - asyncio.get_running_loop().time()))
-
-    def _checked(self, result: object) -> ToolResult:
-        problem = tool_problem(result)
-        if problem is not None:
-            raise PluginError(f"tool {self.name!r} ({origin(self.tool)}) {problem}{defined_at(self.tool)}")
-        assert isinstance(result, ToolResult)
-        return result
-
-    async def _call(self, call: ToolCall, progress: _CallProgress) -> ToolResult:
-        """Whatever the tool raises leaves here as one of the four errors."""
-        try:
-            progress.may_have_run = True
-            return await self.tool(call)
-        except (ToolError, InfraError, PluginError):
-            raise
-        except ConfigError as error:
-            raise named(error, f"tool {self.name!r} ({origin(self.tool)})", f"tools.{self.name}") from error
-        except (Exception, SystemExit) as error:
-            logger.debug("tool %s raised", self.name, exc_info=True)
-            raise InfraError(f"tool {self.name!r} raised {type(error).__name__}: {error}{raised_at(error)}") from error
-
-    async def _within(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-        """Wait for `work` this long and not longer, even if it does not let itself be cancelled."""
-        task = self._spawn(work)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=timeout_s)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if not done:
-            task.cancel()
-            raise InfraError(f"tool {self.name!r} did not return within {timeout_s:g} s")
-        if task.cancelled():
-            raise InfraError(f"tool {self.name!r} cancelled itself")
-        return task.result()
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not report an abandoned call
-
-    async def close(self) -> None:
-        """End what still runs, then the tool itself."""
-        for task in list(self._running):
-            task.cancel()
-        if hasattr(self.tool, "aclose"):
-            await self._quietly(self.tool.aclose(), f"close of tool:{self.name}")
-
-    async def _quietly(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        """Cleaning up must not change what a rollout was: errors are logged."""
-        try:
-            with self._watchdog.wait(name):
-                await self._within(work, CLOSE_TIMEOUT_S)
-        except Exception as error:
-            logger.warning("%s failed: %s: %s", name, type(error).__name__, error)
+def check_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> None:
+    """Raise `ToolError` with everything that is wrong. A null for an optional argument counts as not given."""
+    if too_deep(arguments):
+        raise ToolError(f"{schema.name}: the arguments are nested more than {MAX_NESTING} levels deep")
+    properties = schema.parameters.get("properties", {})
+    required = schema.parameters.get("required", [])
+    problems = [f"{name} is missing" for name in required if name not in arguments]
+    for name, value in arguments.items():
+        if name in properties:
+            problems += [] if value is None and name not in required else _problems(name, value, properties[name])
+        elif not schema.parameters.get("additionalProperties", "properties" not in schema.parameters):
+            problems.append(f"there is no {name} (known: {', '.join(properties) or 'none'})")
+    if problems:
+        raise ToolError(f"{schema.name}: {'; '.join(problems)}")
 
 
-def _json(metadata: object, name: str) -> Mapping[str, Any]:
-    """As the record on disk gives it back, and a copy, so that the tool may go on with its own."""
-    problem = f"tool {name!r} returned metadata that is no JSON object"
-    if not isinstance(metadata, Mapping):
-        raise PluginError(f"{problem}: it is a {type(metadata).__name__}, not a mapping")
-    if not metadata:
-        return {}
-    try:
-        read: Mapping[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise PluginError(f"{problem}: {error}") from error
-    return read
+def _problems(name: str, value: Any, spec: Mapping[str, Any]) -> list[str]:
+    found = spec.get("type")
+    types = [found] if isinstance(found, str) else list(found or [])
+    if types and not any(_IS[one](value) for one in types if one in _IS):
+        return [f"{name} must be of type {' or '.join(types)}, got {_short(value)}"]
+    if "enum" in spec and value not in spec["enum"]:
+        return [f"{name} must be one of {', '.join(map(repr, spec['enum']))}, got {_short(value)}"]
+    return []
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ramet.models.encoder import Encoder
-from ramet.rollout.tools.text import CUT, fit, visible
+from ramet.rollout.tools.executor import CUT, fit, visible
 
 
 def test_a_text_within_the_cap_is_left_alone(encoder: Encoder) -> None:
