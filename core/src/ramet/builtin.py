@@ -1,8 +1,11 @@
-"""What the core itself offers, registered through the same hooks as every plugin."""
+"""What the core itself offers: through the same hooks as every plugin, and its engines, for which there is no hook."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ramet.algorithms.config import GaeConfig, GrpoConfig, PpoClipConfig
+from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.hookspecs import Register, hookimpl
 from ramet.rollout.config import RandomBranchConfig, TagsConfig
 from ramet.types import AdvantageEstimator, BranchPolicy, PolicyLoss, Reward, RolloutStep
@@ -35,3 +38,9 @@ def register_policy_losses(register: Register[PolicyLoss]) -> None:
 @hookimpl
 def register_rewards(register: Register[Reward]) -> None:
     register("environment", "ramet.rollout.environment_reward:EnvironmentReward")
+
+
+def register_engines(register: Register[Any]) -> None:
+    """Called when the plugins are loaded. A factory returns an `EngineBuilder`."""
+    register("torch", "ramet.components.engines:TorchBuilder", config=TorchEngineConfig)
+    register("vllm", "ramet.components.engines:VllmBuilder", config=VllmEngineConfig)

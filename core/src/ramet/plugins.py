@@ -47,12 +47,24 @@ class PluginInfo:
     broken: str | None = None
 
 
+def core_engines() -> Registry[Any]:
+    """The engines of the core, which alone has some: no hook offers them."""
+    registry: Registry[Any] = Registry("engine", "engine")
+    staged: list[tuple[Any, Entry[Any]]] = []
+    core = _core()
+    core.load().register_engines(_stage(staged, registry, core))
+    for _, entry in staged:
+        registry.add(entry)
+    return registry
+
+
 @dataclass(slots=True)
 class Plugins:
     """What is installed in this process."""
 
     registries: Registries
     infos: list[PluginInfo]
+    engines: Registry[Any] = field(default_factory=core_engines)
 
     @property
     def broken(self) -> list[str]:
@@ -209,13 +221,17 @@ def _sources() -> Iterator[Source]:
     points = sorted(entry_points(group=GROUP), key=lambda p: (p.name, _distribution(p)[0]))
     modules = _names("RAMET_PLUGINS")
     blocked = _blocked([*(point.name for point in points), *(p.name for p in entry_points(group=PRESETS)), *modules])
-    yield _module_source(BUILTIN, "ramet.builtin", "ramet")
+    yield _core()
     for point in points:
         if point.name not in blocked:
             yield _entry_point_source(point)
     for module in modules:
         if module not in blocked:
             yield _module_source(module, module, f"module {module}")
+
+
+def _core() -> Source:
+    return _module_source(BUILTIN, "ramet.builtin", "ramet")
 
 
 def _blocked(installed: Sequence[str]) -> list[str]:

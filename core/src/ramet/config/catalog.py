@@ -19,12 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 from ramet.config.enums import accept_enum_values
 from ramet.config.schema import BenchmarkConfig, ComponentConfig, RewardConfig, RolloutStepConfig, ToolConfig
 from ramet.config.sections import COMPONENTS
-from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.errors import ConfigError
 from ramet.plugins import Plugins
 from ramet.registry import NAME
 
-ENGINES: dict[str, type[Any]] = {"torch": TorchEngineConfig, "vllm": VllmEngineConfig}
 WRAPPERS: dict[str, type[Any]] = {
     "rollout_step": RolloutStepConfig,
     "tools": ToolConfig,
@@ -102,8 +100,10 @@ def make_catalog(plugins: Plugins) -> Catalog:
     """The catalog of these plugins and of the core's engines."""
     accept_enum_values()
     components: dict[str, dict[str, Choice]] = {group.name: {} for group in COMPONENTS}
-    for name, options in ENGINES.items():
-        components["engine"][name] = Choice(group="engine", name=name, options=options, plugin="core")
+    for engine in plugins.engines:
+        components["engine"][engine.name] = Choice(
+            group="engine", name=engine.name, options=engine.config, plugin=engine.plugin
+        )
     for group in COMPONENTS:
         if group.kind is None:
             continue

@@ -1,4 +1,6 @@
-"""Ranges and contradictions of the core's sections, all found in one go; also those with options of the core's engines.
+"""Ranges and contradictions of the core's sections, all found in one go.
+
+Of an engine's options `slots` (sequences at once) and `max_tokens` (of one sequence) are compared too, where it has them.
 
 What is wrong within a component's own options is found before, when its dataclass is made (`__post_init__`). What needs
 files or libraries is checked by `check_…` functions and by loading the data: jobs call all of them and report together.
@@ -17,7 +19,6 @@ from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, DataConfig, TrainConfig
 from ramet.config.sections import JOBS
-from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 
 CLUSTERS = ("local", "ray")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -200,24 +201,20 @@ def _deterministic(config: Config) -> Iterator[str]:
         yield f"run.deterministic=true: needs run.threads=1, got {config.run.threads}"
     if config.model.device.startswith("cuda"):
         yield f"run.deterministic=true: holds on CPU only, got model.device={config.model.device}"
-    params, rollouts = config.engine.params, config.rollout.max_concurrent
-    if isinstance(params, TorchEngineConfig) and params.slots < rollouts:
+    slots, rollouts = getattr(config.engine.params, "slots", None), config.rollout.max_concurrent
+    if config.engine.name == "torch" and slots is not None and slots < rollouts:
         yield (
             f"run.deterministic=true: needs engine.params.slots of at least rollout.max_concurrent={rollouts}, got "
-            f"{params.slots}, since every rollout keeps its slot until its group is complete"
+            f"{slots}, since every rollout keeps its slot until its group is complete"
         )
 
 
 def _lengths(config: Config) -> Iterator[str]:
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
     numbers = f"data.max_prompt_tokens={prompt} + rollout.max_response_tokens={response} = {prompt + response}"
-    params = config.engine.params
-    if (
-        isinstance(params, TorchEngineConfig | VllmEngineConfig)
-        and params.max_tokens is not None
-        and params.max_tokens < prompt + response
-    ):
-        yield f"{numbers}: more than engine.params.max_tokens={params.max_tokens}"
+    held = getattr(config.engine.params, "max_tokens", None)
+    if held is not None and held < prompt + response:
+        yield f"{numbers}: more than engine.params.max_tokens={held}"
     longest = _max_positions(Path(config.model.path))
     if longest is not None and longest < prompt + response:
         yield f"{numbers}: more than the {longest} positions of the model {config.model.path}"
