@@ -12,7 +12,6 @@ import gzip
 import itertools
 import json
 import logging
-import os
 import sys
 import zlib
 from array import array
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 
 from ramet.config.secrets import hide
 from ramet.errors import ConfigError
+from ramet.io.atomic import open_atomic
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import (
     CallStatus,
@@ -57,19 +57,12 @@ class GroupRecord:
 def write_records(path: Path, records: Iterable[GroupRecord]) -> None:
     """Write `.jsonl.gz`. The same records give the same bytes; the file appears whole or not at all."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as raw:
-            with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed:
-                for record in records:
-                    packed.write(_line(record))
-            raw.flush()
-            os.fsync(raw.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    with (
+        open_atomic(path) as raw,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
+    ):
+        for record in records:
+            packed.write(_line(record))
 
 
 def read_records(path: Path) -> Iterator[GroupRecord]:
@@ -124,14 +117,6 @@ def _bomb(where: str, most: int, size: int) -> ConfigError:
     return ConfigError(
         f"{where}: unpacks to more than {most} bytes, from a file of {size}: damaged, or made to fill the memory"
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _line(record: GroupRecord) -> bytes:
