@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from ramet.io.atomic import write_file
 
 FILE = "SCORE.json"
 Key = TypeVar("Key")
@@ -25,12 +26,7 @@ class CheckpointScore:
     value: float  # finite
 
     def write(self, folder: Path) -> None:
-        temporary = folder / f".{FILE}.tmp"
-        with temporary.open("w", encoding="ascii") as file:
-            json.dump(asdict(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / FILE)
+        write_file(folder / FILE, json.dumps(asdict(self)))
 
 
 def score_of(metrics: Mapping[str, float], metric: str) -> CheckpointScore | None:

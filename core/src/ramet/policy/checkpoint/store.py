@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ramet.io.atomic import sync, sync_tree, write_file
 from ramet.policy.checkpoint_score import FILE as SCORE
 from ramet.policy.checkpoint_score import CheckpointScore, best_of, read_score
 from ramet.policy.errors import CheckpointError
@@ -66,7 +67,7 @@ class Checkpoints:
             write(temporary)
             _seal(temporary)
             temporary.rename(final)
-            _fsync(self.root)
+            sync(self.root)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, OSError):
@@ -196,31 +197,18 @@ def _size(folder: Path) -> int:
 
 
 def _seal(folder: Path) -> None:
-    """Make all files durable, then write the manifest, then make the folder durable.
+    """Make all files and folders durable, then write the manifest.
 
     The score is not listed: a later validation may replace it, and the checkpoint is whole without it.
     """
+    sync_tree(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for file in files:
-        _fsync(file)
     entries = {
         file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": _sha256(file)}
         for file in files
         if file != folder / SCORE
     }
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
-    _fsync(manifest)
-    for path in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
-        _fsync(path)
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_file(folder / MANIFEST, json.dumps({"files": entries}, indent=1) + "\n")
 
 
 def _sha256(path: Path) -> str:
