@@ -22,8 +22,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from ramet.config.schema import Config, Strategy
+from ramet.io.atomic import write_file
 from ramet.policy.checkpoint.dcp import read_contents
-from ramet.runs.manifest import write_text
 
 LAYOUT = "layout.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -62,7 +62,7 @@ class SftLayout:
         if self == SftLayout():
             (folder / LAYOUT).unlink(missing_ok=True)
         else:
-            write_text(folder / LAYOUT, json.dumps(asdict(self)) + "\n")
+            write_file(folder / LAYOUT, json.dumps(asdict(self)) + "\n")
 
     def __str__(self) -> str:
         return f"sft.strategy={self.strategy} with cluster.policy_workers={self.workers}"

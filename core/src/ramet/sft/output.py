@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ramet.errors import InfraError
-from ramet.runs.own_files import folder_beside
+from ramet.io.atomic import sync, sync_tree, temporary_folder, write_file
 
 SUMMARY = "sft.json"
 MARKER = "ramet_sft.json"  # of a model folder that `ramet sft` has written: it alone may be replaced
@@ -55,15 +55,16 @@ def save_model(
     temporary = _new_folder(folder)
     model.save_pretrained(temporary, state_dict=None if weights is None else _state(model, weights))
     tokenizer.save_pretrained(temporary)
+    sync_tree(temporary)
     if not may_replace(folder):
         raise InfraError(f"{folder}: not written by `ramet sft`, and not replaced; the trained model is in {temporary}")
-    if folder.exists():
-        earlier = _new_folder(folder)
+    earlier = _new_folder(folder) if folder.exists() else None
+    if earlier is not None:
         folder.replace(earlier / folder.name)
-        temporary.replace(folder)
+    temporary.replace(folder)
+    sync(folder.parent)
+    if earlier is not None:
         shutil.rmtree(earlier)
-    else:
-        temporary.replace(folder)
 
 
 def may_replace(folder: Path) -> bool:
@@ -79,7 +80,7 @@ def _is_ours(folder: Path) -> bool:
 
 def _new_folder(folder: Path) -> Path:
     """Marked as ours before anything else is in it."""
-    made = folder_beside(folder)
+    made = temporary_folder(folder)
     (made / MARKER).write_text("{}\n", encoding="ascii")
     return made
 
@@ -91,12 +92,7 @@ def _state(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, T
 
 
 def write_summary(run: Path, summary: Summary) -> None:
-    temporary = run / f".{SUMMARY}.tmp"
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(summary), indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(run / SUMMARY)
+    write_file(run / SUMMARY, json.dumps(asdict(summary), indent=2) + "\n")
 
 
 def read_summary(run: Path) -> Summary | None:
