@@ -450,9 +450,9 @@ def test_a_manifest_of_something_else_makes_no_run(tmp_path: Path):
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("last", ["LOCK", "config.yaml", "overrides.txt", ".manifest.json.17.tmp"])
+@pytest.mark.parametrize("last", ["LOCK", "config.yaml", "overrides.txt", ".manifest.json.0a1b2c3d.tmp"])
 def test_what_a_torn_start_leaves_is_taken_over(tmp_path: Path, last: str):
-    left = ["LOCK", "config.yaml", "overrides.txt", ".manifest.json.17.tmp"]
+    left = ["LOCK", "config.yaml", "overrides.txt", ".manifest.json.0a1b2c3d.tmp"]
     for folder in ("rollouts", "checkpoints"):
         (tmp_path / "mine" / folder).mkdir(parents=True)
     for name in left[: left.index(last) + 1]:
@@ -465,8 +465,8 @@ def test_what_a_torn_start_leaves_is_taken_over(tmp_path: Path, last: str):
 def test_only_names_that_ramet_writes_are_deleted(tmp_path: Path):
     with RunDir.open(tmp_path, "mine") as run:
         run.record(resolved(), manifest())
-    ours = [".config.yaml.17.tmp", ".ranks.17.tmp", ".metrics.jsonl.tmp", ".results.json.ab_12xyz.tmp"]
-    ours.append("rollouts/.step_000012.jsonl.gz.17.tmp")
+    ours = [".config.yaml.0a1b2c3d.tmp", ".ranks.17.tmp", ".metrics.jsonl.0a1b2c3d.tmp", ".sft.json.0a1b2c3d.tmp"]
+    ours.append("rollouts/.step_000012.jsonl.gz.0a1b2c3d.tmp")
     theirs = [".thesis.tmp", ".config.yaml.tmp.tmp", "rollouts/.notes.tmp", ".ranks.old.tmp"]
     for name in [*ours, *theirs]:
         (run.path / name).touch()

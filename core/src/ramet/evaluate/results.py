@@ -21,7 +21,7 @@ from ramet.errors import ConfigError, InfraError
 from ramet.evaluate.header import CHANGES, SCHEMA, Differences, Header, differences, plain
 from ramet.evaluate.statistics import MetricSummary, summarise
 from ramet.evaluate.tasks import TaskResult, ToolStatistics, scores_of, tool_statistics
-from ramet.runs.own_files import replace_file
+from ramet.io.atomic import write_file
 
 logger = logging.getLogger(__name__)
 PARTIAL = ".partial.jsonl"  # after the name of the results file
@@ -83,7 +83,7 @@ class PartialResults:
             self._go_on(body, self.out, allow)
             self._add_all(_tasks_of(body))
             written = [json.dumps(self.header.body()), *(task.line() for task in self._tasks.values())]
-            replace_file(self.path, "".join(f"{line}\n" for line in written).encode("ascii"))
+            write_file(self.path, "".join(f"{line}\n" for line in written))
         else:
             self._append(json.dumps(header.body()))
 
@@ -113,7 +113,7 @@ class PartialResults:
     def finish(self) -> Results:
         """Write the results file, remove the partial one and return the results."""
         results = self.results()
-        replace_file(self.out, (json.dumps(results.body(), indent=1, allow_nan=False) + "\n").encode("ascii"))
+        write_file(self.out, json.dumps(results.body(), indent=1, allow_nan=False) + "\n")
         self.path.unlink()
         return results
 

@@ -23,13 +23,13 @@ from ramet.export.check import Comparison, compare, different_tensors, different
 from ramet.export.model import build_model
 from ramet.export.sequences import SampleSequence, random_sequences, recorded_sequences
 from ramet.export.verl import model_folder, read_shards
+from ramet.io.atomic import sync, sync_tree, temporary_folder
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.state import saved_weights
 from ramet.policy.checkpoint.store import NAME, Checkpoint, verify
 from ramet.policy.errors import CheckpointError
 from ramet.policy.lora import AdapterMerger, adapter_weights, adapters
-from ramet.runs.own_files import folder_beside
 from ramet.runs.saved import SavedRun, read_run
 
 
@@ -207,9 +207,11 @@ def _temporary(out: Path) -> Iterator[Path]:
     """A folder beside `out` that takes its place at the end, or goes."""
     folder: Path | None = None
     try:
-        folder = folder_beside(out)
+        folder = temporary_folder(out)
         yield folder
+        sync_tree(folder)
         folder.replace(out)
+        sync(out.parent)
     except (OSError, SafetensorError) as error:
         raise InfraError(f"{out}: could not be written: {error}") from error
     finally:

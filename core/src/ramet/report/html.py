@@ -15,10 +15,10 @@ from pathlib import Path
 from string import Template
 
 from ramet.errors import ConfigError
+from ramet.io.atomic import write_file
 from ramet.report.data import overview, tokenizer_folders
 from ramet.report.steps import Steps, collect_steps, safe_json
 from ramet.report.tokens import find_splitter
-from ramet.runs.own_files import replace_file
 
 MAX_BYTES = 40_000_000  # of recorded rollouts in one file
 MARKER = b'<meta name="generator" content="ramet report">'
@@ -39,7 +39,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     steps = collect_steps(run, find_splitter(tokenizer_folders(run)), max_bytes=MAX_BYTES)
     text = page({**facts, "notes": steps.notes}, steps)
     try:
-        replace_file(out, text.encode("ascii", "xmlcharrefreplace"), private=not run.stat().st_mode & 0o077)
+        write_file(out, text.encode("ascii", "xmlcharrefreplace"), private=not run.stat().st_mode & 0o077)
     except OSError as error:
         raise ConfigError(f"report: {out} cannot be written: {error}") from error
     return out

@@ -23,6 +23,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import ModelConfig
 from ramet.config.secrets import hide_argument
 from ramet.errors import ConfigError
+from ramet.io.atomic import write_file
 from ramet.plugin_code import code_hash
 from ramet.plugins import load_plugins
 
@@ -119,7 +120,7 @@ def make_manifest(
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    write_text(path, json.dumps(asdict(manifest), indent=2) + "\n")
+    write_file(path, json.dumps(asdict(manifest), indent=2) + "\n")
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -204,13 +205,3 @@ def _plugins() -> list[PluginRecord]:
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file at once: after a kill it holds the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,12 +21,13 @@ SERVICES = "services"  # of components, which start before
 UNFINISHED = "results.json.partial.jsonl"  # of `ramet eval`
 FIRST_FILES = ("config.yaml", "overrides.txt", UNFINISHED)
 NO_LINKS = (*FOLDERS, SERVICES, "model", "metrics.jsonl", UNFINISHED, "sft_loss.png")  # written through their names
-IN_CHECKPOINTS = re.compile(r"layout\.json|\.layout\.json\.\d+\.tmp")  # of `ramet sft`
+RANDOM = r"[0-9a-f]{8}"  # in the names of temporary files: ramet/io/atomic.py
+IN_CHECKPOINTS = re.compile(rf"layout\.json|\.layout\.json\.{RANDOM}\.tmp")  # of `ramet sft`
 TORN = re.compile(
-    r"\.(?:(?:config\.yaml|overrides\.txt|manifest\.json|ranks)\.\d+|metrics\.jsonl|sft\.json"
-    r"|(?:results\.json|results\.json\.partial\.jsonl|report\.html)\.[a-z0-9_]{8})\.tmp"
+    r"\.(?:(?:config\.yaml|overrides\.txt|manifest\.json|metrics\.jsonl|sft\.json|results\.json"
+    rf"|results\.json\.partial\.jsonl|report\.html)\.{RANDOM}|ranks\.\d+)\.tmp"
 )
-TORN_ROLLOUTS = re.compile(r"\.step_\d+\.jsonl\.gz\.\d+\.tmp")
+TORN_ROLLOUTS = re.compile(rf"\.step_\d+\.jsonl\.gz\.{RANDOM}\.tmp")
 LOCK_TEXT = '{"host"'  # how the text of a lock begins, which a kill may have cut
 SHOWN = 3
 
@@ -92,34 +92,6 @@ def _is_lock(path: Path) -> bool:
     return LOCK_TEXT.startswith(text)
 
 
-def folder_beside(path: Path) -> Path:
-    """A new folder `.NAME.RANDOM.tmp` next to `path`, which will take its place: nobody can have prepared it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
-    made.chmod(0o777 & ~umask())
-    return made
-
-
-def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
-    """At once: after a kill the file holds the old bytes or the new ones.
-
-    Under a random name first, which is new and no link: nobody can have prepared it. `private`: for its owner alone.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with open(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if not private:
-            temporary.chmod(0o666 & ~umask())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def file_rights(*, private: bool) -> Iterator[None]:
     """What is made inside is for its owner alone if `private`, also by the processes that are started inside."""
@@ -132,6 +104,6 @@ def file_rights(*, private: bool) -> Iterator[None]:
 
 
 def umask() -> int:
-    """What new files are not allowed: temporary ones are made for their owner alone, and put right with this."""
+    """Permissions that this process withholds from new files."""
     os.umask(found := os.umask(0o077))
     return found

@@ -18,8 +18,9 @@ from ramet.config.checks import RUN_NAME, RUN_NAME_RULE
 from ramet.config.resolved import Resolved
 from ramet.config.secrets import hide_argument
 from ramet.errors import ConfigError
+from ramet.io.atomic import write_file
 from ramet.runs.lock import RunLock
-from ramet.runs.manifest import Manifest, now, read_manifest, write_manifest, write_text
+from ramet.runs.manifest import Manifest, now, read_manifest, write_manifest
 from ramet.runs.own_files import check_run_folder, remove_torn
 from ramet.runs.resume import RunState, check_resume
 
@@ -78,8 +79,8 @@ class RunDir:
             manifest.attempts = [*read_manifest(self._manifest_path).attempts, *manifest.attempts]
         if resolved.config.run.private:
             self.path.chmod(0o700)  # it may have been made before
-        write_text(self.path / "config.yaml", resolved.text)
-        write_text(self.path / "overrides.txt", "".join(f"{hide_argument(text)}\n" for text in resolved.overrides))
+        write_file(self.path / "config.yaml", resolved.text)
+        write_file(self.path / "overrides.txt", "".join(f"{hide_argument(text)}\n" for text in resolved.overrides))
         write_manifest(self._manifest_path, manifest)  # last: it says that the others are there
         self._manifest = manifest
 

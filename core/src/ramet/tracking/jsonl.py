@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ramet.io.atomic import write_file
 
 logger = logging.getLogger(__name__)
 NAME = "metrics.jsonl"
@@ -62,12 +63,7 @@ class JsonlTracker:
         kept = [entry for entry in entries if entry.step <= step]
         if len(kept) == len(entries):
             return
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with temporary.open("wb") as file:
-            file.writelines(entry.line() for entry in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        write_file(self.path, b"".join(entry.line() for entry in kept))
 
     def close(self) -> None:
         """Nothing is held open between lines."""
