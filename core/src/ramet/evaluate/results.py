@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +21,7 @@ from ramet.evaluate.header import CHANGES, SCHEMA, Differences, Header, differen
 from ramet.evaluate.statistics import MetricSummary, summarise
 from ramet.evaluate.tasks import TaskResult, ToolStatistics, scores_of, tool_statistics
 from ramet.io.atomic import write_file
+from ramet.io.json_lines import append_line, cut_torn_line
 
 logger = logging.getLogger(__name__)
 PARTIAL = ".partial.jsonl"  # after the name of the results file
@@ -85,7 +85,7 @@ class PartialResults:
             written = [json.dumps(self.header.body()), *(task.line() for task in self._tasks.values())]
             write_file(self.path, "".join(f"{line}\n" for line in written))
         else:
-            self._append(json.dumps(header.body()))
+            append_line(self.path, json.dumps(header.body()))
 
     def missing(self, benchmark: str, task: str) -> tuple[int, ...]:
         """Numbers of the task's rollouts that are to be played, again or for the first time."""
@@ -104,7 +104,7 @@ class PartialResults:
             if not {int(rollout.id) for rollout in result.rollouts} <= {*self.missing(*key)}:
                 raise ValueError(f"task {result.task!r} of benchmark {result.benchmark!r} was added before")
             result = earlier.superseded(by=result)
-        self._append(result.line())
+        append_line(self.path, result.line())
         self._tasks[key] = result
 
     def results(self) -> Results:
@@ -136,7 +136,7 @@ class PartialResults:
         headers = [body for body in bodies if "schema" in body]
         self._go_on(headers[-1], self.path, allow)
         if self.header.body() != headers[-1]:
-            self._append(json.dumps(self.header.body()))
+            append_line(self.path, json.dumps(self.header.body()))
         self._add_all(body for body in bodies if "schema" not in body)
 
     def _go_on(self, found: Mapping[str, Any], path: Path, allow: bool) -> None:
@@ -159,12 +159,6 @@ class PartialResults:
 
     def _main_metric(self, benchmark: str) -> str:
         return self.header.benchmarks[benchmark].metrics[0]
-
-    def _append(self, line: str) -> None:
-        with self.path.open("a", encoding="ascii") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def is_finished(out: Path, header: Header, *, allow: bool = False) -> bool:
@@ -226,16 +220,16 @@ def _tasks_of(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """All whole lines; a torn last one is cut off the file and reported: its task is measured again.
+    """All whole lines; a torn last one is cut off: its task is measured again.
 
     Raises `ConfigError` for a file of something else, which is left as it is, and for a link.
     """
-    data = path.read_bytes() if path.exists() else b""
-    if path.is_symlink() or not BEGINNING.startswith(data[: len(BEGINNING)]):
+    if path.is_symlink() or (path.exists() and not _begins_evaluation(path)):
         raise ConfigError(f"{path} is no unfinished evaluation; choose another evaluate.out")
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        logger.warning("%s: dropped a torn last line of %d bytes", path, len(data) - whole)
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    return data[:whole].decode("ascii").splitlines()
+    return cut_torn_line(path).decode("ascii").splitlines()
+
+
+def _begins_evaluation(path: Path) -> bool:
+    """Also a file that a kill has cut off in its first line."""
+    with path.open("rb") as file:
+        return BEGINNING.startswith(file.read(len(BEGINNING)))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.io.atomic import write_file
+from ramet.io.json_lines import append_line, cut_torn_line
 
 logger = logging.getLogger(__name__)
 NAME = "metrics.jsonl"
@@ -30,10 +31,10 @@ class MetricLine:
     time: float  # seconds since 1970
     metrics: Mapping[str, float]
 
-    def line(self) -> bytes:
+    def line(self) -> str:
         body: dict[str, float | str] = {"step": self.step, "time": round(self.time, 3)}
         body.update({name: _written(value) for name, value in self.metrics.items() if name not in _RESERVED})
-        return json.dumps(body, allow_nan=False).encode("ascii") + b"\n"
+        return json.dumps(body, allow_nan=False)
 
 
 class JsonlTracker:
@@ -42,20 +43,11 @@ class JsonlTracker:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._cut_torn_line()
+        cut_torn_line(path)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line, whole or not at all: a failed write (full disk) is cut off again."""
-        line = MetricLine(step=step, time=time.time(), metrics=metrics).line()
-        with self.path.open("ab", buffering=0) as file:
-            start = file.tell()
-            try:
-                written = file.write(line)
-                if written != len(line):
-                    raise OSError(f"{self.path}: wrote {written} of {len(line)} bytes")
-            except OSError:
-                file.truncate(start)
-                raise
+        """Append one line, whole or not at all."""
+        append_line(self.path, MetricLine(step=step, time=time.time(), metrics=metrics).line())
 
     def rewind(self, step: int) -> None:
         """Drop the entries of all steps after `step`: a resumed run writes them again."""
@@ -63,18 +55,10 @@ class JsonlTracker:
         kept = [entry for entry in entries if entry.step <= step]
         if len(kept) == len(entries):
             return
-        write_file(self.path, b"".join(entry.line() for entry in kept))
+        write_file(self.path, "".join(f"{entry.line()}\n" for entry in kept))
 
     def close(self) -> None:
         """Nothing is held open between lines."""
-
-    def _cut_torn_line(self) -> None:
-        data = self.path.read_bytes() if self.path.exists() else b""
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            logger.warning("%s: dropped a torn last line of %d bytes", self.path, len(data) - whole)
-            with self.path.open("r+b") as file:
-                file.truncate(whole)
 
 
 def read_metrics(path: Path) -> list[MetricLine]:

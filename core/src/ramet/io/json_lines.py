@@ -1,0 +1,38 @@
+"""Files of JSON lines that processes append to, and that a kill may tear in the middle of a line."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append `line`, ASCII without its end, whole or not at all: a failed write (full disk) is cut off again.
+
+    It is on disk when this returns.
+    """
+    data = line.encode("ascii") + b"\n"
+    with path.open("ab", buffering=0) as file:
+        start = file.tell()
+        try:
+            written = file.write(data)
+            if written != len(data):
+                raise OSError(f"{path}: wrote {written} of {len(data)} bytes")
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(start)
+            raise
+
+
+def cut_torn_line(path: Path) -> bytes:
+    """Cut a last line without an end off the file, report it, and return all whole lines; a missing file has none."""
+    data = path.read_bytes() if path.exists() else b""
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        logger.warning("%s: dropped a torn last line of %d bytes", path, len(data) - whole)
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    return data[:whole]

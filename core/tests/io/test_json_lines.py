@@ -1,0 +1,45 @@
+"""Files of JSON lines that are appended to."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from pathlib import Path
+
+import pytest
+
+from ramet.io.json_lines import append_line, cut_torn_line
+
+
+def test_lines_are_appended_in_order(tmp_path: Path):
+    for line in ('{"step": 1}', '{"step": 2}'):
+        append_line(tmp_path / "a.jsonl", line)
+    assert (tmp_path / "a.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+    assert cut_torn_line(tmp_path / "a.jsonl") == b'{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_line_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    append_line(path, "{}")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # as a full disk: the write fails half-way
+    try:
+        with pytest.raises(OSError, match=r"a\.jsonl: wrote 97 of 1003 bytes"):
+            append_line(path, '"' + "x" * 1000 + '"')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"{}\n"
+
+
+def test_a_torn_last_line_is_cut_off_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"st')
+    with caplog.at_level(logging.WARNING):
+        assert cut_torn_line(path) == b'{"step": 1}\n'
+    assert f"{path}: dropped a torn last line of 4 bytes" in caplog.text
+    assert path.read_bytes() == b'{"step": 1}\n'
+
+
+def test_a_missing_file_has_no_lines_and_is_not_made(tmp_path: Path):
+    assert cut_torn_line(tmp_path / "a.jsonl") == b""
+    assert not (tmp_path / "a.jsonl").exists()
