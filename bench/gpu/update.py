@@ -14,6 +14,7 @@ from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import Config, DataConfig, ModelConfig, PolicyConfig, RolloutConfig, TrainConfig
 from ramet.planning.memory_policy import TrainedModel, phases
 from ramet.planning.model_shape import ModelShape, read_shape
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 
@@ -45,11 +46,11 @@ def run_update(size: Size, model: ModelConfig, *, checkpointing: bool, compiled:
     rows = random_rows(size.sequences, size.prompt, [size.response], shape.vocab)
     advantages = torch.ones(len(rows), size.response)
     advantages[::2] *= -1
-    worker.update(rows, advantages, step=1)  # compiles, allocates, and makes the optimiser's state
+    worker.update(TrainBatch.from_padded(rows, advantages), 1)  # compiles, allocates, and makes the optimiser's state
     synchronise()
     started = time.perf_counter()
     for i in range(size.updates):
-        worker.update(rows, advantages, step=2 + i)
+        worker.update(TrainBatch.from_padded(rows, advantages), 2 + i)
     synchronise()
     seconds = time.perf_counter() - started
     fed = size.updates * len(rows) * (size.tokens - 1)

@@ -42,6 +42,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model
 from ramet.models.tiny import make_tokenizer
 from ramet.policy.batching.batch import Row, rows_of
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.rollout.branching.builtin import NoBranching
@@ -308,7 +309,7 @@ def losses(model: ModelConfig, rows: list[Row]) -> list[float]:
     for i, row in enumerate(rows):
         advantages[i, : len(row.mask)] = torch.from_numpy(row.mask).float() * (2 * row.reward - 0.7)
     worker = PolicyWorker(spec)
-    return [worker.update(rows, advantages, step=step)["train/loss"] for step in (1, 2)]
+    return [worker.update(TrainBatch.from_padded(rows, advantages), step)["train/loss"] for step in (1, 2)]
 
 
 def test_a_training_step_has_the_same_loss_with_both_engines(shared: Shared) -> None:

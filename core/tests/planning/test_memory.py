@@ -26,6 +26,7 @@ from ramet.planning.memory_table import table
 from ramet.planning.model_shape import count, read_shape, shape_of
 from ramet.planning.placement import check_placement, plan_devices
 from ramet.policy.batching.batch import Row
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.types import Need, StopReason
@@ -92,7 +93,7 @@ def held_by_a_worker(tiny: Path, policy: PolicyConfig, dtype: Dtype) -> dict[str
         found[OPTIMISER] = sum(value.nbytes for value in moments)
 
     worker.optimizer.register_step_post_hook(look)
-    worker.update([one_row(0), one_row(1)], torch.ones(2, 6), step=1)
+    worker.update(TrainBatch.from_padded([one_row(0), one_row(1)], torch.ones(2, 6)), 1)
     return found
 
 

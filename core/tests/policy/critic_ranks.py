@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticSpec, CriticWorker
 
 
@@ -20,6 +22,8 @@ def train_critic(
     for step in (1, 2, 3):
         everywhere = [worker.values(rows)]
         dist.broadcast_object_list(everywhere)  # as the driver gives every rank the same
-        metrics = worker.update(rows, step=step, returns=returns, old_values=everywhere[0])
+        metrics = worker.update(
+            TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=everywhere[0]), step
+        )
     worker.save(folder)
     return metrics, worker.values(rows)

@@ -17,6 +17,7 @@ from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.errors import RametError
 from ramet.policy.batching.batch import Row
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.distributed.ranks import gather_on_first, sum_over_ranks
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
@@ -85,7 +86,7 @@ def score(spec: PolicySpec, rows: list[Row]) -> Any:
 def train(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: Sequence[int]) -> Any:
     """Metrics of every step, the weights after the last, and how much of them this rank holds."""
     worker = worker_of(spec)
-    metrics = [worker.update(rows, advantages, step=step) for step in steps]
+    metrics = [worker.update(TrainBatch.from_padded(rows, advantages), step) for step in steps]
     held = sum(p.to_local().numel() for p in worker.model.parameters())
     return metrics, whole_weights(worker), held
 
@@ -93,7 +94,7 @@ def train(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: Sequence
 def whole_sequences(spec: PolicySpec, rows: list[Row], advantages: Tensor) -> list[int]:
     """The rows that the loss of this rank was given, whole."""
     loss = WholeSequences([len(row.response_ids) for row in rows])
-    worker_of(replace(spec, policy_loss=loss)).update(rows, advantages, step=1)
+    worker_of(replace(spec, policy_loss=loss)).update(TrainBatch.from_padded(rows, advantages), 1)
     return sorted(loss.seen)
 
 
@@ -108,7 +109,7 @@ def break_on(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) -
     out = []
     for step in (1, 2, 3):
         loss.broken = step == 2
-        metrics = worker.update(rows, advantages, step=step)
+        metrics = worker.update(TrainBatch.from_padded(rows, advantages), step)
         out.append((metrics, whole_weights(worker), worker.bad_steps))
     return out
 
@@ -116,7 +117,7 @@ def break_on(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) -
 def diverge(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) -> str:
     worker = worker_of(replace(spec, policy_loss=BreaksOnRank(rank)))
     try:
-        worker.update(rows, advantages, step=1)
+        worker.update(TrainBatch.from_padded(rows, advantages), 1)
     except RametError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
@@ -126,7 +127,7 @@ def save(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path, *,
     """Two steps, a save, and two more. `loose`: the save runs in a thread beside the third step."""
     worker = worker_of(spec)
     for step in (1, 2):
-        worker.update(rows, advantages, step=step)
+        worker.update(TrainBatch.from_padded(rows, advantages), step)
     torch.manual_seed(100 + worker.rank)
     if loose:
         worker.stage()
@@ -134,10 +135,10 @@ def save(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path, *,
         thread.start()
     else:
         worker.save(folder)
-    metrics = [worker.update(rows, advantages, step=3)]
+    metrics = [worker.update(TrainBatch.from_padded(rows, advantages), 3)]
     if loose:
         thread.join(60)
-    metrics.append(worker.update(rows, advantages, step=4))
+    metrics.append(worker.update(TrainBatch.from_padded(rows, advantages), 4))
     return metrics, whole_weights(worker), torch.rand(1).item()
 
 
@@ -145,7 +146,7 @@ def resume(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path) 
     worker = worker_of(spec)
     torch.manual_seed(1)
     worker.load(folder)
-    metrics = [worker.update(rows, advantages, step=step) for step in (3, 4)]
+    metrics = [worker.update(TrainBatch.from_padded(rows, advantages), step) for step in (3, 4)]
     return metrics, whole_weights(worker), torch.rand(1).item()
 
 
@@ -160,7 +161,7 @@ def load_fails(spec: PolicySpec, folder: Path) -> str:
 
 def export(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path) -> dict[str, Tensor]:
     worker = worker_of(spec)
-    worker.update(rows, advantages, step=1)
+    worker.update(TrainBatch.from_padded(rows, advantages), 1)
     worker.export(folder)
     return whole_weights(worker)
 

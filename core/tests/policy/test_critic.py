@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from ramet.config.schema import Dtype, ModelConfig, PolicyConfig, TrainConfig
 from ramet.policy.batching.batch import Floats, Row, padded, unpadded
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticSpec, CriticWorker
 from ramet.policy.errors import CheckpointError, TrainingDiverged
 from ramet.types import CriticOptions
@@ -53,11 +54,15 @@ def returns_of(rows: list[Row]) -> Tensor:
     return padded([(ids >= 128).astype(np.float32) * 2 - 1 for ids in before], torch.float32, 0)
 
 
+def critic_batch(rows: list[Row], returns: Tensor, values: list[Floats]) -> TrainBatch:
+    return TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=values)
+
+
 def train(worker: CriticWorker, rows: list[Row], last: int, *, first: int = 1) -> dict[str, float]:
     """The metrics of the last step."""
     metrics: dict[str, float] = {}
     for step in range(first, last + 1):
-        metrics = worker.update(rows, step=step, returns=returns_of(rows), old_values=worker.values(rows))
+        metrics = worker.update(critic_batch(rows, returns_of(rows), worker.values(rows)), step)
     return metrics
 
 
@@ -93,7 +98,7 @@ def test_it_learns_returns_that_can_be_learned(make_critic: MakeCritic, make_row
     rows = make_rows(24, longest=24)
     returns = returns_of(rows)
     worker = CriticWorker(make_critic(value_clip=10.0))
-    history = [worker.update(rows, step=step, returns=returns, old_values=worker.values(rows)) for step in range(1, 31)]
+    history = [worker.update(critic_batch(rows, returns, worker.values(rows)), step) for step in range(1, 31)]
     assert history[0]["critic/loss"] == pytest.approx(1.0)
     assert history[0]["critic/explained_variance"] == pytest.approx(0.0, abs=1e-6)
     assert history[-1]["critic/loss"] < 0.1
@@ -123,7 +128,7 @@ def test_what_stands_on_inserted_tokens_does_not_train(make_critic: MakeCritic, 
     mask = padded([row.mask for row in rows], torch.bool, 0)
     clean, dirty = CriticWorker(make_critic()), CriticWorker(make_critic())
     for worker, returns in ((clean, returns_of(rows)), (dirty, torch.where(mask, returns_of(rows), float("nan")))):
-        worker.update(rows, step=1, returns=returns, old_values=worker.values(rows))
+        worker.update(critic_batch(rows, returns, worker.values(rows)), 1)
     assert torch.equal(weights(clean), weights(dirty))
 
 
@@ -135,7 +140,7 @@ def test_the_explained_variance_is_that_of_the_values_before_the_update(
     returns = returns_of(rows)
 
     def explained(old_values: list[Floats]) -> float:
-        return worker.update(rows, step=1, returns=returns, old_values=old_values)["critic/explained_variance"]
+        return worker.update(critic_batch(rows, returns, old_values), 1)["critic/explained_variance"]
 
     exact = [(values + 3).astype(np.float32) for values in unpadded(rows, returns)]
     assert explained(exact) == pytest.approx(1.0)  # a constant error explains the variance, and not the returns
@@ -151,7 +156,7 @@ def test_a_value_that_moved_further_than_the_clip_is_moved_no_further(
     moved, fractions = [], []
     for clip in (0.01, 100.0):
         worker = CriticWorker(make_critic(value_clip=clip, train=TrainConfig(epochs=6), lr=1e-2))
-        metrics = worker.update(rows, step=1, returns=far, old_values=worker.values(rows))
+        metrics = worker.update(critic_batch(rows, far, worker.values(rows)), 1)
         fractions.append(metrics["critic/clip_fraction"])
         moved.append(np.concatenate(worker.values(rows)).mean())
     assert 0 < moved[0] < 0.5 * moved[1]
@@ -221,9 +226,9 @@ def test_returns_that_are_not_finite_leave_the_weights_and_end_the_run_if_they_s
     worker = CriticWorker(make_critic(train=TrainConfig(max_bad_steps=2)))
     before, old = weights(worker), worker.values(rows)
     broken = returns_of(rows) * float("nan")
-    assert worker.update(rows, step=1, returns=broken, old_values=old)["critic/skipped_updates"] == 1.0
+    assert worker.update(critic_batch(rows, broken, old), 1)["critic/skipped_updates"] == 1.0
     with pytest.raises(TrainingDiverged, match=r"step 2.*2 times in a row.*advantage\.params\.critic_lr"):
-        worker.update(rows, step=2, returns=broken, old_values=old)
+        worker.update(critic_batch(rows, broken, old), 2)
     assert torch.equal(weights(worker), before)
 
 

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ramet.config.schema import Dtype, LossAggregation, ModelConfig, Offload
 from ramet.errors import InfraError
 from ramet.policy.batching.batch import Row
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.distributed.ranks import gather_on_first, join_ranks, leave_ranks, require_ranks, sum_over_ranks
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
@@ -52,7 +53,7 @@ def close_weights(found: dict[str, Tensor], expected: dict[str, Tensor], toleran
 
 def alone(spec: PolicySpec, rows: list[Row], advantages: Tensor, steps: int) -> tuple[list[Any], dict[str, Tensor]]:
     worker = PolicyWorker(spec)
-    metrics = [worker.update(rows, advantages, step=step) for step in range(1, steps + 1)]
+    metrics = [worker.update(TrainBatch.from_padded(rows, advantages), step) for step in range(1, steps + 1)]
     return metrics, {name: tensor.clone() for name, tensor in worker.weights()}
 
 
@@ -306,7 +307,7 @@ def test_two_ranks_save_and_two_or_one_go_on_with_the_same_numbers(
         worker.load(folder)
     assert "was written by 2 policy ranks, now there are 1" in caplog.text
     for step, metrics in zip((3, 4), expected, strict=True):
-        close_metrics(worker.update(rows, make_advantages(rows), step=step), metrics)
+        close_metrics(worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step), metrics)
     close_weights(dict(worker.weights()), wanted)
 
 
@@ -317,11 +318,11 @@ def test_one_rank_saves_and_two_go_on(
     spec = make_spec(minibatches=2)
     worker = PolicyWorker(spec)
     for step in (1, 2):
-        worker.update(rows, make_advantages(rows), step=step)
+        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step)
     worker.save(tmp_path)
     (found, weights, _), _ = ranks("resume", spec, rows, make_advantages(rows), tmp_path)
     for step, metrics in zip((3, 4), found, strict=True):
-        close_metrics(metrics, worker.update(rows, make_advantages(rows), step=step))
+        close_metrics(metrics, worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step))
     close_weights(weights, dict(worker.weights()))
 
 

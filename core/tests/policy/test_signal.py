@@ -14,6 +14,7 @@ from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import LossAggregation
 from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import MicroBatch
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.objective import Objective
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
@@ -77,7 +78,7 @@ def updated(spec: PolicySpec, rows: list[Row], *advantages: Tensor) -> tuple[Ten
     worker._scorer.score = noting  # type: ignore[method-assign]
     metrics: dict[str, float] = {}
     for step, given in enumerate(advantages, start=1):
-        metrics = worker.update(rows, given, step=step)
+        metrics = worker.update(TrainBatch.from_padded(rows, given), step)
     return parameters(worker), metrics, seen
 
 
@@ -115,7 +116,7 @@ def test_packing_changes_nothing_of_it(
         worker = PolicyWorker(make_spec(policy_loss=loss, minibatches=2))
         if packed:
             worker._replica._cost = None
-        worker.update(rows, silent_advantages(rows), step=1)
+        worker.update(TrainBatch.from_padded(rows, silent_advantages(rows)), 1)
         weights.append(parameters(worker))
     torch.testing.assert_close(*weights, rtol=0, atol=2e-5)
 

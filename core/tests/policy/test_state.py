@@ -21,6 +21,7 @@ from torch import Tensor
 from ramet.config.schema import ModelConfig
 from ramet.models.tiny import make_tiny_model
 from ramet.policy.batching.batch import Row
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.checkpoint.rng_state import rng_state, set_rng_state
 from ramet.policy.checkpoint.state import saved_weights
 from ramet.policy.checkpoint.store import Checkpoints
@@ -37,6 +38,7 @@ import hashlib, pickle, random, sys
 from pathlib import Path
 import numpy as np
 import torch
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.worker import PolicyWorker
 
 torch.set_num_threads(1)
@@ -45,7 +47,7 @@ with open(sys.argv[1], "rb") as file:
 worker = PolicyWorker(spec)
 worker.load(Path(sys.argv[2]))
 for step in (3, 4):
-    worker.update(rows, advantages, step=step)
+    worker.update(TrainBatch.from_padded(rows, advantages), step)
 digest = hashlib.sha256()
 for name, tensor in worker.weights():
     digest.update(tensor.numpy().tobytes())
@@ -68,12 +70,12 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
     advantages = make_advantages(rows)
     worker = PolicyWorker(spec)
     for step in (1, 2):
-        worker.update(rows, advantages, step=step)
+        worker.update(TrainBatch.from_padded(rows, advantages), step)
     random.seed(5), np.random.seed(6), torch.manual_seed(7)
     saved = Checkpoints(tmp_path / "checkpoints", keep=1).save(2, lambda folder: worker.save(folder / "policy"))
     (tmp_path / "inputs").write_bytes(pickle.dumps((spec, rows, advantages)))
     for step in (3, 4):
-        worker.update(rows, advantages, step=step)
+        worker.update(TrainBatch.from_padded(rows, advantages), step)
     expected = f"{digest(worker)} {random.random()} {np.random.rand()} {torch.rand(1).item()}"
     command = [sys.executable, "-c", RESUME, str(tmp_path / "inputs"), str(saved.folder / "policy")]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -94,7 +96,7 @@ def test_the_optimisers_options_are_those_of_the_configuration(
 ) -> None:
     rows = make_rows(2)
     worker = PolicyWorker(make_spec(weight_decay=0.1))
-    worker.update(rows, make_advantages(rows), step=1)
+    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     worker.save(tmp_path)
     again = PolicyWorker(make_spec(weight_decay=0.3))
     again.load(tmp_path)
@@ -181,7 +183,7 @@ def test_two_saves_of_one_state_are_the_same_bytes(
 ) -> None:
     rows = make_rows(2)
     worker, again = PolicyWorker(make_spec()), PolicyWorker(make_spec())
-    worker.update(rows, make_advantages(rows), step=1)
+    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     worker.save(tmp_path / "one")
     again.load(tmp_path / "one")
     again.save(tmp_path / "two")
@@ -196,10 +198,10 @@ def test_what_is_staged_is_the_state_of_then(
 ) -> None:
     rows = make_rows(4)
     worker = PolicyWorker(make_spec())
-    worker.update(rows, make_advantages(rows), step=1)
+    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     worker.save(tmp_path / "then")
     worker.stage()
-    worker.update(rows, make_advantages(rows), step=2)
+    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 2)
     worker.write_staged(tmp_path / "staged")
     for path in (tmp_path / "then").iterdir():
         assert path.read_bytes() == (tmp_path / "staged" / path.name).read_bytes(), path.name
@@ -213,7 +215,7 @@ def test_adapters_are_saved_without_the_weights_under_them(
     pytest.importorskip("peft")
     rows = make_rows(4)
     worker, again = PolicyWorker(make_spec(lora_rank=2)), PolicyWorker(make_spec(lora_rank=2, seed=9))
-    worker.update(rows, make_advantages(rows), step=1)
+    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     worker.save(tmp_path)
     assert all("lora_" in name for name in saved_weights(tmp_path))
     again.load(tmp_path)

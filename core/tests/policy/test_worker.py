@@ -20,6 +20,7 @@ from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig
 from ramet.errors import ConfigError, PluginError
 from ramet.policy.batching.batch import Row
 from ramet.policy.batching.partition import minibatches
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.forward import TokenScores
 from ramet.policy.spec import PolicySpec
@@ -59,7 +60,7 @@ def test_an_update_makes_good_tokens_likelier_and_bad_ones_less_likely(
     rows = make_rows(6)
     worker = PolicyWorker(make_spec())
     before = worker.logprobs(rows)
-    metrics = worker.update(rows, make_advantages(rows), step=1, old_logprobs=before)
+    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=before), 1)
     after = worker.logprobs(rows)
     moved = [(b - a).sum() for a, b in zip(before, after, strict=True)]
     assert all(change > 0 for change in moved[::2]) and all(change < 0 for change in moved[1::2])
@@ -74,7 +75,7 @@ def test_an_update_reports_what_the_design_promises(
     rows = make_rows(6)
     worker = PolicyWorker(make_spec(kl_coef=0.1, minibatches=2, epochs=2))
     old, (_, entropies) = worker.logprobs(rows), worker.logprobs_and_entropies(rows)
-    metrics = worker.update(rows, make_advantages(rows), step=1, old_logprobs=old)
+    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=old), 1)
     gaps = np.concatenate([np.abs(o - r.engine_logprobs)[r.mask] for o, r in zip(old, rows, strict=True)])
     weights = np.concatenate([np.exp(o - r.engine_logprobs)[r.mask] for o, r in zip(old, rows, strict=True)])
     assert metrics["train/engine_gap_mean"] == pytest.approx(gaps.mean(), rel=1e-4)
@@ -98,7 +99,7 @@ def test_the_update_does_not_depend_on_how_rows_are_packed(
     for budget in (1, 60, 4096):
         spec = make_spec(loss_aggregation=mode, max_microbatch_tokens=budget, kl_coef=0.1, entropy_coef=0.01)
         worker = PolicyWorker(spec)
-        metrics = worker.update(rows, make_advantages(rows), step=1)
+        metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
         results.append((parameters(worker), metrics["train/loss"], metrics["train/grad_norm"]))
     for found, loss, norm in results[1:]:
         torch.testing.assert_close(found, results[0][0], rtol=0, atol=2e-5)
@@ -111,7 +112,7 @@ def test_packed_rows_train_as_padded_ones(
     rows = make_rows(8)
     padded, packed = PolicyWorker(make_spec()), PolicyWorker(make_spec())
     packed._replica._cost = None
-    found, expected = (w.update(rows, make_advantages(rows), step=1) for w in (packed, padded))
+    found, expected = (w.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1) for w in (packed, padded))
     assert found["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-5)
     torch.testing.assert_close(parameters(packed), parameters(padded), rtol=0, atol=2e-5)
 
@@ -125,8 +126,8 @@ def test_inserted_tokens_and_their_advantages_do_not_train(
         dirty[i, : len(row.mask)][~torch.from_numpy(row.mask)] = 1e6
         dirty[i, len(row.mask) :] = float("nan")
     first, second = PolicyWorker(make_spec()), PolicyWorker(make_spec())
-    first.update(rows, clean, step=1)
-    second.update(rows, dirty, step=1)
+    first.update(TrainBatch.from_padded(rows, clean), 1)
+    second.update(TrainBatch.from_padded(rows, dirty), 1)
     assert torch.equal(parameters(first), parameters(second))
 
 
@@ -135,8 +136,8 @@ def test_without_given_log_probabilities_one_optimiser_step_is_on_policy(
 ) -> None:
     rows = make_rows(6)
     first, second = PolicyWorker(make_spec()), PolicyWorker(make_spec())
-    first.update(rows, make_advantages(rows), step=1)
-    second.update(rows, make_advantages(rows), step=1, old_logprobs=second.logprobs(rows))
+    first.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    second.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=second.logprobs(rows)), 1)
     torch.testing.assert_close(parameters(first), parameters(second), rtol=0, atol=2e-5)
 
 
@@ -146,8 +147,8 @@ def test_several_optimiser_steps_keep_the_old_policy_of_the_step(
     rows = make_rows(6)
     spec = make_spec(epochs=3, minibatches=2)
     first, second = PolicyWorker(spec), PolicyWorker(spec)
-    found = first.update(rows, make_advantages(rows), step=1)
-    second.update(rows, make_advantages(rows), step=1, old_logprobs=second.logprobs(rows))
+    found = first.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    second.update(TrainBatch.from_padded(rows, make_advantages(rows), old_logprobs=second.logprobs(rows)), 1)
     assert torch.equal(parameters(first), parameters(second))
     assert found["train/ratio_max"] > 1.001
 
@@ -158,7 +159,7 @@ def test_the_engines_log_probabilities_can_stand_for_the_old_policy(
     rows = make_rows(6)
     worker = PolicyWorker(make_spec(old_logprobs=OldLogprobs.ENGINE))
     trainer = worker.logprobs(rows)
-    metrics = worker.update(rows, make_advantages(rows), step=1)
+    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     gaps = np.concatenate([np.abs(t - r.engine_logprobs)[r.mask] for t, r in zip(trainer, rows, strict=True)])
     assert metrics["train/tis_weight"] == 1.0
     assert metrics["train/engine_gap_mean"] == pytest.approx(gaps.mean(), rel=1e-4)
@@ -179,14 +180,14 @@ def test_more_minibatches_than_rows_leave_out_the_empty_ones(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(3)
-    metrics = PolicyWorker(make_spec(minibatches=8)).update(rows, make_advantages(rows), step=1)
+    metrics = PolicyWorker(make_spec(minibatches=8)).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert metrics["train/optimizer_steps"] == 3.0
 
 
 def test_no_rows_are_no_update(make_spec: MakeSpec) -> None:
     worker = PolicyWorker(make_spec())
     before = parameters(worker)
-    metrics = worker.update([], torch.zeros(0, 0), step=1)
+    metrics = worker.update(TrainBatch.from_padded([], torch.zeros(0, 0)), 1)
     assert metrics["train/optimizer_steps"] == metrics["train/tokens"] == 0.0
     assert torch.equal(parameters(worker), before)
 
@@ -206,8 +207,8 @@ def test_the_reference_stays_where_the_run_began(
     rows = make_rows(4)
     worker = PolicyWorker(make_spec(kl_coef=0.5, kl_estimator=KlEstimator.K3))
     before = worker.reference_logprobs(rows)
-    first = worker.update(rows, make_advantages(rows), step=1)
-    second = worker.update(rows, make_advantages(rows), step=2)
+    first = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
+    second = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 2)
     assert first["train/kl_reference"] == pytest.approx(0.0, abs=1e-6)
     assert second["train/kl_reference"] > 1e-5
     for found, expected in zip(worker.reference_logprobs(rows), before, strict=True):
@@ -231,10 +232,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_changes_nothing(
     rows = make_rows(4)
     loss = Breakable()
     worker = PolicyWorker(make_spec(policy_loss=loss))
-    worker.update(rows, make_advantages(rows), step=1)
+    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     loss.broken = True
     before, state = parameters(worker), copy.deepcopy(worker.optimizer.state_dict()["state"])
-    metrics = worker.update(rows, make_advantages(rows), step=2)
+    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 2)
     assert (metrics["train/skipped_updates"], metrics["train/optimizer_steps"]) == (1.0, 0.0)
     assert "train/loss" not in metrics
     assert torch.equal(parameters(worker), before)
@@ -242,7 +243,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_changes_nothing(
         assert all(torch.equal(found[key], expected[key]) for key in expected)
     assert worker.bad_steps == 1
     loss.broken = False
-    assert worker.update(rows, make_advantages(rows), step=3)["train/skipped_updates"] == 0.0
+    assert worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 3)["train/skipped_updates"] == 0.0
     assert worker.bad_steps == 0
 
 
@@ -254,10 +255,10 @@ def test_training_stops_after_too_many_bad_steps_in_a_row(
     worker = PolicyWorker(make_spec(policy_loss=loss, max_bad_steps=2))
     for step, broken in ((1, True), (2, False), (3, True)):
         loss.broken = broken
-        worker.update(rows, make_advantages(rows), step=step)
+        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step)
     good = parameters(worker)
     with pytest.raises(TrainingDiverged, match=r"step 4: .*not finite 2 times in a row \(train.max_bad_steps=2\)"):
-        worker.update(rows, make_advantages(rows), step=4)
+        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 4)
     assert torch.equal(parameters(worker), good)
 
 
@@ -281,13 +282,13 @@ def test_a_device_that_is_too_small_is_told_with_what_helps_and_leaves_the_state
         match=r"policy rank 0: the memory of cpu is too small .*Tried to allocate 2 GiB\. Lower policy\.max_microbatch_"
         r"tokens=\d+, set policy\.activation_checkpointing=true \(it is false\), or raise cluster\.policy_workers=1",
     ):
-        worker.update(rows, make_advantages(rows), step=1)
+        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     monkeypatch.setattr(worker._scorer, "score", score)
     assert torch.equal(parameters(worker), before)
-    again = worker.update(rows, make_advantages(rows), step=1)
+    again = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert (
         again["train/grad_norm"]
-        == PolicyWorker(worker.spec).update(rows, make_advantages(rows), step=1)["train/grad_norm"]
+        == PolicyWorker(worker.spec).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)["train/grad_norm"]
     )
 
 
@@ -309,7 +310,7 @@ def test_a_loss_gets_what_it_needs_and_nothing_that_costs_more(
     rows = make_rows(3)
     plain, rich = Curious(frozenset()), Curious(frozenset({Need.ENTROPY, Need.REFERENCE}))
     for loss in (plain, rich):
-        PolicyWorker(make_spec(policy_loss=loss)).update(rows, make_advantages(rows), step=1)
+        PolicyWorker(make_spec(policy_loss=loss)).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert all(batch.entropies is None and batch.ref_logprobs is None for batch in plain.seen)
     assert all(batch.entropies is not None and batch.entropies.requires_grad for batch in rich.seen)
     assert all(batch.ref_logprobs is not None for batch in rich.seen)
@@ -356,7 +357,7 @@ def test_a_loss_that_breaks_the_contract_is_the_plugins_error(
     rows = make_rows(2)
     worker = PolicyWorker(make_spec(policy_loss=loss))
     with pytest.raises(PluginError) as caught:
-        worker.update(rows, make_advantages(rows), step=1)
+        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     line = f"core/tests/policy/test_worker.py:{type(loss).__call__.__code__.co_firstlineno}"
     assert str(caught.value) == f"policy loss {type(loss).__module__}.{type(loss).__name__}{what} ({line})"
 
@@ -377,7 +378,7 @@ def test_a_loss_that_changes_its_inputs_is_named_with_what_it_changed(
     rows = make_rows(4)
     worker = PolicyWorker(make_spec(policy_loss=Overwrites()))
     with pytest.raises(PluginError, match=r"policy loss .*Overwrites changed its inputs in place: engine_logprobs"):
-        worker.update(rows, make_advantages(rows), step=1)
+        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
 
 
 def test_an_estimator_that_changes_its_inputs_is_named_with_what_it_changed(make_rows: MakeRows) -> None:
@@ -406,7 +407,7 @@ def test_activation_checkpointing_changes_no_number(
     rows = make_rows(5)
     plain, saving = (PolicyWorker(make_spec(activation_checkpointing=flag)) for flag in (False, True))
     for worker in (plain, saving):
-        worker.update(rows, make_advantages(rows), step=1)
+        worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert saving.model.is_gradient_checkpointing
     assert torch.equal(parameters(plain), parameters(saving))
 
@@ -417,7 +418,7 @@ def test_bfloat16_trains_float32_weights_so_that_small_steps_are_not_lost(
     rows = make_rows(4)
     worker = PolicyWorker(make_spec(model=ModelConfig(path=str(tiny), dtype=Dtype.BFLOAT16), lr=1e-6))
     before = parameters(worker)
-    metrics = worker.update(rows, make_advantages(rows), step=1)
+    metrics = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     after = parameters(worker)
     assert after.dtype is torch.float32 and np.isfinite(metrics["train/loss"])
     assert (after != before).float().mean() > 0.9
@@ -429,7 +430,7 @@ def test_an_exported_folder_has_the_weights_and_the_tokenizer(
 ) -> None:
     rows = make_rows(4)
     worker = PolicyWorker(make_spec())
-    worker.update(rows, make_advantages(rows), step=1)
+    worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     worker.export(tmp_path / "hf")
     again = PolicyWorker(make_spec(model=ModelConfig(path=str(tmp_path / "hf"))))
     assert torch.equal(parameters(again), parameters(worker))
@@ -448,7 +449,7 @@ def test_a_spec_and_its_results_pickle(
 ) -> None:
     spec = pickle.loads(pickle.dumps(make_spec()))
     rows = pickle.loads(pickle.dumps(make_rows(2)))
-    metrics = PolicyWorker(spec).update(rows, make_advantages(rows), step=1)
+    metrics = PolicyWorker(spec).update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert pickle.loads(pickle.dumps(metrics)) == metrics
 
 

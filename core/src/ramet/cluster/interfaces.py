@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor
-
 from ramet.components.services import RunServices
 from ramet.engines.protocol import EngineInfo
 from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import Group, Task
 
@@ -59,16 +58,7 @@ class Policy(Protocol):
 
     async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]: ...
 
-    async def update(
-        self,
-        rows: Sequence[Row],
-        advantages: Tensor,
-        *,
-        step: int,
-        old_logprobs: Sequence[Floats] | None,
-        ref_logprobs: Sequence[Floats] | None,
-        returns: Tensor | None,
-    ) -> dict[str, float]:
+    async def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """Train on one step; metrics. Raises `TrainingDiverged`."""
         ...
 
@@ -76,9 +66,7 @@ class Policy(Protocol):
         """The critic's, one array `[T]` per row; 0 on inserted tokens."""
         ...
 
-    async def update_critic(
-        self, rows: Sequence[Row], *, step: int, returns: Tensor, old_values: Sequence[Floats]
-    ) -> dict[str, float]: ...
+    async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]: ...
 
     async def stage(self) -> None:
         """Copy the state of now aside, for `write_staged`."""

@@ -24,6 +24,7 @@ from ramet.engines.protocol import EngineInfo
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticSpec, CriticWorker
 from ramet.policy.lora import AdapterMerger
 from ramet.policy.spec import PolicySpec
@@ -129,33 +130,14 @@ class LocalPolicy:
     async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return await self._do(self.worker.reference_logprobs, rows)
 
-    async def update(
-        self,
-        rows: Sequence[Row],
-        advantages: Tensor,
-        *,
-        step: int,
-        old_logprobs: Sequence[Floats] | None,
-        ref_logprobs: Sequence[Floats] | None,
-        returns: Tensor | None,
-    ) -> dict[str, float]:
-        return await self._do(
-            self.worker.update,
-            rows,
-            advantages,
-            step=step,
-            old_logprobs=old_logprobs,
-            ref_logprobs=ref_logprobs,
-            returns=returns,
-        )
+    async def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        return await self._do(self.worker.update, batch, step)
 
     async def values(self, rows: Sequence[Row]) -> list[Floats]:
         return await self._do(self._critic.values, rows)
 
-    async def update_critic(
-        self, rows: Sequence[Row], *, step: int, returns: Tensor, old_values: Sequence[Floats]
-    ) -> dict[str, float]:
-        return await self._do(self._critic.update, rows, step=step, returns=returns, old_values=old_values)
+    async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        return await self._do(self._critic.update, batch, step)
 
     async def weights(self) -> list[tuple[str, Tensor]]:
         """What was trained, the worker's own tensors: for who copies them before the next update."""

@@ -22,9 +22,10 @@ from ramet.algorithms.value_loss import value_loss
 from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
-from ramet.policy.batching.batch import Floats, Row, unpadded
+from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.partition import RankLayout, minibatches
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.check import check_policy_options
 from ramet.policy.critic_model import ValueModel
 from ramet.policy.distributed.ranks import gather_on_first, neighbours, require_ranks
@@ -69,6 +70,12 @@ class _Targets:
         return float(1 - errors.var() / variance) if variance > 0 else 0.0
 
 
+def _targets(batch: TrainBatch) -> _Targets:
+    if batch.returns is None or batch.values is None:
+        raise ValueError("a critic is trained on returns and on its values before the update; the batch lacks them")
+    return _Targets(rows=batch.rows, returns=batch.returns, old_values=batch.values)
+
+
 class CriticWorker:
     """Trains the critic. Its body's weights are `spec.model`'s until `load`."""
 
@@ -110,19 +117,17 @@ class CriticWorker:
         parts = [found] if self._replica.place.world_size == 1 else gather_on_first(found)
         return [next(part[i] for part in parts if i in part) for i in range(len(rows))] if parts else []
 
-    def update(
-        self, rows: Sequence[Row], *, step: int, returns: Tensor, old_values: Sequence[Floats]
-    ) -> dict[str, float]:
+    def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """Train on one step's rows: `train.epochs` passes of `train.minibatches` optimiser steps.
 
-        `step` counts from 1; `returns` `[N, T]` are the estimator's, `old_values` what `values` gave for these rows.
-        Returns metrics on rank 0, nothing on others. Raises `TrainingDiverged` on all.
+        `step` counts from 1. The batch has the estimator's returns and what `values` gave for its rows. Returns metrics
+        on rank 0, nothing on others. Raises `TrainingDiverged` on all.
         """
-        targets = _Targets(rows=rows, returns=unpadded(rows, returns), old_values=old_values)
+        targets = _targets(batch)
         rate = learning_rate(self._policy, step, self.spec.total_steps)
         self._replica.set_rate(rate)
         tally, skipped = MetricAccumulator(), 0
-        for i, chosen in enumerate(minibatches(len(rows), self.spec.train, seed=self.spec.seed, step=step)):
+        for i, chosen in enumerate(minibatches(len(batch.rows), self.spec.train, seed=self.spec.seed, step=step)):
             try:
                 skipped += not self._optimizer_step(targets, chosen, tally, step=step)
             except TrainingDiverged as error:

@@ -7,8 +7,6 @@ w_t comes from `train.loss_aggregation` and the counts of the whole optimiser st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -22,26 +20,12 @@ from ramet.errors import ConfigError, PluginError, RametError
 from ramet.output_checks import loss_problem
 from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
+from ramet.policy.batching.train_batch import TokenInputs
 from ramet.policy.forward import TokenScores
 from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.mutation_guard import unchanged
 from ramet.policy.spec import PolicySpec
 from ramet.types import LossInputs, LossOutput, Need, PolicyLoss
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenInputs:
-    """What a loss needs beside the forward pass, on the response axis `[T]` of one micro-batch."""
-
-    advantages: Tensor
-    old_logprobs: Tensor | None  # None: the policy itself, before its only optimiser step
-    engine_logprobs: Tensor
-    sequence_ids: Tensor
-    group_ids: Tensor
-    turn_ids: Tensor
-    policy_versions: Tensor
-    ref_logprobs: Tensor | None
-    returns: Tensor | None
 
 
 class Objective:

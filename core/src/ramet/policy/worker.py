@@ -25,9 +25,10 @@ from ramet.algorithms.logprobs import Entropy
 from ramet.config.schema import OldLogprobs
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
-from ramet.policy.batching.batch import Floats, Row, unpadded
+from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.batching.packing import empty_micro_batch
 from ramet.policy.batching.partition import RankLayout, minibatches
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.check import check_policy_options
 from ramet.policy.checkpoint.state import export_model
 from ramet.policy.distributed.ranks import gather_everywhere, gather_on_first, neighbours, require_ranks
@@ -41,7 +42,6 @@ from ramet.policy.models import reference_model, trainable_model
 from ramet.policy.objective import Objective
 from ramet.policy.optim import learning_rate
 from ramet.policy.spec import PolicySpec
-from ramet.policy.step_data import StepData
 from ramet.policy.train_rank import TrainRank
 
 ADVICE = "Lower policy.lr or policy.grad_clip, and look at the rollouts of this step"
@@ -108,44 +108,29 @@ class PolicyWorker:
             raise RuntimeError("no reference was loaded: kl_coef is 0 and no algorithm needs it")
         return self._on_first(rows, self._score(self._reference, rows, Entropy.NONE)).logprobs
 
-    def update(
-        self,
-        rows: Sequence[Row],
-        advantages: Tensor,
-        *,
-        step: int,
-        old_logprobs: Sequence[Floats] | None = None,
-        ref_logprobs: Sequence[Floats] | None = None,
-        returns: Tensor | None = None,
-    ) -> dict[str, float]:
+    def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """Train on one step's rows: `train.epochs` passes of `train.minibatches` optimiser steps.
 
-        `step` counts from 1. `advantages` and `returns` are `[N, T]` as an estimator gives them. Log-probabilities that
-        are not given are found as `train.old_logprobs` says; where one optimiser step is all, pi_old is the policy
-        itself and costs no pass of its own. Rows without any advantage are counted, and not computed where nothing else
-        of the loss asks for them; means over tokens leave them out then. Returns metrics on rank 0, nothing on others.
-        Raises `TrainingDiverged` on all, and `OutOfMemory`.
+        `step` counts from 1. Log-probabilities that are not given are found as `train.old_logprobs` says; where one
+        optimiser step is all, pi_old is the policy itself and costs no pass of its own. Rows without any advantage are
+        counted, and not computed where nothing else of the loss asks for them; means over tokens leave them out then.
+        Returns metrics on rank 0, nothing on others. Raises `TrainingDiverged` on all, and `OutOfMemory`.
         """
+        rows = batch.rows
         started = time.monotonic()
         self._replica.step = step
         order = minibatches(len(rows), self.spec.train, seed=self.spec.seed, step=step)
-        data = StepData(
-            rows=rows,
-            advantages=unpadded(rows, advantages),
-            old_logprobs=old_logprobs,
-            ref_logprobs=self._ref_logprobs(rows, ref_logprobs),
-            returns=None if returns is None else unpadded(rows, returns),
-        )
-        silent = frozenset(i for i in range(len(rows)) if not data.has_signal(i))
-        computed = self._computed(data, silent)
-        if old_logprobs is None:
-            data = replace(data, old_logprobs=self._old_logprobs(rows, computed, n_steps=len(order)))
+        batch = replace(batch, ref_logprobs=self._ref_logprobs(rows, batch.ref_logprobs))
+        silent = frozenset(i for i in range(len(rows)) if not batch.has_signal(i))
+        computed = self._computed(batch, silent)
+        if batch.old_logprobs is None:
+            batch = replace(batch, old_logprobs=self._old_logprobs(rows, computed, n_steps=len(order)))
         rate = learning_rate(self.spec.policy, step, self.spec.total_steps)
         self._replica.set_rate(rate)
         tally, skipped = MetricAccumulator(), 0
         for i, chosen in enumerate(order):
             try:
-                skipped += not self._optimizer_step(data, chosen, computed, tally, step=step, first_step=i == 0)
+                skipped += not self._optimizer_step(batch, chosen, computed, tally, step=step, first_step=i == 0)
             except TrainingDiverged as error:
                 error.mid_step = skipped < i
                 raise
@@ -203,16 +188,16 @@ class PolicyWorker:
         """Write a Hugging Face folder with weights in `model.dtype`, configuration and tokenizer. Rank 0 writes it."""
         export_model(folder, self.model, self.weights(), self.spec.model, rank=self.rank)
 
-    def _computed(self, data: StepData, silent: frozenset[int]) -> frozenset[int]:
+    def _computed(self, batch: TrainBatch, silent: frozenset[int]) -> frozenset[int]:
         """The rows that are computed: those with an advantage, or all where the others may add to the loss."""
-        everything = frozenset(range(len(data.rows)))
-        if not silent or data.returns is not None:
+        everything = frozenset(range(len(batch.rows)))
+        if not silent or batch.returns is not None:
             return everything
         return everything - silent if self._objective.is_silent_without_advantages(self._replica.device) else everything
 
     def _optimizer_step(
         self,
-        data: StepData,
+        batch: TrainBatch,
         chosen: Sequence[int],
         computed: frozenset[int],
         tally: MetricAccumulator,
@@ -224,7 +209,7 @@ class PolicyWorker:
 
         Rows that are not computed are in the denominators. Where that is all, an empty pass gives gradients of 0.
         """
-        rows = [data.rows[i] for i in chosen]
+        rows = [batch.rows[i] for i in chosen]
         fed = [i for i in chosen if i in computed]
         counts = TokenCounts(
             tokens=sum(row.n_trained for row in rows),
@@ -233,12 +218,12 @@ class PolicyWorker:
         )
         total = 0.0
         with self._replica.within_memory():
-            batches = self._replica.micro_batches([data.rows[i] for i in fed])
-            for batch in batches or [empty_micro_batch().to(self._replica.device)]:
+            micro_batches = self._replica.micro_batches([batch.rows[i] for i in fed])
+            for micro_batch in micro_batches or [empty_micro_batch().to(self._replica.device)]:
                 with self._replica.precision():
-                    scores = self._scorer.score(batch, self.spec.temperature, self._objective.entropy)
-                if batch.rows:
-                    inputs = data.inputs([fed[i] for i in batch.rows], self._replica.device)
+                    scores = self._scorer.score(micro_batch, self.spec.temperature, self._objective.entropy)
+                if micro_batch.rows:
+                    inputs = batch.inputs([fed[i] for i in micro_batch.rows], self._replica.device)
                     loss = self._objective(scores, inputs, counts, tally, first_step=first_step)
                 else:
                     loss = scores.logprobs.sum()  # of nothing: 0, with a gradient of 0 for every parameter

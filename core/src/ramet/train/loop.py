@@ -21,7 +21,8 @@ from ramet.config.schema import Config, OldLogprobs
 from ramet.data.sampler import Sampler
 from ramet.errors import PluginError, RametError
 from ramet.plugins import origin
-from ramet.policy.batching.batch import Floats, Row, row_metrics, rows_of, unpadded
+from ramet.policy.batching.batch import Floats, Row, row_metrics, rows_of
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.checkpoint_score import CheckpointScore
 from ramet.policy.critic import CriticSpec
@@ -39,7 +40,7 @@ from ramet.train.saving import Saver
 from ramet.train.state import TrainState
 from ramet.train.step_metrics import lag_metrics, reward_metrics, warn_of_silence
 from ramet.train.validation import Validation, ValidData
-from ramet.types import AdvantageOutput, Need, Task
+from ramet.types import Need, Task
 
 logger = logging.getLogger(__name__)
 GREEDY = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy", counted=False)
@@ -225,33 +226,32 @@ class Loop:
             if greedy is None
             else [reward for row in rows if (reward := greedy[row.group]) is not None],
         )
-        self._write(step, played, rows, unpadded(rows, output.advantages))
+        batch = TrainBatch.from_padded(
+            rows,
+            output.advantages,
+            returns=output.returns,
+            old_logprobs=old,
+            ref_logprobs=reference,
+            values=values,
+        )
+        self._write(step, played, rows, batch.advantages)
         clock.lap("record")
         self.stop.check()  # the last place where the weights are those of the step before
-        metrics = await self._update_critic(rows, output, values, step)
+        metrics = await self._update_critic(batch, step)
         if self.critic is None or step > self.critic.options.warmup_steps:
-            metrics |= await self.policy.update(
-                rows,
-                output.advantages,
-                step=step,
-                old_logprobs=old,
-                ref_logprobs=reference,
-                returns=output.returns,
-            )
+            metrics |= await self.policy.update(batch, step)
         clock.lap("update")
         return {**output.metrics, **metrics}
 
-    async def _update_critic(
-        self, rows: Sequence[Row], output: AdvantageOutput, values: Sequence[Floats] | None, step: int
-    ) -> dict[str, float]:
-        if values is None:
+    async def _update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        if batch.values is None:
             return {}
-        if output.returns is None:
+        if batch.returns is None:
             raise PluginError(
                 f"advantage estimator {origin(self.estimator)} needs values but returned no returns; the critic is "
                 "trained on them"
             )
-        return await self.policy.update_critic(rows, step=step, returns=output.returns, old_values=values)
+        return await self.policy.update_critic(batch, step)
 
     async def _old_logprobs(self, rows: list[Row]) -> list[Floats] | None:
         """If the estimator reads them. Otherwise the update finds them itself, if it takes more than one step."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import ray
 from ray import ObjectRef
-from torch import Tensor
 
 from ramet.cluster.local import LocalRollouts
 from ramet.cluster.ray.actor import SAVE, Actor, node_address
@@ -21,6 +20,7 @@ from ramet.engines.sleeping import Sleeper
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticWorker
 from ramet.policy.distributed.ranks import join_ranks
 from ramet.policy.worker import PolicyWorker
@@ -108,28 +108,16 @@ class PolicyActor(Actor):
     def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return self.policy.reference_logprobs(rows)
 
-    def update(
-        self,
-        rows: Sequence[Row],
-        advantages: Tensor,
-        step: int,
-        old_logprobs: Sequence[Floats] | None,
-        ref_logprobs: Sequence[Floats] | None,
-        returns: Tensor | None,
-    ) -> dict[str, float]:
-        return self.policy.update(
-            rows, advantages, step=step, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, returns=returns
-        )
+    def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        return self.policy.update(batch, step)
 
     def values(self, rows: Sequence[Row]) -> list[Floats]:
         assert self.critic is not None, "no critic was built: no algorithm needs values"
         return self.critic.values(rows)
 
-    def update_critic(
-        self, rows: Sequence[Row], step: int, returns: Tensor, old_values: Sequence[Floats]
-    ) -> dict[str, float]:
+    def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
         assert self.critic is not None, "no critic was built: no algorithm needs values"
-        return self.critic.update(rows, step=step, returns=returns, old_values=old_values)
+        return self.critic.update(batch, step)
 
     def weights(self) -> list[ObjectRef[Bucket]]:
         """Put into the object store by the first rank; the others help to gather them and return nothing."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
-from torch import Tensor
 
 from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.errors import WorkerLost
@@ -18,6 +17,7 @@ from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import RayWorker
 from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticSpec
 from ramet.policy.spec import PolicySpec
 
@@ -34,7 +34,7 @@ class RayPolicy:
         self._spec = spec
         self._critic = critic
         self._loop = asyncio.get_running_loop()
-        self._rows: tuple[Sequence[Row], ObjectRef[Any]] | None = None
+        self._shared: tuple[Sequence[Row] | TrainBatch, ObjectRef[Any]] | None = None
 
     async def open(self) -> None:
         """Start all ranks and let them meet."""
@@ -65,27 +65,15 @@ class RayPolicy:
     async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return _own(await self._compute("reference_logprobs", self._put(rows)))
 
-    async def update(
-        self,
-        rows: Sequence[Row],
-        advantages: Tensor,
-        *,
-        step: int,
-        old_logprobs: Sequence[Floats] | None,
-        ref_logprobs: Sequence[Floats] | None,
-        returns: Tensor | None,
-    ) -> dict[str, float]:
-        given = (advantages, step, old_logprobs, ref_logprobs, returns)
-        metrics: dict[str, float] = await self._compute("update", self._put(rows), *given)
+    async def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        metrics: dict[str, float] = await self._compute("update", self._put(batch), step)
         return metrics
 
     async def values(self, rows: Sequence[Row]) -> list[Floats]:
         return _own(await self._compute("values", self._put(rows)))
 
-    async def update_critic(
-        self, rows: Sequence[Row], *, step: int, returns: Tensor, old_values: Sequence[Floats]
-    ) -> dict[str, float]:
-        metrics: dict[str, float] = await self._compute("update_critic", self._put(rows), step, returns, old_values)
+    async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        metrics: dict[str, float] = await self._compute("update_critic", self._put(batch), step)
         return metrics
 
     async def weights(self) -> list[ObjectRef[Bucket]]:
@@ -105,17 +93,16 @@ class RayPolicy:
     async def export(self, folder: Path) -> None:
         await self._all("export", folder)
 
-    def _put(self, rows: Sequence[Row]) -> ObjectRef[Any]:
-        """One copy for all ranks, and for all that is computed on these rows."""
-        if self._rows is None or self._rows[0] is not rows:
-            self._rows = rows, ray.put(rows)
-        return self._rows[1]
+    def _put(self, shared: Sequence[Row] | TrainBatch) -> ObjectRef[Any]:
+        """One copy for all ranks, and for all calls in a row on the same rows or the same batch."""
+        if self._shared is None or self._shared[0] is not shared:
+            self._shared = shared, ray.put(shared)
+        return self._shared[1]
 
     async def _compute(self, method: str, *arguments: Any) -> Any:
         if self.before is not None:
             await self.before()
-        shared = [one if one is None or isinstance(one, int | ObjectRef) else ray.put(one) for one in arguments]
-        return await self._all(method, *shared)
+        return await self._all(method, *arguments)
 
     async def _all(self, method: str, *arguments: Any) -> Any:
         """The first rank's answer, once all have answered. Raises what the first to fail died of, or raised."""

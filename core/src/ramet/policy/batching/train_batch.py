@@ -1,0 +1,92 @@
+"""What one training step is given: its rows and what belongs to their tokens, cut into micro-batches on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ramet.policy.batching.batch import Floats, Row, unpadded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputs:
+    """What a loss needs beside the forward pass, on the response axis `[T]` of one micro-batch."""
+
+    advantages: Tensor
+    old_logprobs: Tensor | None  # None: the policy itself, before its only optimiser step
+    engine_logprobs: Tensor
+    sequence_ids: Tensor
+    group_ids: Tensor
+    turn_ids: Tensor
+    policy_versions: Tensor
+    ref_logprobs: Tensor | None
+    returns: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """One step's N rows. Every other field holds N float32 arrays, each `[T]` over the response of its row.
+
+    It pickles: the driver gives the same batch to every rank. What is None is not needed, or the worker computes it.
+    """
+
+    rows: Sequence[Row]
+    advantages: Sequence[Floats]
+    old_logprobs: Sequence[Floats] | None = None  # pi_old; None: found as train.old_logprobs says
+    ref_logprobs: Sequence[Floats] | None = None  # None: of the worker's reference, if it has one
+    returns: Sequence[Floats] | None = None  # what the critic is trained towards
+    values: Sequence[Floats] | None = None  # the critic's before this step's update
+
+    @classmethod
+    def from_padded(
+        cls,
+        rows: Sequence[Row],
+        advantages: Tensor,
+        *,
+        returns: Tensor | None = None,
+        old_logprobs: Sequence[Floats] | None = None,
+        ref_logprobs: Sequence[Floats] | None = None,
+        values: Sequence[Floats] | None = None,
+    ) -> TrainBatch:
+        """From `advantages` and `returns` as an estimator gives them, `[N, T]` padded to the longest response."""
+        return cls(
+            rows=rows,
+            advantages=unpadded(rows, advantages),
+            old_logprobs=old_logprobs,
+            ref_logprobs=ref_logprobs,
+            returns=None if returns is None else unpadded(rows, returns),
+            values=values,
+        )
+
+    def has_signal(self, row: int) -> bool:
+        """Whether any of its trained tokens has an advantage."""
+        return bool(self.advantages[row][self.rows[row].mask].any())
+
+    def inputs(self, chosen: Sequence[int], device: torch.device) -> TokenInputs:
+        """The concatenated response axis of these rows."""
+        rows = [self.rows[i] for i in chosen]
+
+        def joined(arrays: Sequence[NDArray[Any]]) -> Tensor:
+            return torch.from_numpy(np.concatenate(arrays)).to(device)
+
+        def picked(arrays: Sequence[Floats] | None) -> Tensor | None:
+            return None if arrays is None else joined([arrays[i] for i in chosen])
+
+        lengths = [len(row.response_ids) for row in rows]
+        return TokenInputs(
+            advantages=joined([self.advantages[i] for i in chosen]),
+            old_logprobs=picked(self.old_logprobs),
+            engine_logprobs=joined([row.engine_logprobs for row in rows]),
+            sequence_ids=joined([np.repeat(np.arange(len(rows)), lengths)]),
+            group_ids=joined([np.repeat([row.group for row in rows], lengths)]),
+            turn_ids=joined([row.turn_ids for row in rows]).long(),
+            policy_versions=joined([row.policy_versions for row in rows]).long(),
+            ref_logprobs=picked(self.ref_logprobs),
+            returns=picked(self.returns),
+        )
