@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.plugin_code import named
-from ramet.rollout.completion_check import Versions, reply_problem, version_runs
+from ramet.rollout.completion import Versions, append_completion, completion_problem
 from ramet.rollout.keys import request_seed
 from ramet.rollout.plan import ResolvedPlan
 from ramet.rollout.stateful import StateFailed, StatefulComponent
@@ -29,10 +28,7 @@ from ramet.types import (
     Generation,
     Insert,
     Message,
-    Origin,
     RolloutState,
-    Segment,
-    SegmentKind,
     Task,
     ToolCall,
     ToolRecord,
@@ -137,7 +133,9 @@ class TurnContext:
         completion = await self._complete(request)
         self.live.add_stat("generate_s", time.perf_counter() - started)
         self._report(completion.entropies)
-        generation = self.live.generations[self.live.turn] = self._append(completion)
+        generation = self.live.generations[self.live.turn] = append_completion(
+            self.live, completion, self.place.encoder
+        )
         return generation
 
     def _request(self, stop: tuple[str, ...]) -> Request:
@@ -179,7 +177,7 @@ class TurnContext:
             raise self._failed("engine", f"{type(error).__name__}: {error}") from error
         if completion.finish is FinishReason.ABORT:
             raise self._failed("engine", "the request was aborted")
-        problem = reply_problem(completion, self.place.versions)
+        problem = completion_problem(completion, self.place.versions)
         if problem is not None:
             raise self._failed("engine", f"request {request.id!r} was answered with what cannot be used: {problem}")
         return completion
@@ -190,47 +188,6 @@ class TurnContext:
             return
         self._reported = True
         self._on_first(self.live, self.live.turn, tuple(entropies[: self.place.first_tokens]))
-
-    def _append(self, completion: Completion) -> Generation:
-        encoder, ids = self.place.encoder, completion.token_ids
-        ended = completion.finish is FinishReason.END and len(ids) > 0 and ids[-1] in encoder.eos_ids
-        said = ids[:-1] if ended else ids
-        text = encoder.decode(said)
-        for segment in self._segments(completion, text):
-            self.live.append(segment)
-        self.live.add_stat("sampled_tokens", len(ids))
-        self.live.add_stat("prompt_tokens", completion.prompt_tokens)
-        self.live.add_stat("cached_tokens", completion.cached_tokens)
-        self.live.add_stat("drifted_segments", float(encoder.markup(text) != said))
-        return Generation(
-            text=text,
-            stop=completion.stop if completion.finish is FinishReason.STOP else None,
-            finished=completion.finish is FinishReason.END,
-            truncated=completion.finish is FinishReason.LENGTH,
-        )
-
-    def _segments(self, completion: Completion, text: str) -> Iterator[Segment]:
-        """One for each version of the weights that sampled in this turn; their texts join to that of the turn."""
-        ids, has_entropies = completion.token_ids, len(completion.entropies) == len(completion.token_ids)
-        told = 0
-        for version, start, end in version_runs(completion.policy_versions):
-            upto = len(text) if end == len(ids) else max(told, self._settled(ids[:end], text))
-            yield Segment(
-                origin=Origin.SAMPLED,
-                kind=SegmentKind.TURN,
-                turn=self.live.turn,
-                text=text[told:upto],
-                token_ids=ids[start:end],
-                logprobs=completion.logprobs[start:end],
-                entropies=completion.entropies[start:end] if has_entropies else None,
-                policy_version=version,
-            )
-            told = upto
-
-    def _settled(self, ids: array[int], text: str) -> int:
-        """How much of a turn's text its first tokens spell; a character that later ones complete is theirs."""
-        pairs = zip(self.place.encoder.decode(ids), text, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         number, task = self._begin_call(), asyncio.current_task()

@@ -18,7 +18,7 @@ from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.protocol import Capability, Engine
 from ramet.errors import ConfigError, raise_all
 from ramet.rollout.branching.builtin import NoBranching
-from ramet.rollout.completion_check import Versions
+from ramet.rollout.completion import Versions
 from ramet.rollout.group import GroupJob, GroupScheduler
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
