@@ -1,4 +1,4 @@
-"""With the gate, trees do not depend on timing: same seeds, random latencies of engine and tools, equal groups."""
+"""In logical order, trees do not depend on timing: same seeds, random latencies of engine and tools, equal groups."""
 
 from __future__ import annotations
 

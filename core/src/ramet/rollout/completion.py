@@ -45,9 +45,8 @@ def completion_problem(completion: Completion, versions: Versions | None) -> str
     if len(completion.policy_versions) != count:
         return f"{len(completion.policy_versions)} policy versions for {count} tokens"
     if not math.isfinite(sum(completion.logprobs)):  # a sum of float32 in double precision cannot overflow
-        return (
-            f"{sum(not math.isfinite(x) for x in completion.logprobs)} of its {count} log-probabilities are not finite"
-        )
+        n = sum(not math.isfinite(x) for x in completion.logprobs)
+        return f"{n} of its {count} log-probabilities are not finite"
     if not math.isfinite(sum(completion.entropies)):
         return f"{sum(not math.isfinite(x) for x in completion.entropies)} of its {count} entropies are not finite"
     return None if versions is None else versions.problem(completion.policy_versions)

@@ -23,7 +23,7 @@ class RandomBranchConfig:
     """The control `random`: the same budget as ARPO, coin flips instead of entropies.
 
     roots: rollouts started from the prompt at once; null: half the budget, at least one.
-    probability: of a fork behind each tool result.
+    probability: of a fork after each tool result.
     """
 
     roots: int | None = None

@@ -1,8 +1,8 @@
 """One group of rollouts: which are started when. There is no barrier: one asyncio task per rollout.
 
-Whatever happens to a rollout becomes a note; the event order (`gate`) says which note is decided next; the ledger is
-brought up to date with it; the branch policy is asked; and what it answers is started at once. The core enforces the
-budget, so a group always ends with exactly as many rollouts as were asked for, masked ones included.
+Whatever happens to a rollout becomes a `RolloutEvent`; the event order gives the one that is decided next; the group's
+history is brought up to date with it; the branch policy is asked; and what it answers is started at once. The core
+enforces the budget, so a group always ends with exactly as many rollouts as were asked for, masked ones included.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ramet.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupJob:
-    """One task to be played."""
+    """One task whose group of rollouts is to be run."""
 
     task: Task
     name: str  # the task's part of rollout keys; unique within the step
@@ -52,7 +52,7 @@ class GroupJob:
 
 
 class GroupScheduler:
-    """Plays one group. `retire` is called once per rollout, when neither it nor a fork needs its prefix any more."""
+    """Runs one group. `release` is called once per rollout, when neither it nor a fork needs its prefix any more."""
 
     def __init__(
         self,
@@ -60,35 +60,35 @@ class GroupScheduler:
         job: GroupJob,
         rollout_step: RolloutStep,
         policy: BranchPolicy,
-        place: GroupContext,
+        context: GroupContext,
         config: RolloutConfig,
         step_ends_at: float,
         deterministic: bool,
         tasks: asyncio.TaskGroup,
-        retire: Callable[[Sequence[str]], None],
+        release: Callable[[Sequence[str]], None],
     ) -> None:
         self.job = job
         self.policy = policy
-        self.place = place
+        self.context = context
         self.deterministic = deterministic
-        self._reads_entropies = Need.ENTROPY in getattr(policy, "needs", frozenset())  # of long turns there are many
-        self.ledger = GroupHistory(job.task, place.plan.group_size, place.encoder.vocab_size)
+        self._reads_entropies = Need.ENTROPY in getattr(policy, "needs", frozenset())  # of a long turn they are many
+        self.history = GroupHistory(job.task, context.plan.group_size, context.encoder.vocab_size)
         self._order: EventOrder = LogicalOrder() if deterministic else ArrivalOrder()
         self._live: dict[BranchPath, LiveRollout] = {}
         self._n_roots = 0
         self._tasks = tasks
-        self._retire = retire
-        self._held: set[BranchPath] = set()  # rollouts that are not retired
+        self._release = release
+        self._unreleased: set[BranchPath] = set()  # rollouts whose prefix the engine keeps
         self._ended: set[BranchPath] = set()
-        self._heirs: dict[BranchPath, int] = {}  # forks that have not sampled yet, by parent
+        self._pending_forks: dict[BranchPath, int] = {}  # number of forks that have not sampled yet, by parent
         self._done = asyncio.Event()
         self._closed = False
-        self._playing: set[asyncio.Task[None]] = set()
-        self.states = self._open_states(rollout_step) if place.stateful else None
-        self._player = RolloutRunner(
+        self._running: set[asyncio.Task[None]] = set()
+        self.states = self._open_states(rollout_step) if context.stateful else None
+        self._runner = RolloutRunner(
             task=job.task,
             step=rollout_step,
-            place=place,
+            context=context,
             states=self.states,
             config=config,
             step_ends_at=step_ends_at,
@@ -99,53 +99,53 @@ class GroupScheduler:
     async def run(self) -> Group:
         try:
             self._ask(Start(), self._key(), 0)
-            self._drain()
+            self._decide_pending()
             await self._done.wait()
         finally:
             self._closed = True
-            self._let_go(sorted(self._held))
+            self._release_prefixes(sorted(self._unreleased))
             if self.states is not None:
                 await self._close_states(self.states)
         return group_of(self.job.task, list(self._live.values()))
 
     def _open_states(self, rollout_step: RolloutStep) -> States:
         return States(
-            self.place.stateful,
+            self.context.stateful,
             task=self.job.task,
-            seed=self.place.seed,
+            seed=self.context.seed,
             policy=self.policy,
-            budget_left=lambda: self.ledger.budget_left,
-            replay=Replayer(self.place, rollout_step),
-            watchdog=self.place.watchdog,
+            budget_left=lambda: self.history.budget_left,
+            replay=Replayer(self.context, rollout_step),
+            watchdog=self.context.watchdog,
         )
 
     def _key(self, path: BranchPath = ()) -> RolloutKey:
-        return RolloutKey(self.place.plan.salt, self.job.step, self.job.name, path_text(path))
+        return RolloutKey(self.context.plan.salt, self.job.step, self.job.name, path_text(path))
 
-    async def _play(self, live: LiveRollout) -> None:
-        await self._player.play(live)
+    async def _run_rollout(self, live: LiveRollout) -> None:
+        await self._runner.run(live)
         live.finished = True
         if self.states is not None:
             self.states.ended(live)
-        self._tell(
-            RolloutEvent(live.path, Phase.END, live.turn, stop=live.stop_reason, **self._of_turn(live, live.turn))
+        self._report(
+            RolloutEvent(live.path, Phase.END, live.turn, stop=live.stop_reason, **self._turn_summary(live, live.turn))
         )
 
     async def _close_states(self, states: States) -> None:
         """Rollouts are still running if the group failed: they end first, since they use their states."""
-        for playing in self._playing:
-            playing.cancel()
-        if self._playing:
-            await asyncio.wait(self._playing)
+        for running in self._running:
+            running.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
         await states.close()
 
     def _on_first(self, live: LiveRollout, turn: int, entropies: tuple[float, ...]) -> None:
-        self._tell(RolloutEvent(live.path, Phase.FIRST, turn, entropies=entropies))
+        self._report(RolloutEvent(live.path, Phase.FIRST, turn, entropies=entropies))
 
     def _on_turn(self, live: LiveRollout) -> None:
-        self._tell(RolloutEvent(live.path, Phase.BEGIN, live.turn, **self._of_turn(live, live.turn - 1)))
+        self._report(RolloutEvent(live.path, Phase.BEGIN, live.turn, **self._turn_summary(live, live.turn - 1)))
 
-    def _of_turn(self, live: LiveRollout, turn: int) -> _OfTurn:
+    def _turn_summary(self, live: LiveRollout, turn: int) -> _TurnSummary:
         sampled = [s for s in live.segments[live.starts[turn] :] if s.is_sampled]
         calls = [c for c in live.tool_calls if c.turn == turn]
         read = sampled if self._reads_entropies else ()
@@ -155,67 +155,67 @@ class GroupScheduler:
             "calls": tuple(CallView(name=c.name, status=c.status, truncated=c.truncated) for c in calls),
         }
 
-    def _tell(self, note: RolloutEvent) -> None:
+    def _report(self, event: RolloutEvent) -> None:
         """Called from engines' callbacks too, where an error must not surface: it stops the run instead."""
         if self._closed:
             return
         try:
-            self._has_sampled(self._live[note.path])
-            self._order.push(note)
-            self._drain()
+            self._release_parent(self._live[event.path])
+            self._order.push(event)
+            self._decide_pending()
         except Exception as error:
             self._tasks.create_task(_fail(error))
 
-    def _drain(self) -> None:
-        """Decide all notes that can be decided now, and go on when the group stands still."""
+    def _decide_pending(self) -> None:
+        """Decide all events that can be decided now; if no rollout runs then, use the rest of the budget or end."""
         while True:
-            while (note := self._order.pop()) is not None:
-                self._apply(note)
-            if self.ledger.n_live:
+            while (event := self._order.pop()) is not None:
+                self._apply(event)
+            if self.history.n_live:
                 return
-            if not self.ledger.budget_left:
+            if not self.history.budget_left:
                 self._done.set()
                 return
             self._fill()
 
-    def _apply(self, note: RolloutEvent) -> None:
-        self.ledger.apply(note)
-        live = self._live[note.path]
-        if self.ledger.budget_left and (event := _event_of(note, live)) is not None:
-            self._ask(event, live.key, note.turn)
-        if note.phase is Phase.BEGIN and self.states is not None:
-            self.states.decided(note.path, note.turn)
-        if note.phase is Phase.END:
-            self._ended.add(note.path)
-            self._let_go_early(note.path)
+    def _apply(self, event: RolloutEvent) -> None:
+        self.history.apply(event)
+        live = self._live[event.path]
+        if self.history.budget_left and (branch_event := _branch_event(event, live)) is not None:
+            self._ask(branch_event, live.key, event.turn)
+        if event.phase is Phase.BEGIN and self.states is not None:
+            self.states.decided(event.path, event.turn)
+        if event.phase is Phase.END:
+            self._ended.add(event.path)
+            self._release_if_unneeded(event.path)
 
     def _fill(self) -> None:
-        """Nothing runs and budget is left: the policy may say how to use it, else it goes to fresh roots.
+        """Nothing runs and budget is left: the policy is asked how to use it, else it goes to fresh roots.
 
-        Roots of either kind say so in their `stats`: `filled`.
+        Roots of either kind have `filled` in their `stats`.
         """
         before = self._n_roots
-        self._ask(Idle(), self._key(), self.ledger.n_started)
-        if not self.ledger.n_live:
-            self._start_roots(self.ledger.budget_left)
+        self._ask(Idle(), self._key(), self.history.n_started)
+        if not self.history.n_live:
+            self._start_roots(self.history.budget_left)
         for root in range(before, self._n_roots):
-            self._live[(self.place.plan.root(root),)].add_stat("filled", 1)
+            self._live[(self.context.plan.root(root),)].add_stat("filled", 1)
 
     def _ask(self, event: BranchEvent, key: RolloutKey, turn: int) -> None:
-        rng = branch_rng(self.place.seed, key, type(event).__name__, turn)
-        for action in ask(self.policy, event, self.ledger.view(), rng, stateful=self.states is not None):
+        rng = branch_rng(self.context.seed, key, type(event).__name__, turn)
+        for action in ask(self.policy, event, self.history.view(), rng, stateful=self.states is not None):
             if isinstance(action, StartRoots):
                 self._start_roots(action.n)
             else:
                 self._start_forks(action)
-        if self.states is not None and not self.ledger.budget_left:
-            self.states.tidy()
+        if self.states is not None and not self.history.budget_left:
+            self.states.close_unneeded()
 
     def _start_roots(self, n: int) -> None:
         for _ in range(n):
-            path = (self.place.plan.root(self._n_roots),)
+            path = (self.context.plan.root(self._n_roots),)
             self._n_roots += 1
-            self.ledger.add_root(path)
+            self.history.add_root(path)
             self._start(new_root(self._key(path), self.job.prompt))
 
     def _start_forks(self, fork: Fork) -> None:
@@ -224,56 +224,56 @@ class GroupScheduler:
             parent = parent.parent  # a turn before its own is an ancestor's
         for _ in range(fork.n):
             live = parent.fork(fork.turn)
-            self._heirs[parent.path] = self._heirs.get(parent.path, 0) + 1
-            self.ledger.add_fork(live.path, fork.turn)
+            self._pending_forks[parent.path] = self._pending_forks.get(parent.path, 0) + 1
+            self.history.add_fork(live.path, fork.turn)
             self._start(live)
 
     def _start(self, live: LiveRollout) -> None:
         self._live[live.path] = live
-        self._held.add(live.path)
+        self._unreleased.add(live.path)
         self._order.start(live.path, live.turn)
         if self.states is not None:
             (self.states.root if live.parent is None else self.states.fork)(live)
-        playing = self._tasks.create_task(self._play(live), name=f"rollout {live.key}")
-        self._playing.add(playing)
-        playing.add_done_callback(self._playing.discard)
+        running = self._tasks.create_task(self._run_rollout(live), name=f"rollout {live.key}")
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
 
-    def _has_sampled(self, live: LiveRollout) -> None:
-        """A fork's first news: it no longer needs its parent's prefix."""
+    def _release_parent(self, live: LiveRollout) -> None:
+        """A fork that has sampled, or ended, no longer needs its parent's prefix."""
         if live.parent is not None and not live.sampled:
-            self._heirs[live.parent.path] -= 1
-            self._let_go_early(live.parent.path)
+            self._pending_forks[live.parent.path] -= 1
+            self._release_if_unneeded(live.parent.path)
         live.sampled = True
 
-    def _let_go_early(self, path: BranchPath) -> None:
+    def _release_if_unneeded(self, path: BranchPath) -> None:
         """In a deterministic run prefixes stay until the group ends: a late fork must find the same, whatever ran."""
-        needed = self.deterministic or self._heirs.get(path) or path not in self._ended
-        if not needed and path in self._held:
-            self._let_go([path])
+        needed = self.deterministic or self._pending_forks.get(path) or path not in self._ended
+        if not needed and path in self._unreleased:
+            self._release_prefixes([path])
 
-    def _let_go(self, paths: Sequence[BranchPath]) -> None:
-        self._held.difference_update(paths)
-        self._retire([str(self._live[path].key) for path in paths])
+    def _release_prefixes(self, paths: Sequence[BranchPath]) -> None:
+        self._unreleased.difference_update(paths)
+        self._release([str(self._live[path].key) for path in paths])
 
 
 async def _fail(error: Exception) -> None:
     raise error
 
 
-class _OfTurn(TypedDict):
-    """What a note tells of a turn that is over."""
+class _TurnSummary(TypedDict):
+    """What a `RolloutEvent` holds of a turn that is over."""
 
     n_tokens: int
     entropies: tuple[float, ...]
     calls: tuple[CallView, ...]
 
 
-def _event_of(note: RolloutEvent, live: LiveRollout) -> BranchEvent | None:
-    match note.phase:
+def _branch_event(event: RolloutEvent, live: LiveRollout) -> BranchEvent | None:
+    match event.phase:
         case Phase.BEGIN:
-            return AfterTool(rollout=live.key.path, turn=note.turn, calls=note.calls)
+            return AfterTool(rollout=live.key.path, turn=event.turn, calls=event.calls)
         case Phase.END:
             return Finished(rollout=live.key.path, stop=live.stop_reason)
-        case Phase.FIRST if live.fork_turn != note.turn:
-            return FirstTokens(rollout=live.key.path, turn=note.turn, entropies=note.entropies)
+        case Phase.FIRST if live.fork_turn != event.turn:
+            return FirstTokens(rollout=live.key.path, turn=event.turn, entropies=event.entropies)
     return None

@@ -1,4 +1,4 @@
-"""What is reported about rollouts. Executed work and logical work are told apart: a shared prefix is executed once.
+"""What is reported about rollouts. Executed work and logical work are counted apart: a shared prefix is executed once.
 
 Logical counts sum over all rollouts of a group, as the training pass sees them; executed ones count each segment and
 each tool call once.
@@ -76,7 +76,7 @@ class RolloutMetrics:
             self._first["after_tool" if segments[0].turn else "first_turn"].append(sum(first) / len(first))
 
     def take(self) -> dict[str, float]:
-        """Shares are of rollouts, means per rollout. Empty when nothing was played."""
+        """Shares are of rollouts, means per rollout. Empty when there were none."""
         metrics = self._summary() if self._n else {}
         self._clear()
         return metrics

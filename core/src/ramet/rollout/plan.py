@@ -15,14 +15,14 @@ from ramet.types import Group, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
-    """How many rollouts per task, and how they are sampled. None: as the configuration says.
+    """How many rollouts per task, and how they are sampled. None: as configured.
 
     `branch` False starts all rollouts from the prompt. `salt` keeps the seeds of training, validation and evaluation
     apart: `train`, `valid`, `eval` or `greedy`. `step_deadline` False: `rollout.step_deadline_s` does not hold, since a
     measurement may take as long as it takes; every rollout keeps its own deadline. `roots`: play only these of each
     group's rollouts, by number, without forks; each has the seed that it has in the whole group.
     `counted` False leaves these rollouts out of the metrics `rollout/…`, which then are those of the step alone that
-    plays at the same time.
+    runs at the same time.
     """
 
     group_size: int | None = None
@@ -69,7 +69,7 @@ class ResolvedPlan:
         return n if self.roots is None else self.roots[n]
 
     def problems(self, max_concurrent: int) -> list[str]:
-        """Everything that is wrong with it, in the words of the configuration."""
+        """Everything that is wrong with it, in the configuration's terms."""
         found = []
         if self.group_size < 1:
             found.append(f"rollout.group_size: must be at least 1, got {self.group_size}")

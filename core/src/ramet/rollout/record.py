@@ -110,7 +110,7 @@ def _lines(path: Path) -> Iterator[bytes]:
                     raise _bomb(str(path), most, size)
                 yield line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        logger.warning("%s is torn (%s): what stands behind the last whole line is left out", path, error)
+        logger.warning("%s is torn (%s): what follows the last whole line is left out", path, error)
 
 
 def _bomb(where: str, most: int, size: int) -> ConfigError:

@@ -1,7 +1,7 @@
 """Replay: a state that cannot be copied is opened again, and what happened to it before the fork point happens again.
 
-Tools get the recorded calls once more. An environment plays the recorded turns once more: its `generate` gives the text
-that the policy had written, and the calls that it makes are made again. What comes of it must be what the record holds.
+Tools get the recorded calls once more. An environment takes the recorded turns once more: its `generate` gives the text
+that the policy had written, and the calls that it makes are made again. The results must be those of the record.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ramet.types import CallStatus, Generation, Insert, RolloutStep, ToolCall
 class Replayer:
     """Brings a freshly opened state of a fork to its fork point."""
 
-    def __init__(self, place: GroupContext, step: RolloutStep) -> None:
-        self._place = place
+    def __init__(self, context: GroupContext, step: RolloutStep) -> None:
+        self._context = context
         self._step = step
 
     async def __call__(self, live: LiveRollout, component: StatefulComponent, state: Any, environment: Any) -> None:
-        """Raises `StateFailed` if something else comes of it than the record holds."""
+        """Raises `StateFailed` if a result differs from the record's."""
         if component.name == ENVIRONMENT:
             await self._turns(live, state)
         else:
@@ -37,11 +37,11 @@ class Replayer:
                 arguments=record.arguments,
                 rollout=str(live.key),
                 turn=record.turn,
-                task=self._place.task,
+                task=self._context.task,
                 state=state,
                 environment=environment,
             )
-            outcome = await self._place.tools.run(call, ends_at=live.ends_at)
+            outcome = await self._context.tools.run(call, ends_at=live.ends_at)
             if outcome.status is CallStatus.INFRA:
                 raise StateFailed(tool, f"replay: the call of turn {record.turn} failed: {outcome.text}")
             _compare(tool, f"the call of turn {record.turn}", outcome.text, record.text)
@@ -51,26 +51,26 @@ class Replayer:
             _compare(ENVIRONMENT, "begin", _text(await self._step.begin(state)), live.inserted(-1))
         for turn in range(live.fork_turn or 0):
             past = live.until(turn)
-            context = _Recorded(past, live, self._place, state)
-            result = await self._step(state_of(past, self._place.task, state), context)
-            await context.end()
+            turn_context = _RecordedTurn(past, live, self._context, state)
+            result = await self._step(state_of(past, self._context.task, state), turn_context)
+            await turn_context.end()
             stopped = f" and stopped with {result.stop}" if result.stop is not None else ""
             _compare(ENVIRONMENT, f"turn {turn}", _text(result.insert) + stopped, live.inserted(turn))
 
 
-class _Recorded(TurnContext):
+class _RecordedTurn(TurnContext):
     """A past turn of a rollout: `generate` gives what the policy wrote then."""
 
-    def __init__(self, past: LiveRollout, live: LiveRollout, place: GroupContext, environment: Any) -> None:
-        super().__init__(past, place, lambda *_: None, "replayed", environment=environment)
-        self._whole = live
+    def __init__(self, past: LiveRollout, live: LiveRollout, context: GroupContext, environment: Any) -> None:
+        super().__init__(past, context, lambda *_: None, "replayed", environment=environment)
+        self._recorded = live
 
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
         turn = self.live.turn
-        for segment in self._whole.segments:
+        for segment in self._recorded.segments:
             if segment.is_sampled and segment.turn == turn:
                 self.live.append(segment)
-        return self._whole.generations[turn]
+        return self._recorded.generations[turn]
 
 
 def _text(parts: Sequence[Insert]) -> str:

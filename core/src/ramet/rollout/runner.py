@@ -1,4 +1,4 @@
-"""Plays one rollout from where it stands to its stop: generate, append, tool, append, and on to the next turn.
+"""Runs one rollout from its present state to its stop: generate, append, tool, append, and on to the next turn.
 
 Limits are kept here, and failures stay here: whatever goes wrong with one rollout masks that rollout (`Fault`); only a
 broken contract (`PluginError`) or a user's mistake (`ConfigError`) leaves this module.
@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutRunner:
-    """Plays rollouts of one task. `on_first` and `on_turn` tell the scheduler where branching may be asked about."""
+    """Runs rollouts of one task. `on_first` and `on_turn` are called where the scheduler may ask about branches."""
 
     def __init__(
         self,
         *,
         task: Task,
         step: RolloutStep,
-        place: GroupContext,
+        context: GroupContext,
         states: States | None,
         config: RolloutConfig,
         step_ends_at: float,
@@ -54,7 +54,7 @@ class RolloutRunner:
     ) -> None:
         self.task = task
         self.step = step
-        self.place = place
+        self.context = context
         self.states = states
         self.config = config
         self.step_ends_at = step_ends_at  # time of the event loop
@@ -65,7 +65,7 @@ class RolloutRunner:
         self._begin = getattr(step, "begin", None) if is_environment else None
         self._finish = getattr(step, "finish", None) if is_environment else None
 
-    async def play(self, live: LiveRollout) -> None:
+    async def run(self, live: LiveRollout) -> None:
         """Returns when the rollout has stopped or is masked. Raises only `PluginError` and `ConfigError`."""
         started = time.perf_counter()
         now = asyncio.get_running_loop().time()
@@ -75,7 +75,9 @@ class RolloutRunner:
         try:
             async with limit:
                 if ends_at <= now:
-                    await asyncio.sleep(0)  # the deadline has passed: it strikes here, before anything is sampled
+                    await asyncio.sleep(
+                        0
+                    )  # the deadline has passed: the time-out is raised here, before anything is sampled
                 await self._turns(live)
         except ConfigError as error:
             raise named(error, f"rollout step {origin(self.step)}", "rollout_step") from error
@@ -126,7 +128,7 @@ class RolloutRunner:
 
     async def _turn(self, live: LiveRollout, environment: Any) -> None:
         context = TurnContext(
-            live, self.place, self.on_first, self._step_name, states=self.states, environment=environment
+            live, self.context, self.on_first, self._step_name, states=self.states, environment=environment
         )
         try:
             result = await self.step(state_of(live, self.task, environment), context)
@@ -135,8 +137,8 @@ class RolloutRunner:
             await context.end(cancel=True)
             raise
         finally:
-            live.fault = context.fault
-        if live.fault is not None:  # the step swallowed the error; the rollout is lost all the same
+            live.fault = context.fault  # also where an error left the step: `_fault` prefers it to what was raised
+        if live.fault is not None:  # the step caught the error that `TurnContext` raised; the rollout is masked anyway
             raise RuntimeError(live.fault.message)
         self._end_turn(live, self._checked(result))
 
@@ -159,12 +161,12 @@ class RolloutRunner:
         result = self._checked(result)
         if result.insert or result.stop is not None:
             raise PluginError(f"finish of {self._step_name} returned insert or stop; the rollout has ended already")
-        self._note(live, result.metrics)
+        self._add_metrics(live, result.metrics)
         live.record_end(result.info, result.reward)
         if result.answer is not None:
             live.answer = result.answer
 
-    def _note(self, live: LiveRollout, metrics: Mapping[str, float]) -> None:
+    def _add_metrics(self, live: LiveRollout, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             live.add_stat(f"step/{name}", value)
             live.add_stat(f"step_turns/{name}", 1)
@@ -173,14 +175,14 @@ class RolloutRunner:
         fits = self._insert(live, result.insert)
         live.answer = result.answer
         live.record_turn(result.info, result.reward)
-        self._note(live, result.metrics)
+        self._add_metrics(live, result.metrics)
         if result.stop is not None:
             live.stop = result.stop
-        elif not fits or self.place.room(live) < 1:
+        elif not fits or self.context.room(live) < 1:
             live.stop = StopReason.LENGTH
         elif live.turn + 1 >= self.config.max_turns:
             live.stop = StopReason.TURN_LIMIT
-        if live.stop is StopReason.CALL_LIMIT and self.place.room(live) >= 1:
+        if live.stop is StopReason.CALL_LIMIT and self.context.room(live) >= 1:
             live.append(self._forced(live.turn))
 
     def _insert(self, live: LiveRollout, parts: Sequence[Insert]) -> bool:
@@ -189,8 +191,8 @@ class RolloutRunner:
             return True
         ids = array("i")
         for part in parts:
-            ids.extend(self.place.encoder.insert(part))
-        if len(ids) >= self.place.room(live):
+            ids.extend(self.context.encoder.insert(part))
+        if len(ids) >= self.context.room(live):
             return False
         text = "".join(part.text for part in parts)
         live.append(Segment(origin=Origin.INSERTED, kind=SegmentKind.RESULT, turn=live.turn, text=text, token_ids=ids))
@@ -198,11 +200,11 @@ class RolloutRunner:
 
     def _forced(self, turn: int) -> Segment:
         """The end of turn that the core puts after a call too many. Not sampled, so never trained."""
-        ids = array("i", [self.place.encoder.end_of_turn_id])
+        ids = array("i", [self.context.encoder.end_of_turn_id])
         return Segment(origin=Origin.INSERTED, kind=SegmentKind.FORCED, turn=turn, text="", token_ids=ids)
 
 
 def _is_cancelled() -> bool:
-    """Whether this task itself was cancelled: then the run ends. Else something cancelled itself and let it out."""
+    """Whether this task itself was cancelled: then the run ends. Else what it waited for cancelled itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -21,7 +21,7 @@ from ramet.types import Fault, Group, Reward, Rollout, Score, Task
 logger = logging.getLogger(__name__)
 MAX_FAILED = 0.05  # share of a step's rollouts that rewards may fail to score
 FEW = 3  # so many failures never stop a run: of 16 rollouts, one is more than 5 %
-UNJUDGED = "reward:"  # what the place of a fault begins with if a reward failed on a rollout that was whole
+UNJUDGED = "reward:"  # how `Fault.where` begins if a reward failed on a rollout that had no fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class Scorer:
 
 
 def n_unjudged(groups: Iterable[ScoredGroup]) -> int:
-    """How many rollouts were played well and then not judged, because a reward failed or returned None."""
+    """How many rollouts had no fault and then were not judged, because a reward failed or returned None."""
     return sum(fault.where.startswith(UNJUDGED) for fault in _faults(groups) if fault is not None)
 
 

@@ -51,7 +51,7 @@ def tool_components(tools: Mapping[str, tuple[Tool, float]]) -> tuple[StatefulCo
 
 
 def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy) -> list[str]:
-    """Why this policy cannot fork rollouts with these states, in the words of the configuration."""
+    """Why this policy cannot fork rollouts with these states, in the configuration's terms."""
     if isinstance(policy, NoBranching):
         return []
     problems = [

@@ -1,8 +1,8 @@
-"""States of tools and environments: each rollout has its own, and a fork finds that of its fork point (DESIGN.md §4).
+"""States of tools and environments: each rollout has its own, a fork begins with that of its fork point (DESIGN.md §4).
 
 A fork is decided while its parent goes on, so before a parent's state is used in a turn, a copy is kept of it as it was
 at the beginning of that turn, as long as forks may still come. A fork copies from there, or from the state itself if
-nobody has used it since. What nothing can need any more is closed at once, and everything when the group ends.
+it has not been used since. What nothing can need any more is closed at once, and everything when the group ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Replay = Callable[
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _HeldState:
     """The state of one component in one rollout."""
 
     component: StatefulComponent
@@ -43,7 +43,7 @@ class _Held:
     opened_in: int | None = None  # the turn
     used_in: int = -1  # the newest turn in which it may have changed
     copies: dict[int, Any] = field(default_factory=dict)  # turn -> as it was at the beginning of that turn
-    source: tuple[_Held, int] | None = None  # of a fork that has not copied it yet: from whom, as of which turn
+    source: tuple[_HeldState, int] | None = None  # of a fork that has not copied it yet: whose state, and of which turn
     claims: int = 0  # forks that still have to copy from here
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -78,7 +78,7 @@ class States:
         self._budget_left = budget_left
         self._replay = replay
         self._watchdog = watchdog
-        self._held: dict[BranchPath, dict[str, _Held]] = {}
+        self._held: dict[BranchPath, dict[str, _HeldState]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -86,10 +86,10 @@ class States:
 
     def root(self, live: LiveRollout) -> None:
         """A rollout that begins with the prompt: it opens its states when it needs them."""
-        self._held[live.path] = {one.name: _Held(one, newest=live.turn) for one in self._components}
+        self._held[live.path] = {one.name: _HeldState(one, newest=live.turn) for one in self._components}
 
     def fork(self, live: LiveRollout) -> None:
-        """Called when a fork is decided: from now on the state of its fork point is kept for it."""
+        """Called when a fork is decided: from then on the state of its fork point is kept for it."""
         assert live.parent is not None
         parent = self._held[live.parent.path]
         self._held[live.path] = {name: _forked(one, live.turn) for name, one in parent.items()}
@@ -98,7 +98,7 @@ class States:
         """A fork copies the states of its fork point. Raises `StateFailed`."""
         for held in self._held[live.path].values():
             if held.source is not None:
-                await self._take_over(live, held, *held.source)
+                await self._copy_from(live, held, *held.source)
 
     async def use(self, live: LiveRollout, name: str, environment: Any = None) -> Any:
         """The state for a use in the rollout's current turn, opened if need be. Raises `StateFailed`.
@@ -116,91 +116,91 @@ class States:
             return held.state
 
     def decided(self, path: BranchPath, newest: int) -> None:
-        """The branch policy was asked about this turn of a rollout: copies of earlier ones may go."""
+        """The branch policy was asked about this turn of a rollout: copies of earlier ones may be closed."""
         for held in self._held[path].values():
             held.newest = newest
-            self._tidy(held)
+            self._close_unneeded(held)
 
     def ended(self, live: LiveRollout) -> None:
         """The rollout is over. Its states stay as long as it may be forked at its newest turn."""
         for held in self._held[live.path].values():
             held.last = live.turn
-            self._tidy(held)
+            self._close_unneeded(held)
 
-    def tidy(self) -> None:
-        """Let go of what nothing can need any more."""
+    def close_unneeded(self) -> None:
+        """Close what nothing can need any more."""
         for held in self._all():
-            self._tidy(held)
+            self._close_unneeded(held)
 
     async def close(self) -> None:
         """Close all that is open; returns when that is done. No rollout may be running."""
         for held in self._all():
-            self._drop(held, held.copies)
-            self._drop_state(held)
+            self._close_copies(held, held.copies)
+            self._close_state(held)
         while self._closing:
             await asyncio.wait(self._closing)
 
-    def _all(self) -> Iterator[_Held]:
+    def _all(self) -> Iterator[_HeldState]:
         return (held for of_rollout in self._held.values() for held in of_rollout.values())
 
     @property
     def _may_fork(self) -> bool:
         return self._can_fork and self._budget_left() > 0
 
-    def _tidy(self, held: _Held) -> None:
+    def _close_unneeded(self, held: _HeldState) -> None:
         if held.claims:
             return
         may_fork = self._may_fork and held.component.owner.forks == "copy"
         if not may_fork:
-            self._drop(held, held.copies)
+            self._close_copies(held, held.copies)
         elif not self._earlier_turns:
-            self._drop(held, [turn for turn in held.copies if turn < held.newest])
+            self._close_copies(held, [turn for turn in held.copies if turn < held.newest])
         if held.last is not None and (held.used_in >= held.last or not may_fork):
-            self._drop_state(held)
+            self._close_state(held)
 
-    def _drop(self, held: _Held, turns: Iterable[int]) -> None:
+    def _close_copies(self, held: _HeldState, turns: Iterable[int]) -> None:
         for turn in list(turns):
-            self._shut(held.component, held.copies.pop(turn))
+            self._close_later(held.component, held.copies.pop(turn))
 
-    def _drop_state(self, held: _Held) -> None:
+    def _close_state(self, held: _HeldState) -> None:
         if held.state is not None:
             state, held.state = held.state, None
-            self._shut(held.component, state)
+            self._close_later(held.component, state)
 
-    async def _keep_copy(self, live: LiveRollout, held: _Held) -> None:
+    async def _keep_copy(self, live: LiveRollout, held: _HeldState) -> None:
         if held.component.owner.forks == "copy":
             held.copies[live.turn] = await self._copy(live, held.component, held.state)
 
-    async def _take_over(self, live: LiveRollout, held: _Held, source: _Held, turn: int) -> None:
+    async def _copy_from(self, live: LiveRollout, held: _HeldState, source: _HeldState, turn: int) -> None:
         """The claim stays if this fails, so that a fork of this rollout still finds the state."""
         async with source.lock:
             held.state = await self._copy(live, held.component, source.as_of(turn))
         held.source = None
         source.claims -= 1
-        self._tidy(source)
+        self._close_unneeded(source)
 
     async def _open(self, live: LiveRollout, component: StatefulComponent, environment: Any) -> Any:
         key, root = live.key, live.path[0]
         seed = stable_seed("state", self._seed, key.salt, key.step, key.task, root, component.name)
-        state = await self._made(live, component, "open", component.owner.open(self._task, seed))
+        state = await self._make(live, component, "open", component.owner.open(self._task, seed))
         if live.parent is None or component.owner.forks != "replay":
             return state
         try:
             await self._replay(live, component, state, environment)
         except BaseException as error:
-            self._shut(component, state)
+            self._close_later(component, state)
             if not isinstance(error, Exception) or isinstance(error, (StateFailed, PluginError, ConfigError)):
                 raise
             raise StateFailed(component.name, f"replay raised {type(error).__name__}: {error}") from error
         return state
 
     async def _copy(self, live: LiveRollout, component: StatefulComponent, state: Any) -> Any:
-        return await self._made(live, component, "fork", component.owner.fork(state))
+        return await self._make(live, component, "fork", component.owner.fork(state))
 
-    async def _made(
+    async def _make(
         self, live: LiveRollout, component: StatefulComponent, what: str, work: Coroutine[Any, Any, Any]
     ) -> Any:
-        """The state that `open` or `fork` gives, in a task of its own that nobody waits for longer than allowed."""
+        """The state that `open` or `fork` gives, in a task of its own, which is waited for only as long as allowed."""
         name, task = component.name, asyncio.create_task(self._checked(component, what, work))
         try:
             with self._watchdog.wait(f"{what} of state:{name} rollout {live.key}"):
@@ -231,16 +231,16 @@ class States:
         return state
 
     def _abandon(self, component: StatefulComponent, task: asyncio.Task[Any]) -> None:
-        """Nobody waits for it any more; should it still give a state, that is closed."""
+        """It is not waited for any more; should it still give a state, that is closed."""
         task.cancel()
-        self._spawn(self._shut_late(component, task))
+        self._spawn(self._close_when_made(component, task))
 
-    async def _shut_late(self, component: StatefulComponent, task: asyncio.Task[Any]) -> None:
+    async def _close_when_made(self, component: StatefulComponent, task: asyncio.Task[Any]) -> None:
         await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
         if task.done() and not task.cancelled() and task.exception() is None:
-            self._shut(component, task.result())
+            self._close_later(component, task.result())
 
-    def _shut(self, component: StatefulComponent, state: Any) -> None:
+    def _close_later(self, component: StatefulComponent, state: Any) -> None:
         self._spawn(self._close_quietly(component, state))
 
     async def _close_quietly(self, component: StatefulComponent, state: Any) -> None:
@@ -269,9 +269,9 @@ async def _without_exit(work: Awaitable[None]) -> None:
         raise RuntimeError(f"SystemExit: {error}") from error
 
 
-def _forked(parent: _Held, turn: int) -> _Held:
+def _forked(parent: _HeldState, turn: int) -> _HeldState:
     """What a fork at the beginning of `turn` holds. What its parent had not opened by then it opens itself."""
-    held = _Held(parent.component, newest=turn)
+    held = _HeldState(parent.component, newest=turn)
     was_open = parent.opened_in is not None and parent.opened_in < turn
     if parent.component.owner.forks == "copy" and was_open:
         held.source = parent.source or (parent, turn)  # a parent that has not copied yet has not begun its turn either

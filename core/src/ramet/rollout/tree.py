@@ -1,7 +1,7 @@
 """Live rollouts: the tree of segments while it grows.
 
 A fork starts with the very segment objects of its parent, so a shared prefix exists once in memory; a segment is never
-changed once it stands in a rollout. `freeze` turns a live rollout into the record that leaves the scheduler.
+changed once it is in a rollout. `freeze` turns a live rollout into the record that leaves the scheduler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ramet.types import Fault, Generation, Group, Rollout, Segment, SegmentKind,
 
 @dataclass(slots=True, eq=False)
 class LiveRollout:
-    """One path that is still growing. Owned by the group's scheduler; only its own player appends to it."""
+    """One path that is still growing. Owned by the group's scheduler; only its own runner appends to it."""
 
     key: RolloutKey
     path: BranchPath
@@ -31,9 +31,7 @@ class LiveRollout:
     turn: int = 0
     starts: list[int] = field(default_factory=list)  # starts[t]: segments in front of turn t
     tool_calls: list[ToolRecord] = field(default_factory=list)
-    generations: dict[int, Generation] = field(
-        default_factory=dict
-    )  # by turn: what a replayed environment is told again
+    generations: dict[int, Generation] = field(default_factory=dict)  # by turn: a replayed environment gets them again
     infos: list[Mapping[str, Any]] = field(default_factory=list)  # of the turns that ended
     turn_rewards: list[float | None] = field(default_factory=list)
     response: str = ""
@@ -56,7 +54,7 @@ class LiveRollout:
         self.response += segment.text
 
     def begin_turn(self) -> None:
-        """The next turn starts behind what stands here now: this is where it may be forked."""
+        """The next turn starts after all segments that are here now: there it may be forked."""
         self.turn += 1
         self.starts.append(len(self.segments))
 
@@ -82,7 +80,7 @@ class LiveRollout:
             starts=self.starts[: turn + 1],
             ends_at=self.ends_at,
             tool_calls=[c for c in self.tool_calls if c.turn < turn],
-            generations={t: said for t, said in self.generations.items() if t < turn},
+            generations={t: generation for t, generation in self.generations.items() if t < turn},
             infos=self.infos[:turn],
             turn_rewards=self.turn_rewards[:turn],
             response="".join(s.text for s in shared if s.kind is not SegmentKind.PROMPT),
@@ -151,5 +149,5 @@ def new_root(key: RolloutKey, prompt: Segment) -> LiveRollout:
 
 
 def group_of(task: Task, live: list[LiveRollout]) -> Group:
-    """The group in order of branch paths (numbers compare as numbers; a parent stands before its forks)."""
+    """The group in order of branch paths (numbers compare as numbers; a parent is before its forks)."""
     return Group(task=task, rollouts=tuple(one.freeze(task) for one in sorted(live, key=lambda r: r.path)))

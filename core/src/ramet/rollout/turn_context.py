@@ -68,12 +68,12 @@ class GroupContext:
 
 
 class TurnContext:
-    """`StepContext` for one turn of one rollout. `fault` keeps what failed, even if the step swallows the error."""
+    """`StepContext` for one turn of one rollout. `fault` keeps what failed, even if the step catches the error."""
 
     def __init__(
         self,
         live: LiveRollout,
-        place: GroupContext,
+        context: GroupContext,
         on_first: FirstTokensHook,
         step: str,
         *,
@@ -81,7 +81,7 @@ class TurnContext:
         environment: Any = None,
     ) -> None:
         self.live = live
-        self.place = place
+        self.context = context
         self.environment = environment
         self.fault: Fault | None = None
         self._on_first = on_first
@@ -99,28 +99,28 @@ class TurnContext:
 
     @property
     def tools(self) -> Sequence[ToolSchema]:
-        return self.place.schemas
+        return self.context.schemas
 
     @property
     def max_tool_calls(self) -> int:
-        return self.place.max_tool_calls
+        return self.context.max_tool_calls
 
     @property
     def turns_left(self) -> int:
-        return self.place.max_turns - self.live.turn
+        return self.context.max_turns - self.live.turn
 
     @property
     def tokens_left(self) -> int:
-        return max(0, self.place.room(self.live))
+        return max(0, self.context.room(self.live))
 
     def calls_left(self, tool: str) -> int:
-        known = any(schema.name == tool for schema in self.place.schemas)
+        known = any(schema.name == tool for schema in self.context.schemas)
         return self.max_tool_calls - len(self._earlier_calls) - self._n_begun if known else 0
 
     def render(self, messages: Sequence[Message]) -> Sequence[Insert]:
         ids = self.live.token_ids
         try:
-            return self.place.encoder.suffix(messages, after=ids[-1])
+            return self.context.encoder.suffix(messages, after=ids[-1])
         except ValueError as error:
             raise PluginError(f"rollout step {self._step} called render wrongly: {error}") from error
 
@@ -134,29 +134,29 @@ class TurnContext:
         self.live.add_stat("generate_s", time.perf_counter() - started)
         self._report(completion.entropies)
         generation = self.live.generations[self.live.turn] = append_completion(
-            self.live, completion, self.place.encoder
+            self.live, completion, self.context.encoder
         )
         return generation
 
     def _request(self, stop: tuple[str, ...]) -> Request:
-        live, plan = self.live, self.place.plan
+        live, plan = self.live, self.context.plan
         sampling = Sampling(
             temperature=plan.temperature,
             top_p=plan.top_p,
             top_k=plan.top_k,
-            max_tokens=self.place.room(live),
+            max_tokens=self.context.room(live),
             stop=stop,
-            stop_token_ids=self.place.encoder.eos_ids,
+            stop_token_ids=self.context.encoder.eos_ids,
         )
         forks_now = live.parent is not None and live.turn == live.fork_turn
         return Request(
             id=f"{live.key}/{live.turn}",
             token_ids=array("i", live.token_ids),
             sampling=sampling,
-            seed=request_seed(self.place.seed, live.key, live.turn),
+            seed=request_seed(self.context.seed, live.key, live.turn),
             cache_key=str(live.key),
             fork_of=str(live.parent.key) if forks_now and live.parent is not None else "",
-            first_tokens=self.place.first_tokens,
+            first_tokens=self.context.first_tokens,
         )
 
     async def _complete(self, request: Request) -> Completion:
@@ -164,20 +164,20 @@ class TurnContext:
             self._report(report.entropies)
 
         try:
-            with self.place.watchdog.wait(f"generation of rollout {self.live.key}, turn {self.live.turn}"):
-                completion = await self.place.engine.generate(request, on_first)
+            with self.context.watchdog.wait(f"generation of rollout {self.live.key}, turn {self.live.turn}"):
+                completion = await self.context.engine.generate(request, on_first)
         except asyncio.CancelledError:
-            self.place.engine.abort(request.id)
+            self.context.engine.abort(request.id)
             raise
         except ConfigError as error:
-            raise named(error, f"engine {self.place.engine.info.name!r}", "engine") from error
+            raise named(error, f"engine {self.context.engine.info.name!r}", "engine") from error
         except PluginError:
             raise
         except Exception as error:  # whatever an engine raises, one request failed and the others go on
             raise self._failed("engine", f"{type(error).__name__}: {error}") from error
         if completion.finish is FinishReason.ABORT:
             raise self._failed("engine", "the request was aborted")
-        problem = completion_problem(completion, self.place.versions)
+        problem = completion_problem(completion, self.context.versions)
         if problem is not None:
             raise self._failed("engine", f"request {request.id!r} was answered with what cannot be used: {problem}")
         return completion
@@ -187,7 +187,7 @@ class TurnContext:
         if self._reported or self.live.finished:
             return
         self._reported = True
-        self._on_first(self.live, self.live.turn, tuple(entropies[: self.place.first_tokens]))
+        self._on_first(self.live, self.live.turn, tuple(entropies[: self.context.first_tokens]))
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         number, task = self._begin_call(), asyncio.current_task()
@@ -237,7 +237,7 @@ class TurnContext:
             arguments=call.arguments,
             rollout=str(live.key),
             turn=live.turn,
-            task=self.place.task,
+            task=self.context.task,
             state=state,
             environment=self.environment,
         )
@@ -260,13 +260,16 @@ class TurnContext:
             raise self._failed(error.where, str(error)) from error
 
     async def _run(self, call: ToolCall) -> ToolOutcome:
-        known = [schema.name for schema in self.place.schemas]
+        known = [schema.name for schema in self.context.schemas]
         if call.name in known:
-            return await self.place.tools.run(call, ends_at=self.live.ends_at)
+            return await self.context.tools.run(call, ends_at=self.live.ends_at)
         text = f"There is no tool {call.name[:80]}. Tools: {', '.join(known) or 'none'}."
         return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
 
     def _failed(self, where: str, message: str) -> InfraError:
+        """The failure goes two ways: raised, it ends the step's turn; in `fault`, it is there for the runner with its
+        `where` even if the step catches the error, or raises another one because of it.
+        """
         self.fault = Fault(where=where, message=message)
         return InfraError(f"{where}: {message}")
 

@@ -1,7 +1,7 @@
 """Every wait has a name, and the oldest one is printed when it takes too long.
 
-A thread of its own does the printing, so it also speaks when a tool blocks the event loop: then it says in which line,
-after a second already, since every rollout stands still.
+A thread of its own does the printing, so it also works while a tool blocks the event loop: it then names the line, and
+after a second already, since no rollout can go on.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from ramet.plugin_code import running_at
 
 logger = logging.getLogger(__name__)
-BLOCKED_S = 1.0  # an event loop that is blocked for longer is told about
+BLOCKED_S = 1.0  # an event loop that is blocked for longer is reported
 
 
 class EventLoopMonitor:
-    """Whether a running event loop still turns: it is asked to call back every `interval_s`."""
+    """Whether an event loop is blocked: it is asked to call back every `interval_s`."""
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
@@ -32,18 +32,18 @@ class EventLoopMonitor:
     def begin(self) -> None:
         """Call in the loop."""
         self._thread = threading.get_ident()
-        self._beat(asyncio.get_running_loop())
+        self._on_timer(asyncio.get_running_loop())
 
     def end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         self._last = time.monotonic()
-        self._timer = loop.call_later(self.interval_s, self._beat, loop)
+        self._timer = loop.call_later(self.interval_s, self._on_timer, loop)
 
     def stuck_s(self) -> float:
-        """For how long the loop has not turned. To be asked from another thread."""
+        """For how long the loop has been blocked. To be called from another thread."""
         return time.monotonic() - self._last
 
     def where(self) -> str:
@@ -53,12 +53,12 @@ class EventLoopMonitor:
 
 
 def function_of(where: str) -> str:
-    """Function and file of `EventLoopMonitor.where()`; not the line, which differs each time a slow loop is met."""
+    """Function and file of `EventLoopMonitor.where()`; not the line, which differs each time if a loop is slow."""
     return where.rpartition(":")[0]
 
 
 class Wait:
-    """One wait under way. A class, because rollouts wait often and a generator costs several times as much."""
+    """One current wait. A class, because rollouts wait often and a generator costs several times as much."""
 
     __slots__ = ("_waits", "name")
 
@@ -74,14 +74,14 @@ class Wait:
 
 
 class Watchdog:
-    """Knows all waits under way. Prints while `watching`, at most once per threshold."""
+    """Knows all current waits. Prints while `watching`, at most once per threshold."""
 
     def __init__(self, threshold_s: float) -> None:
         self.threshold_s = threshold_s
         self._waits: dict[Wait, float] = {}  # since when
         self._watchers = 0
         self._stop = threading.Event()
-        self._pulse = EventLoopMonitor(self._interval_s)
+        self._monitor = EventLoopMonitor(self._interval_s)
 
     def wait(self, name: str) -> Wait:
         """Name what is waited for while the block runs, e.g. `tool:python rollout train/3/task7/0.1`."""
@@ -106,32 +106,32 @@ class Watchdog:
 
     def _begin(self) -> None:
         self._stop = threading.Event()
-        self._pulse.begin()
+        self._monitor.begin()
         threading.Thread(target=self._watch, args=(self._stop,), name="ramet-watchdog", daemon=True).start()
 
     def _end(self) -> None:
         self._stop.set()
-        self._pulse.end()
+        self._monitor.end()
 
     def _watch(self, stop: threading.Event) -> None:
-        told, told_blocked = 0.0, dict[str, float]()  # when; when for each function
+        warned_at, blocked_warned_at = 0.0, dict[str, float]()  # the latter for each function
         while not stop.wait(self._interval_s):
             now = time.monotonic()
-            self._tell_blocked(now, told_blocked)
-            message = self._oldest(now) if now - told >= self.threshold_s else None
+            self._warn_if_blocked(now, blocked_warned_at)
+            message = self._oldest(now) if now - warned_at >= self.threshold_s else None
             if message:
-                told = now
+                warned_at = now
                 logger.warning("%s", message)
 
-    def _tell_blocked(self, now: float, told: dict[str, float]) -> None:
+    def _warn_if_blocked(self, now: float, warned_at: dict[str, float]) -> None:
         """Once for each function that blocks the loop, and again after the threshold."""
-        stuck_s = self._pulse.stuck_s()
+        stuck_s = self._monitor.stuck_s()
         if stuck_s <= min(BLOCKED_S, self.threshold_s):
             return
-        where = self._pulse.where()
-        if now - told.get(function_of(where), -self.threshold_s) < self.threshold_s:
+        where = self._monitor.where()
+        if now - warned_at.get(function_of(where), -self.threshold_s) < self.threshold_s:
             return
-        told[function_of(where)] = now
+        warned_at[function_of(where)] = now
         line = f" in {where}" if where else ""
         logger.warning("the event loop has been blocked for %.1f s%s: nothing else can go on meanwhile", stuck_s, line)
 

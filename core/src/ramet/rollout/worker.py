@@ -1,6 +1,6 @@
 """The rollout worker: tasks in, groups out. Training, validation and evaluation all come through here.
 
-It lives beside its engine in one event loop. Groups are admitted while their whole budget fits
+It runs in one event loop with its engine. Groups are admitted while their whole budget fits
 `rollout.max_concurrent`; the bound also holds for the prefixes that the engine keeps for them, since a rollout leaves
 only when its prefix may go.
 """
@@ -55,7 +55,7 @@ class RolloutWorker:
         tools_in_template: bool = False,
         tool_sets: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """`tool_sets`: names that stand for several of `tools`, wherever a task names its tools.
+        """`tool_sets`: names that mean several of `tools`, wherever a task names its tools.
 
         Raises `ConfigError` for settings that cannot work together.
         """
@@ -91,7 +91,7 @@ class RolloutWorker:
         names: Sequence[str] | None = None,
         deadline_s: float | None = None,
     ) -> list[Group]:
-        """Play all tasks; groups in the order of `tasks`. `on_group` is called for each as soon as it is complete.
+        """Run all tasks; groups in the order of `tasks`. `on_group` is called for each as soon as it is complete.
 
         `version`: of the weights that the engine was given last. Every token must be of it or, where updates come in
         flight, of one up to `newest()`; a rollout with others is masked. None: any will do.
@@ -100,7 +100,7 @@ class RolloutWorker:
         the step's (`task_names`), and what is left of `rollout.step_deadline_s`, if the plan has it hold.
 
         Every group has exactly `group_size` rollouts, masked ones included. Raises `PluginError` and `ConfigError`;
-        everything else masks the rollouts that it struck.
+        everything else masks the rollouts that it hit.
         """
         chosen = (plan or RolloutPlan()).resolved(self.config)
         raise_all(
@@ -116,7 +116,7 @@ class RolloutWorker:
                 async with asyncio.TaskGroup() as group:
                     runs = []
                     for job in jobs:
-                        runs.append(group.create_task(self._play(job, chosen, ends_at, group, on_group, versions)))
+                        runs.append(group.create_task(self._run_group(job, chosen, ends_at, group, on_group, versions)))
                         await asyncio.sleep(0)  # the first groups' tools already run while later groups start
             except BaseExceptionGroup as errors:
                 failure = errors.exceptions[0]
@@ -132,7 +132,7 @@ class RolloutWorker:
         left = self.config.step_deadline_s if deadline_s is None else deadline_s
         return asyncio.get_running_loop().time() + left
 
-    async def _play(
+    async def _run_group(
         self,
         job: GroupJob,
         plan: ResolvedPlan,
@@ -145,7 +145,7 @@ class RolloutWorker:
             await self._admission.enter(plan.group_size)
         left = plan.group_size
 
-        def retire(keys: Sequence[str]) -> None:
+        def release(keys: Sequence[str]) -> None:
             nonlocal left
             left -= len(keys)
             self.engine.release(keys)
@@ -155,12 +155,12 @@ class RolloutWorker:
             job=job,
             rollout_step=self.step,
             policy=self.branch_policy if plan.branch else NoBranching(),
-            place=self._workplace(job.task, plan, versions),
+            context=self._group_context(job.task, plan, versions),
             config=self.config,
             step_ends_at=ends_at,
             deterministic=self.deterministic,
             tasks=tasks,
-            retire=retire,
+            release=release,
         )
         try:
             group = await scheduler.run()
@@ -172,7 +172,7 @@ class RolloutWorker:
             on_group(group)
         return group
 
-    def _workplace(self, task: Task, plan: ResolvedPlan, versions: Versions | None) -> GroupContext:
+    def _group_context(self, task: Task, plan: ResolvedPlan, versions: Versions | None) -> GroupContext:
         return GroupContext(
             engine=self.engine,
             encoder=self.encoder,
@@ -234,7 +234,7 @@ class RolloutWorker:
         return {**self._metrics.take(), **tool_metrics(self._tools.take_stats())}
 
     def take_tool_stats(self) -> dict[str, ToolStats]:
-        """What each tool did since the last call, for who adds it to that of other workers."""
+        """What each tool did since the last call, to be added to that of other workers."""
         return self._tools.take_stats()
 
     async def close(self) -> None:
@@ -279,14 +279,12 @@ class Admission:
 
 
 def expanded(names: Sequence[str], sets: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names of tools, each once, where a set stands for all its tools."""
+    """Names of tools, each once; the name of a set becomes those of all its tools."""
     return list(dict.fromkeys(tool for name in names for tool in sets.get(name, (name,))))
 
 
 def task_names(tasks: Sequence[Task]) -> list[str]:
-    """The tasks' part of rollout keys. A task that stands in the batch again gets seeds of its own: its name carries
-    the count.
-    """
+    """The tasks' part of rollout keys. A task that is in the batch twice gets seeds of its own: its name counts on."""
     seen: Counter[str] = Counter()
     names = []
     for task in tasks:

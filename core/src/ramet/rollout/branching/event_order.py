@@ -1,9 +1,9 @@
 """In which order a group's branch events are decided: as they arrive, or in logical order.
 
-Which fork gets the last of the budget must not depend on a tool's mood if a run is to be repeatable. `LogicalOrder`
-therefore decides events by (turn, phase, branch path): an event is held back until no live rollout can still produce
-an earlier one. Each rollout's own events come in rising order, so its last one bounds its next one from below; the
-smallest event whose bound nobody else can undercut is next. Generation never waits here, only forks do.
+If a run is to be repeatable, which fork gets the last of the budget must not depend on how fast a tool is.
+`LogicalOrder` therefore decides events by (turn, phase, branch path): an event is held back until no live rollout can
+still produce an earlier one. Each rollout's own events come in rising order, so its last one bounds its next one from
+below; the smallest event that no other rollout's bound is below is next. Generation never waits here, only forks do.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class RolloutEvent:
 
 
 class EventOrder(Protocol):
-    """Takes notes as they happen and gives them out in the order in which they are to be decided."""
+    """Takes events as they happen and gives them out in the order in which they are to be decided."""
 
     def start(self, path: BranchPath, turn: int) -> None:
         """A rollout begins with this turn."""
         ...
 
-    def push(self, note: RolloutEvent) -> None: ...
+    def push(self, event: RolloutEvent) -> None: ...
 
     def pop(self) -> RolloutEvent | None:
-        """The next note, or None while it cannot be known."""
+        """The next event to decide, or None while it cannot be known which one that is."""
         ...
 
 
@@ -60,51 +60,51 @@ class ArrivalOrder:
     """First come, first served."""
 
     def __init__(self) -> None:
-        self._notes: deque[RolloutEvent] = deque()
+        self._events: deque[RolloutEvent] = deque()
 
     def start(self, path: BranchPath, turn: int) -> None:
-        """Nothing to know: nobody waits for anybody."""
+        """Nothing to do: no rollout waits for another."""
 
-    def push(self, note: RolloutEvent) -> None:
-        self._notes.append(note)
+    def push(self, event: RolloutEvent) -> None:
+        self._events.append(event)
 
     def pop(self) -> RolloutEvent | None:
-        return self._notes.popleft() if self._notes else None
+        return self._events.popleft() if self._events else None
 
 
 @dataclass(slots=True)
 class _PathQueue:
-    """One live rollout's notes. `bound` is below everything that it may still report."""
+    """One live rollout's events. `bound` is below everything that it may still report."""
 
     bound: tuple[int, int, BranchPath]
-    notes: deque[RolloutEvent] = field(default_factory=deque)
+    events: deque[RolloutEvent] = field(default_factory=deque)
 
     @property
     def next_key(self) -> tuple[int, int, BranchPath]:
-        return self.notes[0].key if self.notes else self.bound
+        return self.events[0].key if self.events else self.bound
 
 
 class LogicalOrder:
     """By (turn, phase, branch path), whatever the order of arrival."""
 
     def __init__(self) -> None:
-        self._lines: dict[BranchPath, _PathQueue] = {}
+        self._queues: dict[BranchPath, _PathQueue] = {}
 
     def start(self, path: BranchPath, turn: int) -> None:
-        self._lines[path] = _PathQueue((turn, Phase.FIRST, path))
+        self._queues[path] = _PathQueue((turn, Phase.FIRST, path))
 
-    def push(self, note: RolloutEvent) -> None:
-        self._lines[note.path].notes.append(note)
+    def push(self, event: RolloutEvent) -> None:
+        self._queues[event.path].events.append(event)
 
     def pop(self) -> RolloutEvent | None:
-        if not self._lines:
+        if not self._queues:
             return None
-        line = min(self._lines.values(), key=lambda one: one.next_key)
-        if not line.notes:
+        queue = min(self._queues.values(), key=lambda one: one.next_key)
+        if not queue.events:
             return None
-        note = line.notes.popleft()
-        if note.phase is Phase.END:
-            del self._lines[note.path]
+        event = queue.events.popleft()
+        if event.phase is Phase.END:
+            del self._queues[event.path]
         else:
-            line.bound = (note.turn, note.phase + 1, note.path)
-        return note
+            queue.bound = (event.turn, event.phase + 1, event.path)
+        return event

@@ -1,6 +1,6 @@
-"""What branch policies see of a group, kept up to date note by note.
+"""The history of a group, as branch policies see it, kept up to date event by event.
 
-The ledger knows only what was decided upon: in logical order a view holds nothing that is logically later, however far
+The history holds only what was decided upon: in logical order a view holds nothing that is logically later, however far
 the rollouts themselves have come. Views of single rollouts are kept until something in them changes.
 """
 
@@ -24,7 +24,7 @@ class _RolloutHistory:
     stop: StopReason | None = None
     view: RolloutView | None = field(default=None)
 
-    def seen(self) -> RolloutView:
+    def as_view(self) -> RolloutView:
         if self.view is None:
             self.view = RolloutView(
                 id=self.id,
@@ -47,51 +47,51 @@ class GroupHistory:
         self.budget = budget
         self.vocab_size = vocab_size
         self.n_live = 0
-        self._lines: dict[BranchPath, _RolloutHistory] = {}
+        self._rollouts: dict[BranchPath, _RolloutHistory] = {}
 
     @property
     def budget_left(self) -> int:
-        return self.budget - len(self._lines)
+        return self.budget - len(self._rollouts)
 
     @property
     def n_started(self) -> int:
-        return len(self._lines)
+        return len(self._rollouts)
 
     def add_root(self, path: BranchPath) -> None:
         id = path_text(path)
-        self._lines[path] = _RolloutHistory(id, id, None, None, [_begun(0)])
+        self._rollouts[path] = _RolloutHistory(id, id, None, None, [_begun(0)])
         self.n_live += 1
 
     def add_fork(self, path: BranchPath, turn: int) -> None:
         """A fork of `path[:-1]` at `turn`: it inherits the turns before, and the parent's turn counts it."""
-        parent = self._lines[path[:-1]]
+        parent = self._rollouts[path[:-1]]
         at = parent.turns[turn]
         parent.turns[turn] = replace(at, n_forks=at.n_forks + 1)
         parent.view = None
-        self._lines[path] = _RolloutHistory(
+        self._rollouts[path] = _RolloutHistory(
             path_text(path), parent.root, parent.id, turn, [*parent.turns[:turn], _begun(turn)]
         )
         self.n_live += 1
 
-    def apply(self, note: RolloutEvent) -> None:
-        line = self._lines[note.path]
-        line.view = None
-        last = line.turns[-1]
-        first = note.phase is Phase.FIRST
-        line.turns[-1] = TurnView(
+    def apply(self, event: RolloutEvent) -> None:
+        rollout = self._rollouts[event.path]
+        rollout.view = None
+        last = rollout.turns[-1]
+        first = event.phase is Phase.FIRST
+        rollout.turns[-1] = TurnView(
             index=last.index,
-            entropies=note.entropies or last.entropies,
-            n_tokens=len(note.entropies) if first else note.n_tokens,
+            entropies=event.entropies or last.entropies,
+            n_tokens=len(event.entropies) if first else event.n_tokens,
             ended=not first,
             n_forks=last.n_forks,
-            calls=note.calls,
+            calls=event.calls,
         )
         if first:
             return
-        if note.phase is Phase.BEGIN:
-            line.turns.append(_begun(note.turn))
+        if event.phase is Phase.BEGIN:
+            rollout.turns.append(_begun(event.turn))
         else:
-            line.finished, line.stop = True, note.stop
+            rollout.finished, rollout.stop = True, event.stop
             self.n_live -= 1
 
     def view(self) -> GroupView:
@@ -99,7 +99,7 @@ class GroupHistory:
             task=self.task,
             budget=self.budget,
             budget_left=self.budget_left,
-            rollouts=tuple(line.seen() for line in self._lines.values()),
+            rollouts=tuple(rollout.as_view() for rollout in self._rollouts.values()),
             vocab_size=self.vocab_size,
         )
 

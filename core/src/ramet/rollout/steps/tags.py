@@ -5,8 +5,8 @@ in this turn, so no example in the prompt and no tool result can ever be execute
 call, closing tag without an opening one, bad JSON) comes back to it as a result, and the rollout goes on.
 
 A result is never the policy's to write: a turn also ends at `<result>`, and at the closing tag of a tool that the
-task's system message names and that this rollout does not have. The model is told, and what it wrote is trained as
-usual.
+task's system message names and that this rollout does not have. The model is told so, and what it wrote is
+trained as usual.
 
 Results are wrapped as the released ARPO wraps them: a space, `<result>`, newline, text, newline, `</result>`.
 """
@@ -87,7 +87,7 @@ class Tags:
         if generation.stop in missing:
             return await self._use_missing(missing[generation.stop], generation.text, state, ctx)
         if generation.stop == result:
-            return self._tell(
+            return self._inserted(
                 "A result is written for you once a tool has run: never write one yourself. "
                 f"Tools: {', '.join(tool.name for tool in ctx.tools) or 'none'}."
             )
@@ -98,7 +98,7 @@ class Tags:
     def _answer(self, text: str) -> StepResult:
         answer = _last_block(text, self.config.answer)
         if answer is None:
-            return self._tell("The closing tag of the answer stands here without its opening tag in this turn.")
+            return self._inserted("The closing tag of the answer stands here without its opening tag in this turn.")
         return StepResult(stop=StopReason.ANSWER, answer=answer.strip())
 
     async def _use(self, tool: ToolSchema, text: str, state: RolloutState, ctx: StepContext) -> StepResult:
@@ -111,8 +111,8 @@ class Tags:
             call = ToolCall(name=tool.name, arguments=_arguments(tool, content), turn=state.turn)
             result = await ctx.call_tool(call)
         except ToolError as error:
-            return self._tell(str(error))
-        return self._tell(result.text)
+            return self._inserted(str(error))
+        return self._inserted(result.text)
 
     async def _use_missing(self, name: str, text: str, state: RolloutState, ctx: StepContext) -> StepResult:
         """The core answers the call of a tool that there is not, and counts it."""
@@ -122,10 +122,10 @@ class Tags:
         try:
             result = await ctx.call_tool(ToolCall(name=name, arguments={"text": content}, turn=state.turn))
         except ToolError as error:
-            return self._tell(str(error))
-        return self._tell(result.text)
+            return self._inserted(str(error))
+        return self._inserted(result.text)
 
-    def _tell(self, text: str) -> StepResult:
+    def _inserted(self, text: str) -> StepResult:
         return StepResult(insert=tuple(self.result(text)))
 
     def result(self, text: str) -> Sequence[Insert]:
@@ -148,8 +148,8 @@ class Tags:
         return [name for name in dict.fromkeys(named) if name not in known]
 
     def read(self, text: str, tools: Sequence[str]) -> Sequence[TracePart]:
-        """A result block is inserted right after a tool's closing tag, and where a rollout tells a model that it broke
-        the format; everything else is what the policy writes.
+        """A result block is inserted right after a tool's closing tag, and where a rollout informs the model that it
+        broke the format; everything else is what the policy writes.
         """
         return list(self._parts(text, tools))
 
@@ -226,7 +226,7 @@ def _pairs(text: str) -> tuple[str, ...]:
 
 
 def _last_block(text: str, tag: str) -> str | None:
-    """What stands between the last closing tag and the last opening tag before it."""
+    """What is between the last closing tag and the last opening tag before it."""
     close = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(close, 0))
     return None if close < 0 or start < 0 else text[start + len(tag) + 2 : close]

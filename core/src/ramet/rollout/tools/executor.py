@@ -1,6 +1,6 @@
 """Runs one tool: a call gets a slot, a copy of its arguments and a time-out; what comes of it is an outcome.
 
-A call runs in a task that nobody waits for longer than its time-out: one that hangs and ignores its cancellation harms
+A call runs in a task that is waited for no longer than its time-out: one that hangs and ignores its cancellation harms
 only its own rollout. The text of an outcome is fit for the model: no control characters, and not more tokens than
 allowed.
 """
@@ -141,7 +141,7 @@ class ToolExecutor:
             raise InfraError(f"tool {self.name!r} raised {type(error).__name__}: {error}{raised_at(error)}") from error
 
     async def _within(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-        """Wait for `work` this long and not longer, even if it does not let itself be cancelled."""
+        """Wait for `work` no longer than this, even if it ignores its cancellation."""
         task = self.spawn(work)
         try:
             done, _ = await asyncio.wait({task}, timeout=timeout_s)
