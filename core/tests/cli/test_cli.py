@@ -58,29 +58,6 @@ def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == f"ramet {ramet.__version__}\n"
 
 
-@pytest.mark.parametrize("job", ["train", "sft", "eval"])
-def test_the_help_of_a_job_lists_its_sections_with_types_and_defaults(job: str, capsys: pytest.CaptureFixture[str]):
-    assert main([job, "--help"]) == 0
-    out = capsys.readouterr().out
-    assert "run.seed" in out and "int = 1" in out
-    assert "model.path" in out and "str = required" in out
-    assert ("rollout_step.params.think" in out) and "# a Hugging Face folder" in out
-    assert ("train.minibatches" in out) == (job == "train")
-    assert ("sft.lr" in out) == (job == "sft")
-
-
-def test_the_help_lists_every_option_of_every_installed_plugin(capsys: pytest.CaptureFixture[str]):
-    import dataclasses
-
-    from ramet.plugins import load_plugins
-
-    main(["train", "--help"])
-    out = capsys.readouterr().out
-    for entry in [*load_plugins().registries.branch_policies, *load_plugins().registries.tools]:
-        assert f"  {entry.name}  — {entry.plugin} ({entry.distribution})" in out
-        assert all(f".params.{f.name} " in out for f in (dataclasses.fields(entry.config) if entry.config else ()))
-
-
 def test_cfg_prints_what_would_run_and_runs_nothing(capsys: pytest.CaptureFixture[str]):
     assert main(["train", "model.path=m", "--cfg", "job", "train.steps=3"]) == 0
     out = capsys.readouterr().out

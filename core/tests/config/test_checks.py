@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ramet.config.checks import RANGES, check
+from ramet.config.checks import check
 from ramet.config.compose import compose
-from ramet.config.schema import Config
 
 GOOD = ["model.path=m", "data.train=[a.jsonl]", "rewards=[math]"]
 DETERMINISTIC = ["run.deterministic=true", "rollout.max_concurrent=32"]
@@ -95,12 +94,3 @@ def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
     problems = found(f"model.path={tmp_path}")
     assert "2048 + rollout.max_response_tokens=4096 = 6144: more than the 512 positions" in problems[0]
-
-
-def test_every_range_belongs_to_a_key_of_the_schema():
-    from ramet.config.schema import BenchmarkConfig, RewardConfig, ToolConfig
-
-    items = {"tools": ToolConfig(), "rewards": RewardConfig(), "benchmarks": BenchmarkConfig()}
-    for section, ranges in RANGES.items():
-        owner = items.get(section) or getattr(Config(), section)
-        assert all(hasattr(owner, name) for name in ranges), section

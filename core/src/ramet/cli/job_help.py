@@ -1,6 +1,7 @@
 """`ramet JOB --help`: every section that the job builds, and every installed plugin's options, with types and defaults.
 
-The text is made from the dataclasses: annotations, defaults and the comment behind each field.
+The text is made from the dataclasses: annotations, defaults and the help of each field, which a plugin may write as
+`field(default=…, metadata={"help": "…"})` or as a comment at the end of the field's line.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ramet.config.sections import COMPONENTS, JOBS, PLACES, PRESETS
 from ramet.config.settings import type_in_words
 from ramet.plugins import Plugins, load_plugins
 
-_FIELD = re.compile(r"^\s+(\w+): .*?  # (.+)$", re.MULTILINE)
+_COMMENT = re.compile(r"^\s+(\w+): .*?  # (.+)$", re.MULTILINE)
 
 
 def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
@@ -71,7 +72,7 @@ def _section(section: str, catalog: Catalog, choices: Mapping[str, Sequence[str]
         hint = typing.get_type_hints(Config)[section]
         yield f"{section}={'|'.join(choices[section])}" if section in choices else section
         if dataclasses.is_dataclass(hint):
-            yield from _keys(typing.cast("type[Any]", hint), section)
+            yield from keys(typing.cast("type[Any]", hint), section)
         else:
             own = next(field for field in dataclasses.fields(Config) if field.name == section)
             yield _line(section, 2, hint, own, None)
@@ -83,27 +84,29 @@ def _section(section: str, catalog: Catalog, choices: Mapping[str, Sequence[str]
         yield f"  {name}  — {component.plugin}" + (f"; UNUSABLE: {component.unusable}" if component.unusable else "")
         if component.options is not None and not component.unusable:
             path = f"{section}.{name}" if group.many else section
-            yield from _keys(component.options, f"{path}.params", indent=4)
+            yield from keys(component.options, f"{path}.params", indent=4)
     wrapper = typing.get_type_hints(Config)[section]
     own = typing.get_args(wrapper)[1] if group.many else wrapper
-    yield from _keys(own, f"{section}.NAME" if group.many else section, skip=("name", "params"))
+    yield from keys(own, f"{section}.NAME" if group.many else section, skip=("name", "params"))
 
 
-def _keys(cls: type[Any], prefix: str, *, indent: int = 2, skip: tuple[str, ...] = ()) -> Iterator[str]:
+def keys(cls: type[Any], prefix: str, *, indent: int = 2, skip: tuple[str, ...] = ()) -> Iterator[str]:
+    """One line for each option of a dataclass, nested ones too, in the order of its fields."""
     hints, comments = typing.get_type_hints(cls), _comments(cls)
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
         if field.name in skip:
             continue
         if dataclasses.is_dataclass(hint):
-            yield from _keys(typing.cast("type[Any]", hint), f"{prefix}.{field.name}", indent=indent)
+            yield from keys(typing.cast("type[Any]", hint), f"{prefix}.{field.name}", indent=indent)
             continue
-        yield _line(f"{prefix}.{field.name}", indent, hint, field, comments.get(field.name))
+        help = field.metadata.get("help") or comments.get(field.name)
+        yield _line(f"{prefix}.{field.name}", indent, hint, field, help)
 
 
-def _line(key: str, indent: int, hint: Any, field: dataclasses.Field[Any], comment: str | None) -> str:
+def _line(key: str, indent: int, hint: Any, field: dataclasses.Field[Any], help: str | None) -> str:
     text = f"{' ' * indent + key:40}  {type_in_words(hint)} = {_default(field)}"
-    return f"{text}  # {comment}" if comment else text
+    return f"{text}  # {help}" if help else text
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -120,6 +123,6 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 def _comments(cls: type[Any]) -> dict[str, str]:
     try:
-        return dict(_FIELD.findall(inspect.getsource(cls)))
+        return dict(_COMMENT.findall(inspect.getsource(cls)))
     except (OSError, TypeError):  # a class without source, such as one made in a shell
         return {}

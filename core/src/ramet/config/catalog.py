@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ramet.config.enums import accept_enum_values
+from ramet.config.choices import accept_enum_values
 from ramet.config.schema import BenchmarkConfig, ComponentConfig, RewardConfig, RolloutStepConfig, ToolConfig
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError

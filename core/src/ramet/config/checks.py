@@ -1,6 +1,6 @@
-"""Ranges and contradictions of the core's sections, all found in one go.
+"""Values that are not allowed in the core's sections, and contradictions between them, all found in one go.
 
-Of an engine's options `slots` (sequences at once) and `max_tokens` (of one sequence) are compared too, where it has them.
+Of an engine's options `slots` (sequences at once) and `max_tokens` (of one sequence) are compared, where it has them.
 
 What is wrong within a component's own options is found before, when its dataclass is made (`__post_init__`). What needs
 files or libraries is checked by `check_…` functions and by loading the data: jobs call all of them and report together.
@@ -8,81 +8,27 @@ files or libraries is checked by `check_…` functions and by loading the data: 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, DataConfig, TrainConfig
 from ramet.config.sections import JOBS
 
-CLUSTERS = ("local", "ray")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 RUN_NAME_RULE = "allowed: letters, digits, '.', '_' and '-', a letter or digit first, at most 128 characters"
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """What a number may be. `above` excludes its bound; None as a value always passes."""
-
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-
-    def holds(self, value: float) -> bool:
-        return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-        )
-
-    def __str__(self) -> str:
-        words = {"at least": self.least, "over": self.above, "at most": self.most}
-        return " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
-
-
-ONE, ZERO, POSITIVE, SHARE = Range(least=1), Range(least=0), Range(above=0), Range(least=0, most=1)
-RANGES: dict[str, dict[str, Range]] = {
-    "run": {"threads": ONE},
-    "data": {"max_prompt_tokens": ONE, "limit": ONE, "valid_limit": ONE},
-    "rollout": {
-        "group_size": ONE, "max_turns": ONE, "max_tool_calls": ZERO, "max_response_tokens": ONE, "temperature": ZERO,
-        "top_p": Range(above=0, most=1), "top_k": ZERO, "first_tokens": ONE, "max_concurrent": ONE,
-        "deadline_s": POSITIVE, "step_deadline_s": POSITIVE, "watchdog_s": POSITIVE, "max_infra_rate": SHARE,
-    },
-    "train": {
-        "steps": ONE, "tasks_per_step": ONE, "minibatches": ONE, "epochs": ONE, "tis_cap": POSITIVE, "kl_coef": ZERO,
-        "eval_every": ZERO, "eval_k": ONE, "eval_temperature": ZERO, "eval_top_p": Range(above=0, most=1),
-        "eval_top_k": ZERO, "save_every": ONE, "keep_checkpoints": ONE, "max_bad_steps": ONE, "grace_s": ZERO,
-        "staleness": ZERO, "resample_rounds": ZERO,
-    },
-    "policy": {
-        "lr": ZERO, "beta1": SHARE, "beta2": SHARE, "weight_decay": ZERO, "grad_clip": POSITIVE, "warmup_steps": ZERO,
-        "min_lr_ratio": SHARE, "max_microbatch_tokens": ONE, "sequence_parallel": ONE, "lora_rank": ZERO,
-    },
-    "sft": {
-        "epochs": POSITIVE, "max_steps": ONE, "batch_size": ONE, "accumulate": ONE, "lr": ZERO, "beta2": SHARE,
-        "warmup_ratio": SHARE, "weight_decay": ZERO, "max_tokens": ONE, "save_every": ONE, "log_every": ONE,
-    },
-    "evaluate": {
-        "k": ONE, "temperature": ZERO, "top_p": Range(above=0, most=1), "top_k": ZERO, "max_masked_share": SHARE,
-    },
-    "tools": {"timeout_s": POSITIVE, "retries": ZERO, "concurrency": ONE, "max_result_tokens": ONE},
-    "rewards": {"timeout_s": POSITIVE},
-    "benchmarks": {"limit": ONE},
-    "cluster": {"policy_workers": ONE, "rollout_workers": ONE, "timeout_s": POSITIVE},
-}  # fmt: skip
 
 
 def check(resolved: Resolved, job: str) -> list[str]:
     """Everything that is wrong with the sections that `job` builds: key, value, what is allowed."""
     config = resolved.config
-    problems = list(_ranges(config, job))
-    problems += _names(config)
+    problems = list(_allowed(config, job))
     problems += check_outputs(config, job)
     if job in ("train", "eval"):
         problems += _lengths(config)
@@ -97,29 +43,25 @@ def check(resolved: Resolved, job: str) -> list[str]:
     return problems
 
 
-def _ranges(config: Config, job: str) -> Iterator[str]:
+def _allowed(config: Config, job: str) -> Iterator[str]:
     for section in JOBS[job]:
-        for name, allowed in RANGES.get(section, {}).items():
-            for key, value in _values(config, section, name):
-                if value is not None and not allowed.holds(value):  # NaN holds nowhere
-                    yield f"{key}={value}: must be {allowed}"
-
-
-def _values(config: Config, section: str, name: str) -> Iterator[tuple[str, float | None]]:
-    node = getattr(config, section)
-    if isinstance(node, dict):
-        for chosen, settings in node.items():
-            yield f"{section}.{chosen}.{name}", getattr(settings, name)
-    else:
-        yield f"{section}.{name}", getattr(node, name)
-
-
-def _names(config: Config) -> Iterator[str]:
-    if config.cluster.name not in CLUSTERS:
-        yield f"cluster.name={config.cluster.name}: allowed: {', '.join(CLUSTERS)}"
+        for path, settings in _parts(config, section):
+            for field in dataclasses.fields(settings):
+                allowed, value = field.metadata.get("allowed"), getattr(settings, field.name)
+                if allowed is not None and (problem := allowed.problem(value)):
+                    yield f"{path}.{field.name}={value}: {problem}"
     name = config.run.name
     if name is not None and not RUN_NAME.fullmatch(name):
         yield f"run.name={name}: {RUN_NAME_RULE}"
+
+
+def _parts(config: Config, section: str) -> Iterator[tuple[str, Any]]:
+    """Path and dataclass of what a section holds: itself, or each of its entries."""
+    node = getattr(config, section)
+    if isinstance(node, dict):
+        yield from ((f"{section}.{name}", settings) for name, settings in node.items())
+    elif dataclasses.is_dataclass(node):
+        yield section, node
 
 
 def _training(config: Config) -> Iterator[str]:

@@ -37,8 +37,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ramet.config.catalog import Catalog, first_line, make_catalog, recorded_offers, suggest
+from ramet.config.choices import accept_enum_values
 from ramet.config.convert import add_instances, to_config, type_options
-from ramet.config.enums import accept_enum_values
 from ramet.config.provenance import Layer, Layers
 from ramet.config.render import render
 from ramet.config.resolved import Resolved

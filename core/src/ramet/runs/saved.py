@@ -10,7 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ramet.config.enums import accept_enum_values
+from ramet.config.choices import accept_enum_values
 from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError
 from ramet.runs.manifest import read_manifest

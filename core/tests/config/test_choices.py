@@ -12,9 +12,9 @@ import pytest
 from omegaconf import OmegaConf, ValidationError
 from omegaconf.nodes import EnumNode
 
-from ramet.config.enums import accept_enum_values
+from ramet.config.choices import accept_enum_values
 
-HINT = "OmegaConf has changed: look at ramet/config/enums.py, and at omegaconf's bounds in core/pyproject.toml"
+HINT = "OmegaConf has changed: look at ramet/config/choices.py, and at omegaconf's bounds in core/pyproject.toml"
 UNCHANGED = """
 import inspect
 from enum import StrEnum

@@ -1,0 +1,101 @@
+"""What a key of the schema may be chosen from. Choices are written by value (`train.loss_aggregation=token-mean`)."""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from typing import Any
+
+from omegaconf.nodes import EnumNode
+
+
+class SystemPrompt(StrEnum):
+    AUTO = "auto"  # the step's, unless the task brings its own
+    ALWAYS = "always"  # the step's, instead of the task's
+    APPEND = "append"  # the task's own, then the step's
+    NEVER = "never"
+
+
+class OnBadRow(StrEnum):
+    ERROR = "error"
+    SKIP = "skip"  # and count
+
+
+class ChatMarkup(StrEnum):
+    """What becomes of special tokens of the chat template (`<|im_end|>`) that stand in a prompt's own text."""
+
+    KEEP = "keep"  # they are such tokens, and counted
+    NEUTRALISE = "neutralise"  # they are spelled out, so that no prompt speaks for another role
+
+
+class Dtype(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Attention(StrEnum):
+    AUTO = "auto"  # flash-attention where installed, else sdpa
+    SDPA = "sdpa"
+    EAGER = "eager"
+    FLASH = "flash_attention_2"
+    VARLEN = "varlen"  # torch's own kernel for packed sequences; CUDA and bfloat16 only
+
+
+class OldLogprobs(StrEnum):
+    TRAINER = "trainer"  # recomputed once per step
+    ENGINE = "engine"  # pi_old := mu, one forward pass less
+
+
+class LossAggregation(StrEnum):
+    TOKEN_MEAN = "token-mean"
+    SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
+    SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"
+    SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"  # over rollout.max_response_tokens (Dr. GRPO)
+    TOKEN_SUM_NORM = "token-sum-norm"  # sum over rollout.max_response_tokens alone: grows with the batch
+
+
+class KlEstimator(StrEnum):
+    K1 = "k1"
+    ABS = "abs"
+    K2 = "k2"
+    K3 = "k3"
+
+
+class Schedule(StrEnum):
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class Offload(StrEnum):
+    """What waits in host memory while it is not computed with. GPUs only."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    ALL = "all"  # parameters too
+
+
+class Strategy(StrEnum):
+    """How `ramet sft` spreads over its workers."""
+
+    NONE = "none"  # one worker
+    ZERO0 = "zero0"  # DeepSpeed, nothing sharded
+    ZERO2 = "zero2"  # DeepSpeed, optimiser and gradients sharded
+    ZERO3 = "zero3"  # DeepSpeed, parameters too
+    ZERO3_OFFLOAD = "zero3_offload"  # parameters and optimiser wait in host memory; GPUs only
+    FSDP = "fsdp"
+
+
+# OmegaConf 2.3 takes the names of an enum's members only (`TOKEN_MEAN`), in YAML and on the command line, so its
+# conversion is widened here. It can go once OmegaConf accepts values of string enums itself.
+_by_name = EnumNode.validate_and_convert_to_enum
+
+
+def _by_value_or_name(enum_type: type[Enum], value: Any) -> Enum:
+    if isinstance(value, str) and value in [member.value for member in enum_type]:
+        return enum_type(value)
+    return _by_name(enum_type=enum_type, value=value)
+
+
+def accept_enum_values() -> None:
+    """Let OmegaConf convert by value too. Safe to call again."""
+    EnumNode.validate_and_convert_to_enum = staticmethod(_by_value_or_name)  # type: ignore[method-assign]
