@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from ramet.errors import InfraError
-from ramet.runs.stopped import Stopped
+from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.launch import Ranks
-from ramet.sft.preemption import SftPreemption
 
 
 def ranks(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: float = 20.0) -> Ranks:
@@ -40,7 +39,7 @@ def test_the_rank_that_failed_first_is_named_with_its_cause(
     started = ranks(script, tmp_path, monkeypatch)
     try:
         with pytest.raises(InfraError, match=said):
-            started.watch(SftPreemption())
+            started.watch(StopListener())
     finally:
         started.kill()
 
@@ -50,14 +49,14 @@ def test_ranks_that_do_not_arrive_in_time_are_named(tmp_path: Path, monkeypatch:
     begin = time.monotonic()
     try:
         with pytest.raises(InfraError, match=r"did not arrive within cluster\.timeout_s=0\.5: 0, 1"):
-            started.watch(SftPreemption())
+            started.watch(StopListener())
     finally:
         started.kill()
     assert time.monotonic() - begin < 20
 
 
 def test_a_signal_is_passed_on_and_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = SftPreemption()
+    stop = StopListener()
     started = ranks("trap 'exit 143' TERM; sleep 60 & wait", tmp_path, monkeypatch)
     stop.signal = signal.SIGINT
     time.sleep(0.5)  # for the scripts to set their trap
@@ -73,6 +72,6 @@ def test_what_other_ranks_print_is_marked_with_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started = ranks('[ "$RANK" = 0 ] || echo "loading $WORLD_SIZE"', tmp_path, monkeypatch)
-    started.watch(SftPreemption())
+    started.watch(StopListener())
     started.kill()
     assert capsys.readouterr().err == "[rank 1] loading 2\n"

@@ -30,6 +30,7 @@ class StopListener:
 
     def __init__(self) -> None:
         self.signal: int | None = None  # the first one that came
+        self._deferred = False
 
     @property
     def asked(self) -> bool:
@@ -49,9 +50,18 @@ class StopListener:
             for number, handler in heard.items():
                 signal.signal(number, handler)
 
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside, the first signal raises nothing; `asked` is then true."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+
     def _defers(self) -> bool:
         """Called with the first signal, which is kept already. True: it raises nothing."""
-        return False
+        return self._deferred
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

@@ -22,11 +22,10 @@ from ramet.models.torch_setup import set_up_torch
 from ramet.runs.manifest import DataRecord, Manifest, make_manifest, model_files, model_fingerprint
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
-from ramet.runs.stopped import resume_command
+from ramet.runs.stopped import StopListener, resume_command
 from ramet.sft.launch import run_ranks
 from ramet.sft.layouts import SftLayout
 from ramet.sft.output import Summary, read_summary, save_model, write_summary
-from ramet.sft.preemption import SftPreemption
 from ramet.sft.prepare import PreparedSft, prepare
 from ramet.sft.strategies import prepare_process
 from ramet.sft.trainer import Trained, total_steps, train
@@ -53,7 +52,7 @@ def run(resolved: Resolved) -> SftResult:
     """The job. Raises `ConfigErrors` before anything is written if something is wrong, and `Stopped` if a signal ended
     the run.
     """
-    config, stop = resolved.config, SftPreemption()
+    config, stop = resolved.config, StopListener()
     with stop.listening(), file_rights(private=config.run.private):
         prepared = prepare(resolved)
         set_up_torch(config.run)
@@ -65,7 +64,7 @@ def run(resolved: Resolved) -> SftResult:
             return _run(resolved, prepared, launched, stop)
 
 
-def _run(resolved: Resolved, prepared: PreparedSft, world: World, stop: SftPreemption) -> SftResult:
+def _run(resolved: Resolved, prepared: PreparedSft, world: World, stop: StopListener) -> SftResult:
     """As the only process, which may start others, or as one that torchrun started."""
     config = resolved.config
     with ExitStack() as opened:
@@ -116,7 +115,7 @@ def out_folder(config: Config, run: Path) -> Path:
     return Path(config.sft.out) if config.sft.out is not None else run / "model"
 
 
-def work(config: Config, prepared: PreparedSft, run: Path, stop: SftPreemption, world: World = ALONE) -> None:
+def work(config: Config, prepared: PreparedSft, run: Path, stop: StopListener, world: World = ALONE) -> None:
     """Train under the run directory `run` and leave the model, the curve and the summary there.
 
     Every rank of `world` calls it, and the first one writes.

@@ -22,8 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 
 from ramet.config.schema import Config
 from ramet.errors import ConfigErrors, InfraError
-from ramet.runs.stopped import Stopped
-from ramet.sft.preemption import SftPreemption
+from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.prepare import PreparedSft
 from ramet.sft.task import ARRIVED, Failure, RankTask
 from ramet.tracking.log import harmless
@@ -35,7 +34,7 @@ KILL_S = 30.0  # for the kernel to take a killed process away
 HOST = "127.0.0.1"
 
 
-def run_ranks(config: Config, prepared: PreparedSft, run: Path, stop: SftPreemption) -> None:
+def run_ranks(config: Config, prepared: PreparedSft, run: Path, stop: StopListener) -> None:
     """Train with `cluster.policy_workers` processes under the run directory `run`; returns when all are done.
 
     Raises `ConfigError` or `InfraError` with what the rank that failed first said, and `Stopped`. None is left then.
@@ -79,7 +78,7 @@ class Ranks:
                 reader.start()
                 self._readers.append(reader)
 
-    def watch(self, stop: SftPreemption) -> None:
+    def watch(self, stop: StopListener) -> None:
         """Returns when all have ended well."""
         arrive_by: float | None = time.monotonic() + self._timeout_s
         end_by: float | None = None

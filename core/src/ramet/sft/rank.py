@@ -18,9 +18,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ramet.models.loading import resolve_device
 from ramet.models.torch_setup import set_up_torch
-from ramet.runs.stopped import Stopped
+from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.job import work
-from ramet.sft.preemption import SftPreemption
 from ramet.sft.strategies import prepare_process
 from ramet.sft.task import ARRIVED, Failure, RankTask
 from ramet.sft.world import World, world_here
@@ -45,7 +44,7 @@ def main(file: str) -> int:
 
 
 def _train(task: RankTask, world: World, store: Store) -> None:
-    config, stop = task.config, SftPreemption()
+    config, stop = task.config, StopListener()
     with stop.listening():
         prepare_process(config)
         set_up_torch(config.run)

@@ -22,11 +22,10 @@ from transformers.trainer_callback import PrinterCallback
 from ramet.config.schema import Config, Dtype, Schedule, SftConfig, Strategy
 from ramet.errors import ConfigError
 from ramet.models.loading import resolve_device
-from ramet.runs.stopped import Stopped
+from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.batches import Collator, EvenShuffle, Examples
 from ramet.sft.encode import Example
 from ramet.sft.layouts import SftLayout
-from ramet.sft.preemption import SftPreemption
 from ramet.sft.resume import newest_complete, step_of
 from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
 from ramet.sft.world import ALONE, World
@@ -143,7 +142,7 @@ class _Passes(TrainerCallback):
 class _SftProgress(TrainerCallback):
     """Hands Trainer's numbers to the trackers, stops at a loss that is no number, and when a signal asks for it."""
 
-    def __init__(self, tracker: Tracker, lr: float, stop: SftPreemption, world: World) -> None:
+    def __init__(self, tracker: Tracker, lr: float, stop: StopListener, world: World) -> None:
         self._tracker = tracker
         self._lr = lr
         self._stop = stop
@@ -191,14 +190,14 @@ def train(
     *,
     pad_id: int,
     tracker: Tracker,
-    stop: SftPreemption | None = None,
+    stop: StopListener | None = None,
     world: World = ALONE,
 ) -> Trained:
     """Train `model` in place, from the newest complete checkpoint under `run` if there is one.
 
     Every rank of `world` calls it. Raises `Stopped`, behind a checkpoint, if a signal asked for it.
     """
-    stop = SftPreemption() if stop is None else stop
+    stop = StopListener() if stop is None else stop
     steps = total_steps(config.sft, len(examples), world.size)
     checkpoint = world.from_first(lambda: _checkpoint(run, config, steps))
     device = resolve_device(config.model) if world.joins else next(model.parameters()).device
