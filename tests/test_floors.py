@@ -35,7 +35,7 @@ CONTRACT = {
 OPTIONS = {"algorithms.config", "engines.config", "rollout.config"}
 FLOORS = [
     CONTRACT,
-    {"io"},
+    {"io", "processes"},
     {"conf", "config", *OPTIONS},
     {"algorithms", "builtin", "data", "engines", "models", "policy", "rollout", "runs", "tracking"},
     {"components"},

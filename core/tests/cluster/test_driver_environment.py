@@ -58,12 +58,12 @@ def test_a_worker_gets_keys_settings_modules_and_folder_and_keeps_what_is_its_ow
 WORKER = """
 import logging, os
 from ramet.cluster.ray.actor import Actor
-from ramet.cluster.ray.driver_environment import Surroundings
+from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.config.compose import compose
 
 os.environ["MY_JUDGE"] = "correct horse"
 compose(["model.path=m", "run.root=${oc.env:MY_JUDGE}"], job="train")
-driver = Surroundings.here()
+driver = DriverEnvironment.here()
 from ramet.config import secrets
 secrets._values.clear()  # a worker has composed nothing
 actor = Actor(driver, b"", None)

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from ramet.config.secrets import is_secret_variable, remember_environment, remembered
 from ramet.errors import raise_all
 from ramet.plugins import load_plugins
+from ramet.processes import OWNER, TAG
 from ramet.runs.own_files import umask
 
 SETTINGS = (
     "RAMET_", "OMP_", "MKL_", "OPENBLAS_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "VLLM_", "HF_",
     "TRANSFORMERS_", "TOKENIZERS_", "PYTHON",
 )  # fmt: skip
-NODES_OWN = ("RAY_", "CUDA_VISIBLE", "NVIDIA_VISIBLE", "ROCR_", "HIP_", "SLURM_", "RAMET_RAY_MARK")
+NODES_OWN = ("RAY_", "CUDA_VISIBLE", "NVIDIA_VISIBLE", "ROCR_", "HIP_", "SLURM_", OWNER, TAG)
 PluginRow = tuple[str, str, str]  # name, distribution, version
 
 

@@ -24,9 +24,9 @@ import torch
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
 from ray._raylet import Config as RayConfig  # type: ignore[attr-defined]
 
-from ramet.cluster.ray.process_reaper import ProcessReaper
 from ramet.config.schema import ClusterConfig, ModelConfig
 from ramet.errors import ConfigError
+from ramet.processes import ProcessReaper
 
 logger = logging.getLogger(__name__)
 MIN_STORE_BYTES = 200 << 20
@@ -37,14 +37,14 @@ OWN_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
 class Session:
     """Connected from `open` to `close`. A process that is connected already stays so, and lends its connection."""
 
-    def __init__(self, guard: ProcessReaper | None, *, borrowed: bool) -> None:
-        self._guard = guard
+    def __init__(self, reaper: ProcessReaper | None, *, borrowed: bool) -> None:
+        self._reaper = reaper
         self._borrowed = borrowed
 
     @property
     def is_own(self) -> bool:
         """Whether the cluster is this run's own: it holds what this machine has, and nothing will be added."""
-        return self._guard is not None
+        return self._reaper is not None
 
     @classmethod
     def open(cls, cluster: ClusterConfig, model: ModelConfig) -> Session:
@@ -55,31 +55,31 @@ class Session:
         if ray.is_initialized():
             return cls(None, borrowed=True)
         logging.getLogger("ray").setLevel(logging.ERROR)
-        guard = ProcessReaper(uuid.uuid4().hex) if cluster.address is None else None
+        reaper = ProcessReaper() if cluster.address is None else None
         try:
             with _signals_kept(), _environment(OWN_ENVIRONMENT), contextlib.ExitStack() as started:
-                if guard is not None:
-                    started.enter_context(guard.marking())
+                if reaper is not None:
+                    started.enter_context(reaper.tagging())
                     started.enter_context(_environment(_token()))
                     _authenticate_as_the_environment_says()
                 folder = _connect(cluster, model)
-                if guard is not None:
-                    guard.tell(folder)
+                if reaper is not None:
+                    reaper.watch_folder(folder)
         except BaseException:
             ray.shutdown()
-            if guard is not None:
+            if reaper is not None:
                 _authenticate_as_the_environment_says()
-                guard.sweep()
+                reaper.reap()
             raise
-        return cls(guard, borrowed=False)
+        return cls(reaper, borrowed=False)
 
     def close(self) -> None:
         """Leave the cluster; one of our own ends, and all its processes with it."""
         if not self._borrowed:
             ray.shutdown()
-        if self._guard is not None:
+        if self._reaper is not None:
             _authenticate_as_the_environment_says()
-            self._guard.sweep()
+            self._reaper.reap()
 
 
 def _token() -> dict[str, str]:

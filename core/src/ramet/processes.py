@@ -1,0 +1,193 @@
+"""Processes that end when the process that started them ends, however that happened (an error, `kill -9`).
+
+There are two ways, depending on whose code runs in the child:
+
+* Code of Ramet runs in the child, or in a child of that child: start it with `ownership()` in its environment, and
+  call `end_with_owner()` in it.
+* Only foreign code runs in them (all that a library starts): start them inside `ProcessReaper.tagging`. A helper
+  process waits for the end of this one and kills what is left of them.
+
+Both need Linux for all that they can do; elsewhere `end_with_owner` looks twice a second, and a reaper finds nothing.
+
+This file is also the helper process's script, started without site-packages: it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+OWNER = "RAMET_OWNER"  # environment variable: the id of the process whose end ends this one
+TAG = "RAMET_REAPER_TAG"  # environment variable: which `ProcessReaper` a process belongs to
+POLL_S = 0.5  # between two looks at a process, where the system cannot tell that it ended
+PATIENCE_S = 3.0  # for what can end by itself, before it is killed
+PROC = Path("/proc")
+
+
+def ownership() -> dict[str, str]:
+    """Environment variables for a process that ends with this one. Its own children inherit them."""
+    return {OWNER: str(os.getpid())}
+
+
+def end_with_owner() -> None:
+    """Kill this process, and those between it and its owner, as soon as the owner has ended.
+
+    The owner is the process that called `ownership`: this one's parent or a more distant ancestor. Raises `KeyError` if
+    the environment does not have its variables.
+    """
+    owner = int(os.environ[OWNER])
+    doomed = [*_ancestors_below(owner), os.getpid()]
+
+    def end() -> None:
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(pid, signal.SIGKILL)
+
+    when_ended(owner, end)
+
+
+def when_ended(pid: int, then: Callable[[], None]) -> None:
+    """Call `then` in a thread of its own once this process has ended, also if it had when this was called."""
+    wait = _waiter(pid)
+
+    def run() -> None:
+        wait()
+        then()
+
+    threading.Thread(target=run, name=f"ramet-end-of-{pid}", daemon=True).start()
+
+
+def _waiter(pid: int) -> Callable[[], None]:
+    """Returns when the process that has this id now is gone; a zombie is gone."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return lambda: None
+    except (AttributeError, OSError):  # not Linux, or forbidden in this container
+        return lambda: _poll(pid)
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+
+    def wait() -> None:
+        poll.poll()
+        os.close(handle)
+
+    return wait
+
+
+def _poll(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(pid, 0)
+            time.sleep(POLL_S)
+
+
+def _ancestors_below(owner: int) -> list[int]:
+    """Processes between this one and its ancestor `owner`; none if that is no ancestor (it may have ended already)."""
+    between = []
+    pid = os.getppid()
+    while pid not in (owner, 0):
+        between.append(pid)
+        pid = _parent_of(pid)
+    return between if pid == owner else []
+
+
+def _parent_of(pid: int) -> int:
+    """0 if it has ended."""
+    try:
+        state = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return 0
+    return int(state.rpartition(")")[2].split()[1])  # the command's name, in brackets, may hold anything
+
+
+class ProcessReaper:
+    """Kills what the programs of a library leave running after this process, or after `reap`.
+
+    A process belongs to the reaper if it was started inside `tagging`, or by one that was; or if it has a file open
+    below a folder that was given to `watch_folder`, for programs that overwrite their environment.
+    """
+
+    def __init__(self) -> None:
+        """Starts the helper process."""
+        self._tag = uuid.uuid4().hex
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, self._tag, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C and a hang-up are for the owner
+        )
+
+    @contextlib.contextmanager
+    def tagging(self) -> Iterator[None]:
+        """What is started inside belongs to this reaper. Changes this process's environment meanwhile."""
+        os.environ[TAG] = self._tag
+        try:
+            yield
+        finally:
+            del os.environ[TAG]
+
+    def watch_folder(self, folder: str) -> None:
+        """Processes with a file open in it belong to this reaper. A second folder replaces the first."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{folder}\n".encode())
+        self._process.stdin.flush()
+
+    def reap(self) -> None:
+        """Kill at once what is left, and end the helper process. Returns when all are gone."""
+        self._process.communicate(b"\n")
+
+
+def _members(tag: str, folder: str, owner: int) -> list[int]:
+    """Processes that belong to the reaper, without the owner and this one."""
+    wanted = f"{TAG}={tag}".encode()
+    found = []
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and int(entry.name) not in (owner, os.getpid()):
+            with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+                if wanted in (entry / "environ").read_bytes().split(b"\0") or _has_open(entry, folder):
+                    found.append(int(entry.name))
+    return found
+
+
+def _has_open(process: Path, folder: str) -> bool:
+    return bool(folder) and any(os.readlink(one).startswith(f"{folder}/") for one in (process / "fd").iterdir())
+
+
+def _helper(tag: str, owner: int) -> None:
+    """The reaper's helper process. A line of its input is a folder to watch, an empty line means `reap`."""
+    folder = ""
+
+    def kill_all() -> None:
+        while left := _members(tag, folder, owner):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+    def after_owner() -> None:
+        time.sleep(PATIENCE_S)
+        kill_all()
+        os._exit(0)
+
+    when_ended(owner, after_owner)
+    for line in sys.stdin:
+        if line == "\n":
+            kill_all()
+            return
+        folder = line.rstrip("\n")
+    threading.Event().wait()  # the input is closed: the owner has ended, and `after_owner` is running
+
+
+if __name__ == "__main__":
+    _helper(sys.argv[1], int(sys.argv[2]))
