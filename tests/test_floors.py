@@ -1,7 +1,4 @@
-"""The house has floors: nothing imports upwards, and what `ramet --help` loads is light.
-
-The options of a part (`ROOM/config.py`) are dataclasses without imports; they stand on the floor of the configuration.
-"""
+"""Floors: no file imports one of a floor above, no files import each other in a circle, and `ramet --help` is light."""
 
 from __future__ import annotations
 
@@ -19,7 +16,8 @@ CORE = ROOT / "core" / "src" / "ramet"
 PLUGINS = sorted(path for path in (ROOT / "plugins").iterdir() if (path / "src").is_dir())
 
 CONTRACT = {
-    "",
+    "",  # ramet/__init__.py
+    "component_checks",
     "errors",
     "event_loop",
     "extensions",
@@ -29,14 +27,12 @@ CONTRACT = {
     "plugin_code",
     "plugins",
     "registry",
-    "component_checks",
     "types",
-}  # "": ramet/__init__.py
-OPTIONS = {"algorithms.config", "engines.config", "rollout.config"}
+}
 FLOORS = [
     CONTRACT,
     {"io", "processes"},
-    {"conf", "config", *OPTIONS},
+    {"conf", "config"},
     {"algorithms", "builtin", "data", "engines", "models", "policy", "rollout", "runs", "tracking"},
     {"components"},
     {"cluster", "planning"},
@@ -81,8 +77,9 @@ class Imports(ast.NodeVisitor):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = "." * node.level + (node.module or "")
         for alias in node.names:
-            submodule = module == "ramet" and alias.name in FLOOR
-            self._add(f"ramet.{alias.name}" if submodule else module, node)
+            named = CORE.joinpath(*module.split(".")[1:], alias.name) if module.partition(".")[0] == "ramet" else None
+            is_module = named is not None and (named.with_suffix(".py").is_file() or named.is_dir())
+            self._add(f"{module}.{alias.name}" if is_module else module, node)
 
     def _add(self, module: str, node: ast.stmt) -> None:
         where = f"{self.path.relative_to(ROOT)}:{node.lineno}"
@@ -100,16 +97,18 @@ def files(folder: Path) -> list[Path]:
 
 
 def room_of(module: str) -> str | None:
-    """The room of a module of the core: `rollout` of `ramet.rollout.steps.tags`; None if it is not the core's."""
+    """The room of a module of the core: `rollout` of `ramet.rollout.tree`; None if it is not the core's."""
     top, _, rest = module.partition(".")
-    if top != "ramet":
-        return None
-    return rest if rest in OPTIONS else rest.partition(".")[0]
+    return rest.partition(".")[0] if top == "ramet" else None
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(CORE).with_suffix("").parts
+    return ".".join(("ramet", *(part for part in parts if part != "__init__")))
 
 
 def room_of_file(path: Path) -> str:
-    parts = path.relative_to(CORE).with_suffix("").parts
-    room = room_of(".".join(("ramet", *(part for part in parts if part != "__init__"))))
+    room = room_of(module_of(path))
     assert room is not None
     return room
 
@@ -123,17 +122,17 @@ def core_imports() -> Iterator[tuple[str, str, Import]]:
                 yield room_of_file(path), target, found
 
 
-def test_every_room_stands_on_a_floor() -> None:
+def test_every_room_is_on_a_floor() -> None:
     rooms = {room_of_file(path) for path in files(CORE)}
     assert rooms <= set(FLOOR), f"give these rooms a floor: {sorted(rooms - set(FLOOR))}"
 
 
 def test_the_design_page_names_every_room_from_the_lowest_floor_up() -> None:
-    """A row may hold several floors; options of parts stand with their part."""
+    """A row may hold several floors."""
     page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
     rows = [line.split("|")[2] for line in page.splitlines() if line.startswith("| ") and "modules of" not in line]
     rooms = [[name for name in re.findall(r"`(\w+)/?`", row) if name in FLOOR] for row in rows]
-    assert {name for row in rooms for name in row} == set(FLOOR) - OPTIONS - {""}
+    assert {name for row in rooms for name in row} == set(FLOOR) - {""}
     floors = [FLOOR[name] for row in rooms for name in sorted(row, key=lambda name: FLOOR[name])]
     assert floors == sorted(floors)
 
@@ -150,16 +149,18 @@ def test_nothing_imports_upwards() -> None:
     assert not wrong, "imports of a floor above:\n" + "\n".join(wrong)
 
 
-def test_the_rooms_import_each_other_in_no_circle() -> None:
-    above: dict[str, set[str]] = {}
-    for room, to, found in core_imports():
-        if room != to and not found.for_types_only and not {room, to} <= CONTRACT:
-            above.setdefault(room, set()).add(to)
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports for types alone do not count: nothing is loaded by them."""
+    modules = {module_of(path): path for path in files(CORE)}
+    needed = {
+        module: {i.module for i in imports_of(path) if i.module in modules and not i.for_types_only} - {module}
+        for module, path in modules.items()
+    }
     free: set[str] = set()
-    while ready := {room for room in FLOOR if room not in free and above.get(room, set()) <= free | CONTRACT}:
+    while ready := {module for module, others in needed.items() if module not in free and others <= free}:
         free |= ready
-    circle = {room: sorted(above[room] - free) for room in above if room not in free}
-    assert not circle, f"these rooms import each other in a circle: {circle}"
+    circle = {module: sorted(others - free) for module, others in needed.items() if module not in free}
+    assert not circle, f"these files import each other in a circle, or a file of one: {circle}"
 
 
 def test_the_contract_needs_only_the_standard_library_and_pluggy() -> None:
@@ -173,7 +174,7 @@ def test_the_contract_needs_only_the_standard_library_and_pluggy() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("room", ["builtin", "cli", "conf", "config", *sorted(OPTIONS)])
+@pytest.mark.parametrize("room", ["builtin", "cli", "conf", "config"])
 def test_what_help_loads_imports_nothing_heavy(room: str) -> None:
     found = [i for path in files(CORE) if room_of_file(path) == room for i in imports_of(path)]
     assert not [f"{i.where} ({i.module})" for i in found if i.module.partition(".")[0] in HEAVY]
