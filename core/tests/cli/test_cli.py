@@ -17,7 +17,7 @@ from ramet.cli import main
 from ramet.cli.commands import COMMANDS
 from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
-from ramet.models.loading import check_model
+from ramet.models.check import check_model
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "numpy")
 

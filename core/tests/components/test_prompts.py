@@ -18,7 +18,8 @@ from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigErrors
-from ramet.models.loading import build_encoder, check_model
+from ramet.models.check import check_model
+from ramet.models.loading import build_encoder
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.registry import Entry

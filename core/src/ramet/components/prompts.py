@@ -42,8 +42,8 @@ def task_prompts(config: Config, tools: ToolNames) -> Callable[[Task], Prompt]:
 
 def check_prompts(config: Config, tools: ToolNames) -> list[str]:
     """What is wrong with the prompts whatever the tasks are. Step and tokenizer must be such as can be built."""
+    from ramet.models.check import reads_tools
     from ramet.models.loading import load_tokenizer  # torch: looking at data without a model needs none
-    from ramet.models.template import reads_tools
 
     step = build_step(config)
     problems = []

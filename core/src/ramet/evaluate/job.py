@@ -27,7 +27,8 @@ from ramet.evaluate.measure import measure
 from ramet.evaluate.results import PartialResults, Results, check_complete, is_finished, read_results
 from ramet.evaluate.table import results_table
 from ramet.event_loop import run_async
-from ramet.models.loading import build_encoder, check_model
+from ramet.models.check import check_model
+from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.plugin_code import failed, named
 from ramet.plugins import origin

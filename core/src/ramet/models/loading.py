@@ -1,6 +1,6 @@
 """Loading models and tokenizers from Hugging Face folders on disk. Nothing here ever asks the network.
 
-`check_model` finds what can be found without loading weights, so that a run reports it before it starts.
+What can be found without loading weights is in `check.py`, so that a run reports it before it starts.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -27,34 +25,10 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from ramet.config.schema import Attention, Config, Dtype, ModelConfig
 from ramet.errors import ConfigError
 from ramet.models.encoder import Encoder
-from ramet.models.template import check_template_kwargs
 from ramet.models.varlen import has_varlen, register
-from ramet.models.weight_files import check_weights, read_json
 
 logger = logging.getLogger(__name__)
 DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-def check_model(config: ModelConfig) -> list[str]:
-    """Problems of the model's folder, tokenizer and chat template. Loads no weights."""
-    folder = Path(config.path)
-    if config.path == "???" or not folder.is_dir():
-        problem = f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
-        return [problem + _fetch(config)]
-    problems = _check_config(folder) + check_weights(folder) + _check_device(config)
-    try:
-        tokenizer = load_tokenizer(config)
-    except ConfigError as error:
-        return [*problems, str(error)]
-    problems += check_template_kwargs(config.chat_template_kwargs, tokenizer)
-    if not problems:
-        problems += _check_vocabulary(config, tokenizer)
-    try:
-        load_generation_config(config)
-    except ConfigError as error:
-        problems.append(str(error))
-    return problems
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -68,7 +42,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             folder, local_files_only=True, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise ConfigError(f"{key}: {folder!r} holds no tokenizer that can be loaded: {_reason(error)}") from error
+        raise ConfigError(f"{key}: {folder!r} holds no tokenizer that can be loaded: {error_text(error)}") from error
     _check_vocabulary_files(tokenizer, Path(folder), key)
     if tokenizer.eos_token_id is None or _is_invented(tokenizer.eos_token, Path(folder)):
         raise ConfigError(f"{key}: the tokenizer in {folder!r} has no end-of-sequence token (eos_token)")
@@ -132,7 +106,7 @@ def load_model(config: ModelConfig, *, place: torch.device | None = None) -> Pre
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
-            f"model.path: could not load a causal language model from {config.path!r}: {_reason(error)}"
+            f"model.path: could not load a causal language model from {config.path!r}: {error_text(error)}"
         ) from error
     model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
     if missing:  # transformers would go on with random numbers in their place
@@ -162,7 +136,7 @@ def load_generation_config(config: ModelConfig) -> GenerationConfig | None:
 
 def resolve_device(config: ModelConfig) -> torch.device:
     """The device that `model.device` means on this machine. Raises `ConfigError` for one that is not there."""
-    problems = _check_device(config)
+    problems = check_device(config)
     if problems:
         raise ConfigError(problems[0])
     if config.device == "auto":
@@ -190,7 +164,7 @@ def _attention(config: ModelConfig, device: torch.device) -> str:
     return str(config.attention)
 
 
-def _check_device(config: ModelConfig) -> list[str]:
+def check_device(config: ModelConfig) -> list[str]:
     kind = config.device.partition(":")[0]
     if kind not in ("auto", "cpu", "cuda"):
         return [f"model.device: {config.device!r} is not allowed; allowed: auto, cpu, cuda"]
@@ -199,36 +173,7 @@ def _check_device(config: ModelConfig) -> list[str]:
     return []
 
 
-def _check_config(folder: Path) -> list[str]:
-    file = folder / "config.json"
-    if not file.is_file():
-        return [f"model.path: {folder} has no config.json"]
-    return [] if isinstance(read_json(file), dict) else [f"model.path: {file} is not a JSON object"]
-
-
-def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    try:
-        model = AutoConfig.from_pretrained(
-            config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
-        )
-    except (OSError, ValueError, KeyError) as error:
-        return [f"model.path: transformers cannot read {config.path}/config.json: {_reason(error)}"]
-    size = getattr(model, "vocab_size", None)
-    if size is not None and len(tokenizer) > size:
-        return [
-            f"model.tokenizer: {len(tokenizer)} tokens, but the model in {config.path!r} has only {size} embeddings"
-        ]
-    return []
-
-
-def _fetch(config: ModelConfig) -> str:
-    """Nothing is ever downloaded, so a name of the Hugging Face hub must be fetched first."""
-    if not HUB_NAME.fullmatch(config.path):
-        return ""
-    return f" (fetch one of the hub with `hf download {config.path} --local-dir FOLDER`)"
-
-
-def _reason(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """transformers' message in one line, in the words of this configuration."""
     if "trust_remote_code" in str(error):
         return "it brings Python code of its own; read that, and set model.trust_remote_code=true to let it run"

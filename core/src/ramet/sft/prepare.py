@@ -18,8 +18,9 @@ from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import ConfigError, RametError, raise_all
+from ramet.models.check import check_model
 from ramet.models.encoder import Encoder
-from ramet.models.loading import check_model, load_tokenizer
+from ramet.models.loading import load_tokenizer
 from ramet.sft.data import SftData, read_data
 from ramet.sft.encode import Example, TraceEncoder
 from ramet.sft.output import may_replace

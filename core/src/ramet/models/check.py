@@ -1,0 +1,161 @@
+"""What of a model's folder, tokenizer and chat template cannot work, found without loading weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError, meta
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from ramet.config.schema import ModelConfig
+from ramet.errors import ConfigError
+from ramet.models.loading import check_device, error_text, load_generation_config, load_tokenizer
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_LENGTH = 8  # bytes at the beginning of a safetensors file: the length of its header
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+OF_RENDERING = frozenset(  # parameters of transformers' own call, which never reach a template
+    "conversation chat_template tokenize padding truncation max_length return_tensors return_dict "
+    "return_assistant_tokens_mask tokenizer_kwargs".split()
+)
+GIVEN = frozenset({"raise_exception", "strftime_now"})  # functions that transformers hands to every template
+
+
+def check_model(config: ModelConfig) -> list[str]:
+    """Problems of the model's folder, tokenizer and chat template. Loads no weights."""
+    folder = Path(config.path)
+    if config.path == "???" or not folder.is_dir():
+        problem = f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
+        return [problem + _fetch(config)]
+    problems = _check_config(folder) + check_weight_files(folder) + check_device(config)
+    try:
+        tokenizer = load_tokenizer(config)
+    except ConfigError as error:
+        return [*problems, str(error)]
+    problems += check_template_kwargs(config.chat_template_kwargs, tokenizer)
+    if not problems:
+        problems += _check_vocabulary(config, tokenizer)
+    try:
+        load_generation_config(config)
+    except ConfigError as error:
+        problems.append(str(error))
+    return problems
+
+
+def check_weight_files(folder: Path) -> list[str]:
+    """Files that are missing or cut short."""
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return _check_files(folder, [name])
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _check_index(index)
+    return [f"model.path: {folder} has no weights; looked for {', '.join(WEIGHTS)} and their .index.json"]
+
+
+def read_json(file: Path) -> object:
+    """None for a file that cannot be read or is no JSON."""
+    try:
+        content: object = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content
+
+
+def _check_index(index: Path) -> list[str]:
+    content = read_json(index)
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not names:
+        return [f"model.path: {index} has no weight_map"]
+    files = sorted({str(name) for name in names.values()})
+    missing = [name for name in files if not (index.parent / name).is_file()]
+    problems = [f"model.path: {index.name} names files that are missing: {', '.join(missing)}"] if missing else []
+    return problems + _check_files(index.parent, [name for name in files if name not in missing])
+
+
+def _check_files(folder: Path, names: list[str]) -> list[str]:
+    problems = (_check_file(folder / name) for name in names)
+    return [problem for problem in problems if problem]
+
+
+def _check_file(file: Path) -> str | None:
+    """A safetensors file says in its header where its last tensor ends; other kinds say nothing so cheaply."""
+    size = file.stat().st_size
+    if file.suffix != ".safetensors":
+        return None if size else f"model.path: {file} is empty"
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(_LENGTH), "little")
+            header = json.loads(opened.read(min(length, size)))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        return f"model.path: {file} is no readable safetensors file ({size} bytes): {error}"
+    whole = _LENGTH + length + max(ends, default=0)
+    return None if size == whole else f"model.path: {file} has {size} bytes, its header says {whole}; fetch it again"
+
+
+def _check_config(folder: Path) -> list[str]:
+    file = folder / "config.json"
+    if not file.is_file():
+        return [f"model.path: {folder} has no config.json"]
+    return [] if isinstance(read_json(file), dict) else [f"model.path: {file} is not a JSON object"]
+
+
+def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    try:
+        model = AutoConfig.from_pretrained(
+            config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        return [f"model.path: transformers cannot read {config.path}/config.json: {error_text(error)}"]
+    size = getattr(model, "vocab_size", None)
+    if size is not None and len(tokenizer) > size:
+        return [
+            f"model.tokenizer: {len(tokenizer)} tokens, but the model in {config.path!r} has only {size} embeddings"
+        ]
+    return []
+
+
+def _fetch(config: ModelConfig) -> str:
+    """Nothing is ever downloaded, so a name of the Hugging Face hub must be fetched first."""
+    if not HUB_NAME.fullmatch(config.path):
+        return ""
+    return f" (fetch one of the hub with `hf download {config.path} --local-dir FOLDER`)"
+
+
+def variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:
+    """Names that the chat template reads and does not set. None: it is written in an extension that is not known."""
+    template = tokenizer.chat_template
+    texts = template.values() if isinstance(template, dict) else [template or ""]
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        return frozenset().union(*(meta.find_undeclared_variables(environment.parse(text)) for text in texts))
+    except TemplateSyntaxError:
+        return None
+
+
+def reads_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    found = variables(tokenizer)
+    return found is None or "tools" in found
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Keys of `model.chat_template_kwargs` that would have no effect, or replace what the run itself says."""
+    found = variables(tokenizer)
+    special = frozenset(tokenizer.special_tokens_map)
+    problems = []
+    for name in kwargs:
+        if name in OURS | OF_RENDERING | special:
+            problems.append(f"model.chat_template_kwargs.{name}: is set by the run itself; leave the key out")
+        elif found is not None and name not in found:
+            free = sorted(found - OURS - GIVEN - special)
+            problems.append(
+                f"model.chat_template_kwargs.{name}: the chat template reads no such variable; it reads: "
+                f"{', '.join(free) or 'none'}"
+            )
+    return problems
