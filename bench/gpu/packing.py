@@ -17,7 +17,7 @@ from ramet.models.loading import load_model
 from ramet.models.varlen import has_varlen
 from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import PackedLayout, micro_batch
-from ramet.policy.forward import score_tokens
+from ramet.policy.logprob_model import score_tokens
 
 LIMITS = {torch.float32: (1e-3, 1e-3), torch.bfloat16: (0.15, 0.05)}  # log-probabilities in nats; gradients, relative
 

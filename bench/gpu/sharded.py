@@ -20,11 +20,10 @@ from ramet.config.schema import ModelConfig, PolicyConfig
 from ramet.models.loading import load_model
 from ramet.planning.model_shape import read_shape
 from ramet.policy.batching.packing import MicroBatch, micro_batches
-from ramet.policy.compiled import compile_blocks
 from ramet.policy.distributed.ranks import join_ranks, leave_ranks
 from ramet.policy.distributed.sharding import keep_only_shards, shard
 from ramet.policy.logprob_model import LogprobModel
-from ramet.policy.models import attention_cost, blocks_of
+from ramet.policy.models import attention_cost, blocks_of, compile_blocks
 from ramet.policy.optim import clip_gradients, make_optimizer
 
 BUDGET = 8192  # tokens of a micro-batch

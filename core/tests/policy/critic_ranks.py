@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.critic import CriticSpec, CriticWorker
+from ramet.policy.critic import CriticWorker
+from ramet.policy.spec import CriticSpec
 
 
 def train_critic(

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 from ramet.config.schema import Dtype, ModelConfig, PolicyConfig, TrainConfig
 from ramet.policy.batching.batch import Floats, Row, padded, unpadded
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.critic import CriticSpec, CriticWorker
+from ramet.policy.critic import CriticWorker
 from ramet.policy.errors import CheckpointError, TrainingDiverged
+from ramet.policy.spec import CriticSpec
 from ramet.types import CriticOptions
 
 MakeRows = Callable[..., list[Row]]

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ramet.errors import ConfigError
-from ramet.policy.compiled import SWITCH, compile_blocks
+from ramet.policy.models import SWITCH, compile_blocks
 
 IDS = torch.arange(24)[None]
 POSITIONS = torch.cat([torch.arange(10), torch.arange(14)])[None]  # two packed sequences

@@ -22,7 +22,7 @@ from ramet.policy.batching.packing import (
     model_cost,
     similar_lengths,
 )
-from ramet.policy.forward import hidden_states
+from ramet.policy.logprob_model import hidden_states
 
 MakeRows = Callable[..., list[Row]]
 Forward = Callable[[PreTrainedModel, MicroBatch], Tensor]

@@ -22,8 +22,7 @@ from ramet.config.schema import ModelConfig
 from ramet.models.tiny import make_tiny_model
 from ramet.policy.batching.batch import Row
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.checkpoint.rng_state import rng_state, set_rng_state
-from ramet.policy.checkpoint.state import saved_weights
+from ramet.policy.checkpoint.state import rng_state, saved_weights, set_rng_state
 from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.errors import CheckpointError
 from ramet.policy.spec import PolicySpec

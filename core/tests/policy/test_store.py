@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from ramet.policy.checkpoint import store as checkpoint
-from ramet.policy.checkpoint.store import MANIFEST, Checkpoints, verify
-from ramet.policy.checkpoint_score import CheckpointScore
+from ramet.policy.checkpoint.store import MANIFEST, Checkpoints, CheckpointScore, verify
 from ramet.policy.errors import CheckpointError
 
 

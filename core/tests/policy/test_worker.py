@@ -22,7 +22,7 @@ from ramet.policy.batching.batch import Row
 from ramet.policy.batching.partition import minibatches
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
-from ramet.policy.forward import TokenScores
+from ramet.policy.logprob_model import TokenScores
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.train.algorithm import estimate

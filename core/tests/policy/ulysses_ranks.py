@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ramet.policy.compiled import compile_blocks
 from ramet.policy.distributed.ulysses import install, join, ulysses_states
+from ramet.policy.models import compile_blocks
 
 Difference: TypeAlias = tuple[float, float]
 LENGTHS = (7, 4, 6, 2)  # 19 tokens: a packed row needs filling for two ranks, and so do padded ones of 7

@@ -14,7 +14,7 @@ from ramet.config.compose import compose
 from ramet.errors import ConfigErrors
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
-from ramet.policy.checkpoint_score import read_score
+from ramet.policy.checkpoint.store import read_score
 from ramet.registry import Entry
 from ramet.train.job import run
 from ramet.types import BenchmarkInfo, Rollout, Task, user_prompt

@@ -12,8 +12,7 @@ from ramet.components.services import RunServices
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.models.loading import build_encoder
-from ramet.policy.critic import CriticSpec
-from ramet.policy.spec import PolicySpec
+from ramet.policy.spec import CriticSpec, PolicySpec
 
 
 @asynccontextmanager

@@ -25,9 +25,9 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.critic import CriticSpec, CriticWorker
+from ramet.policy.critic import CriticWorker
 from ramet.policy.lora import AdapterMerger
-from ramet.policy.spec import PolicySpec
+from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.plan import RolloutPlan

@@ -88,7 +88,7 @@ def estimate(inputs: Inputs) -> MemoryPlan:
 
 
 def critic_shape(shape: ModelShape) -> ModelShape:
-    """The value model: the policy's body and one output in the place of the vocabulary (policy/critic_model.py)."""
+    """The value model: the policy's body and one output in the place of the vocabulary (policy/critic.py)."""
     body = list(shape.outside)
     if not shape.tied:
         body.remove((shape.vocab, shape.hidden))

@@ -146,7 +146,7 @@ def activations(side: TrainedModel) -> tuple[int, int]:
 def head_work(side: TrainedModel) -> int:
     """The output head's backward pass over one piece of the vocabulary's logits: 16 bytes for each of min(n V, 2^27).
 
-    Only trained positions go through the head (policy/forward.py); n is at most all tokens of a rank.
+    Only trained positions go through the head (policy/logprob_model.py); n is at most all tokens of a rank.
     """
     rows = max(1, CHUNK_ELEMENTS // side.shape.vocab)
     return LOGIT_BYTES * min(side.tokens, rows) * side.shape.vocab

@@ -3,6 +3,11 @@
 As the policy worker it is a plain class that every rank calls with all rows; each takes its share, and rank 0 returns
 the result of all. Packing, number types, optimiser, schedule, mini-batches and checkpoints are the policy's, with the
 critic's own learning rate; what is trained is V towards the returns that the estimator gave.
+
+The value model is the policy's architecture and first weights, with one number per token instead of one per word. Its
+head begins at 0, so that the first values are 0 and the first advantages plain returns; noise would only have to be
+unlearned. Weights are float32 or gathered in bfloat16 as the policy's are, but the head multiplies in float32: three
+digits are too few for a return.
 """
 
 from __future__ import annotations
@@ -15,11 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
 from ramet.algorithms.aggregation import aggregate
 from ramet.algorithms.value_loss import value_loss
-from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
 from ramet.policy.batching.batch import Floats, Row
@@ -27,30 +34,47 @@ from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.partition import RankLayout, minibatches
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.check import check_policy_options
-from ramet.policy.critic_model import ValueModel
 from ramet.policy.distributed.ranks import gather_on_first, neighbours, require_ranks
 from ramet.policy.distributed.sharding import keep_only_shards
+from ramet.policy.distributed.ulysses import join, ulysses_states
 from ramet.policy.errors import TrainingDiverged
+from ramet.policy.logprob_model import hidden_states
 from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.models import trainable
 from ramet.policy.optim import learning_rate
+from ramet.policy.spec import CriticSpec
 from ramet.policy.train_rank import TrainRank
-from ramet.types import CriticOptions
 
 FOLDER = "critic"  # in a checkpoint
 ADVICE = "Lower the critic's learning rate (advantage.params.critic_lr) or policy.grad_clip, and look at the rewards"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriticSpec:
-    """What a critic worker is built from: picklable, so that a Ray actor can be given it."""
+class ValueModel(nn.Module):
+    """Takes `model`'s output head away. `group` are the ranks that share each sequence; None: each has its own."""
 
-    model: ModelConfig
-    policy: PolicyConfig  # its optimiser, micro-batches and sharding are the critic's too; its learning rate is not
-    train: TrainConfig
-    options: CriticOptions
-    total_steps: int  # training steps of the whole run, for the schedule
-    seed: int
+    def __init__(self, model: PreTrainedModel, group: ProcessGroup | None = None) -> None:
+        super().__init__()
+        model.set_output_embeddings(_zero_head(model))  # type: ignore[no-untyped-call]
+        model.config.tie_word_embeddings = False  # the head is no longer the embeddings
+        self.model = model
+        self.group = group
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """`[T]` float32 on the response axis: the value before each sampled token; 0 where nothing was sampled.
+
+        It stands where that token is predicted, and so knows nothing of it.
+        """
+        if self.group is None:
+            values = self._values(hidden_states(self.model, batch).flatten(0, 1)[batch.predict])
+        else:
+            states, own = ulysses_states(self.model, batch.input_ids, batch.position_ids, batch.predict, self.group)
+            values = join(self._values(states), own, len(batch.targets), self.group)
+        return values.new_zeros(sum(batch.lengths)).index_put((batch.response,), values)
+
+    def _values(self, states: Tensor) -> Tensor:
+        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        with torch.autocast(states.device.type, enabled=False):
+            return linear(states.float(), head.weight.float()).squeeze(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,3 +214,9 @@ class CriticWorker:
         with self._replica.precision():
             values: Tensor = self._module(batch)
         return values
+
+
+def _zero_head(model: PreTrainedModel) -> nn.Linear:
+    head = nn.Linear(model.config.hidden_size, 1, bias=False, device=model.device)
+    nn.init.zeros_(head.weight)
+    return head

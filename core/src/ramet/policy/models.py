@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,17 +11,17 @@ from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
 from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig
+from ramet.errors import ConfigError
 from ramet.models.loading import load_model, resolve_device
 from ramet.models.varlen import VARLEN
 from ramet.policy.batching.packing import Cost, model_cost
-from ramet.policy.compiled import compile_blocks
 from ramet.policy.distributed.sharding import shard
 from ramet.policy.distributed.ulysses import install, own_attention
-from ramet.policy.forward import check_head
-from ramet.policy.logprob_model import LogprobModel
+from ramet.policy.logprob_model import LogprobModel, check_head
 from ramet.policy.lora import add_adapter
 from ramet.policy.spec import PolicySpec
 
+SWITCH = "TORCHDYNAMO_DISABLE"
 HOST = torch.device("cpu")
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -91,6 +92,22 @@ def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The transformer blocks: what transformers says must not be split."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def compile_blocks(model: PreTrainedModel, backend: str = "inductor") -> None:
+    """torch.compile of every transformer block, in place; names of parameters stay. Before the model is sharded.
+
+    One block is compiled, and the others, which are alike, reuse its code. Sequence lengths differ from micro-batch to
+    micro-batch, so shapes are dynamic from the first call. Compilation happens in the first pass. Inductor needs
+    Triton on CUDA, and on a CPU a C++ compiler. Raises `ConfigError` where torch would silently not compile.
+    """
+    if os.environ.get(SWITCH) == "1":
+        raise ConfigError(
+            f"policy.compile=true: {SWITCH}=1 switches compilation off in this process (engine=vllm sets it on a CPU); "
+            "use cluster=ray, where engine and policy are apart, or leave policy.compile out"
+        )
+    for block in blocks_of(model):
+        block.compile(dynamic=True, backend=backend)
 
 
 def row_cost(model: PreTrainedModel, device: torch.device) -> Cost:

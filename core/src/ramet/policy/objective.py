@@ -21,7 +21,7 @@ from ramet.output_checks import loss_problem
 from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
 from ramet.policy.batching.train_batch import TokenInputs
-from ramet.policy.forward import TokenScores
+from ramet.policy.logprob_model import TokenScores
 from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.mutation_guard import unchanged
 from ramet.policy.spec import PolicySpec

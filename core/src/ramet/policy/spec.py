@@ -1,11 +1,11 @@
-"""What a policy worker is built from: picklable, so that a Ray actor can be given it."""
+"""What policy and critic workers are built from: picklable, so that a Ray actor can be given it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
-from ramet.types import Need, PolicyLoss
+from ramet.types import CriticOptions, Need, PolicyLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +23,15 @@ class PolicySpec:
     @property
     def needs_reference(self) -> bool:
         return self.train.kl_coef > 0 or Need.REFERENCE in self.needs | self.policy_loss.needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticSpec:
+    """Number types, mini-batches, schedule and sharding are the policy's; the learning rate is `options.lr`."""
+
+    model: ModelConfig
+    policy: PolicyConfig  # its learning rate is not used
+    train: TrainConfig
+    options: CriticOptions
+    total_steps: int  # training steps of the whole run, for the schedule
+    seed: int

@@ -1,8 +1,8 @@
 """The policy worker: one rank of the trained model, and everything that touches its weights.
 
 A plain class with coarse methods whose arguments and results pickle, so that it runs in this process or as a Ray actor
-unchanged. Every rank is called with the same arguments, takes its share of the rows (`shares.py`), and rank 0 returns
-the result of all. One rank needs no process group; several must have called `ranks.join_ranks`.
+unchanged. Every rank is called with the same arguments, takes its part of the rows (`batching/partition.py`), and rank
+0 returns the result of all. One rank needs no process group; several must have called `join_ranks`.
 
 Weights and optimiser state are float32 whatever `model.dtype` says: steps of 1e-6 vanish in bfloat16. With bfloat16 the
 forward and backward passes run under autocast instead, or on weights that FSDP gathers in bfloat16.
@@ -34,8 +34,7 @@ from ramet.policy.checkpoint.state import export_model
 from ramet.policy.distributed.ranks import gather_everywhere, gather_on_first, neighbours, require_ranks
 from ramet.policy.distributed.sharding import keep_only_shards
 from ramet.policy.errors import TrainingDiverged
-from ramet.policy.logprob_cache import LogprobResult, in_order
-from ramet.policy.logprob_model import LogprobModel
+from ramet.policy.logprob_model import LogprobModel, LogprobResult, in_order
 from ramet.policy.lora import adapter_weights, merged_weights
 from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.models import reference_model, trainable_model

@@ -16,8 +16,7 @@ from ramet.errors import InfraError, raise_all
 from ramet.event_loop import run_async
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.store import Checkpoints
-from ramet.policy.critic import CriticSpec
-from ramet.policy.spec import PolicySpec
+from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.runs.manifest import make_manifest
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir

@@ -23,10 +23,9 @@ from ramet.errors import PluginError, RametError
 from ramet.plugins import origin
 from ramet.policy.batching.batch import Floats, Row, row_metrics, rows_of
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.checkpoint.store import Checkpoints
-from ramet.policy.checkpoint_score import CheckpointScore
-from ramet.policy.critic import CriticSpec
+from ramet.policy.checkpoint.store import Checkpoints, CheckpointScore
 from ramet.policy.errors import TrainingDiverged
+from ramet.policy.spec import CriticSpec
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.rollout.worker import RolloutPlan

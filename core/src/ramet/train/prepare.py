@@ -26,8 +26,9 @@ from ramet.data.filter import (
 from ramet.data.sampler import Sampler
 from ramet.data.tasks import TaskSet, fingerprint, load_tasks
 from ramet.errors import ConfigError, ConfigErrors, RametError, raise_all
+from ramet.models.check import check_model
 from ramet.models.encoder import Encoder
-from ramet.models.loading import build_encoder, check_model
+from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch
 from ramet.policy.check import check_policy
 from ramet.runs.manifest import DataRecord, model_files, model_fingerprint

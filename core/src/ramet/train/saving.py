@@ -11,8 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ramet.policy.checkpoint.store import Checkpoints
-from ramet.policy.checkpoint_score import CheckpointScore
+from ramet.policy.checkpoint.store import Checkpoints, CheckpointScore
 from ramet.policy.errors import CheckpointError
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from ramet.cluster.interfaces import Rollouts
 from ramet.config.schema import TrainConfig
 from ramet.evaluate.measure import judge
 from ramet.evaluate.statistics import avg_at_k, pass_at_k
-from ramet.policy.checkpoint_score import CheckpointScore, score_of
+from ramet.policy.checkpoint.store import CheckpointScore, score_of
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer
 from ramet.train.groups import play

@@ -9,8 +9,7 @@ from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.worker_pool import WorkerPool, together
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
-from ramet.policy.critic import CriticSpec
-from ramet.policy.spec import PolicySpec
+from ramet.policy.spec import CriticSpec, PolicySpec
 
 
 class RayBackend:

@@ -13,8 +13,7 @@ from ramet.engines.counters import merged
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
 
 if TYPE_CHECKING:
-    from ramet.policy.critic import CriticSpec
-    from ramet.policy.spec import PolicySpec
+    from ramet.policy.spec import CriticSpec, PolicySpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

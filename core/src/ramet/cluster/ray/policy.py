@@ -18,8 +18,7 @@ from ramet.cluster.ray.worker import RayWorker
 from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.critic import CriticSpec
-from ramet.policy.spec import PolicySpec
+from ramet.policy.spec import CriticSpec, PolicySpec
 
 SETTLE_S = 5.0  # for the other ranks to end, once one has failed: the cause may be another's death
 

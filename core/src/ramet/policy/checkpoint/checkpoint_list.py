@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ramet.policy.checkpoint.store import LEFTOVER, NAME, verify
-from ramet.policy.checkpoint_score import CheckpointScore, best_of, read_score
+from ramet.policy.checkpoint.store import LEFTOVER, NAME, CheckpointScore, best_of, read_score, verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

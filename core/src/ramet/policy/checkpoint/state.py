@@ -7,8 +7,10 @@ checkpoint can run no code. Under LoRA only the adapter is kept; the rest is `mo
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import random
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,7 +27,6 @@ from transformers import PreTrainedModel
 from ramet.config.schema import ModelConfig
 from ramet.models.loading import DTYPES, load_tokenizer
 from ramet.policy.checkpoint.dcp import read_tensors, read_whole, shapes, write_tensors
-from ramet.policy.checkpoint.rng_state import rng_state, seed_generators, set_rng_state
 from ramet.policy.distributed.ranks import gather_everywhere
 from ramet.policy.errors import CheckpointError
 
@@ -118,6 +120,35 @@ def load_state(
             progress.step,
         )
     return progress
+
+
+def rng_state() -> dict[str, Any]:
+    """States of python's, numpy's and torch's generators, in types that `weights_only` loading allows."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """The inverse of `rng_state`."""
+    random.setstate(state["python"])
+    kind, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def seed_generators(key: str) -> None:
+    """Begin anew: the same key gives the same numbers."""
+    number = int.from_bytes(hashlib.sha256(f"generators:{key}".encode()).digest()[:7], "big")
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
 
 
 def saved_weights(folder: Path) -> dict[str, Tensor]:

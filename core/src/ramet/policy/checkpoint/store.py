@@ -11,24 +11,42 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ramet.io.atomic import sync, sync_tree, write_file
-from ramet.policy.checkpoint_score import FILE as SCORE
-from ramet.policy.checkpoint_score import CheckpointScore, best_of, read_score
 from ramet.policy.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 MANIFEST = "MANIFEST.json"
+SCORE = "SCORE.json"
 NAME = re.compile(r"step_(\d{6,})")
 LEFTOVER = re.compile(r"\.tmp_step_(\d{6,})_\d+")  # of a save that was killed
 _NO_MANIFEST = (OSError, ValueError, KeyError, TypeError, AttributeError)
 SPARE = 1.2  # free space wanted, as a multiple of the last checkpoint
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointScore:
+    """What a validation found for a checkpoint, in its folder's `SCORE.json`; by it `train.keep_best` keeps the best.
+
+    Higher is better; of equal ones the earlier stays the best. Each checkpoint holds its own score and none that of
+    others, so a resumed run compares the same numbers as one that was never stopped. A run that validates after its
+    checkpoint was written, or by another metric, writes the file later, so the checkpoint's manifest never lists it.
+    """
+
+    metric: str
+    value: float  # finite
+
+    def write(self, folder: Path) -> None:
+        write_file(folder / SCORE, json.dumps(asdict(self)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +130,27 @@ class Checkpoints:
             logger.warning("%s: left by an interrupted save, deleted", stale)
             shutil.rmtree(stale, ignore_errors=True)
         return next((found for found in _newest_first(self.root) if _verified(found)), None)
+
+
+def score_of(metrics: Mapping[str, float], metric: str) -> CheckpointScore | None:
+    """None if the metric is not there or not a finite number: such a checkpoint is never the best."""
+    value = metrics.get(metric)
+    return None if value is None or not math.isfinite(value) else CheckpointScore(metric=metric, value=value)
+
+
+def read_score(folder: Path) -> CheckpointScore | None:
+    """None if there is none that can be read."""
+    try:
+        body = json.loads((folder / SCORE).read_text(encoding="ascii"))
+        return score_of({str(body["metric"]): float(body["value"])}, str(body["metric"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def best_of(scores: Iterable[tuple[Key, CheckpointScore | None]], metric: str) -> tuple[Key, CheckpointScore] | None:
+    """The best of these, in order of their steps; scores in other metrics do not count."""
+    found = [(key, score) for key, score in scores if score is not None and score.metric == metric]
+    return max(found, key=lambda one: one[1].value, default=None)  # the first of equal ones
 
 
 def verify(folder: Path) -> list[str]:
