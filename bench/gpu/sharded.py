@@ -21,7 +21,7 @@ from ramet.models.loading import load_model
 from ramet.planning.model_shape import read_shape
 from ramet.policy.batching.packing import MicroBatch, micro_batches
 from ramet.policy.distributed.ranks import join_ranks, leave_ranks
-from ramet.policy.distributed.sharding import keep_only_shards, shard
+from ramet.policy.distributed.sharding import reshard, shard
 from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.models import attention_cost, blocks_of, compile_blocks
 from ramet.policy.optim import clip_gradients, make_optimizer
@@ -46,14 +46,14 @@ def run_sharded(size: Size, config: ModelConfig, *, compiled: bool) -> Sharded:
     del plain
     join_ranks(rank=0, world_size=1, address=f"tcp://127.0.0.1:{_free_port()}", timeout_s=60)
     try:
-        model = load_model(config, place=torch.device("cpu")).train()
+        model = load_model(config, device=torch.device("cpu")).train()
         model.gradient_checkpointing_enable({"use_reentrant": False})
         if compiled:
             compile_blocks(model)
         scorer = LogprobModel(model)
         shard(scorer, blocks_of(model), device, master=torch.float32, compute=torch.bfloat16)
         gap = (_logprobs(scorer, batches[0]) - expected).abs()
-        keep_only_shards(scorer)
+        reshard(scorer)
         seconds = _seconds(scorer, batches, size.updates)
     finally:
         leave_ranks()
@@ -75,7 +75,7 @@ def _seconds(scorer: LogprobModel, batches: list[MicroBatch], updates: int) -> f
             synchronise()
             started = time.perf_counter()
         for batch in batches:
-            scorer.score(batch, 1.0, Entropy.DETACHED).logprobs.mean().backward()
+            scorer.token_logprobs(batch, 1.0, Entropy.DETACHED).logprobs.mean().backward()
         clip_gradients(scorer.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -85,7 +85,7 @@ def _seconds(scorer: LogprobModel, batches: list[MicroBatch], updates: int) -> f
 
 def _logprobs(scorer: LogprobModel, batch: MicroBatch) -> torch.Tensor:
     with torch.no_grad():
-        return scorer.score(batch, 1.0, Entropy.NONE).logprobs
+        return scorer.token_logprobs(batch, 1.0, Entropy.NONE).logprobs
 
 
 def _free_port() -> int:

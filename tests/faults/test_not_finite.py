@@ -67,7 +67,7 @@ def test_weights_between_two_steps_are_never_saved_as_those_of_a_step(house, mon
     def breaking(self, *arguments, **named):
         calls.append(named["step"])
         if calls.count(2) > 1:
-            self._replica._count(Outcome(finite=False, loss=float("nan"), norm=0.0), [])
+            self._train_rank._count_bad_steps(Outcome(finite=False, loss=float("nan"), norm=0.0), [])
             return False
         return step(self, *arguments, **named)
 

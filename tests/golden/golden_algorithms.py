@@ -83,10 +83,10 @@ def policy_loss(given: dict[str, Any]) -> dict[str, Any]:
     output = loss(loss_inputs(logprobs, old, advantages, mask))
     total = aggregated(output.per_token, mask, given["loss_agg_mode"])
     total.backward()
-    tally = MetricAccumulator()
+    metrics = MetricAccumulator()
     for name, values in output.metrics.items():
-        tally.tokens(name, values, mask.flatten())
-    means = tally.result()
+        metrics.token_mean(name, values, mask.flatten())
+    means = metrics.result()
     assert logprobs.grad is not None
     found = {theirs: means[ours] for theirs, ours in METRICS.items()}
     return {"pg_loss": total.item(), "grad_log_prob": logprobs.grad.tolist(), **found}
@@ -96,10 +96,10 @@ def value_loss(given: dict[str, Any]) -> dict[str, Any]:
     values, old, returns = (floats(given[key]) for key in ("vpreds", "values", "returns"))
     mask = floats(given["response_mask"]).bool()
     loss = clipped_value_loss(values.flatten(), old.flatten(), returns.flatten(), given["cliprange_value"])
-    tally = MetricAccumulator()
-    tally.tokens("clipped", loss.clipped, mask.flatten())
+    metrics = MetricAccumulator()
+    metrics.token_mean("clipped", loss.clipped, mask.flatten())
     total = aggregated(loss.per_token, mask, given["loss_agg_mode"])
-    return {"vf_loss": total.item(), "vf_clipfrac": tally.result()["clipped"]}
+    return {"vf_loss": total.item(), "vf_clipfrac": metrics.result()["clipped"]}
 
 
 def policy_loss_scalar(given: dict[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def traced_peak(config: PretrainedConfig, inputs: Inputs, monkeypatch: pytest.Mo
         tracker = FSDPMemTracker(scorer) if ranks > 1 else MemTracker()
         tracker.track_external(scorer)
         with tracker, torch.autocast("cpu", torch.bfloat16, enabled=ranks == 1):
-            scores = scorer.score(one_sequence(policy.max_microbatch_tokens), 1.0, Entropy.DETACHED)
+            scores = scorer.token_logprobs(one_sequence(policy.max_microbatch_tokens), 1.0, Entropy.DETACHED)
             scores.logprobs.sum().backward()
         (total,) = [parts["Total"] for parts in tracker.get_tracker_snapshot("peak").values()]
     return int(total)

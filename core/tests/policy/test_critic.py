@@ -74,7 +74,7 @@ def trained(spec: CriticSpec, rows: list[Row], steps: int) -> tuple[dict[str, fl
 
 
 def weights(worker: CriticWorker) -> Tensor:
-    return torch.cat([p.detach().flatten().clone() for p in worker._replica.model.parameters()])
+    return torch.cat([p.detach().flatten().clone() for p in worker._train_rank.model.parameters()])
 
 
 def test_values_begin_at_zero_and_stand_where_the_token_is_predicted(
@@ -83,7 +83,7 @@ def test_values_begin_at_zero_and_stand_where_the_token_is_predicted(
     rows = make_rows(5)
     worker = CriticWorker(make_critic())
     assert all(not values.any() for values in worker.values(rows))
-    head = worker._replica.model.get_output_embeddings()
+    head = worker._train_rank.model.get_output_embeddings()
     with torch.no_grad():
         head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0)))
     model = AutoModelForCausalLM.from_pretrained(tiny)
@@ -117,7 +117,7 @@ def test_values_and_training_do_not_depend_on_how_rows_are_packed(
     for left, right in zip(found[0][1], found[1][1], strict=True):
         np.testing.assert_allclose(left, right, atol=1e-4)
     packed, padded_rows = (CriticWorker(make_critic()) for _ in range(2))
-    packed._replica._cost = None  # one long row, as flash attention would get it
+    packed._train_rank._cost = None  # one long row, as flash attention would get it
     for worker in (packed, padded_rows):
         train(worker, rows, 3)
     for left, right in zip(packed.values(rows), padded_rows.values(rows), strict=True):

@@ -61,9 +61,9 @@ def test_numbers_are_added_up_and_values_reach_the_first_rank(ranks: OnRanks) ->
     assert ranks("exchange", [1.5, 2.25]) == [(3.75, [1.5, 2.25]), (3.75, None)]
 
 
-def test_a_rank_that_nobody_meets_gives_up_at_its_deadline() -> None:
+def test_a_rank_that_reaches_no_other_gives_up_at_its_deadline() -> None:
     with pytest.raises(
-        InfraError, match=r"policy rank 0 of 2 did not meet the others at tcp://127\.0\.0\.1:\d+ within 1 s"
+        InfraError, match=r"policy rank 0 of 2 did not reach the others at tcp://127\.0\.0\.1:\d+ within 1 s"
     ):
         join_ranks(rank=0, world_size=2, address=f"tcp://127.0.0.1:{free_port()}", timeout_s=1)
     require_ranks(0, 1)

@@ -83,7 +83,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
 
 def test_the_count_of_bad_steps_is_part_of_the_state(make_spec: MakeSpec, tmp_path: Path) -> None:
     worker = PolicyWorker(make_spec())
-    worker._replica.bad_steps = 2
+    worker._train_rank.bad_steps = 2
     worker.save(tmp_path)
     again = PolicyWorker(make_spec())
     again.load(tmp_path)
@@ -227,7 +227,7 @@ def test_other_ranks_than_those_that_wrote_go_on_with_generators_of_their_own(
     make_spec: MakeSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = PolicyWorker(make_spec())
-    worker._replica.step = 7
+    worker._train_rank.step = 7
     worker.save(tmp_path)
     own = torch.load(tmp_path / "rank_00000.pt", weights_only=True)
     torch.save(own | {"world_size": 2}, tmp_path / "rank_00000.pt")

@@ -22,7 +22,7 @@ from ramet.policy.batching.batch import Row
 from ramet.policy.batching.partition import minibatches
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
-from ramet.policy.logprob_model import TokenScores
+from ramet.policy.logprob_model import TokenLogprobs
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.train.algorithm import estimate
@@ -111,7 +111,7 @@ def test_packed_rows_train_as_padded_ones(
 ) -> None:
     rows = make_rows(8)
     padded, packed = PolicyWorker(make_spec()), PolicyWorker(make_spec())
-    packed._replica._cost = None
+    packed._train_rank._cost = None
     found, expected = (w.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1) for w in (packed, padded))
     assert found["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-5)
     torch.testing.assert_close(parameters(packed), parameters(padded), rtol=0, atol=2e-5)
@@ -268,22 +268,22 @@ def test_a_device_that_is_too_small_is_told_with_what_helps_and_leaves_the_state
     """F18. A CPU never says so, hence torch's own error, in the second of two micro-batches."""
     rows = make_rows(4)
     worker = PolicyWorker(make_spec(max_microbatch_tokens=rows[0].n_tokens))
-    score, calls = worker._scorer.score, iter(range(9))
+    compute, calls = worker._logprob_model.token_logprobs, iter(range(9))
 
-    def full(*arguments: Any) -> TokenScores:
+    def full(*arguments: Any) -> TokenLogprobs:
         if next(calls) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nlong advice")
-        return score(*arguments)
+        return compute(*arguments)
 
     before = parameters(worker)
-    monkeypatch.setattr(worker._scorer, "score", full)
+    monkeypatch.setattr(worker._logprob_model, "token_logprobs", full)
     with pytest.raises(
         OutOfMemory,
         match=r"policy rank 0: the memory of cpu is too small .*Tried to allocate 2 GiB\. Lower policy\.max_microbatch_"
         r"tokens=\d+, set policy\.activation_checkpointing=true \(it is false\), or raise cluster\.policy_workers=1",
     ):
         worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
-    monkeypatch.setattr(worker._scorer, "score", score)
+    monkeypatch.setattr(worker._logprob_model, "token_logprobs", compute)
     assert torch.equal(parameters(worker), before)
     again = worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 1)
     assert (
@@ -458,7 +458,7 @@ def test_more_ranks_than_have_met_are_refused_instead_of_training_copies(make_sp
         PolicyWorker(make_spec(), world_size=2)
 
 
-def test_a_model_that_changes_its_logits_behind_the_head_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
     config = AutoConfig.for_model(
         "cohere",
         vocab_size=64,

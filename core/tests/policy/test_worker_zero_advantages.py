@@ -68,14 +68,14 @@ def parameters(worker: PolicyWorker) -> Tensor:
 def updated(spec: PolicySpec, rows: list[Row], *advantages: Tensor) -> tuple[Tensor, dict[str, float], set[int]]:
     """Weights after these steps, the last metrics, and the lengths of responses that were computed with a gradient."""
     worker = PolicyWorker(spec)
-    score, seen = worker._scorer.score, set[int]()
+    compute, seen = worker._logprob_model.token_logprobs, set[int]()
 
     def noting(batch: MicroBatch, *options: Any) -> Any:
         if torch.is_grad_enabled():
             seen.update(batch.lengths)
-        return score(batch, *options)
+        return compute(batch, *options)
 
-    worker._scorer.score = noting  # type: ignore[method-assign]
+    worker._logprob_model.token_logprobs = noting  # type: ignore[method-assign]
     metrics: dict[str, float] = {}
     for step, given in enumerate(advantages, start=1):
         metrics = worker.update(TrainBatch.from_padded(rows, given), step)
@@ -115,7 +115,7 @@ def test_packing_changes_nothing_of_it(
     for loss in (PpoClip(PpoClipConfig()), Computes(PpoClipConfig())):
         worker = PolicyWorker(make_spec(policy_loss=loss, minibatches=2))
         if packed:
-            worker._replica._cost = None
+            worker._train_rank._cost = None
         worker.update(TrainBatch.from_padded(rows, silent_advantages(rows)), 1)
         weights.append(parameters(worker))
     torch.testing.assert_close(*weights, rtol=0, atol=2e-5)
@@ -160,5 +160,5 @@ def test_a_loss_that_asks_for_rows_by_another_input_than_the_advantage_is_found_
     make_spec: MakeSpec, name: str
 ) -> None:
     device = torch.device("cpu")
-    assert not Objective(make_spec(policy_loss=PullsBy(name))).is_silent_without_advantages(device)
-    assert Objective(make_spec()).is_silent_without_advantages(device)
+    assert not Objective(make_spec(policy_loss=PullsBy(name))).is_zero_without_advantages(device)
+    assert Objective(make_spec()).is_zero_without_advantages(device)

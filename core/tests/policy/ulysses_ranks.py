@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ramet.policy.distributed.ulysses import install, join, ulysses_states
+from ramet.policy.distributed.ulysses import install_ulysses, join_values, ulysses_states
 from ramet.policy.models import compile_blocks
 
 Difference: TypeAlias = tuple[float, float]
@@ -70,11 +70,11 @@ def compare(model: PreTrainedModel, packed: bool, predict: Tensor | None = None,
     loss_of(alone).backward()
     expected = gradients(model)
     model.zero_grad()
-    install(model, dist.group.WORLD)
+    install_ulysses(model, dist.group.WORLD)
     if backend:
         compile_blocks(model, backend)
     states, own = ulysses_states(model, ids, positions, predict, dist.group.WORLD)
-    together = join(logprobs_of(model, states), own, len(predict), dist.group.WORLD)
+    together = join_values(logprobs_of(model, states), own, len(predict), dist.group.WORLD)
     loss_of(together).backward()
     found = gradients(model)
     for gradient in found.values():
@@ -108,7 +108,7 @@ def ways() -> dict[str, Difference]:
 def leaks() -> float:
     """How far a packed sequence's log-probabilities move when the sequence before it is another one."""
     model = build("qwen2")
-    install(model, dist.group.WORLD)
+    install_ulysses(model, dist.group.WORLD)
     ids, positions, _ = layout(packed=True)
     predict = torch.arange(LENGTHS[0], sum(LENGTHS))
     found = []
@@ -116,13 +116,13 @@ def leaks() -> float:
         for shift in (0, 1):
             ids[0, : LENGTHS[0]] = (ids[0, : LENGTHS[0]] + shift) % 64
             states, own = ulysses_states(model, ids, positions, predict, dist.group.WORLD)
-            found.append(join(logprobs_of(model, states), own, len(predict), dist.group.WORLD))
+            found.append(join_values(logprobs_of(model, states), own, len(predict), dist.group.WORLD))
     return float((found[0] - found[1]).abs().max())
 
 
 def plain_call() -> str:
     model = build("llama")
-    install(model, dist.group.WORLD)
+    install_ulysses(model, dist.group.WORLD)
     try:
         model(input_ids=torch.arange(4)[None], use_cache=False)
     except RuntimeError as error:

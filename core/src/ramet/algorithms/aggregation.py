@@ -1,7 +1,7 @@
 """From per-token losses to one number, by counts over the whole optimiser step.
 
 Every mode is a weighted sum of per-token losses whose weights need only global counts. So micro-batches and ranks can
-be added up in any cut, and the gradient does not depend on how sequences were packed.
+be added up however the batch is cut, and the gradient does not depend on how sequences were packed.
 """
 
 from __future__ import annotations
@@ -45,5 +45,5 @@ def token_weights(mode: LossAggregation, mask: Tensor, sequence_ids: Tensor, cou
 
 
 def aggregate(per_token: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum; whatever stands in `per_token` where the weight is 0 counts nothing, NaN included."""
+    """The weighted sum of `[T]`, a scalar. Where the weight is 0, `per_token` adds nothing, even NaN."""
     return torch.where(weights > 0, per_token * weights, 0.0).sum()

@@ -17,8 +17,8 @@ class GrpoConfig:
 class GaeConfig:
     """Generalized advantage estimation (arXiv 1506.02438) with a critic. The defaults are those of the release."""
 
-    gamma: float = 1.0  # discount of a reward for every sampled token that stands before it
-    lam: float = 1.0  # 1: the return decides alone; 0: the critic's value of the next token does
+    gamma: float = 1.0  # discount of a reward for every sampled token before it
+    lam: float = 1.0  # 1: the advantage uses the return alone; 0: the critic's value of the next token
     whiten: bool = True  # advantages get mean 0 and standard deviation 1 over all sampled tokens of the step
     critic_lr: float = 1e-5
     critic_warmup_steps: int = 0  # first training steps in which only the critic is updated

@@ -2,8 +2,8 @@
 
     A_i = (s_i - mean) / (std + eps)        std with n - 1; Dr. GRPO (arXiv 2503.20783) leaves the division out
 
-Statistics are taken over the rows that are given: what infrastructure failed is no row, so it moves no baseline.
-Forks are ordinary members of their group (the ARPO paper's "soft" attribution).
+Statistics are taken over the rows that are given: a rollout that infrastructure failed is no row, so it changes no
+baseline. Forks are ordinary members of their group (the ARPO paper's "soft" attribution).
 """
 
 from __future__ import annotations

@@ -30,14 +30,14 @@ def logprobs_from_logits(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of `targets` `[n]` under `logits` `[n, V]`, and entropies `[n]` (empty with `Entropy.NONE`).
 
-    Temperature 0 stands for greedy sampling, whose probabilities are those at temperature 1.
+    Temperature 0 means greedy sampling, whose probabilities are those at temperature 1.
     """
-    scaled = logits.float() if temperature in (0, 1) else logits.float() / temperature  # a copy of all logits less
-    everything = torch.log_softmax(scaled, dim=-1)
-    chosen = everything.gather(-1, targets[:, None]).squeeze(-1)
+    scaled = logits.float() if temperature in (0, 1) else logits.float() / temperature  # saves a copy of all logits
+    logprobs = torch.log_softmax(scaled, dim=-1)  # [n, V]
+    chosen = logprobs.gather(-1, targets[:, None]).squeeze(-1)
     if entropy is Entropy.NONE:
         return chosen, chosen.new_empty(0)
-    source = everything if entropy is Entropy.GRADIENT else everything.detach()
+    source = logprobs if entropy is Entropy.GRADIENT else logprobs.detach()
     return chosen, -(source.exp() * source).sum(-1)
 
 
@@ -56,6 +56,7 @@ def logprobs_from_hidden(
     def piece(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         return logprobs_from_logits(head(states), wanted, temperature, entropy)
 
+    # Pieces of so many positions that their logits [rows, V] have at most `chunk_elements`.
     rows = max(1, chunk_elements // vocab_size)
     if len(targets) <= rows:
         return piece(hidden, targets)

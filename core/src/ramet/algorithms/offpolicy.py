@@ -20,7 +20,7 @@ class OffPolicy:
     """Per token, detached. `weight` is 1 where nothing was sampled."""
 
     weight: Tensor  # [T]
-    truncated: Tensor  # [T] float, 1 where the cap held
+    truncated: Tensor  # [T] float, 1 where the cap applied
     clamped: Tensor  # [T] float, 1 where the ratio was beyond its bounds (`ratio.LIMIT`)
 
 

@@ -1,6 +1,6 @@
 """Ratios of probabilities from their logarithms, bounded so that no token can overflow an update.
 
-Above a difference of 88 float32 gives infinity, and infinity times an advantage of 0 is no number. The bound of ±20
+Above a difference of 88 float32 gives infinity, and infinity times an advantage of 0 is NaN. The bound of ±20
 is verl's: e^20 is 5e8, far beyond every clip range, so the clamp changes no token that an algorithm would train on.
 """
 

@@ -1,4 +1,7 @@
-"""What of a model's folder, tokenizer and chat template cannot work, found without loading weights."""
+"""Problems of a model's folder, tokenizer and chat template, found without loading weights.
+
+Also what a chat template reads beside the messages: variables that a user may set, and whether it describes tools.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ OF_RENDERING = frozenset(  # parameters of transformers' own call, which never r
     "conversation chat_template tokenize padding truncation max_length return_tensors return_dict "
     "return_assistant_tokens_mask tokenizer_kwargs".split()
 )
-GIVEN = frozenset({"raise_exception", "strftime_now"})  # functions that transformers hands to every template
+GIVEN = frozenset({"raise_exception", "strftime_now"})  # functions that transformers gives every template
 
 
 def check_model(config: ModelConfig) -> list[str]:
@@ -84,7 +87,7 @@ def _check_files(folder: Path, names: list[str]) -> list[str]:
 
 
 def _check_file(file: Path) -> str | None:
-    """A safetensors file says in its header where its last tensor ends; other kinds say nothing so cheaply."""
+    """The header of a safetensors file tells where its last tensor ends; other kinds have no such check."""
     size = file.stat().st_size
     if file.suffix != ".safetensors":
         return None if size else f"model.path: {file} is empty"
@@ -95,8 +98,10 @@ def _check_file(file: Path) -> str | None:
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         return f"model.path: {file} is no readable safetensors file ({size} bytes): {error}"
-    whole = _LENGTH + length + max(ends, default=0)
-    return None if size == whole else f"model.path: {file} has {size} bytes, its header says {whole}; fetch it again"
+    expected = _LENGTH + length + max(ends, default=0)
+    if size == expected:
+        return None
+    return f"model.path: {file} has {size} bytes, its header says {expected}; fetch it again"
 
 
 def _check_config(folder: Path) -> list[str]:
@@ -128,8 +133,8 @@ def _fetch(config: ModelConfig) -> str:
     return f" (fetch one of the hub with `hf download {config.path} --local-dir FOLDER`)"
 
 
-def variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:
-    """Names that the chat template reads and does not set. None: it is written in an extension that is not known."""
+def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:
+    """Names that the chat template reads and does not set. None: it uses a Jinja extension that is not known."""
     template = tokenizer.chat_template
     texts = template.values() if isinstance(template, dict) else [template or ""]
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
@@ -140,13 +145,14 @@ def variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:
 
 
 def reads_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    found = variables(tokenizer)
+    """Whether the chat template describes tools; True where that cannot be told."""
+    found = template_variables(tokenizer)
     return found is None or "tools" in found
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Keys of `model.chat_template_kwargs` that would have no effect, or replace what the run itself says."""
-    found = variables(tokenizer)
+    """Keys of `model.chat_template_kwargs` that would have no effect, or replace what the run itself sets."""
+    found = template_variables(tokenizer)
     special = frozenset(tokenizer.special_tokens_map)
     problems = []
     for name in kwargs:

@@ -88,18 +88,18 @@ def _is_invented(token: str, folder: Path) -> bool:
     return json.dumps(token) not in text and json.dumps(token, ensure_ascii=False) not in text
 
 
-def load_model(config: ModelConfig, *, place: torch.device | None = None) -> PreTrainedModel:
-    """The causal language model in evaluation mode, on its device. Raises `ConfigError`.
+def load_model(config: ModelConfig, *, device: torch.device | None = None) -> PreTrainedModel:
+    """The causal language model in evaluation mode, on `model.device`. Raises `ConfigError`.
 
-    `place` holds it instead, for one who will take it to its device piece by piece.
+    `device` is used instead for a model that will be moved piece by piece, when it is sharded.
     """
-    device = resolve_device(config)
+    target = resolve_device(config)
     try:
         loaded: Any
         loaded = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=DTYPES[config.dtype],
-            attn_implementation=_attention(config, device),
+            attn_implementation=_attention(config, target),
             local_files_only=True,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
@@ -109,12 +109,12 @@ def load_model(config: ModelConfig, *, place: torch.device | None = None) -> Pre
             f"model.path: could not load a causal language model from {config.path!r}: {error_text(error)}"
         ) from error
     model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
-    if missing:  # transformers would go on with random numbers in their place
+    if missing:  # transformers would use random numbers instead
         raise ConfigError(
             f"model.path: the files in {config.path!r} lack {len(missing)} weights of the model that config.json "
             f"describes: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}"
         )
-    ready: PreTrainedModel = model.to(place or device).eval()
+    ready: PreTrainedModel = model.to(device or target).eval()
     return ready
 
 

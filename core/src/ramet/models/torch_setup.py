@@ -1,4 +1,4 @@
-"""torch as a whole process needs it: threads, determinism, seeds. Every job calls this once, before it builds."""
+"""Settings of torch for the whole process: threads, determinism, seeds. Every job calls this once, before it builds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ramet.config.schema import ModelConfig, RunConfig
 
 
 def check_torch(run: RunConfig, model: ModelConfig) -> list[str]:
-    """What cannot be deterministic on this machine. A device that is named is checked with the configuration."""
+    """Why a run cannot be deterministic on this machine. A device that is named is checked with the configuration."""
     if not run.deterministic or model.device != "auto" or not torch.cuda.is_available():
         return []
     return ["run.deterministic=true: holds on CPU only, and model.device=auto means cuda here; set model.device=cpu"]
@@ -26,7 +26,7 @@ def set_up_torch(run: RunConfig) -> None:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(run.deterministic)
     torch.manual_seed(run.seed)
-    random.seed(run.seed)  # nothing here draws from these two; plugins may, and checkpoints hold all three
+    random.seed(run.seed)  # only plugins draw from these two; checkpoints hold the state of all three
     np.random.seed(run.seed % 2**32)
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,8 +1,10 @@
 """`model.attention=varlen`: torch's own attention over sequences of different lengths (torch.nn.attention.varlen).
 
-A packed row is handed to the kernel with the borders of its sequences, so there is no mask and nobody pays for the
-square of the row; what flash-attn offers as a package. It has kernels for half precision on CUDA alone and was not run
-there; tests give it a stand-in kernel.
+The kernel is given a packed row with the borders of its sequences, so there is no mask and the cost is not that of the
+square of the row, as with the package flash-attn. It has kernels for half precision on CUDA alone and was not run
+there; tests replace the kernel.
+
+Shapes: B rows of S positions; D size of a head.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from transformers.modeling_utils import AttentionInterface
 from ramet.errors import ConfigError
 
 VARLEN = "varlen"
-CAUSAL = (-1, 0)  # window: everything before, nothing behind
+CAUSAL = (-1, 0)  # the window: all positions before, none after
 
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """Where the sequences of a flat row begin and end, and the length of the longest."""
+    """Where the n sequences of the flat `[B * S]` begin and end, and the length of the longest."""
 
-    starts: Tensor  # [n + 1] int32
+    starts: Tensor  # [n + 1] int32; the last is B * S
     longest: int
 
 
@@ -45,7 +47,7 @@ def register() -> None:
 
 
 def borders(position_ids: Tensor) -> Borders:
-    """A sequence begins wherever positions `[B, S]` begin again at 0; rows lie behind each other."""
+    """A sequence begins wherever positions `[B, S]` begin again at 0; rows follow each other in the flat order."""
     flat = position_ids.flatten()
     starts = torch.nonzero(flat == 0).flatten()
     ends = torch.cat([starts, starts.new_tensor([len(flat)])])
@@ -53,8 +55,8 @@ def borders(position_ids: Tensor) -> Borders:
 
 
 class _Attention:
-    """Remembers the borders of the row under way: all layers are given the same positions, and reading them waits for
-    the device.
+    """Keeps the borders of the current forward pass: all layers are given the same positions, and reading them waits
+    for the device.
     """
 
     def __init__(self) -> None:
@@ -64,15 +66,15 @@ class _Attention:
     def __call__(
         self,
         module: nn.Module,
-        query: Tensor,  # [B, heads, S, head_dim]
-        key: Tensor,
-        value: Tensor,
+        query: Tensor,  # [B, heads, S, D]
+        key: Tensor,  # [B, key heads, S, D]
+        value: Tensor,  # [B, key heads, S, D]
         attention_mask: Tensor | None,
         *,
         scaling: float,
         position_ids: Tensor,
         sliding_window: int | None = None,
-        **_: Any,  # transformers gives more to each attention than any of them reads
+        **_: Any,  # transformers gives every attention more than it reads
     ) -> tuple[Tensor, None]:
         if sliding_window is not None:
             raise ConfigError(
@@ -80,8 +82,8 @@ class _Attention:
             )
         if position_ids is not self._positions or self._borders is None:
             self._positions, self._borders = position_ids, borders(position_ids)
-        mixed = _kernel(
-            *(_flat(x).to(value.dtype) for x in (query, key, value)),  # rotary embeddings leave float32 under autocast
+        mixed = _kernel(  # [B * S, heads, D]
+            *(_flat(x).to(value.dtype) for x in (query, key, value)),  # rotary embeddings give float32 under autocast
             self._borders.starts,
             self._borders.starts,
             self._borders.longest,
@@ -90,11 +92,12 @@ class _Attention:
             window_size=CAUSAL,
             enable_gqa=query.shape[1] != key.shape[1],
         )
+        # [B, S, heads, D]
         return mixed.view(query.shape[0], query.shape[2], *mixed.shape[1:]), None
 
 
 def _flat(x: Tensor) -> Tensor:
-    """`[B * S, heads, head_dim]`."""
+    """`[B, heads, S, D]` as `[B * S, heads, D]`."""
     return x.transpose(1, 2).flatten(0, 1)
 
 

@@ -1,4 +1,4 @@
-"""What of a policy's configuration cannot work, found before anything starts."""
+"""Problems of a policy's configuration, found before anything starts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def check_policy(config: Config) -> list[str]:
             "takes a device of its own; allowed with several: auto, cpu, cuda"
         )
     if config.policy.sequence_parallel > 1:
-        problems += _heads(config.model, config.policy.sequence_parallel)
+        problems += _check_heads(config.model, config.policy.sequence_parallel)
     if config.policy.lora_rank:
         problems += check_lora()
     return problems
 
 
 def check_policy_options(policy: PolicyConfig, device: str | None, world_size: int) -> list[str]:
-    """What a rank can see by itself. `device` None: that of another machine."""
+    """The problems that one rank can find by itself. `device` None: it is on another machine."""
     problems = []
     if policy.offload is not Offload.NONE and device == "cpu":
         problems.append(
@@ -49,7 +49,7 @@ def check_policy_options(policy: PolicyConfig, device: str | None, world_size: i
 
 
 def _device(config: Config) -> str | None:
-    """The kind of device that the policy will have; None where only its own machine knows."""
+    """The kind of device that the policy will have; None if only another machine can tell."""
     if config.model.device != "auto":
         return config.model.device.partition(":")[0]
     if config.cluster.address is not None:
@@ -57,8 +57,8 @@ def _device(config: Config) -> str | None:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _heads(model: ModelConfig, size: int) -> list[str]:
-    """A folder that cannot be read is `check_model`'s to report."""
+def _check_heads(model: ModelConfig, size: int) -> list[str]:
+    """Nothing for a folder that cannot be read, which `check_model` reports."""
     if not (Path(model.path) / "config.json").is_file():
         return []
     try:

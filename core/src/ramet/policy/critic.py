@@ -1,11 +1,11 @@
 """The critic worker: one rank of the value model, for estimators that need values (`Need.VALUES`).
 
-As the policy worker it is a plain class that every rank calls with all rows; each takes its share, and rank 0 returns
+As the policy worker it is a plain class that every rank calls with all rows; each takes its part, and rank 0 returns
 the result of all. Packing, number types, optimiser, schedule, mini-batches and checkpoints are the policy's, with the
 critic's own learning rate; what is trained is V towards the returns that the estimator gave.
 
-The value model is the policy's architecture and first weights, with one number per token instead of one per word. Its
-head begins at 0, so that the first values are 0 and the first advantages plain returns; noise would only have to be
+The value model is the policy's architecture and first weights, with one number per token instead of V logits. Its head
+begins at 0, so that the first values are 0 and the first advantages plain returns; noise would only have to be
 unlearned. Weights are float32 or gathered in bfloat16 as the policy's are, but the head multiplies in float32: three
 digits are too few for a return.
 """
@@ -34,13 +34,13 @@ from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.partition import RankLayout, minibatches
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.check import check_policy_options
-from ramet.policy.distributed.ranks import gather_on_first, neighbours, require_ranks
-from ramet.policy.distributed.sharding import keep_only_shards
-from ramet.policy.distributed.ulysses import join, ulysses_states
+from ramet.policy.distributed.ranks import gather_on_first, require_ranks, sequence_parallel_group
+from ramet.policy.distributed.sharding import reshard
+from ramet.policy.distributed.ulysses import join_values, ulysses_states
 from ramet.policy.errors import TrainingDiverged
 from ramet.policy.logprob_model import hidden_states
 from ramet.policy.metric_accumulator import MetricAccumulator
-from ramet.policy.models import trainable
+from ramet.policy.models import build_trainable
 from ramet.policy.optim import learning_rate
 from ramet.policy.spec import CriticSpec
 from ramet.policy.train_rank import TrainRank
@@ -50,7 +50,7 @@ ADVICE = "Lower the critic's learning rate (advantage.params.critic_lr) or polic
 
 
 class ValueModel(nn.Module):
-    """Takes `model`'s output head away. `group` are the ranks that share each sequence; None: each has its own."""
+    """Replaces `model`'s output head. `group` are the ranks that share each sequence; None: each rank has its own."""
 
     def __init__(self, model: PreTrainedModel, group: ProcessGroup | None = None) -> None:
         super().__init__()
@@ -60,18 +60,21 @@ class ValueModel(nn.Module):
         self.group = group
 
     def forward(self, batch: MicroBatch) -> Tensor:
-        """`[T]` float32 on the response axis: the value before each sampled token; 0 where nothing was sampled.
+        """`[T]` float32 on the response axis: the value before each sampled token; 0 on inserted tokens.
 
-        It stands where that token is predicted, and so knows nothing of it.
+        It is computed at the position that predicts the token, and so does not depend on it.
         """
+        # Values [n] of the trained tokens; with Ulysses each rank computes those [m] of its own positions.
         if self.group is None:
             values = self._values(hidden_states(self.model, batch).flatten(0, 1)[batch.predict])
         else:
             states, own = ulysses_states(self.model, batch.input_ids, batch.position_ids, batch.predict, self.group)
-            values = join(self._values(states), own, len(batch.targets), self.group)
+            values = join_values(self._values(states), own, len(batch.targets), self.group)
+        # [n] -> [T]
         return values.new_zeros(sum(batch.lengths)).index_put((batch.response,), values)
 
     def _values(self, states: Tensor) -> Tensor:
+        """`[n]` float32 from hidden states `[n, H]`."""
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         with torch.autocast(states.device.type, enabled=False):
             return linear(states.float(), head.weight.float()).squeeze(-1)
@@ -86,7 +89,7 @@ class _Targets:
     old_values: Sequence[Floats]
 
     def explained_variance(self) -> float:
-        """1: the values are the returns, 0: no better than their mean. 0 too where all returns are the same."""
+        """1: the values are the returns, 0: no better than their mean. Also 0 if all returns are the same."""
         mask = np.concatenate([row.mask for row in self.rows])
         returns = np.concatenate(self.returns)[mask].astype(np.float64)
         errors = returns - np.concatenate(self.old_values)[mask]
@@ -111,17 +114,17 @@ class CriticWorker:
         self.spec = spec
         self.rank = rank
         self._policy = replace(spec.policy, lr=spec.options.lr)
-        place = RankLayout(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel)
-        group = neighbours(spec.policy.sequence_parallel)
-        self._module = trainable(
+        layout = RankLayout(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel)
+        group = sequence_parallel_group(spec.policy.sequence_parallel)
+        self._module = build_trainable(
             spec.model, spec.policy, ValueModel, seed=spec.seed, world_size=world_size, group=group
         )
-        self._replica = TrainRank(
+        self._train_rank = TrainRank(
             self._module,
             self._module.model,
             config=spec.model,
             policy=self._policy,
-            place=place,
+            layout=layout,
             max_bad_steps=spec.train.max_bad_steps,
             seed=spec.seed,
             advice=ADVICE,
@@ -133,12 +136,12 @@ class CriticWorker:
         In the rows' order on rank 0, empty on others.
         """
         found: dict[int, Floats] = {}
-        with torch.no_grad(), self._replica.within_memory():
-            for batch in self._replica.micro_batches(rows):
+        with torch.no_grad(), self._train_rank.within_memory():
+            for batch in self._train_rank.micro_batches(rows):
                 pieces = torch.split(self._forward(batch).cpu(), list(batch.lengths))
                 found |= {i: piece.numpy().copy() for i, piece in zip(batch.rows, pieces, strict=True)}
-        keep_only_shards(self._module)
-        parts = [found] if self._replica.place.world_size == 1 else gather_on_first(found)
+        reshard(self._module)
+        parts = [found] if self._train_rank.layout.world_size == 1 else gather_on_first(found)
         return [next(part[i] for part in parts if i in part) for i in range(len(rows))] if parts else []
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
@@ -149,15 +152,15 @@ class CriticWorker:
         """
         targets = _targets(batch)
         rate = learning_rate(self._policy, step, self.spec.total_steps)
-        self._replica.set_rate(rate)
-        tally, skipped = MetricAccumulator(), 0
+        self._train_rank.set_learning_rate(rate)
+        metrics, skipped = MetricAccumulator(), 0
         for i, chosen in enumerate(minibatches(len(batch.rows), self.spec.train, seed=self.spec.seed, step=step)):
             try:
-                skipped += not self._optimizer_step(targets, chosen, tally, step=step)
+                skipped += not self._optimizer_step(targets, chosen, metrics, step=step)
             except TrainingDiverged as error:
                 error.mid_step = skipped < i
                 raise
-        found = tally.result(counts=self._replica.place.counts)
+        found = metrics.result(include=self._train_rank.layout.is_first_of_group)
         if self.rank:
             return {}
         return found | {
@@ -168,35 +171,37 @@ class CriticWorker:
 
     def save(self, folder: Path) -> None:
         """Write what `load` needs to `folder/critic`. All ranks, the same folder. Raises `CheckpointError`."""
-        self._replica.save(folder / FOLDER)
+        self._train_rank.save(folder / FOLDER)
 
     def stage(self) -> None:
-        """Copy what `save` would write into host memory; training may go on behind it."""
-        self._replica.stage()
+        """Copy what `save` would write into host memory; training may go on afterwards."""
+        self._train_rank.stage()
 
     def write_staged(self, folder: Path) -> None:
-        """Write what was staged, and let it go. May run in another thread than training. As `save`."""
-        self._replica.write_staged(folder / FOLDER)
+        """Write what was staged, and free it. May run in another thread than training. As `save`."""
+        self._train_rank.write_staged(folder / FOLDER)
 
     def load(self, folder: Path) -> None:
         """Go on exactly where `save` was called, by as many ranks or others. Raises `CheckpointError`."""
-        self._replica.load(folder / FOLDER)
+        self._train_rank.load(folder / FOLDER)
 
-    def _optimizer_step(self, targets: _Targets, chosen: Sequence[int], tally: MetricAccumulator, *, step: int) -> bool:
+    def _optimizer_step(
+        self, targets: _Targets, chosen: Sequence[int], metrics: MetricAccumulator, *, step: int
+    ) -> bool:
         rows = [targets.rows[i] for i in chosen]
         n_tokens = max(sum(row.n_trained for row in rows), 1)
         total = 0.0
-        with self._replica.within_memory():
-            for batch in self._replica.micro_batches(rows):
-                loss = self._loss(self._forward(batch), targets, [chosen[i] for i in batch.rows], tally)
-                total += self._replica.backward(loss / n_tokens)
-        outcome = self._replica.optimizer_step(total, rows, step=step)
+        with self._train_rank.within_memory():
+            for batch in self._train_rank.micro_batches(rows):
+                loss = self._loss(self._forward(batch), targets, [chosen[i] for i in batch.rows], metrics)
+                total += self._train_rank.backward(loss / n_tokens)
+        outcome = self._train_rank.optimizer_step(total, rows, step=step)
         if outcome.finite:
-            tally.number("critic/loss", outcome.loss)
-            tally.number("critic/grad_norm", outcome.norm)
+            metrics.mean("critic/loss", outcome.loss)
+            metrics.mean("critic/grad_norm", outcome.norm)
         return outcome.finite
 
-    def _loss(self, values: Tensor, targets: _Targets, chosen: Sequence[int], tally: MetricAccumulator) -> Tensor:
+    def _loss(self, values: Tensor, targets: _Targets, chosen: Sequence[int], metrics: MetricAccumulator) -> Tensor:
         """The sum over the sampled tokens of a micro-batch; of an empty one 0, with a gradient for every parameter."""
         if not chosen:
             return values.sum()
@@ -207,11 +212,11 @@ class CriticWorker:
         mask = joined([row.mask for row in targets.rows])
         old_values, returns = joined(targets.old_values), joined(targets.returns)
         loss = value_loss(values, old_values, returns, self.spec.options.value_clip)
-        tally.tokens("critic/clip_fraction", loss.clipped, mask)
+        metrics.token_mean("critic/clip_fraction", loss.clipped, mask)
         return aggregate(loss.per_token, mask.float())
 
     def _forward(self, batch: MicroBatch) -> Tensor:
-        with self._replica.precision():
+        with self._train_rank.precision():
             values: Tensor = self._module(batch)
         return values
 

@@ -19,4 +19,4 @@ class OutOfMemory(RametError):
 
 
 class CheckpointError(RametError):
-    """A checkpoint could not be written or read. Those written before are untouched."""
+    """A checkpoint could not be written or read. Those written before are unchanged."""

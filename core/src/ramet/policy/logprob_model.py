@@ -24,12 +24,12 @@ from ramet.algorithms.logprobs import Entropy, logprobs_from_hidden
 from ramet.errors import ConfigError
 from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.batching.packing import MicroBatch
-from ramet.policy.distributed.ulysses import join, ulysses_states
+from ramet.policy.distributed.ulysses import join_values, ulysses_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenScores:
-    """On the response axis of a micro-batch; 0, and without a gradient, where nothing was sampled."""
+class TokenLogprobs:
+    """On the response axis T of a micro-batch; 0, and without a gradient, on tokens that were not sampled."""
 
     logprobs: Tensor  # [T] float32
     entropies: Tensor | None  # [T] float32, nats
@@ -45,28 +45,32 @@ class LogprobModel(nn.Module):
         self.group = group
 
     def forward(self, batch: MicroBatch, temperature: float, entropy: Entropy) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The fields of `TokenScores`: FSDP finds tensors in tuples, not in our classes."""
-        scores = score_tokens(self.model, batch, temperature, entropy, self.group)
-        return scores.logprobs, scores.entropies, scores.mask
+        """The fields of `TokenLogprobs`: FSDP finds tensors in tuples, not in our classes."""
+        tokens = token_logprobs(self.model, batch, temperature, entropy, self.group)
+        return tokens.logprobs, tokens.entropies, tokens.mask
 
-    def score(self, batch: MicroBatch, temperature: float, entropy: Entropy) -> TokenScores:
+    def token_logprobs(self, batch: MicroBatch, temperature: float, entropy: Entropy) -> TokenLogprobs:
+        """One forward pass, as `token_logprobs` of this module; under FSDP all ranks call it together."""
         logprobs, entropies, mask = self(batch, temperature, entropy)
-        return TokenScores(logprobs=logprobs, entropies=entropies, mask=mask)
+        return TokenLogprobs(logprobs=logprobs, entropies=entropies, mask=mask)
 
 
-def score_tokens(
+def token_logprobs(
     model: PreTrainedModel,
     batch: MicroBatch,
     temperature: float,
     entropy: Entropy,
     group: ProcessGroup | None = None,
-) -> TokenScores:
+) -> TokenLogprobs:
     """One forward pass. Gradients flow if they are enabled. `group`: the ranks that share the sequences (Ulysses)."""
+    # Hidden states [m, H] that predict trained tokens: all n of them or, with Ulysses, those of this rank's positions,
+    # where `own` [m] indexes into the n.
     n = len(batch.targets)
     if group is None:
         states, own = hidden_states(model, batch).flatten(0, 1)[batch.predict], None
     else:
         states, own = ulysses_states(model, batch.input_ids, batch.position_ids, batch.predict, group)
+    # [m] each; the head's logits [m, V] exist only a piece at a time.
     logprobs, entropies = logprobs_from_hidden(
         states,
         _head(model),
@@ -75,11 +79,13 @@ def score_tokens(
         vocab_size=model.config.vocab_size,
         entropy=entropy,
     )
+    # [m] of each rank -> [n] on every rank
     if group is not None and own is not None:
-        logprobs = join(logprobs, own, n, group)
-        entropies = entropies if entropy is Entropy.NONE else join(entropies, own, n, group)
+        logprobs = join_values(logprobs, own, n, group)
+        entropies = entropies if entropy is Entropy.NONE else join_values(entropies, own, n, group)
+    # [n] -> [T]: 0 on inserted tokens
     zeros = logprobs.new_zeros(sum(batch.lengths))
-    return TokenScores(
+    return TokenLogprobs(
         logprobs=zeros.index_put((batch.response,), logprobs),
         entropies=None if entropy is Entropy.NONE else zeros.index_put((batch.response,), entropies),
         mask=torch.zeros_like(zeros, dtype=torch.bool).index_fill(0, batch.response, True),
@@ -87,7 +93,7 @@ def score_tokens(
 
 
 def hidden_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """`[B, S, H]` behind the last norm. `use_cache=False` is what makes packing exact: with a cache, samples leak."""
+    """`[B, S, H]` after the last norm. `use_cache=False` is what makes packing exact: with a cache, samples leak."""
     body: Any = model.base_model
     output = body(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
     hidden: Tensor = output.last_hidden_state
@@ -103,7 +109,7 @@ def check_head(model: PreTrainedModel) -> None:
         theirs = model(input_ids=ids, use_cache=False).logits
     if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
         raise ConfigError(
-            f"model.path: {type(model).__name__} changes its logits behind the output head; allowed: models whose "
+            f"model.path: {type(model).__name__} changes its logits after the output head; allowed: models whose "
             "logits are the head's output, such as Qwen2, Qwen3 and Llama"
         )
 
@@ -115,21 +121,21 @@ def _head(model: PreTrainedModel) -> torch.nn.Module:
 
 @dataclass(slots=True, kw_only=True)
 class LogprobResult:
-    """One array per row in `rows`, over its response."""
+    """What one rank has computed, or all: one array per row in `rows`, over its response."""
 
     rows: list[int] = field(default_factory=list)
     logprobs: list[Floats] = field(default_factory=list)
-    entropies: list[Floats] = field(default_factory=list)  # empty if nobody asked for them
+    entropies: list[Floats] = field(default_factory=list)  # nats; empty if they were not computed
 
-    def add(self, scores: TokenScores, batch: MicroBatch) -> None:
+    def add(self, tokens: TokenLogprobs, batch: MicroBatch) -> None:
         self.rows.extend(batch.rows)
-        self.logprobs.extend(_pieces(scores.logprobs, batch))
-        if scores.entropies is not None:
-            self.entropies.extend(_pieces(scores.entropies, batch))
+        self.logprobs.extend(_by_row(tokens.logprobs, batch))
+        if tokens.entropies is not None:
+            self.entropies.extend(_by_row(tokens.entropies, batch))
 
 
-def in_order(rows: Sequence[Row], parts: Sequence[LogprobResult]) -> LogprobResult:
-    """All parts as one, in the order of `rows`. Ranks that share sequences bring the same, and one of them is taken."""
+def in_row_order(rows: Sequence[Row], parts: Sequence[LogprobResult]) -> LogprobResult:
+    """All parts as one, in the order of `rows`. Ranks that share sequences have the same; any of them is taken."""
     out = LogprobResult(rows=list(range(len(rows))), logprobs=[_zeros(row) for row in rows])
     out.entropies = [_zeros(row) for row in rows]
     for part in parts:
@@ -140,7 +146,8 @@ def in_order(rows: Sequence[Row], parts: Sequence[LogprobResult]) -> LogprobResu
     return out
 
 
-def _pieces(values: Tensor, batch: MicroBatch) -> list[Floats]:
+def _by_row(values: Tensor, batch: MicroBatch) -> list[Floats]:
+    """`[T]` cut into one array per row, in host memory."""
     return [piece.numpy().copy() for piece in torch.split(values.cpu(), list(batch.lengths))]
 
 

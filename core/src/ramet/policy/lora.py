@@ -1,8 +1,8 @@
 """LoRA (arXiv 2106.09685) through peft: W stays as it is and s * B @ A is trained, with s = alpha / rank = 2.
 
-peft's layers are put into the model, which keeps its class, so the forward pass and FSDP see the model they know. All
-else is said by the names: a linear layer `X` becomes `X.base_layer`, `X.lora_A.default` and `X.lora_B.default`. So
-merging needs a `state_dict` only, whole or sharded, and an adapter is merged into a base model that only lies on disk.
+peft's layers are put into the model, which keeps its class, so that nothing changes for the forward pass and FSDP. The
+names tell the rest: a linear layer `X` becomes `X.base_layer`, `X.lora_A.default` and `X.lora_B.default`. So merging
+needs a `state_dict` only, whole or sharded, and an adapter can be merged into a base model that is only on disk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ramet.errors import ConfigError
-from ramet.policy.distributed.sharding import whole
+from ramet.policy.distributed.sharding import full_tensor
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -57,8 +57,8 @@ def lora_config(targets: Collection[str], rank: int, base: str | None = None) ->
 def add_adapter(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PreTrainedModel:
     """The same model with an adapter on every linear layer but the output head; only it is trained, in float32.
 
-    B is 0 and A is drawn from `seed`, whatever the state of torch's generators, so the model answers as before and all
-    ranks hold the same. To be called before the model is sharded. Raises `ConfigError` without peft.
+    B is 0, so the model answers as before. A is drawn from `seed`, whatever the state of torch's random number
+    generators, so all ranks hold the same. To be called before the model is sharded. Raises `ConfigError` without peft.
     """
     if problems := check_lora():
         raise ConfigError(problems[0])
@@ -82,38 +82,38 @@ def add_adapter(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PreTrain
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Names and whole tensors of the plain model's `state_dict`, with the adapters merged; the model stays as it is.
 
-    One tensor is put together at a time, in W's type. Under FSDP all ranks must go through it together. A model without
+    One tensor is gathered at a time, in W's type. Under FSDP all ranks must iterate together. A model without
     adapters gives its own weights.
     """
     state = model.state_dict()
     for name, tensor in state.items():
         if ".lora_" in name:
             continue
-        weight = whole(tensor)
+        weight = full_tensor(tensor)
         layer, found, kind = name.rpartition(BASE)
         if found and kind == "weight":
-            weight = _merge(weight, whole(state[layer + FACTOR_A]), whole(state[layer + FACTOR_B]))
+            weight = _merge(weight, full_tensor(state[layer + FACTOR_A]), full_tensor(state[layer + FACTOR_B]))
         yield (f"{layer}.{kind}" if found else name), weight
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The adapters' A and B, whole, under the names of peft's files: all that must travel to an engine.
+    """The adapters' A and B, whole, under the names of peft's files: all that an engine needs to be sent.
 
-    One tensor is put together at a time. Under FSDP all ranks must go through it together.
+    One tensor is gathered at a time. Under FSDP all ranks must iterate together.
     """
     yield from adapters(model.state_dict())
 
 
 def adapters(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """As `adapter_weights`, from a `state_dict` or what a checkpoint holds of one."""
+    """As `adapter_weights`, from a `state_dict` or from a part of one, as in a checkpoint."""
     for name, tensor in state.items():
         if name.endswith((FACTOR_A, FACTOR_B)):
-            yield f"{PEFT}{name.removesuffix('default.weight')}weight", whole(tensor)
+            yield f"{PEFT}{name.removesuffix('default.weight')}weight", full_tensor(tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterMerger:
-    """On an engine's side: whole named weights from an adapter and the base model's files, one tensor at a time."""
+    """In an engine's process: whole named weights from an adapter and the base model's files, one tensor at a time."""
 
     base: Path  # a Hugging Face folder with safetensors
 

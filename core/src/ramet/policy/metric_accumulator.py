@@ -1,4 +1,4 @@
-"""What an update reports: means over trained tokens, tails, and counts, added up over micro-batches."""
+"""What an update reports: means, maxima and percentiles over trained tokens, over all micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ramet.policy.distributed.ranks import gather_on_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricPart:
-    """What one rank saw, on its way to the first."""
+class RankMetrics:
+    """The sums of one rank, as they are sent to rank 0."""
 
     sums: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -33,31 +33,31 @@ class MetricAccumulator:
         self._largest: dict[str, Tensor] = {}
         self._values: dict[str, list[Tensor]] = defaultdict(list)
 
-    def tokens(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Mean over masked tokens."""
+    def token_mean(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """The mean over the tokens of the mask; `values` and `mask` in any one shape."""
         chosen = values.detach()[mask].double()
         self._sums[name] = self._sums.get(name, 0.0) + chosen.sum()
         self._counts[name] += len(chosen)
 
-    def largest(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Maximum over masked tokens."""
+    def token_max(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """The maximum over the tokens of the mask."""
         chosen = values.detach()[mask]
         if len(chosen):
             top = chosen.max()
             self._largest[name] = torch.maximum(self._largest.get(name, top), top)
 
-    def tails(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """1st and 99th percentile and maximum over masked tokens."""
+    def token_percentiles(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """1st and 99th percentile and maximum over the tokens of the mask, as `NAME_p01`, `NAME_p99`, `NAME_max`."""
         self._values[name].append(values.detach()[mask])
 
-    def number(self, name: str, value: float) -> None:
-        """Mean over calls."""
+    def mean(self, name: str, value: float) -> None:
+        """The mean over calls."""
         self._sums[name] = self._sums.get(name, torch.zeros((), dtype=torch.float64)) + value
         self._counts[name] += 1
 
-    def result(self, *, counts: bool = True) -> dict[str, float]:
-        """Of all ranks together, on rank 0; empty elsewhere. `counts` False: another rank saw the same tokens."""
-        parts = gather_on_first(self._part() if counts else MetricPart())
+    def result(self, *, include: bool = True) -> dict[str, float]:
+        """Of all ranks together, on rank 0; empty on others. `include` False: another rank had the same tokens."""
+        parts = gather_on_first(self._own() if include else RankMetrics())
         if parts is None:
             return {}
         out = {}
@@ -74,8 +74,8 @@ class MetricAccumulator:
                 out.update({f"{name}_p01": low, f"{name}_p99": high, f"{name}_max": float(everything.max())})
         return out
 
-    def _part(self) -> MetricPart:
-        return MetricPart(
+    def _own(self) -> RankMetrics:
+        return RankMetrics(
             sums={name: float(value) for name, value in self._sums.items()},
             counts=dict(self._counts),
             largest={name: float(value) for name, value in self._largest.items()},

@@ -16,7 +16,7 @@ from ramet.models.loading import load_model, resolve_device
 from ramet.models.varlen import VARLEN
 from ramet.policy.batching.packing import Cost, model_cost
 from ramet.policy.distributed.sharding import shard
-from ramet.policy.distributed.ulysses import install, own_attention
+from ramet.policy.distributed.ulysses import attention_name, install_ulysses
 from ramet.policy.logprob_model import LogprobModel, check_head
 from ramet.policy.lora import add_adapter
 from ramet.policy.spec import PolicySpec
@@ -27,11 +27,11 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 
 def trainable_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> LogprobModel:
-    """The policy, as `trainable` makes it."""
-    return trainable(spec.model, spec.policy, LogprobModel, seed=spec.seed, world_size=world_size, group=group)
+    """The policy, as `build_trainable` makes it."""
+    return build_trainable(spec.model, spec.policy, LogprobModel, seed=spec.seed, world_size=world_size, group=group)
 
 
-def trainable(
+def build_trainable(
     config: ModelConfig,
     policy: PolicyConfig,
     wrap: Callable[[PreTrainedModel, ProcessGroup | None], M],
@@ -40,25 +40,25 @@ def trainable(
     world_size: int = 1,
     group: ProcessGroup | None = None,
 ) -> M:
-    """The model with float32 weights; under LoRA the frozen ones stay in `model.dtype`. Without dropout: pi must be the
+    """The model with float32 weights; with LoRA the frozen ones stay in `model.dtype`. No dropout: pi must be the
     same distribution in every pass. `group`: the ranks that share each sequence. `wrap` makes the module whose forward
     pass is run.
 
     Raises `ConfigError` for a model that cannot be loaded or trained.
     """
     sharded = world_size > 1
-    model = load_model(config, place=HOST if sharded else None)
+    model = load_model(config, device=HOST if sharded else None)
     if policy.lora_rank:
         add_adapter(model, policy.lora_rank, seed=seed)
     elif not sharded:
         model.float()  # type: ignore[no-untyped-call]
     check_head(model)
-    _without_dropout(model)
+    _disable_dropout(model)
     if policy.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
     if group is not None:
-        install(model, group)
+        install_ulysses(model, group)
     wrapped = wrap(model, group)
     if policy.compile:
         compile_blocks(model)
@@ -77,19 +77,19 @@ def trainable(
 def reference_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> LogprobModel:
     """The weights that the run starts from, in `model.dtype`, frozen; resuming does not change them."""
     sharded = world_size > 1
-    model = load_model(spec.model, place=HOST if sharded else None)
+    model = load_model(spec.model, device=HOST if sharded else None)
     model.requires_grad_(False)
     if group is not None:
-        install(model, group)
-    scorer = LogprobModel(model, group)
+        install_ulysses(model, group)
+    wrapped = LogprobModel(model, group)
     if sharded:
         offload = spec.policy.offload is Offload.ALL
-        shard(scorer, blocks_of(model), resolve_device(spec.model), offload=offload)
-    return scorer
+        shard(wrapped, blocks_of(model), resolve_device(spec.model), offload=offload)
+    return wrapped
 
 
 def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The transformer blocks: what transformers says must not be split."""
+    """The transformer blocks: the modules that transformers never splits over devices."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
@@ -111,20 +111,20 @@ def compile_blocks(model: PreTrainedModel, backend: str = "inductor") -> None:
 
 
 def row_cost(model: PreTrainedModel, device: torch.device) -> Cost:
-    """What a sequence of its own costs, whichever kernel computes it."""
+    """What one sequence alone costs, with any attention kernel."""
     return model_cost(model.config.hidden_size, device)
 
 
 def attention_cost(model: PreTrainedModel, device: torch.device) -> Cost | None:
     """None for flash attention and varlen, which know where packed sequences end (by the position ids).
 
-    Those need CUDA and are not run by the tests; what they are given, packed rows, is.
+    Those need CUDA and are not run by the tests; the packed rows that they are given are tested.
     """
-    own = own_attention(model.config)
-    return None if "flash" in own or own == VARLEN else row_cost(model, device)
+    name = attention_name(model.config)
+    return None if "flash" in name or name == VARLEN else row_cost(model, device)
 
 
-def _without_dropout(model: PreTrainedModel) -> None:
+def _disable_dropout(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

@@ -1,4 +1,4 @@
-"""Whether a plugin left its inputs alone: the core goes on with the same tensors, and nothing would show the change."""
+"""Whether a plugin changed its inputs: the core goes on with the same tensors, and nothing else would show it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ramet.config.schema import PolicyConfig, Schedule
-from ramet.policy.distributed.sharding import whole
+from ramet.policy.distributed.sharding import full_tensor
 
 
 def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:
@@ -41,16 +41,16 @@ def make_optimizer(parameters: Iterable[Parameter], config: PolicyConfig) -> tor
 def clip_gradients(parameters: Iterable[Parameter], max_norm: float) -> float:
     """Scale the gradients to at most `max_norm` and return the norm before; it may not be finite.
 
-    Both are those of whole gradients, also where a rank holds only its part of them.
+    Both are of whole gradients, also if a rank has only its part of them.
     """
     chosen = list(parameters)
-    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in chosen if p.grad is not None]))
+    norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in chosen if p.grad is not None]))
     torch.nn.utils.clip_grads_with_norm_(chosen, max_norm, norm)
     return float(norm)
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Take the optimiser's state to `device`. Counts of steps stay in host memory, where AdamW wants them."""
+    """Take the optimiser's state to `device`. Step counts stay in host memory, where AdamW keeps them."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim():

@@ -1,6 +1,6 @@
-"""One rank's part of a model in training: its share of the rows, its number type, the optimiser step, the checkpoint.
+"""One rank's part of a model in training: its part of the rows, its number type, the optimiser step, the checkpoint.
 
-What is trained and by which loss is its owner's business. All ranks call all methods together, with the same arguments.
+Its owner decides what is trained and by which loss. All ranks call all methods together, with the same arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.partition import RankLayout, own_micro_batches
 from ramet.policy.checkpoint.state import Progress, Staged, load_state, stage_state, write_state
 from ramet.policy.distributed.ranks import host_group, sum_over_ranks
-from ramet.policy.distributed.sharding import keep_only_shards
+from ramet.policy.distributed.sharding import reshard
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.models import attention_cost, row_cost
 from ramet.policy.optim import clip_gradients, make_optimizer, move_state
@@ -41,7 +41,7 @@ class Outcome:
 
 
 class TrainRank:
-    """`module` is what runs forward, and what is sharded; `model` is the model in it."""
+    """`module` is what runs forward and what is sharded; `model` is the transformers model in it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TrainRank:
         *,
         config: ModelConfig,
         policy: PolicyConfig,
-        place: RankLayout,
+        layout: RankLayout,
         max_bad_steps: int,
         seed: int,
         advice: str,
@@ -58,7 +58,7 @@ class TrainRank:
         """`advice` ends the message of a training that diverged."""
         self.module = module
         self.model = model
-        self.place = place
+        self.layout = layout
         self.device = resolve_device(config)
         self.optimizer = make_optimizer(model.parameters(), policy)
         self.step = 0  # the last training step
@@ -69,47 +69,47 @@ class TrainRank:
         self._seed = seed
         self._advice = advice
         self._cost, self._row_cost = attention_cost(model, self.device), row_cost(model, self.device)
-        self._saving = host_group() if place.world_size > 1 else None
+        self._host_group = host_group() if layout.world_size > 1 else None
         self._staged: Staged | None = None
 
     def micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
-        """This rank's. Ranks that share sequences hold together so many times `policy.max_microbatch_tokens`."""
-        budget = self._policy.max_microbatch_tokens * self.place.sequence_parallel
-        batches = own_micro_batches(rows, self.place, budget=budget, cost=self._cost, row_cost=self._row_cost)
+        """This rank's. Ranks that share sequences have a common budget, `policy.max_microbatch_tokens` for each."""
+        budget = self._policy.max_microbatch_tokens * self.layout.sequence_parallel
+        batches = own_micro_batches(rows, self.layout, budget=budget, cost=self._cost, row_cost=self._row_cost)
         return [batch.to(self.device) for batch in batches]
 
     def precision(self) -> AbstractContextManager[object]:
         """For a forward pass. Sharded models compute in the type that their weights are gathered in."""
-        if self.place.world_size > 1:
+        if self.layout.world_size > 1:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed)
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:
-        """Around passes. Raises `OutOfMemory`, which says what helps; gradients are dropped."""
+        """Around passes. Raises `OutOfMemory`, which names what helps; gradients are dropped."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             self.optimizer.zero_grad(set_to_none=True)
             policy, checkpointing = self._policy, str(self._policy.activation_checkpointing).lower()
             raise OutOfMemory(
-                f"policy rank {self.place.rank}: the memory of {self.device} is too small for a pass: "
+                f"policy rank {self.layout.rank}: the memory of {self.device} is too small for a pass: "
                 f"{str(error).splitlines()[0]} Lower policy.max_microbatch_tokens={policy.max_microbatch_tokens}, set "
                 f"policy.activation_checkpointing=true (it is {checkpointing}), or raise "
-                f"cluster.policy_workers={self.place.world_size}; `ramet train … --dry-run` estimates what each helps"
+                f"cluster.policy_workers={self.layout.world_size}; `ramet train … --dry-run` estimates what each helps"
             ) from error
 
     def backward(self, loss: Tensor) -> float:
         """Add the gradient of a micro-batch's loss. Returns this rank's part of the sum over all ranks."""
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()) if self.place.counts else 0.0
+        return float(loss.detach()) if self.layout.is_first_of_group else 0.0
 
-    def set_rate(self, rate: float) -> None:
+    def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
     def optimizer_step(self, loss: float, rows: Sequence[Row], *, step: int) -> Outcome:
-        """Clip the gradients and step, unless something is not finite on any rank; `loss` is this rank's share.
+        """Clip the gradients and step, unless something is not finite on any rank; `loss` is this rank's part.
 
         Raises `TrainingDiverged` if that happened `max_bad_steps` times in a row.
         """
@@ -121,69 +121,67 @@ class TrainRank:
         if finite:
             self._step_optimizer()
         self.optimizer.zero_grad(set_to_none=True)
-        self._count(outcome, rows)
+        self._count_bad_steps(outcome, rows)
         return outcome
 
     def save(self, folder: Path) -> None:
         """Write weights, optimiser, counts and random number states. Raises `CheckpointError`."""
-        write_state(folder, self._stage(copy=False), self._saving)
+        write_state(folder, self._stage(copy=False), self._host_group)
 
     def stage(self) -> None:
-        """Copy what `save` would write into host memory; training may go on behind it."""
+        """Copy what `save` would write into host memory; training may go on afterwards."""
         self._staged = self._stage(copy=True)
 
     def write_staged(self, folder: Path) -> None:
-        """Write what was staged, and let it go. May run in another thread than training. As `save`."""
+        """Write what was staged, and free it. May run in another thread than training. As `save`."""
         staged, self._staged = self._staged, None
         if staged is None:
             raise RuntimeError("nothing is staged; call stage() first")
-        write_state(folder, staged, self._saving)
+        write_state(folder, staged, self._host_group)
 
     def load(self, folder: Path) -> None:
         """Go on exactly where `save` was called, by as many ranks or others. Raises `CheckpointError`."""
-        keep_only_shards(self.module)
+        reshard(self.module)
         progress = load_state(
             folder,
             self.model,
             self.optimizer,
-            rank=self.place.rank,
-            world_size=self.place.world_size,
+            rank=self.layout.rank,
+            world_size=self.layout.world_size,
             seed=self._seed,
-            group=self._saving,
+            group=self._host_group,
         )
         self.step, self.bad_steps = progress.step, progress.bad_steps
-        self._rest()
+        self._offload_optimizer()
 
     def _stage(self, *, copy: bool) -> Staged:
-        keep_only_shards(self.module)
+        reshard(self.module)
         progress = Progress(step=self.step, bad_steps=self.bad_steps)
-        place = self.place
-        return stage_state(
-            self.model, self.optimizer, progress, rank=place.rank, world_size=place.world_size, copy=copy
-        )
+        rank, world_size = self.layout.rank, self.layout.world_size
+        return stage_state(self.model, self.optimizer, progress, rank=rank, world_size=world_size, copy=copy)
 
     def _sum(self, value: float) -> float:
-        return value if self.place.world_size == 1 else sum_over_ranks(value)
+        return value if self.layout.world_size == 1 else sum_over_ranks(value)
 
     def _step_optimizer(self) -> None:
         if self._policy.offload is Offload.OPTIMIZER:
             move_state(self.optimizer, self.device)
         self.optimizer.step()
-        self._rest()
+        self._offload_optimizer()
 
-    def _rest(self) -> None:
-        """Between steps the optimiser's state is not needed where the weights are."""
+    def _offload_optimizer(self) -> None:
+        """Between steps the optimiser's state is kept in host memory, if `policy.offload` asks for it."""
         if self._policy.offload is Offload.OPTIMIZER:
             move_state(self.optimizer, torch.device("cpu"))
 
-    def _count(self, outcome: Outcome, rows: Sequence[Row]) -> None:
+    def _count_bad_steps(self, outcome: Outcome, rows: Sequence[Row]) -> None:
         if outcome.finite:
             self.bad_steps = 0
             return
         self.bad_steps += 1
         tasks = sorted({row.task_id for row in rows})
         what = f"step {self.step}: loss {outcome.loss}, gradient norm {outcome.norm}"
-        if self.place.rank == 0:
+        if self.layout.rank == 0:
             logger.error(
                 "%s: optimiser step skipped, weights unchanged; %d tasks, first %s", what, len(tasks), tasks[:3]
             )

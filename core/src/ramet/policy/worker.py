@@ -31,10 +31,10 @@ from ramet.policy.batching.partition import RankLayout, minibatches
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.check import check_policy_options
 from ramet.policy.checkpoint.state import export_model
-from ramet.policy.distributed.ranks import gather_everywhere, gather_on_first, neighbours, require_ranks
-from ramet.policy.distributed.sharding import keep_only_shards
+from ramet.policy.distributed.ranks import gather_on_all, gather_on_first, require_ranks, sequence_parallel_group
+from ramet.policy.distributed.sharding import reshard
 from ramet.policy.errors import TrainingDiverged
-from ramet.policy.logprob_model import LogprobModel, LogprobResult, in_order
+from ramet.policy.logprob_model import LogprobModel, LogprobResult, in_row_order
 from ramet.policy.lora import adapter_weights, merged_weights
 from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.models import reference_model, trainable_model
@@ -47,7 +47,7 @@ ADVICE = "Lower policy.lr or policy.grad_clip, and look at the rollouts of this 
 
 
 class PolicyWorker:
-    """Trains the policy. `spec` says with what; the weights are `spec.model`'s until `load`."""
+    """Trains the policy as `spec` describes; the weights are `spec.model`'s until `load`."""
 
     def __init__(self, spec: PolicySpec, *, rank: int = 0, world_size: int = 1) -> None:
         """Raises `ConfigErrors`, and `RuntimeError` if this process has not joined `world_size` ranks as `rank`."""
@@ -57,16 +57,16 @@ class PolicyWorker:
         self.spec = spec
         self.rank = rank
         self.world_size = world_size
-        group = neighbours(spec.policy.sequence_parallel)
-        self._scorer = trainable_model(spec, world_size=world_size, group=group)
+        group = sequence_parallel_group(spec.policy.sequence_parallel)
+        self._logprob_model = trainable_model(spec, world_size=world_size, group=group)
         self._reference = reference_model(spec, world_size=world_size, group=group) if spec.needs_reference else None
         self._objective = Objective(spec)
-        self._replica = TrainRank(
-            self._scorer,
-            self._scorer.model,
+        self._train_rank = TrainRank(
+            self._logprob_model,
+            self._logprob_model.model,
             config=spec.model,
             policy=spec.policy,
-            place=RankLayout(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel),
+            layout=RankLayout(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel),
             max_bad_steps=spec.train.max_bad_steps,
             seed=spec.seed,
             advice=ADVICE,
@@ -74,7 +74,7 @@ class PolicyWorker:
 
     @property
     def model(self) -> PreTrainedModel:
-        return self._scorer.model
+        return self._logprob_model.model
 
     @property
     def reference(self) -> PreTrainedModel | None:
@@ -82,78 +82,79 @@ class PolicyWorker:
 
     @property
     def optimizer(self) -> Optimizer:
-        return self._replica.optimizer
+        return self._train_rank.optimizer
 
     @property
     def bad_steps(self) -> int:
         """Non-finite optimiser steps in a row."""
-        return self._replica.bad_steps
+        return self._train_rank.bad_steps
 
     def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         """Log-probabilities of each row's response under the current weights; 0 on inserted tokens.
 
         In the rows' order on rank 0, empty on others; so are those below.
         """
-        return self._on_first(rows, self._score(self._scorer, rows, Entropy.NONE)).logprobs
+        return self._on_first(rows, self._own_logprobs(self._logprob_model, rows, Entropy.NONE)).logprobs
 
     def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
         """As `logprobs`, with exact entropies in nats; 0 on inserted tokens."""
-        found = self._on_first(rows, self._score(self._scorer, rows, Entropy.DETACHED))
+        found = self._on_first(rows, self._own_logprobs(self._logprob_model, rows, Entropy.DETACHED))
         return found.logprobs, found.entropies
 
     def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
-        """As `logprobs` under the reference. Raises `RuntimeError` if nobody said that it is needed."""
+        """As `logprobs` under the reference. Raises `RuntimeError` if none was loaded, since nothing needs it."""
         if self._reference is None:
             raise RuntimeError("no reference was loaded: kl_coef is 0 and no algorithm needs it")
-        return self._on_first(rows, self._score(self._reference, rows, Entropy.NONE)).logprobs
+        return self._on_first(rows, self._own_logprobs(self._reference, rows, Entropy.NONE)).logprobs
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """Train on one step's rows: `train.epochs` passes of `train.minibatches` optimiser steps.
 
-        `step` counts from 1. Log-probabilities that are not given are found as `train.old_logprobs` says; where one
-        optimiser step is all, pi_old is the policy itself and costs no pass of its own. Rows without any advantage are
-        counted, and not computed where nothing else of the loss asks for them; means over tokens leave them out then.
-        Returns metrics on rank 0, nothing on others. Raises `TrainingDiverged` on all, and `OutOfMemory`.
+        `step` counts from 1. Log-probabilities that are not given are computed as `train.old_logprobs` asks; if there
+        is only one optimiser step, pi_old is the policy itself and costs no pass of its own. Rows whose advantages are
+        all 0 are counted, and not computed unless another term of the loss needs them; means over tokens leave them out
+        then. Returns metrics on rank 0, nothing on others. Raises `TrainingDiverged` on all, and `OutOfMemory`.
         """
         rows = batch.rows
         started = time.monotonic()
-        self._replica.step = step
+        self._train_rank.step = step
         order = minibatches(len(rows), self.spec.train, seed=self.spec.seed, step=step)
         batch = replace(batch, ref_logprobs=self._ref_logprobs(rows, batch.ref_logprobs))
-        silent = frozenset(i for i in range(len(rows)) if not batch.has_signal(i))
-        computed = self._computed(batch, silent)
+        no_signal = frozenset(i for i in range(len(rows)) if not batch.has_signal(i))
+        computed = self._computed(batch, no_signal)
         if batch.old_logprobs is None:
             batch = replace(batch, old_logprobs=self._old_logprobs(rows, computed, n_steps=len(order)))
         rate = learning_rate(self.spec.policy, step, self.spec.total_steps)
-        self._replica.set_rate(rate)
-        tally, skipped = MetricAccumulator(), 0
+        self._train_rank.set_learning_rate(rate)
+        metrics, skipped = MetricAccumulator(), 0
         for i, chosen in enumerate(order):
             try:
-                skipped += not self._optimizer_step(batch, chosen, computed, tally, step=step, first_step=i == 0)
+                skipped += not self._optimizer_step(batch, chosen, computed, metrics, step=step, first_step=i == 0)
             except TrainingDiverged as error:
                 error.mid_step = skipped < i
                 raise
-        found = tally.result(counts=self._replica.place.counts)
+        found = metrics.result(include=self._train_rank.layout.is_first_of_group)
         if self.rank:
             return {}
         seconds = time.monotonic() - started
-        fed = sum(rows[i].n_tokens for chosen in order for i in chosen if i in computed)
+        n_computed = sum(rows[i].n_tokens for chosen in order for i in chosen if i in computed)
         return found | {
             "train/lr": rate,
             "train/optimizer_steps": float(len(order) - skipped),
             "train/skipped_updates": float(skipped),
-            "train/rows_without_signal": float(len(silent)),
+            "train/rows_without_signal": float(len(no_signal)),
             "train/tokens": float(sum(row.n_trained for row in rows)),
-            "train/tokens_per_s": fed / max(seconds, 1e-9),
+            "train/tokens_per_s": n_computed / max(seconds, 1e-9),
             "train/update_s": seconds,
         }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of the Hugging Face model's `state_dict`, adapters merged.
 
-        All ranks go through it together, one tensor at a time; what is neither sharded nor merged is the worker's own.
+        All ranks iterate together, one tensor at a time. A tensor that is neither sharded nor merged is the worker's
+        own, not a copy.
         """
-        keep_only_shards(self._scorer)
+        reshard(self._logprob_model)
         yield from merged_weights(self.model)
 
     def changed_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -161,7 +162,7 @@ class PolicyWorker:
         if not self.spec.policy.lora_rank:
             yield from self.weights()
             return
-        keep_only_shards(self._scorer)
+        reshard(self._logprob_model)
         yield from adapter_weights(self.model)
 
     def save(self, folder: Path) -> None:
@@ -169,100 +170,104 @@ class PolicyWorker:
 
         Raises `CheckpointError`.
         """
-        self._replica.save(folder)
+        self._train_rank.save(folder)
 
     def stage(self) -> None:
-        """Copy what `save` would write into host memory; training may go on behind it."""
-        self._replica.stage()
+        """Copy what `save` would write into host memory; training may go on afterwards."""
+        self._train_rank.stage()
 
     def write_staged(self, folder: Path) -> None:
-        """Write what was staged, and let it go. May run in another thread than training. As `save`."""
-        self._replica.write_staged(folder)
+        """Write what was staged, and free it. May run in another thread than training. As `save`."""
+        self._train_rank.write_staged(folder)
 
     def load(self, folder: Path) -> None:
         """Go on exactly where `save` was called, by as many ranks or others. Raises `CheckpointError`."""
-        self._replica.load(folder)
+        self._train_rank.load(folder)
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder with weights in `model.dtype`, configuration and tokenizer. Rank 0 writes it."""
         export_model(folder, self.model, self.weights(), self.spec.model, rank=self.rank)
 
-    def _computed(self, batch: TrainBatch, silent: frozenset[int]) -> frozenset[int]:
-        """The rows that are computed: those with an advantage, or all where the others may add to the loss."""
-        everything = frozenset(range(len(batch.rows)))
-        if not silent or batch.returns is not None:
-            return everything
-        return everything - silent if self._objective.is_silent_without_advantages(self._replica.device) else everything
+    def _computed(self, batch: TrainBatch, no_signal: frozenset[int]) -> frozenset[int]:
+        """The rows that are computed: those with an advantage, or all of them if the others may add to the loss."""
+        all_rows = frozenset(range(len(batch.rows)))
+        if not no_signal or batch.returns is not None:
+            return all_rows
+        zero = self._objective.is_zero_without_advantages(self._train_rank.device)
+        return all_rows - no_signal if zero else all_rows
 
     def _optimizer_step(
         self,
         batch: TrainBatch,
         chosen: Sequence[int],
         computed: frozenset[int],
-        tally: MetricAccumulator,
+        metrics: MetricAccumulator,
         *,
         step: int,
         first_step: bool,
     ) -> bool:
         """Accumulate over micro-batches and step. False: not finite, weights and optimiser state are as before.
 
-        Rows that are not computed are in the denominators. Where that is all, an empty pass gives gradients of 0.
+        Rows that are not computed count in the denominators. If no row is computed, an empty pass gives gradients of 0.
         """
         rows = [batch.rows[i] for i in chosen]
-        fed = [i for i in chosen if i in computed]
+        passed = [i for i in chosen if i in computed]  # forward and backward
         counts = TokenCounts(
             tokens=sum(row.n_trained for row in rows),
             sequences=len(rows),
             max_tokens=self.spec.max_response_tokens,
         )
         total = 0.0
-        with self._replica.within_memory():
-            micro_batches = self._replica.micro_batches([batch.rows[i] for i in fed])
-            for micro_batch in micro_batches or [empty_micro_batch().to(self._replica.device)]:
-                with self._replica.precision():
-                    scores = self._scorer.score(micro_batch, self.spec.temperature, self._objective.entropy)
+        with self._train_rank.within_memory():
+            micro_batches = self._train_rank.micro_batches([batch.rows[i] for i in passed])
+            for micro_batch in micro_batches or [empty_micro_batch().to(self._train_rank.device)]:
+                with self._train_rank.precision():
+                    policy = self._logprob_model.token_logprobs(
+                        micro_batch, self.spec.temperature, self._objective.entropy
+                    )
                 if micro_batch.rows:
-                    inputs = batch.inputs([fed[i] for i in micro_batch.rows], self._replica.device)
-                    loss = self._objective(scores, inputs, counts, tally, first_step=first_step)
+                    inputs = batch.inputs([passed[i] for i in micro_batch.rows], self._train_rank.device)
+                    loss = self._objective(policy, inputs, counts, metrics, first_step=first_step)
                 else:
-                    loss = scores.logprobs.sum()  # of nothing: 0, with a gradient of 0 for every parameter
-                total += self._replica.backward(loss)
-        outcome = self._replica.optimizer_step(total, rows, step=step)
+                    loss = policy.logprobs.sum()  # of no tokens: 0, with a gradient of 0 for every parameter
+                total += self._train_rank.backward(loss)
+        outcome = self._train_rank.optimizer_step(total, rows, step=step)
         if outcome.finite:
-            tally.number("train/loss", outcome.loss)
-            tally.number("train/grad_norm", outcome.norm)
+            metrics.mean("train/loss", outcome.loss)
+            metrics.mean("train/grad_norm", outcome.norm)
         return outcome.finite
 
     def _old_logprobs(self, rows: Sequence[Row], computed: frozenset[int], *, n_steps: int) -> Sequence[Floats] | None:
-        """Of the rows that are computed; the others' are never read. None: the policy's own, before its only step."""
+        """For the rows that are computed; the others' are never read. None: the policy's own, before its only step."""
         if self.spec.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
         if n_steps <= 1:
             return None
         order = sorted(computed)
         chosen = [rows[i] for i in order]
-        found = dict(zip(order, self._everywhere(chosen, self._score(self._scorer, chosen, Entropy.NONE)), strict=True))
+        own = self._own_logprobs(self._logprob_model, chosen, Entropy.NONE)
+        found = dict(zip(order, self._on_all(chosen, own), strict=True))
         return [found.get(i, row.engine_logprobs) for i, row in enumerate(rows)]
 
     def _ref_logprobs(self, rows: Sequence[Row], given: Sequence[Floats] | None) -> Sequence[Floats] | None:
         if given is not None or self._reference is None:
             return given
-        return self._everywhere(rows, self._score(self._reference, rows, Entropy.NONE))
+        return self._on_all(rows, self._own_logprobs(self._reference, rows, Entropy.NONE))
 
-    def _score(self, scorer: LogprobModel, rows: Sequence[Row], entropy: Entropy) -> LogprobResult:
+    def _own_logprobs(self, model: LogprobModel, rows: Sequence[Row], entropy: Entropy) -> LogprobResult:
         """Log-probabilities and entropies of this rank's rows, without gradients."""
         found = LogprobResult()
-        with torch.no_grad(), self._replica.within_memory():
-            for batch in self._replica.micro_batches(rows):
-                with self._replica.precision():
-                    scores = scorer.score(batch, self.spec.temperature, entropy)
-                found.add(scores, batch)
-        keep_only_shards(scorer)
+        with torch.no_grad(), self._train_rank.within_memory():
+            for batch in self._train_rank.micro_batches(rows):
+                with self._train_rank.precision():
+                    tokens = model.token_logprobs(batch, self.spec.temperature, entropy)
+                found.add(tokens, batch)
+        reshard(model)
         return found
 
     def _on_first(self, rows: Sequence[Row], found: LogprobResult) -> LogprobResult:
         parts = [found] if self.world_size == 1 else gather_on_first(found)
-        return in_order(rows, parts) if parts else LogprobResult()
+        return in_row_order(rows, parts) if parts else LogprobResult()
 
-    def _everywhere(self, rows: Sequence[Row], found: LogprobResult) -> list[Floats]:
-        return in_order(rows, [found] if self.world_size == 1 else gather_everywhere(found)).logprobs
+    def _on_all(self, rows: Sequence[Row], found: LogprobResult) -> list[Floats]:
+        return in_row_order(rows, [found] if self.world_size == 1 else gather_on_all(found)).logprobs

@@ -126,7 +126,7 @@ def work(config: Config, prepared: PreparedSft, run: Path, stop: StopListener, w
     if world.first:
         _announce(prepared, steps)
     tracker = make_trackers(config.trackers, TrackedRun(folder=run, total_steps=steps)) if world.first else Trackers({})
-    model = load_model(config.model, place=torch.device("cpu") if world.joins else None)
+    model = load_model(config.model, device=torch.device("cpu") if world.joins else None)
     if not world.joins:  # DeepSpeed and FSDP make their own float32 weights, of the part that a rank has
         _cast(model, torch.float32)  # what the optimiser needs; `model.dtype` is what is computed in
     pad_id = prepared.tokenizer.pad_token_id

@@ -28,7 +28,7 @@ Floats: TypeAlias = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Row:
-    """One trainable rollout. Arrays run over the response axis: everything behind the prompt."""
+    """One trainable rollout. Arrays run over the response axis: everything after the prompt."""
 
     rollout_id: str
     task_id: str
@@ -41,8 +41,8 @@ class Row:
     node_ids: Ids  # [T] equal exactly where rows share the very same token; unique over the step
     policy_versions: Ids  # [T] -1 on inserted tokens
     group: int
-    parent: int  # row index of the parent; -1 for roots and where the parent is no row
-    fork_position: int  # where its own tokens begin; 0 for roots
+    parent: int  # row index of the parent; -1 for roots and if the parent is no row
+    fork_position: int  # on T, where its own tokens begin; 0 for roots
     stop: StopReason
     n_tool_calls: int
     reward: float

@@ -1,12 +1,15 @@
 """Micro-batches: many sequences in one forward pass, none of which sees another.
 
-Two layouts, exact to the same digits. *Packed*: one long row of sequences, told apart by position ids that begin again
-at 0. *Padded*: one row per sequence, filled on the right, where causal attention alone keeps the filling out of sight.
-Flash attention knows where sequences end, so packing costs nothing there. Other kernels pay for the whole square of a
-packed row, and the cheaper layout is chosen by counting.
+Two layouts, equally exact. *Packed*: one long row of sequences, separated by position ids that begin again at 0.
+*Padded*: one row per sequence, padded on the right, where causal attention alone hides the padding. Flash attention
+knows where sequences end, so packing costs nothing there. Other kernels pay for the whole square of a packed row, and
+the cheaper layout is chosen by counting.
 
 Packing leaks silently when a key-value cache is in use or position ids are missing (transformers then builds a plain
-causal mask), so the forward pass states both, and a test compares with one sequence at a time.
+causal mask), so the forward pass gives both, and a test compares with one sequence at a time.
+
+Shapes: B rows of S positions are fed; n of their positions predict a trained token; T is the response axis, the
+responses of all sequences one after another.
 """
 
 from __future__ import annotations
@@ -56,16 +59,16 @@ def model_cost(hidden_size: int, device: torch.device) -> Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Sequences of one forward pass. T is the concatenated response axis of `rows`, in that order."""
+    """The sequences of one forward pass, and the positions of its results on the response axis T of `rows`."""
 
-    rows: tuple[int, ...]  # indices into the rows that were packed
+    rows: tuple[int, ...]  # indices into the rows that were packed; T has their responses in this order
     input_ids: Tensor  # [B, S]
     position_ids: Tensor  # [B, S]
-    predict: Tensor  # [n] where in the flat [B * S] the prediction of each trained token stands
+    predict: Tensor  # [n] the position in the flat [B * S] that predicts each trained token: the one before it
     targets: Tensor  # [n] the trained tokens
-    response: Tensor  # [n] where on [T] each trained token stands
+    response: Tensor  # [n] the position of each trained token on [T]
     lengths: tuple[int, ...]  # of the rows' responses; their sum is T
-    n_tokens: int  # of the sequences, filling left out
+    n_tokens: int  # of the sequences, without padding
 
     def to(self, device: torch.device) -> MicroBatch:
         return MicroBatch(
@@ -81,7 +84,7 @@ class MicroBatch:
 
 
 def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Bins of indices with at most `budget` tokens: longest first, each into the first bin with room.
+    """Bins of indices with at most `budget` tokens: longest first, each into the first bin that has room.
 
     A sequence over the budget gets a bin of its own. The order is stable, so equal lengths give equal bins.
     """
@@ -100,8 +103,8 @@ def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def similar_lengths(lengths: Sequence[int], budget: int, spread: float = 0.85) -> list[list[int]]:
-    """Bins of neighbours in the length order: at most `budget` tokens with filling, the shortest over `spread` of the
-    longest, so that little is filled.
+    """Bins of sequences of similar length: at most `budget` tokens with padding, the shortest at least `spread` times
+    the longest, so that there is little padding.
     """
     bins: list[list[int]] = []
     longest = 0
@@ -128,7 +131,7 @@ def micro_batches(rows: Sequence[Row], *, budget: int, cost: Cost | None) -> lis
 
 
 def plan(lengths: Sequence[int], *, budget: int, cost: Cost | None) -> list[tuple[list[int], PackedLayout]]:
-    """Which sequences share a pass, and how they lie in it."""
+    """Which sequences share a pass, by index, and their layout in it."""
     if cost is None:
         return [(chosen, PackedLayout.PACKED) for chosen in first_fit(lengths, budget)]
     budget = min(budget, cost.best_tokens)
@@ -140,7 +143,7 @@ def plan(lengths: Sequence[int], *, budget: int, cost: Cost | None) -> list[tupl
 
 
 def empty_micro_batch() -> MicroBatch:
-    """Feeds one token and predicts none: what a rank passes while others have more to do."""
+    """Feeds one token and predicts none: for a rank whose others have more micro-batches."""
     return MicroBatch(
         rows=(),
         input_ids=torch.zeros(1, 1, dtype=torch.int64),
@@ -154,25 +157,27 @@ def empty_micro_batch() -> MicroBatch:
 
 
 def micro_batch(rows: Sequence[Row], chosen: Sequence[int], layout: PackedLayout) -> MicroBatch:
-    """Lay out the chosen rows. The last token of a sequence predicts nothing and is not fed."""
+    """The chosen rows in this layout. The last token of a sequence predicts nothing and is not fed."""
     sequences = [_fed(rows[i]) for i in chosen]
+    # [B, S]: one row of all sequences, or one row for each
     width = sum(map(len, sequences)) if layout is PackedLayout.PACKED else max(map(len, sequences))
     height = 1 if layout is PackedLayout.PACKED else len(sequences)
-    # Filled positions go on counting: a second 0 in a row would make transformers build a mask for packed sequences.
+    # Position ids of padding go on counting: a second 0 in a row would make transformers build a mask for packed rows.
     input_ids = np.zeros(height * width, np.int64)
     position_ids = np.tile(np.arange(width), height)
     predict, targets, response = [], [], []
-    start, passed = 0, 0
+    start, first = 0, 0  # where this sequence begins on the flat [B * S], and where its response begins on [T]
     for i, sequence in zip(chosen, sequences, strict=True):
         row = rows[i]
         input_ids[start : start + len(sequence)] = sequence
         position_ids[start : start + len(sequence)] = np.arange(len(sequence))
+        # Token t of the response follows position len(prompt) - 1 + t of the sequence, which predicts it.
         trained = np.flatnonzero(row.mask)
         predict.append(start + len(row.prompt_ids) - 1 + trained)
         targets.append(row.response_ids[trained])
-        response.append(passed + trained)
+        response.append(first + trained)
         start += len(sequence) if layout is PackedLayout.PACKED else width
-        passed += len(row.response_ids)
+        first += len(row.response_ids)
     return MicroBatch(
         rows=tuple(chosen),
         input_ids=torch.from_numpy(input_ids.reshape(height, width)),

@@ -1,8 +1,8 @@
-"""Who computes what: every rank is given all rows, and all ranks find the same division of them without a word.
+"""Which rank computes which rows: every rank is given all rows and computes the same partition, without exchange.
 
-Rows are shared out by what they cost, tokens and pairs of positions in attention, longest first to the rank that has
-least (Graham's rule: at most 4/3 of the best division's longest share). All ranks then make the same number of passes,
-since each pass is a collective under FSDP; who has fewer micro-batches passes empty ones.
+Rows are partitioned by their cost, tokens and pairs of positions in attention: most expensive first, to the part with
+the least so far (Graham's rule: the largest part is at most 4/3 of that of the best partition). All ranks then make the
+same number of passes, since each pass is a collective under FSDP; a rank with fewer micro-batches passes empty ones.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ramet.policy.batching.packing import Cost, MicroBatch, empty_micro_batch, m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """Where a rank stands: `share` of `shares` data-parallel ones. Neighbours share sequences (`sequence_parallel`)."""
+    """A rank among all: `sequence_parallel` consecutive ranks share sequences, and are one data-parallel rank."""
 
     rank: int
     world_size: int
     sequence_parallel: int = 1
 
     @property
-    def share(self) -> int:
+    def data_parallel_rank(self) -> int:
         return self.rank // self.sequence_parallel
 
     @property
-    def shares(self) -> int:
+    def data_parallel_size(self) -> int:
         return self.world_size // self.sequence_parallel
 
     @property
-    def counts(self) -> bool:
-        """Whether this rank speaks for its share: of the ranks with the same rows, the first."""
+    def is_first_of_group(self) -> bool:
+        """Of the ranks with the same rows only the first reports, so that nothing is counted twice."""
         return self.rank % self.sequence_parallel == 0
 
 
@@ -51,28 +51,31 @@ def minibatches(n_rows: int, train: TrainConfig, *, seed: int, step: int) -> lis
     return out
 
 
-def divide(costs: Sequence[float], shares: int) -> list[list[int]]:
-    """Indices of each share, ascending. Deterministic; equal costs go by index."""
-    out: list[list[int]] = [[] for _ in range(shares)]
-    loads = [0.0] * shares
+def partition(costs: Sequence[float], n_parts: int) -> list[list[int]]:
+    """Indices of each part, ascending. Deterministic; equal costs go by index."""
+    out: list[list[int]] = [[] for _ in range(n_parts)]
+    loads = [0.0] * n_parts
     for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
         least = loads.index(min(loads))
         out[least].append(index)
         loads[least] += costs[index]
-    return [sorted(share) for share in out]
+    return [sorted(part) for part in out]
 
 
 def own_micro_batches(
-    rows: Sequence[Row], place: RankLayout, *, budget: int, cost: Cost | None, row_cost: Cost
+    rows: Sequence[Row], ranks: RankLayout, *, budget: int, cost: Cost | None, row_cost: Cost
 ) -> list[MicroBatch]:
     """This rank's micro-batches; their `rows` are indices into `rows`. As many on every rank.
 
-    `cost` chooses layouts (see `micro_batches`), `row_cost` says what one sequence costs.
+    `cost` chooses layouts (see `micro_batches`), `row_cost` is what one sequence costs.
     """
     lengths = [row.n_tokens - 1 for row in rows]
-    shares = divide([row_cost.packed([length]) for length in lengths], place.shares)
-    plans = [plan([lengths[i] for i in share], budget=budget, cost=cost) for share in shares]
-    own = shares[place.share]
-    batches = [micro_batch([rows[i] for i in own], chosen, layout) for chosen, layout in plans[place.share]]
+    # The plans of all parts, since every rank must know how many passes the busiest one makes.
+    parts = partition([row_cost.packed([length]) for length in lengths], ranks.data_parallel_size)
+    plans = [plan([lengths[i] for i in part], budget=budget, cost=cost) for part in parts]
+    # Micro-batches of this rank's part: indices into the part become indices into all rows.
+    own = parts[ranks.data_parallel_rank]
+    own_plan = plans[ranks.data_parallel_rank]
+    batches = [micro_batch([rows[i] for i in own], chosen, layout) for chosen, layout in own_plan]
     batches = [replace(batch, rows=tuple(own[i] for i in batch.rows)) for batch in batches]
     return batches + [empty_micro_batch()] * (max(map(len, plans)) - len(batches))

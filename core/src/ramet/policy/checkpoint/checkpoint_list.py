@@ -1,4 +1,4 @@
-"""Everything that lies in a run's folder of checkpoints, looked at and left as it is: a run may be writing there."""
+"""What is in a run's folder of checkpoints, read and never changed: a run may be writing there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramet.policy.checkpoint.store import LEFTOVER, NAME, CheckpointScore, best_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEntry:
-    """A checkpoint, or what a save left that was killed."""
+    """A checkpoint, or what a killed save left."""
 
     name: str
     step: int  # steps that were done
@@ -20,13 +20,13 @@ class CheckpointEntry:
     leftover: bool
     problems: Sequence[str]  # what is wrong with a checkpoint; empty if it verifies
     resume: bool = False  # a resume would take this one
-    score: CheckpointScore | None = None  # what a validation said of it
+    score: CheckpointScore | None = None  # of its validation
     best: bool = False  # train.keep_best keeps this one
 
 
 def list_checkpoints(root: Path) -> list[CheckpointEntry]:
     """Oldest step first. Reads every file of every checkpoint, to compare its hash."""
-    seen = [entry for path in root.iterdir() if path.is_dir() and (entry := _look(path)) is not None]
+    seen = [entry for path in root.iterdir() if path.is_dir() and (entry := _entry(path)) is not None]
     entries = sorted(seen, key=lambda entry: (entry.step, entry.leftover, entry.name))
     whole = [entry for entry in entries if not entry.leftover and not entry.problems]
     if not whole:
@@ -42,13 +42,13 @@ def _best(entries: Sequence[CheckpointEntry]) -> CheckpointEntry | None:
     return None if found is None else found[0]
 
 
-def _look(folder: Path) -> CheckpointEntry | None:
-    """None for another kind of folder, and for one that a running job deletes in this moment."""
-    whole, torn = NAME.fullmatch(folder.name), LEFTOVER.fullmatch(folder.name)
-    match = whole or torn
+def _entry(folder: Path) -> CheckpointEntry | None:
+    """None for another kind of folder, and for one that a running job deletes meanwhile."""
+    named, leftover = NAME.fullmatch(folder.name), LEFTOVER.fullmatch(folder.name)
+    match = named or leftover
     if match is None:
         return None
-    problems = verify(folder) if whole else []
+    problems = verify(folder) if named else []
     try:
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         written = folder.stat().st_mtime
@@ -59,7 +59,7 @@ def _look(folder: Path) -> CheckpointEntry | None:
         step=int(match[1]),
         size=size,
         written=written,
-        leftover=whole is None,
+        leftover=named is None,
         problems=problems,
         score=read_score(folder),
     )

@@ -1,7 +1,7 @@
 """Named tensors as files of torch.distributed.checkpoint: every rank writes what it holds, any number of ranks reads.
 
-torch keeps the table of contents (`.metadata`) as a pickle; here it is read with the few classes that it is made of, so
-that a checkpoint can run no code. What torch writes into it that differs from one save to the next is left out.
+torch writes the table of contents (`.metadata`) as a pickle; here only the few classes that it is made of are allowed,
+so that a checkpoint can run no code. What differs from one save to the next is left out of it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
 
 
 def read_whole(folder: Path, prefix: str) -> dict[str, Tensor]:
-    """The whole tensors whose names begin with `prefix`, without it, whatever wrote them. Raises `CheckpointError`."""
+    """The whole tensors whose names begin with `prefix`, under the rest of the name, however many ranks wrote them.
+
+    Raises `CheckpointError`.
+    """
     found = {name: entry for name, entry in shapes(folder).items() if name.startswith(prefix)}
     tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in found.items()}
     read_tensors(folder, tensors, None)
@@ -78,13 +81,13 @@ def read_whole(folder: Path, prefix: str) -> dict[str, Tensor]:
 
 class _Writer(FileSystemWriter):
     def storage_meta(self) -> None:
-        """Not this folder's name, which will be another, nor a number drawn at random."""
+        """Without this folder's name, which will change, and a random number."""
 
 
 def read_contents(folder: Path) -> Metadata:
-    """The table of contents, which runs no code and names no file outside `folder`.
+    """The table of contents; reading it runs no code, and it names no file outside `folder`.
 
-    Raises `ValueError`, `OSError`, `pickle.UnpicklingError` and what else broken bytes make of a pickle.
+    Raises `ValueError`, `OSError`, `pickle.UnpicklingError` and whatever else a damaged pickle raises.
     """
     with (folder / CONTENTS).open("rb") as file:
         found = _Unpickler(file).load()
@@ -105,7 +108,7 @@ class _Reader(FileSystemReader):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}".removeprefix("torch.")
-        if module in ("pathlib", "pathlib._local") and name == "PosixPath":  # where torch wrote it; read by nobody
+        if module in ("pathlib", "pathlib._local") and name == "PosixPath":  # where torch wrote it; never read
             return super().find_class(module, name)
         if (module in _MODULES and name in _CLASSES) or (module.startswith("torch") and _TORCH.fullmatch(full)):
             return super().find_class(module, name)
@@ -113,7 +116,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _quiet() -> warnings.catch_warnings[None]:
-    """torch warns of a save by one process, which is meant."""
+    """torch warns of a save by one process, which is intended."""
     return warnings.catch_warnings(action="ignore", category=UserWarning)
 
 

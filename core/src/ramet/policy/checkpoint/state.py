@@ -1,8 +1,8 @@
-"""What a policy worker leaves in a checkpoint: weights, optimiser and random number states, exact to the bit.
+"""What a policy worker writes to a checkpoint: weights, optimiser and random number states, exact to the bit.
 
-Tensors lie in the files of torch.distributed.checkpoint under the names of their parameters, so that any number of
-ranks finds its part of them. What belongs to a rank lies in `rank_00000.pt`, loaded with `weights_only=True`, so that a
-checkpoint can run no code. Under LoRA only the adapter is kept; the rest is `model.path`'s.
+Tensors are in the files of torch.distributed.checkpoint under the names of their parameters, so that any number of
+ranks finds its part of them. What belongs to one rank is in `rank_00000.pt`, loaded with `weights_only=True`, so that a
+checkpoint can run no code. With LoRA only the adapter is kept; the rest is `model.path`'s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from ramet.config.schema import ModelConfig
 from ramet.models.loading import DTYPES, load_tokenizer
 from ramet.policy.checkpoint.dcp import read_tensors, read_whole, shapes, write_tensors
-from ramet.policy.distributed.ranks import gather_everywhere
+from ramet.policy.distributed.ranks import gather_on_all
 from ramet.policy.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ MODEL, OPTIMIZER = "model.", "optimizer."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a worker has counted."""
+    """A worker's counters."""
 
     step: int = 0  # training steps done
     bad_steps: int = 0  # non-finite optimiser steps in a row
@@ -60,7 +60,7 @@ def stage_state(
     world_size: int,
     copy: bool,
 ) -> Staged:
-    """Everything of now. `copy`: in host memory, so that training can go on; otherwise to be written at once."""
+    """The current state. `copy`: in host memory, so that training can go on; otherwise it must be written at once."""
     tensors = _tensors(model) | _optimizer_tensors(model, optimizer)
     if copy:
         tensors = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -76,7 +76,7 @@ def write_state(folder: Path, staged: Staged, group: dist.ProcessGroup | None = 
         with (folder / _rank_file(staged.rank)).open("wb") as file:
             torch.save(staged.own, file)
             file.flush()
-            os.fsync(file.fileno())  # it may be another machine's disk than the one that seals the checkpoint
+            os.fsync(file.fileno())  # it may be on another machine than the process that writes the manifest
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise CheckpointError(f"{folder}: could not write the policy: {error}") from error
 
@@ -93,23 +93,23 @@ def load_state(
 ) -> Progress:
     """Read everything back in place. The optimiser's options stay those of this run. All ranks call it.
 
-    Where another number of ranks wrote, generators begin anew from (seed, step, rank). Raises `CheckpointError`, on all
-    ranks alike.
+    If another number of ranks wrote it, random numbers begin anew from (seed, step, rank). Raises `CheckpointError`,
+    the same on all ranks.
     """
     problem, tensors, own = "", {}, {}
     try:
         own = _read_own(folder, rank)
-        tensors = _places(folder, model, optimizer)
+        tensors = _load_targets(folder, model, optimizer)
     except CheckpointError as error:
         problem = str(error)
-    if problems := [text for text in (gather_everywhere(problem) if world_size > 1 else [problem]) if text]:
+    if problems := [text for text in (gather_on_all(problem) if world_size > 1 else [problem]) if text]:
         raise CheckpointError(problems[0])
     read_tensors(folder, tensors, group)
     progress = Progress(step=int(own["step"]), bad_steps=int(own["bad_steps"]))
     if own["world_size"] == world_size:
         set_rng_state(own["rng"])
     else:
-        seed_generators(f"{seed}:{progress.step}:{rank}")
+        seed_rng(f"{seed}:{progress.step}:{rank}")
         logger.info(
             "%s was written by %d policy ranks, now there are %d: weights and optimiser are the same, random numbers "
             "begin anew from seed %d, step %d and rank",
@@ -123,7 +123,7 @@ def load_state(
 
 
 def rng_state() -> dict[str, Any]:
-    """States of python's, numpy's and torch's generators, in types that `weights_only` loading allows."""
+    """States of Python's, numpy's and torch's random number generators, in types that `weights_only` loading allows."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -143,8 +143,8 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def seed_generators(key: str) -> None:
-    """Begin anew: the same key gives the same numbers."""
+def seed_rng(key: str) -> None:
+    """Seed all of them: the same key gives the same numbers."""
     number = int.from_bytes(hashlib.sha256(f"generators:{key}".encode()).digest()[:7], "big")
     random.seed(number)
     np.random.seed(number % 2**32)
@@ -152,14 +152,14 @@ def seed_generators(key: str) -> None:
 
 
 def saved_weights(folder: Path) -> dict[str, Tensor]:
-    """The whole weights of a checkpoint; under LoRA the adapter's. Needs no other rank. Raises `CheckpointError`."""
+    """The whole weights of a checkpoint; with LoRA the adapter's. Needs no other rank. Raises `CheckpointError`."""
     return read_whole(folder, MODEL)
 
 
 def export_model(
     folder: Path, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], config: ModelConfig, *, rank: int
 ) -> None:
-    """A Hugging Face folder in `model.dtype`, written by rank 0; `weights` are whole, and all ranks go through them."""
+    """A Hugging Face folder in `model.dtype`, written by rank 0. All ranks iterate over `weights`, which are whole."""
     dtype = DTYPES[config.dtype]
     tied = model.state_dict(keep_vars=True)
     first = {id(tensor): name for name, tensor in reversed(tied.items())}
@@ -174,7 +174,7 @@ def export_model(
 
 
 def _plain(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The architecture without weights, shards, adapters and ways of computing attention: what describes the folder."""
+    """The architecture without weights, shards, adapters and the choice of attention: what describes the folder."""
     config = deepcopy(model.config)
     config._attn_implementation = "eager"
     with torch.device("meta"):
@@ -188,7 +188,7 @@ def _rank_file(rank: int) -> str:
 
 
 def _read_own(folder: Path, rank: int) -> dict[str, Any]:
-    """The first rank's file serves a rank that did not exist when it was written."""
+    """A rank that did not exist when the checkpoint was written reads rank 0's file."""
     file = folder / _rank_file(rank)
     file = file if file.exists() else folder / _rank_file(0)
     try:
@@ -202,7 +202,7 @@ def _read_own(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters that are trained, tied ones once, and, of a whole model, the buffers that belong to its state."""
+    """Trained parameters, tied ones once, and the buffers of the `state_dict` if all parameters are trained."""
     parameters = dict(model.named_parameters())
     trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     persistent = model.state_dict().keys() if len(trained) == len(parameters) else set()
@@ -220,8 +220,8 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
 
 
-def _places(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Where everything in `folder` belongs: the model's own tensors, and new ones in the optimiser."""
+def _load_targets(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The tensors that `folder` is read into: the model's own, and new ones in the optimiser."""
     found = shapes(folder)
     own = _tensors(model)
     saved = {name for name in found if name.startswith(MODEL)}

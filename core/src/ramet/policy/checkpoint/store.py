@@ -1,8 +1,8 @@
-"""Checkpoints that survive a kill at any moment: a folder is either whole and provably so, or it is not there.
+"""Checkpoints that survive a kill at any moment: a folder is complete, and verified by its manifest, or absent.
 
 Writing: `.tmp_step_…/` in the same file system, every file fsynced, `MANIFEST.json` with sizes and hashes last, then
-the rename to `step_000012/`; only then are old ones pruned. Reading: newest first, hashes compared; what is broken is
-skipped with a warning that names file and reason. No pointer file can go stale.
+the rename to `step_000012/`; only then are old ones pruned. Reading: newest first, hashes compared; a
+damaged one is skipped with a warning that names file and reason. No pointer file can go stale.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointScore:
-    """What a validation found for a checkpoint, in its folder's `SCORE.json`; by it `train.keep_best` keeps the best.
+    """The result of a validation of a checkpoint, in its folder's `SCORE.json`; by it `train.keep_best` keeps the best.
 
     Higher is better; of equal ones the earlier stays the best. Each checkpoint holds its own score and none that of
     others, so a resumed run compares the same numbers as one that was never stopped. A run that validates after its
@@ -61,7 +61,7 @@ class Checkpoints:
     """The checkpoints of one run in one folder. Only one process may write there (the run directory's lock)."""
 
     def __init__(self, root: Path, *, keep: int, keep_best: str | None = None) -> None:
-        """`keep_best`: the checkpoint with the best score in this metric is kept beside the newest `keep`."""
+        """`keep_best`: the checkpoint with the best score in this metric is kept in addition to the newest `keep`."""
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self.root = root
@@ -71,14 +71,14 @@ class Checkpoints:
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
         """Let `write` fill a temporary folder, make it `step_…`, and prune to the newest `keep`. In any thread.
 
-        Where several ranks write, `write` returns when all have; sealing and renaming is one process's business.
+        If several ranks write, `write` returns when all have; one process writes the manifest and renames.
         Raises `CheckpointError` if it cannot be written; the checkpoints before it are then as they were.
         """
         final = self.root / f"step_{step:06d}"
         temporary = self.root / f".tmp_step_{step:06d}_{os.getpid()}"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            _make_way(final)
+            _free_name(final)
             _check_space(self.root)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
@@ -89,7 +89,7 @@ class Checkpoints:
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, OSError):
-                raise CheckpointError(f"{final}: not written: {error}; older checkpoints are untouched") from error
+                raise CheckpointError(f"{final}: not written: {error}; older checkpoints are unchanged") from error
             raise
         saved = Checkpoint(step=step, folder=final)
         self._prune(saved)
@@ -123,7 +123,7 @@ class Checkpoints:
                 shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
     def newest(self) -> Checkpoint | None:
-        """The newest folder that verifies; None if there is none. Deletes what a killed writer left behind."""
+        """The newest folder that verifies; None if there is none. Deletes what a killed writer left."""
         for stale in (path for path in self.root.glob(".tmp_step_*") if LEFTOVER.fullmatch(path.name)):
             if stale.is_symlink() or not stale.is_dir():
                 continue
@@ -133,13 +133,13 @@ class Checkpoints:
 
 
 def score_of(metrics: Mapping[str, float], metric: str) -> CheckpointScore | None:
-    """None if the metric is not there or not a finite number: such a checkpoint is never the best."""
+    """None if the metric is missing or not a finite number: such a checkpoint is never the best."""
     value = metrics.get(metric)
     return None if value is None or not math.isfinite(value) else CheckpointScore(metric=metric, value=value)
 
 
 def read_score(folder: Path) -> CheckpointScore | None:
-    """None if there is none that can be read."""
+    """None if there is none, or none that can be read."""
     try:
         body = json.loads((folder / SCORE).read_text(encoding="ascii"))
         return score_of({str(body["metric"]): float(body["value"])}, str(body["metric"]))
@@ -204,8 +204,8 @@ def _newest_first(root: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: -checkpoint.step)
 
 
-def _make_way(final: Path) -> None:
-    """A broken checkpoint of this name makes way, and a whole one is never replaced. What is none is kept aside."""
+def _free_name(final: Path) -> None:
+    """A damaged checkpoint of this name is deleted, a whole one is never replaced, anything else is renamed."""
     if not os.path.lexists(final):
         return
     if _is_ours(final):

@@ -1,7 +1,7 @@
-"""The processes that hold a policy together: joining and leaving them, and what they tell each other.
+"""The process group of a policy's ranks: joining and leaving it, and exchanging numbers and small objects.
 
-Numbers and small objects go through host memory (gloo) whatever the device; only FSDP moves tensors. Every wait ends
-after the deadline that was given to `join_ranks`.
+Those go through host memory (gloo) whatever the device; only FSDP moves tensors. Every wait ends after the deadline
+that was given to `join_ranks`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _timeout: timedelta | None = None  # of this process's groups; torch would give 
 
 
 def join_ranks(*, rank: int, world_size: int, address: str, timeout_s: float) -> None:
-    """Meet the other ranks at `address` (`tcp://HOST:PORT`, where rank 0 listens). Every rank calls this once.
+    """Join the other ranks at `address` (`tcp://HOST:PORT`, where rank 0 listens). Every rank calls this once.
 
-    With CUDA the rank takes the device that is its own: the only one it sees, or one by its rank. `timeout_s` bounds
-    the meeting and every later exchange. Raises `InfraError`.
+    With CUDA the rank uses a device of its own: the only one it sees, or one by its rank. `timeout_s` bounds the
+    joining and every later exchange. Raises `InfraError`.
     """
     if dist.is_initialized():
         raise RuntimeError(f"policy rank {rank}: this process has joined {dist.get_world_size()} ranks already")
@@ -41,7 +41,7 @@ def join_ranks(*, rank: int, world_size: int, address: str, timeout_s: float) ->
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise InfraError(
-            f"policy rank {rank} of {world_size} did not meet the others at {address} within {timeout_s:g} s "
+            f"policy rank {rank} of {world_size} did not reach the others at {address} within {timeout_s:g} s "
             f"(cluster.timeout_s): {error}"
         ) from error
 
@@ -53,7 +53,7 @@ def leave_ranks() -> None:
 
 
 def require_ranks(rank: int, world_size: int) -> None:
-    """Raise `RuntimeError` unless this process can stand for `rank` of `world_size`. One rank needs no group."""
+    """Raise `RuntimeError` unless this process has joined as `rank` of `world_size`. One rank needs no group."""
     found = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if found != (rank, world_size):
         raise RuntimeError(
@@ -62,7 +62,7 @@ def require_ranks(rank: int, world_size: int) -> None:
 
 
 def sum_over_ranks(value: float) -> float:
-    """The sum of every rank's value; the value itself where there is one rank."""
+    """The sum of every rank's value; the value itself if there is one rank."""
     if not dist.is_initialized():
         return value
     total = torch.tensor(value, dtype=torch.float64)
@@ -71,7 +71,7 @@ def sum_over_ranks(value: float) -> float:
 
 
 def gather_on_first(value: T) -> list[T] | None:
-    """Every rank's value in the ranks' order on rank 0, None elsewhere. All ranks call it."""
+    """Every rank's value in the ranks' order on rank 0, None on others. All ranks call it."""
     if not dist.is_initialized():
         return [value]
     out: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -79,7 +79,7 @@ def gather_on_first(value: T) -> list[T] | None:
     return out
 
 
-def gather_everywhere(value: T) -> list[T]:
+def gather_on_all(value: T) -> list[T]:
     """Every rank's value in the ranks' order, on all ranks. All ranks call it."""
     if not dist.is_initialized():
         return [value]
@@ -88,7 +88,7 @@ def gather_everywhere(value: T) -> list[T]:
     return cast("list[T]", out)
 
 
-def neighbours(size: int) -> dist.ProcessGroup | None:
+def sequence_parallel_group(size: int) -> dist.ProcessGroup | None:
     """The group of `size` consecutive ranks to which this rank belongs; None for 1. All ranks call it."""
     if size == 1:
         return None
@@ -98,7 +98,7 @@ def neighbours(size: int) -> dist.ProcessGroup | None:
 
 
 def host_group() -> dist.ProcessGroup | None:
-    """A group of all ranks of its own, for a thread that exchanges while others compute; None for one rank."""
+    """A group of all ranks of its own, for a thread that exchanges while the others compute; None for one rank."""
     if not dist.is_initialized():
         return None
     return cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=_timeout))

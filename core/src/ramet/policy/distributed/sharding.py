@@ -1,7 +1,7 @@
 """FSDP2: every rank keeps 1/N of each parameter, its gradient and its optimiser state, and gathers a block to use it.
 
 Gradients are added up over ranks, not averaged as FSDP does by itself: the loss is normalised by counts of the whole
-optimiser step, so a rank's loss is its share of a sum. (https://docs.pytorch.org/docs/main/distributed.fsdp.fully_shard.html)
+optimiser step, so a rank's loss is its part of a sum. (https://docs.pytorch.org/docs/main/distributed.fsdp.fully_shard.html)
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ def shard(
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    places: OffloadPolicy = CPUOffloadPolicy() if offload else OffloadPolicy()
+    offload_policy: OffloadPolicy = CPUOffloadPolicy() if offload else OffloadPolicy()
     for module in [*blocks, root]:
         if master is not None:
             _convert(module, master)
-        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=places)
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload_policy)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it adds
 
 
-def keep_only_shards(root: nn.Module) -> None:
-    """Free what the root gathered: FSDP keeps it behind a forward pass, for the backward pass that may follow."""
+def reshard(root: nn.Module) -> None:
+    """Free what the root gathered: FSDP keeps it after a forward pass, for a backward pass that may follow."""
     if isinstance(root, FSDPModule):
         root.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor whose parts lie on several ranks, which must all call this; without a gradient."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that is sharded over ranks, which must all call this; without a gradient."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    placed: Tensor = tensor.detach().to(tensor.device_mesh.device_type)  # parts may wait in host memory
+    placed: Tensor = tensor.detach().to(tensor.device_mesh.device_type)  # shards may be offloaded to host memory
     return placed.full_tensor() if isinstance(placed, DTensor) else placed
 
 
 def _convert(module: nn.Module, dtype: torch.dtype) -> None:
-    """What is sharded already has its type; buffers, such as rotary frequencies, keep theirs."""
+    """Parameters that are sharded already have their type; buffers, such as rotary frequencies, keep theirs."""
     for parameter in module.parameters():
         if parameter.requires_grad and not isinstance(parameter, DTensor):
             parameter.data = parameter.data.to(dtype)

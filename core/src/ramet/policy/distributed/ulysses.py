@@ -1,16 +1,19 @@
 """Ulysses sequence parallelism (DeepSpeed-Ulysses, arXiv 2309.14509): U ranks of a group share every sequence.
 
-Each rank holds 1/U of the positions. Around the attention an all-to-all trades positions for heads, so that there a
-rank sees the whole sequence with 1/U of the heads. Positions, masks and packing borders are therefore those of the
-*whole* sequence. transformers would build a mask from a rank's own positions, so its mask functions are called here on
-all of them, and the result reaches the attention beside the model's own (absent) mask.
+Each rank holds 1/U of the positions. Around the attention an all-to-all exchanges positions for heads, so that each
+rank sees the whole sequence there, with 1/U of the heads. Positions, masks and sequence borders are therefore those of
+the *whole* sequence. transformers would build a mask from a rank's own positions, so its mask functions are called here
+on all of them, and the result is given to the attention in place of the model's own (absent) mask.
 
-The output head, which is wide, runs on a rank's own positions only (`ulysses_states`); the scalars that come out of it
-are then put together (`join`), so that the loss stands on whole sequences.
+The output head, which is wide, runs on a rank's own positions only (`ulysses_states`); its results, one number per
+token, are then gathered (`join_values`), so that the loss is given whole sequences.
 
-**Gradients.** Every rank of a group computes the same loss L of its micro-batch. After `join` the *sum* of the ranks'
-gradients is the gradient of L, for the body and for the head: nothing needs scaling beyond what data parallelism needs
-anyway.
+**Gradients.** All ranks of a group compute the same loss L of their micro-batch. After `join_values` the *sum* of the
+ranks' gradients is the gradient of L, for the body and for the head: nothing needs scaling beyond what data parallelism
+needs anyway.
+
+Shapes: B rows of S positions in a micro-batch, U ranks in the group, H hidden size, D size of a head; n trained tokens,
+of which m are predicted at this rank's positions.
 """
 
 from __future__ import annotations
@@ -34,17 +37,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from ramet.errors import raise_all
 
 PREFIX = "ulysses_"  # of the name under which transformers finds the wrapped attention
-MODELS = ("llama", "qwen2", "qwen3")  # their attention was compared with one rank's; others may give it more per head
-LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary embeddings by the longest position, on which ranks would disagree
+MODELS = ("llama", "qwen2", "qwen3")  # compared with one rank; other attentions may have more inputs per head
+LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary embeddings by the longest position, which differs from rank to rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """What the attention of one rank must know of the whole sequences."""
+class FullSequence:
+    """What the attention of one rank must know of the whole sequences, padding to a multiple of U included."""
 
     group: ProcessGroup
     position_ids: Tensor  # [B, S]
-    masks: Mapping[str, Tensor | None]  # by type of layer; None: plain causal, or the kernel reads the positions
+    masks: Mapping[str, Tensor | None]  # [B, 1, S, S] by type of layer; None: causal, or the kernel reads positions
 
 
 def check_ulysses(config: PretrainedConfig, size: int) -> list[str]:
@@ -69,73 +72,81 @@ def check_ulysses(config: PretrainedConfig, size: int) -> list[str]:
     return problems
 
 
-def install(model: PreTrainedModel, group: ProcessGroup) -> None:
-    """Let the model's attention work over `group`; from now on it is run by `ulysses_states` only.
+def install_ulysses(model: PreTrainedModel, group: ProcessGroup) -> None:
+    """Replace the model's attention by one over `group`; from then on only `ulysses_states` can run the model.
 
     Raises `ConfigErrors` for a model that cannot be shared.
     """
     raise_all(check_ulysses(model.config, dist.get_world_size(group)))
-    own = own_attention(model.config)
+    name = attention_name(model.config)
     # Collectives inside a compiled block would be traced; a break in the graph keeps them as they are.
-    AttentionInterface.register(PREFIX + own, torch.compiler.disable(_attention))  # type: ignore[no-untyped-call]
-    model.config._attn_implementation = PREFIX + own
+    AttentionInterface.register(PREFIX + name, torch.compiler.disable(_attention))  # type: ignore[no-untyped-call]
+    model.config._attn_implementation = PREFIX + name
 
 
-def own_attention(config: PretrainedConfig) -> str:
-    """The name of the attention that computes: `sdpa`, `eager` or `flash_attention_2`."""
+def attention_name(config: PretrainedConfig) -> str:
+    """The name of the attention inside: `sdpa`, `eager`, `flash_attention_2` or `varlen`."""
     return str(config._attn_implementation).removeprefix(PREFIX)
 
 
 def ulysses_states(
     model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, predict: Tensor, group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
-    """Hidden states `[m, H]` behind the last norm of this rank's part of `predict`, and which `[m]` of them these are.
+    """Hidden states `[m, H]` after the last norm of this rank's part of `predict`, and their indices `[m]` in it.
 
-    All ranks of the group give the same `[B, S]` ids and positions and the same `[n]` places in the flat `[B * S]`.
-    What is computed of the states goes through `join`.
+    All ranks of the group give the same `[B, S]` ids and positions and the same `predict` `[n]`, positions in the flat
+    `[B * S]`. What is computed from the states goes through `join_values`.
     """
-    hidden = _local_hidden(model, input_ids, position_ids, group)
+    hidden = _local_hidden(model, input_ids, position_ids, group)  # [B, ceil(S / U), H]
     width = hidden.shape[1]
+    # Rank r has columns r * width to (r + 1) * width of every row.
     row, column = predict // input_ids.shape[1], predict % input_ids.shape[1]
     own = (column // width == dist.get_rank(group)).nonzero().squeeze(1)
     return hidden[row[own], column[own] % width], own
 
 
-def join(values: Tensor, own: Tensor, length: int, group: ProcessGroup) -> Tensor:
-    """`[length]`: the ranks' values at their places `own`, the same on every rank, with gradient; 0 elsewhere."""
-    placed = values.new_zeros(length).index_put((own,), values)
-    joined: Tensor = _Join.apply(placed, group)  # type: ignore[no-untyped-call]
+def join_values(values: Tensor, own: Tensor, length: int, group: ProcessGroup) -> Tensor:
+    """`[length]`: each rank's `values` `[m]` at its indices `own` `[m]`, the same on every rank, with gradient.
+
+    The indices of the ranks do not overlap; what no rank has is 0.
+    """
+    scattered = values.new_zeros(length).index_put((own,), values)
+    joined: Tensor = _JoinValues.apply(scattered, group)  # type: ignore[no-untyped-call]
     return joined
 
 
 def _local_hidden(model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, group: ProcessGroup) -> Tensor:
-    """Of this rank's positions, filling included."""
-    ids, positions, whole = _shard(model, input_ids, position_ids, group)
+    """`[B, ceil(S / U), H]`: of this rank's positions, padding included."""
+    ids, positions, full = _shard(model, input_ids, position_ids, group)
     body: Any = model.base_model
-    hidden: Tensor = body(input_ids=ids, position_ids=positions, use_cache=False, ulysses=whole).last_hidden_state
+    hidden: Tensor = body(input_ids=ids, position_ids=positions, use_cache=False, ulysses=full).last_hidden_state
     return hidden
 
 
 def _shard(
     model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, group: ProcessGroup
-) -> tuple[Tensor, Tensor, Whole]:
-    """This rank's ids and positions `[B, ceil(S / U)]`, and what its attention must know of all.
+) -> tuple[Tensor, Tensor, FullSequence]:
+    """This rank's ids and positions `[B, ceil(S / U)]`, and what its attention must know of all of them.
 
-    Filled positions go on counting, so that they belong to the end of a row's last sequence: nothing looks at them.
+    Positions of the padding go on counting, so that it belongs to the end of a row's last sequence, where no token of a
+    sequence attends to it.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    missing = -input_ids.shape[1] % size
-    ids = pad(input_ids, (0, missing))
-    behind = torch.arange(1, missing + 1, device=position_ids.device)
-    positions = torch.cat([position_ids, position_ids[:, -1:] + behind], dim=1)
-    whole = Whole(group=group, position_ids=positions, masks=_masks(model, positions))
-    return ids.chunk(size, dim=1)[rank], positions.chunk(size, dim=1)[rank], whole
+    # Pad S to a multiple of U.
+    n_padding = -input_ids.shape[1] % size
+    ids = pad(input_ids, (0, n_padding))
+    counts = torch.arange(1, n_padding + 1, device=position_ids.device)
+    positions = torch.cat([position_ids, position_ids[:, -1:] + counts], dim=1)
+    # Masks and borders are of whole rows; ids and positions are cut.
+    full = FullSequence(group=group, position_ids=positions, masks=_masks(model, positions))
+    return ids.chunk(size, dim=1)[rank], positions.chunk(size, dim=1)[rank], full
 
 
 def _masks(model: PreTrainedModel, position_ids: Tensor) -> dict[str, Tensor | None]:
-    """What the model would build from all positions with its own attention."""
+    """What the model would build from all positions `[B, S]` with its own attention, by type of layer."""
     config = copy.copy(model.config)
-    config._attn_implementation = own_attention(config)
+    config._attn_implementation = attention_name(config)
+    # Only shape, type and device of the embeddings are read.
     shaped = torch.empty(*position_ids.shape, 0, dtype=model.dtype, device=position_ids.device)
     found = create_masks_for_generate(config, shaped, None, None, position_ids=position_ids)
     return found if isinstance(found, dict) else {"full_attention": found}
@@ -145,9 +156,9 @@ def _attention(
     module: nn.Module,
     query: Tensor,  # [B, heads, S / U, D]
     key: Tensor,  # [B, key heads, S / U, D]
-    value: Tensor,
+    value: Tensor,  # [B, key heads, S / U, D]
     attention_mask: Tensor | None,
-    ulysses: Whole | None = None,
+    ulysses: FullSequence | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface. Returns `[B, S / U, heads, D]`."""
@@ -155,66 +166,72 @@ def _attention(
         raise RuntimeError("a model under sequence parallelism is run by ulysses_states")
     group = ulysses.group
     size = dist.get_world_size(group)
-    repeats = size // gcd(key.shape[1], size)  # key heads are shared out whole, so there must be a multiple of U
+    # Each rank gets whole key heads, so their number must be a multiple of U: grouped-query models repeat some.
+    repeats = size // gcd(key.shape[1], size)
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    query, key, value = (_swap(states, group, give=1, take=2) for states in (query, key, value))
+    # [B, heads, S / U, D] -> [B, heads / U, S, D]: heads are split over the ranks, positions gathered.
+    query, key, value = (_all_to_all(states, group, split=1, gather=2) for states in (query, key, value))
     kwargs["position_ids"] = ulysses.position_ids
     mask = ulysses.masks[getattr(module, "layer_type", None) or "full_attention"]
-    local: Any = _Part(module, query.shape[1] // key.shape[1])
+    local: Any = _LocalHeads(module, query.shape[1] // key.shape[1])
     output, _ = _implementation(module)(local, query, key, value, mask, **kwargs)
-    return _swap(output, group, give=1, take=2), None
+    # [B, S, heads / U, D] -> [B, S / U, heads, D]: the way back.
+    return _all_to_all(output, group, split=1, gather=2), None
 
 
 def _implementation(module: Any) -> Callable[..., tuple[Tensor, Any]]:
-    """The eager attention is a function beside the model's class, the others are registered."""
+    """The attention function: eager is one of the module that defines the model's class, the others are registered."""
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     found: Callable[..., tuple[Tensor, Any]]
-    found = ALL_ATTENTION_FUNCTIONS.get_interface(own_attention(module.config), eager)
+    found = ALL_ATTENTION_FUNCTIONS.get_interface(attention_name(module.config), eager)
     return found
 
 
-class _Part:
-    """An attention module as its implementation shall see it: with one rank's heads, and under its own name."""
+class _LocalHeads:
+    """An attention module as its implementation must see it: with one rank's heads and its own attention's name."""
 
     def __init__(self, module: Any, groups: int) -> None:
         self.module = module
         self.num_key_value_groups = groups
         self.config: Any = copy.copy(module.config)
-        self.config._attn_implementation = own_attention(self.config)
+        self.config._attn_implementation = attention_name(self.config)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
 
 
-def _swap(states: Tensor, group: ProcessGroup, *, give: int, take: int) -> Tensor:
-    """Give away parts of one dimension and take the other whole."""
-    swapped: Tensor = _AllToAll.apply(states, group, give, take)  # type: ignore[no-untyped-call]
-    return swapped
+def _all_to_all(states: Tensor, group: ProcessGroup, *, split: int, gather: int) -> Tensor:
+    """Split dimension `split` over the ranks and gather dimension `gather` from them."""
+    exchanged: Tensor = _AllToAll.apply(states, group, split, gather)  # type: ignore[no-untyped-call]
+    return exchanged
 
 
 class _AllToAll(torch.autograd.Function):
-    """Part r of dimension `give` goes to rank r; what arrives is joined along `take` in the order of ranks."""
+    """Part r of dimension `split` goes to rank r; received parts are joined along `gather` in the order of ranks.
+
+    The gradient goes the opposite way: its parts of `gather` return to the ranks that they came from.
+    """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, group: ProcessGroup, give: int, take: int) -> Tensor:
-        ctx.group, ctx.give, ctx.take = group, give, take
-        return _exchange(states, group, give, take)
+    def forward(ctx: Any, states: Tensor, group: ProcessGroup, split: int, gather: int) -> Tensor:
+        ctx.group, ctx.split, ctx.gather = group, split, gather
+        return _exchange(states, group, split, gather)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchange(gradient, ctx.group, ctx.take, ctx.give), None, None, None
+        return _exchange(gradient, ctx.group, ctx.gather, ctx.split), None, None, None
 
 
-def _exchange(states: Tensor, group: ProcessGroup, give: int, take: int) -> Tensor:
-    parts = torch.stack(states.chunk(dist.get_world_size(group), dim=give))
-    arrived = torch.empty_like(parts)
-    dist.all_to_all_single(arrived, parts, group=group)
-    return torch.cat(arrived.unbind(), dim=take)
+def _exchange(states: Tensor, group: ProcessGroup, split: int, gather: int) -> Tensor:
+    sent = torch.stack(states.chunk(dist.get_world_size(group), dim=split))  # [U, ...], part r for rank r
+    received = torch.empty_like(sent)  # [U, ...], part r from rank r
+    dist.all_to_all_single(received, sent, group=group)
+    return torch.cat(received.unbind(), dim=gather)
 
 
-class _Join(torch.autograd.Function):
-    """Adds up over the group. The ranks compute the same loss of the sum, so each has its part's whole gradient."""
+class _JoinValues(torch.autograd.Function):
+    """The sum over the group. All ranks compute the same loss from it, so each has its own part's whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: ProcessGroup) -> Tensor:
