@@ -96,13 +96,13 @@ def test_a_tool_result_takes_no_time_and_gives_its_reward_to_the_call(advantage_
     torch.testing.assert_close(output.advantages[1, tools], expected)
 
 
-def test_a_reward_before_the_first_sampled_token_was_earned_by_nobody(advantage_batch: Batch) -> None:
+def test_a_reward_before_the_first_sampled_token_counts_for_no_action(advantage_batch: Batch) -> None:
     mask, extra = torch.tensor([[False, True, True]]), torch.tensor([[7.0, 0.0, 0.0]])
     batch = advantage_batch([1.0], [0], mask, extra, torch.zeros(1, 3))
     assert Gae(GaeConfig(whiten=False))(batch).advantages.tolist() == [[0.0, 1.0, 1.0]]
 
 
-def test_how_many_rows_are_worked_on_at_once_changes_nothing(
+def test_how_many_rows_are_computed_at_once_changes_nothing(
     random_batch: Callable[..., AdvantageInputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = random_batch(7, 90, seed=3, sampled=0.7, token_rewards=True)
@@ -136,7 +136,7 @@ def test_an_empty_batch_gives_an_empty_result(advantage_batch: Batch) -> None:
     assert Gae(GaeConfig())(advantage_batch([], [], nothing.bool(), None, nothing)).advantages.shape == (0, 0)
 
 
-def test_the_registered_estimator_asks_for_a_critic_and_says_how_to_train_it() -> None:
+def test_the_registered_estimator_needs_a_critic_and_tells_how_to_train_it() -> None:
     entry = load_plugins().get("advantages", "gae")
     estimator = entry.build(GaeConfig(critic_lr=2e-5, critic_warmup_steps=7, value_clip=0.2))
     assert estimator.needs == {Need.VALUES}

@@ -35,7 +35,7 @@ def test_missing_config_and_weights_are_both_reported(make_folder: MakeFolder) -
 
 
 def test_a_folder_without_a_vocabulary_is_reported(make_folder: MakeFolder) -> None:
-    """transformers itself would make an empty tokenizer and say nothing."""
+    """transformers itself would make an empty tokenizer without a warning."""
     folder = make_folder()
     for file in folder.glob("token*"):
         file.unlink()

@@ -255,7 +255,7 @@ ENDLESS = """
 import os
 from ramet.models import encoder
 from ramet.models.tiny import make_tokenizer
-encoder.PROBE_S = 0.5
+encoder.TEMPLATE_TIMEOUT_S = 0.5
 loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 try:
     encoder.Encoder(make_tokenizer(), loop)

@@ -1,4 +1,4 @@
-"""The attention `varlen` gives its kernel the right borders; the kernel itself needs a GPU, so a stand-in computes."""
+"""The attention `varlen` gives its kernel the right borders; the kernel itself needs a GPU, so another computes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_without_cuda_it_is_refused(tiny: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not (torch.cuda.is_available() and has_varlen()), reason="needs CUDA and torch's varlen attention")
-def test_torchs_kernel_computes_what_the_stand_in_does() -> None:
+def test_torchs_kernel_computes_what_the_replacement_does() -> None:
     torch.manual_seed(1)
     query, key, value = (torch.randn(9, n, 64, device="cuda", dtype=torch.bfloat16) for n in (4, 2, 2))
     found = borders(POSITIONS.cuda())

@@ -49,7 +49,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
 
 
 class Ranks:
-    """Two processes that have joined each other. Started once; a test sends them to work."""
+    """Two processes that have joined each other. Started once; a test sends them tasks."""
 
     WORLD_SIZE = 2
     DEADLINE_S = 120.0

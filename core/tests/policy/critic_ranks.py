@@ -1,4 +1,4 @@
-"""What the ranks of `test_critic.py` are told to do."""
+"""Tasks for the ranks of `test_critic.py`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ramet.policy.spec import CriticSpec
 def train_critic(
     spec: CriticSpec, rows: list[Row], returns: Tensor, folder: Path
 ) -> tuple[dict[str, float], list[Floats]]:
-    """Three steps; the metrics of the last, the values behind it, a checkpoint in `folder`."""
+    """Three steps; the metrics of the last, the values after it, a checkpoint in `folder`."""
     worker = CriticWorker(spec, rank=dist.get_rank(), world_size=dist.get_world_size())
     metrics: dict[str, float] = {}
     for step in (1, 2, 3):
-        everywhere = [worker.values(rows)]
-        dist.broadcast_object_list(everywhere)  # as the driver gives every rank the same
+        values = [worker.values(rows)]
+        dist.broadcast_object_list(values)  # as the driver gives every rank the same
         metrics = worker.update(
-            TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=everywhere[0]), step
+            TrainBatch.from_padded(rows, torch.zeros_like(returns), returns=returns, values=values[0]), step
         )
     worker.save(folder)
     return metrics, worker.values(rows)

@@ -1,4 +1,4 @@
-"""One of several ranks: does what it is told through an inherited pipe, until that is closed.
+"""One of several ranks: runs the tasks that it is sent through an inherited pipe, until that is closed.
 
     python on_ranks.py FILE_DESCRIPTOR RANK WORLD_SIZE tcp://HOST:PORT
 

@@ -1,4 +1,4 @@
-"""What the ranks of `test_ranks.py` are told to do. Arguments and results travel between processes."""
+"""Tasks for the ranks of `test_ranks.py`. Arguments and results are sent between processes."""
 
 from __future__ import annotations
 
@@ -123,20 +123,20 @@ def diverge(rank: int, spec: PolicySpec, rows: list[Row], advantages: Tensor) ->
     return "nothing was raised"
 
 
-def save(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path, *, loose: bool) -> Any:
-    """Two steps, a save, and two more. `loose`: the save runs in a thread beside the third step."""
+def save(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path, *, in_thread: bool) -> Any:
+    """Two steps, a save, and two more. `in_thread`: the save runs in a thread during the third step."""
     worker = worker_of(spec)
     for step in (1, 2):
         worker.update(TrainBatch.from_padded(rows, advantages), step)
     torch.manual_seed(100 + worker.rank)
-    if loose:
+    if in_thread:
         worker.stage()
         thread = Thread(target=worker.write_staged, args=(folder,))
         thread.start()
     else:
         worker.save(folder)
     metrics = [worker.update(TrainBatch.from_padded(rows, advantages), 3)]
-    if loose:
+    if in_thread:
         thread.join(60)
     metrics.append(worker.update(TrainBatch.from_padded(rows, advantages), 4))
     return metrics, whole_weights(worker), torch.rand(1).item()

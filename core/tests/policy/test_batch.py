@@ -36,7 +36,7 @@ def old(rows: list[Row]) -> list[np.ndarray]:
 
 @pytest.fixture
 def forked(sampled: MakeSegment, inserted: MakeSegment) -> ScoredGroup:
-    """Root 0 with one tool call, a fork of it behind the tool result, and root 1."""
+    """Root 0 with one tool call, a fork of it after the tool result, and root 1."""
     task = Task(id="t", prompt=user_prompt("?"))
     prompt, call, result = inserted([1, 2], kind=SegmentKind.PROMPT), sampled([3, 4, 5]), inserted([6, 7])
     end = inserted([9], turn=1, kind=SegmentKind.FORCED)
@@ -196,7 +196,7 @@ def test_reward_parts_and_token_rewards_reach_the_estimator(make_group: MakeGrou
     assert batch.token_rewards.tolist() == [[0.25, 0.0], [0.0, 0.0]]
 
 
-def test_fields_that_nobody_computed_are_none(make_group: MakeGroup) -> None:
+def test_fields_that_were_not_computed_are_none(make_group: MakeGroup) -> None:
     rows = rows_of([make_group([1.0, 2.0])])
     batch = advantage_inputs(rows)
     assert batch.old_logprobs is batch.turn_rewards is batch.state_ids is batch.entropies is None

@@ -1,4 +1,4 @@
-"""What of a policy cannot work is said before anything starts, and all of it at once."""
+"""Problems of a policy's configuration are reported before anything starts, all at once."""
 
 from __future__ import annotations
 

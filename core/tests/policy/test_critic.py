@@ -50,7 +50,7 @@ def make_critic(tiny: Path) -> MakeCritic:
 
 
 def returns_of(rows: list[Row]) -> Tensor:
-    """`[N, T]`: what the last token before says, low ids are bad and high ids are good."""
+    """`[N, T]`: by the last token before: low ids are bad and high ids are good."""
     before = [np.concatenate([row.prompt_ids[-1:], row.response_ids[:-1]]) for row in rows]
     return padded([(ids >= 128).astype(np.float32) * 2 - 1 for ids in before], torch.float32, 0)
 
@@ -68,7 +68,7 @@ def train(worker: CriticWorker, rows: list[Row], last: int, *, first: int = 1) -
 
 
 def trained(spec: CriticSpec, rows: list[Row], steps: int) -> tuple[dict[str, float], list[Floats]]:
-    """The metrics of the last step, and the values behind it."""
+    """The metrics of the last step, and the values after it."""
     worker = CriticWorker(spec)
     return train(worker, rows, steps), worker.values(rows)
 
@@ -77,7 +77,7 @@ def weights(worker: CriticWorker) -> Tensor:
     return torch.cat([p.detach().flatten().clone() for p in worker._train_rank.model.parameters()])
 
 
-def test_values_begin_at_zero_and_stand_where_the_token_is_predicted(
+def test_values_begin_at_zero_and_are_computed_where_the_token_is_predicted(
     make_critic: MakeCritic, make_rows: MakeRows, tiny: Path
 ) -> None:
     rows = make_rows(5)
@@ -124,7 +124,7 @@ def test_values_and_training_do_not_depend_on_how_rows_are_packed(
         np.testing.assert_allclose(left, right, atol=1e-4)
 
 
-def test_what_stands_on_inserted_tokens_does_not_train(make_critic: MakeCritic, make_rows: MakeRows) -> None:
+def test_inserted_tokens_and_their_returns_do_not_train(make_critic: MakeCritic, make_rows: MakeRows) -> None:
     rows = make_rows(6)
     mask = padded([row.mask for row in rows], torch.bool, 0)
     clean, dirty = CriticWorker(make_critic()), CriticWorker(make_critic())

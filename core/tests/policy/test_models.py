@@ -70,9 +70,7 @@ def test_all_blocks_and_lengths_share_one_compilation(model: PreTrainedModel, ch
     assert [name for name, _ in model.named_parameters()] == names
 
 
-def test_where_compilation_is_switched_off_nobody_believes_that_it_is_on(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-):
+def test_compilation_is_refused_where_it_is_switched_off(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(SWITCH, "1")
     with pytest.raises(ConfigError, match=r"policy\.compile=true: TORCHDYNAMO_DISABLE=1 switches compilation off"):
         compile_blocks(model)

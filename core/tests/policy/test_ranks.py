@@ -284,7 +284,7 @@ def test_two_ranks_export_the_folder_that_one_would(
     assert AutoTokenizer.from_pretrained(tmp_path / "hf").eos_token
 
 
-@pytest.mark.parametrize("loose", [False, True], ids=["while_all_wait", "in_a_thread"])
+@pytest.mark.parametrize("in_thread", [False, True], ids=["while_all_wait", "in_a_thread"])
 def test_two_ranks_save_and_two_or_one_go_on_with_the_same_numbers(
     ranks: OnRanks,
     make_spec: MakeSpec,
@@ -292,12 +292,12 @@ def test_two_ranks_save_and_two_or_one_go_on_with_the_same_numbers(
     make_advantages: MakeAdvantages,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    loose: bool,
+    in_thread: bool,
 ) -> None:
     rows = make_rows(6)
     spec, folder = make_spec(minibatches=2), tmp_path / "policy"
     arguments = (spec, rows, make_advantages(rows), folder)
-    (expected, wanted, drawn), (_, _, other) = ranks("save", *arguments, loose=loose)
+    (expected, wanted, drawn), (_, _, other) = ranks("save", *arguments, in_thread=in_thread)
     (found, weights, again), (_, _, others) = ranks("resume", *arguments)
     assert [without_time(m) for m in found] == [without_time(m) for m in expected]
     assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
@@ -330,7 +330,7 @@ def test_a_broken_file_is_one_error_on_all_ranks(
     ranks: OnRanks, make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
 ) -> None:
     rows = make_rows(4)
-    ranks("save", make_spec(), rows, make_advantages(rows), tmp_path, loose=False)
+    ranks("save", make_spec(), rows, make_advantages(rows), tmp_path, in_thread=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".metadata", "__0_0.distcp", "__1_0.distcp", "rank_00000.pt", "rank_00001.pt",
     ]  # fmt: skip

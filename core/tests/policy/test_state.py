@@ -141,7 +141,7 @@ def test_a_checkpoint_points_to_no_file_outside_its_folder(make_spec: MakeSpec, 
 
 
 @pytest.mark.parametrize("name", ["rank_00000.pt", "__0_0.distcp", ".metadata"])
-def test_a_missing_or_torn_file_is_a_checkpoint_error_that_names_it(
+def test_a_missing_or_damaged_file_is_a_checkpoint_error_that_names_it(
     make_spec: MakeSpec, tmp_path: Path, name: str
 ) -> None:
     worker = PolicyWorker(make_spec())

@@ -153,7 +153,7 @@ def test_several_optimiser_steps_keep_the_old_policy_of_the_step(
     assert found["train/ratio_max"] > 1.001
 
 
-def test_the_engines_log_probabilities_can_stand_for_the_old_policy(
+def test_the_engines_log_probabilities_can_be_those_of_the_old_policy(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:
     rows = make_rows(6)
@@ -192,7 +192,7 @@ def test_no_rows_are_no_update(make_spec: MakeSpec) -> None:
     assert torch.equal(parameters(worker), before)
 
 
-def test_a_reference_is_loaded_only_if_somebody_needs_it(make_spec: MakeSpec, make_rows: MakeRows) -> None:
+def test_a_reference_is_loaded_only_if_it_is_needed(make_spec: MakeSpec, make_rows: MakeRows) -> None:
     worker = PolicyWorker(make_spec())
     assert worker.reference is None
     with pytest.raises(RuntimeError, match="no reference was loaded"):
@@ -265,7 +265,7 @@ def test_training_stops_after_too_many_bad_steps_in_a_row(
 def test_a_device_that_is_too_small_is_told_with_what_helps_and_leaves_the_state_whole(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F18. A CPU never says so, hence torch's own error, in the second of two micro-batches."""
+    """F18. A CPU never raises it, hence torch's own error, in the second of two micro-batches."""
     rows = make_rows(4)
     worker = PolicyWorker(make_spec(max_microbatch_tokens=rows[0].n_tokens))
     compute, calls = worker._logprob_model.token_logprobs, iter(range(9))
@@ -363,7 +363,7 @@ def test_a_loss_that_breaks_the_contract_is_the_plugins_error(
 
 
 class Overwrites:
-    """The usual loss, which clips the engine's log-probabilities where they lie."""
+    """The usual loss, which clips the engine's log-probabilities in place."""
 
     needs: frozenset[Need] = frozenset()
 

@@ -22,11 +22,11 @@ from ramet.types import LossInputs, LossOutput, Need
 
 MakeSpec = Callable[..., PolicySpec]
 MakeRows = Callable[..., list[Row]]
-SILENT = (1, 2, 5)
+ZERO = (1, 2, 5)
 
 
-class Computes(PpoClip):
-    """The same loss, which says that it might use entropies: then every row is computed."""
+class ComputesEveryRow(PpoClip):
+    """The same loss, which declares that it might use entropies: then every row is computed."""
 
     needs = frozenset({Need.ENTROPY})
 
@@ -52,10 +52,10 @@ class PullsBy(PpoClip):
 
 
 @pytest.fixture
-def silent_advantages(make_advantages: Callable[[list[Row]], Tensor]) -> Callable[..., Tensor]:
-    def build(rows: list[Row], silent: tuple[int, ...] = SILENT) -> Tensor:
+def some_zero_advantages(make_advantages: Callable[[list[Row]], Tensor]) -> Callable[..., Tensor]:
+    def build(rows: list[Row], zero: tuple[int, ...] = ZERO) -> Tensor:
         advantages = make_advantages(rows)
-        advantages[list(silent)] = 0.0
+        advantages[list(zero)] = 0.0
         return advantages
 
     return build
@@ -70,12 +70,12 @@ def updated(spec: PolicySpec, rows: list[Row], *advantages: Tensor) -> tuple[Ten
     worker = PolicyWorker(spec)
     compute, seen = worker._logprob_model.token_logprobs, set[int]()
 
-    def noting(batch: MicroBatch, *options: Any) -> Any:
+    def recording(batch: MicroBatch, *options: Any) -> Any:
         if torch.is_grad_enabled():
             seen.update(batch.lengths)
         return compute(batch, *options)
 
-    worker._logprob_model.token_logprobs = noting  # type: ignore[method-assign]
+    worker._logprob_model.token_logprobs = recording  # type: ignore[method-assign]
     metrics: dict[str, float] = {}
     for step, given in enumerate(advantages, start=1):
         metrics = worker.update(TrainBatch.from_padded(rows, given), step)
@@ -84,51 +84,51 @@ def updated(spec: PolicySpec, rows: list[Row], *advantages: Tensor) -> tuple[Ten
 
 @pytest.mark.parametrize("mode", LossAggregation)
 @pytest.mark.parametrize("options", [{}, {"minibatches": 3, "epochs": 2}], ids=["one step", "minibatches"])
-def test_the_update_is_the_same_to_the_bit_with_and_without_rows_that_say_nothing(
+def test_the_update_is_the_same_to_the_bit_with_and_without_rows_that_have_no_advantage(
     make_spec: MakeSpec,
     make_rows: MakeRows,
-    silent_advantages: Callable[..., Tensor],
+    some_zero_advantages: Callable[..., Tensor],
     mode: LossAggregation,
     options: dict[str, int],
 ) -> None:
     """A sequence a pass, so that the same sums are made; the second step shows the optimiser's state."""
     rows = make_rows(7)
-    advantages = silent_advantages(rows)
+    advantages = some_zero_advantages(rows)
     results = []
-    for loss in (PpoClip(PpoClipConfig()), Computes(PpoClipConfig())):
+    for loss in (PpoClip(PpoClipConfig()), ComputesEveryRow(PpoClipConfig())):
         spec = make_spec(policy_loss=loss, loss_aggregation=mode, max_microbatch_tokens=1, **options)
         results.append(updated(spec, rows, advantages, advantages))
     (skipped, metrics, seen), (whole, expected, _) = results
     assert torch.equal(skipped, whole)
-    assert metrics["train/rows_without_signal"] == expected["train/rows_without_signal"] == len(SILENT)
+    assert metrics["train/rows_without_signal"] == expected["train/rows_without_signal"] == len(ZERO)
     for name in ("train/loss", "train/grad_norm", "train/tokens", "train/optimizer_steps"):
         assert metrics[name] == expected[name]
-    assert seen == {len(row.response_ids) for i, row in enumerate(rows) if i not in SILENT}
+    assert seen == {len(row.response_ids) for i, row in enumerate(rows) if i not in ZERO}
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_packing_changes_nothing_of_it(
-    make_spec: MakeSpec, make_rows: MakeRows, silent_advantages: Callable[..., Tensor], packed: bool
+def test_packing_does_not_change_the_update(
+    make_spec: MakeSpec, make_rows: MakeRows, some_zero_advantages: Callable[..., Tensor], packed: bool
 ) -> None:
     rows = make_rows(7)
     weights = []
-    for loss in (PpoClip(PpoClipConfig()), Computes(PpoClipConfig())):
+    for loss in (PpoClip(PpoClipConfig()), ComputesEveryRow(PpoClipConfig())):
         worker = PolicyWorker(make_spec(policy_loss=loss, minibatches=2))
         if packed:
             worker._train_rank._cost = None
-        worker.update(TrainBatch.from_padded(rows, silent_advantages(rows)), 1)
+        worker.update(TrainBatch.from_padded(rows, some_zero_advantages(rows)), 1)
         weights.append(parameters(worker))
     torch.testing.assert_close(*weights, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("minibatches", [1, 3])
 def test_a_step_without_any_signal_still_moves_by_momentum_and_weight_decay(
-    make_spec: MakeSpec, make_rows: MakeRows, silent_advantages: Callable[..., Tensor], minibatches: int
+    make_spec: MakeSpec, make_rows: MakeRows, some_zero_advantages: Callable[..., Tensor], minibatches: int
 ) -> None:
     rows = make_rows(7)
-    first, nothing = silent_advantages(rows), torch.zeros(7, max(len(row.response_ids) for row in rows))
+    first, nothing = some_zero_advantages(rows), torch.zeros(7, max(len(row.response_ids) for row in rows))
     results = []
-    for loss in (PpoClip(PpoClipConfig()), Computes(PpoClipConfig())):
+    for loss in (PpoClip(PpoClipConfig()), ComputesEveryRow(PpoClipConfig())):
         spec = make_spec(policy_loss=loss, max_microbatch_tokens=1, weight_decay=0.1, minibatches=minibatches)
         results.append(updated(spec, rows, first, nothing))
     (skipped, metrics, _), (whole, expected, _) = results
@@ -146,17 +146,17 @@ def test_a_step_without_any_signal_still_moves_by_momentum_and_weight_decay(
     ids=["kl", "entropy", "a loss of its own"],
 )
 def test_rows_are_computed_where_anything_else_than_the_advantage_trains_them(
-    make_spec: MakeSpec, make_rows: MakeRows, silent_advantages: Callable[..., Tensor], options: dict[str, Any]
+    make_spec: MakeSpec, make_rows: MakeRows, some_zero_advantages: Callable[..., Tensor], options: dict[str, Any]
 ) -> None:
     rows = make_rows(7)
-    _, metrics, seen = updated(make_spec(**options), rows, silent_advantages(rows))
+    _, metrics, seen = updated(make_spec(**options), rows, some_zero_advantages(rows))
     assert seen == {len(row.response_ids) for row in rows}
-    assert metrics["train/rows_without_signal"] == len(SILENT)
+    assert metrics["train/rows_without_signal"] == len(ZERO)
     assert metrics["train/loss"] != 0
 
 
 @pytest.mark.parametrize("name", ["engine_logprobs", "group_ids", "turn_ids", "policy_versions", "sequence_ids"])
-def test_a_loss_that_asks_for_rows_by_another_input_than_the_advantage_is_found_out(
+def test_a_loss_that_asks_for_rows_by_another_input_than_the_advantage_is_detected(
     make_spec: MakeSpec, name: str
 ) -> None:
     device = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What the ranks of `test_ulysses.py` are told to do: compare what they compute together with what each finds alone."""
+"""Tasks for the ranks of `test_ulysses.py`: what they compute together is compared with what each computes alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ramet.policy.distributed.ulysses import install_ulysses, join_values, ulyss
 from ramet.policy.models import compile_blocks
 
 Difference: TypeAlias = tuple[float, float]
-LENGTHS = (7, 4, 6, 2)  # 19 tokens: a packed row needs filling for two ranks, and so do padded ones of 7
+LENGTHS = (7, 4, 6, 2)  # 19 tokens: a packed row needs padding for two ranks, and so do padded ones of 7
 WINDOW = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 
 
@@ -38,7 +38,7 @@ def build(
 
 
 def layout(packed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids and positions `[B, S]`, and the places of what is no filling in `[B * S]`."""
+    """Ids and positions `[B, S]`, and the positions in `[B * S]` that are not padding."""
     ids = torch.randint(0, 64, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
     if packed:
         return ids, torch.cat([torch.arange(n) for n in LENGTHS])[None], torch.arange(ids.numel())
@@ -91,7 +91,7 @@ def models(architecture: str, packed: bool) -> dict[str, Difference]:
 
 
 def ways() -> dict[str, Difference]:
-    """Everything else that may stand between a sequence and its attention."""
+    """Everything else that may change a sequence's attention."""
     out = {}
     for packed in (True, False):
         name = "packed" if packed else "padded"

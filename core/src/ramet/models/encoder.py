@@ -1,8 +1,8 @@
 """Text to token ids and back: the one encoder that SFT and rollouts share.
 
 Markup is text of the protocol: tags in it become the special tokens that they name. Untrusted text comes from outside
-(tool results): whatever it contains, no added or special token may come out of it, or a web page could close a result
-or speak as the user. Therefore untrusted text goes through a second tokenizer that does not know those tokens.
+(tool results): whatever it contains, it must not become an added or special token, or a web page could close a result
+or pose as the user. Therefore untrusted text goes through a second tokenizer that does not know those tokens.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ramet.config.schema import ChatMarkup
 from ramet.errors import ConfigError
 from ramet.types import Insert, Markup, Message, ToolSchema, Untrusted
 
-PROBE_S = 20.0  # for the first rendering
-RENDERED_CHARS, RENDERED_RATIO = 1_000_000, 16  # of what a template may make of a conversation, and per character of it
+TEMPLATE_TIMEOUT_S = 20.0  # for the first rendering
+RENDERED_CHARS, RENDERED_RATIO = 1_000_000, 16  # limit of a rendered conversation, and what each of its characters adds
 
 
 class Encoder:
-    """Encodes prompts, markup and untrusted text. Never adds a token that the text does not ask for, such as BOS.
+    """Encodes prompts, markup and untrusted text. Never adds a token that is not in the text, such as BOS.
 
     `end_of_turn_id` is the token with which the chat template ends an assistant's message. It may be another one than
     the tokenizer's end of sequence: `<|im_end|>` beside `<|endoftext|>` in Qwen2.5's base models. `eos_ids` holds
@@ -59,7 +59,7 @@ class Encoder:
         self.vocab_size: int = len(tokenizer)
         self.eos_id: int = tokenizer.eos_token_id
         self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        _probe(self)
+        _check_rendering_ends(self)
         self._chat = _chat_pattern(self)
         self.end_of_turn_id: int = _end_of_turn(self)
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_id, self.end_of_turn_id)))
@@ -93,36 +93,38 @@ class Encoder:
 
     def _template_between(self, roles: Sequence[str]) -> tuple[str, ...]:
         """The template's text before, between and after the contents of messages that follow an assistant's."""
-        said, marks = "ramet-said", [f"ramet-mark-{number}." for number in range(len(roles))]
-        talk = [Message(role="user", content="x"), Message(role="assistant", content=said)]
-        talk += [Message(role=role, content=mark) for role, mark in zip(roles, marks, strict=True)]
+        # Contents that a template will hardly contain or change: its own text is what is rendered between them.
+        reply, contents = "ramet-said", [f"ramet-mark-{number}." for number in range(len(roles))]
+        messages = [Message(role="user", content="x"), Message(role="assistant", content=reply)]
+        messages += [Message(role=role, content=content) for role, content in zip(roles, contents, strict=True)]
         try:
-            rest = self._render(talk, generation_prompt=True).rpartition(said)[2]
+            rest = self._render(messages, generation_prompt=True).rpartition(reply)[2]
         except ConfigError as error:
             raise ValueError(f"the chat template does not take messages of roles {list(roles)}: {error}") from error
         texts = []
-        for role, mark in zip(roles, marks, strict=True):
-            text, found, rest = rest.partition(mark)
+        for role, content in zip(roles, contents, strict=True):
+            text, found, rest = rest.partition(content)
             if not found:
                 raise ValueError(f"the chat template leaves out messages of role {role!r}")
             texts.append(text)
         return (*texts, rest)
 
     def chat_markup(self, messages: Sequence[Message]) -> int:
-        """How many special tokens of the chat template stand in the messages' own text."""
+        """How many special tokens of the chat template are in the messages' own text."""
         return sum(len(self._chat.findall(message.content)) for message in messages)
 
     def _neutral(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> array[int]:
-        """As `prompt`, with chat markup in the messages spelled out. The template sees a stand-in for each."""
+        """As `prompt`, with chat markup in the messages spelled out. The template is given a placeholder for each."""
         fence, end, spelled = "\ue000", "\ue001", list[str]()
         while any(fence in message.content for message in messages):
             fence += "\ue000"
 
-        def stand_in(found: re.Match[str]) -> str:
+        def placeholder(found: re.Match[str]) -> str:
             spelled.append(found[0])
             return f"{fence}{len(spelled) - 1}{end}"
 
-        fenced = [replace(message, content=self._chat.sub(stand_in, message.content)) for message in messages]
+        fenced = [replace(message, content=self._chat.sub(placeholder, message.content)) for message in messages]
+        # Every second part is the number of a placeholder.
         parts = re.split(f"{fence}(\\d+){end}", self._render(fenced, tools, generation_prompt=True))
         ids = array("i")
         for index, part in enumerate(parts):
@@ -156,7 +158,7 @@ class Encoder:
                 return self.untrusted(part.text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids, special tokens kept, nothing cleaned up. Ids that no token has count as nothing."""
+        """The text of token ids, special tokens kept, nothing cleaned up. Ids that no token has are left out."""
         return self._coder.decode(list(ids))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, generation_prompt: bool) -> str:
@@ -220,8 +222,8 @@ class _Python:
 
 
 class _Rust:
-    """Straight to copies of the library below, which gives the same ids. transformers' way there costs twice the CPU
-    time and wakes a pool of threads for every text, which was most of what the rollout loop cost.
+    """Copies of the tokenizers library's own object, which give the same ids. Through transformers each text costs
+    twice the CPU time and wakes a pool of threads, which was most of the rollout loop's cost.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -263,10 +265,10 @@ def _chat_pattern(encoder: Encoder) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
 
 
-def _probe(encoder: Encoder) -> None:
-    """Raise `ConfigError` for a template that never ends, whatever it is given. Other faults show where it is used.
+def _check_rendering_ends(encoder: Encoder) -> None:
+    """Raise `ConfigError` for a template whose rendering never ends. Its other faults are found where it is used.
 
-    The sandbox bounds neither time nor size. A thread can be given up, but where a single operation computes for ever
+    The sandbox bounds neither time nor size. A thread can be abandoned, but if a single operation computes for ever
     inside the interpreter, nothing here can run either.
     """
 
@@ -276,17 +278,19 @@ def _probe(encoder: Encoder) -> None:
 
     thread = threading.Thread(target=render, name="ramet-chat-template", daemon=True)
     thread.start()
-    thread.join(PROBE_S)
+    thread.join(TEMPLATE_TIMEOUT_S)
     if thread.is_alive():
-        raise ConfigError(f"model.chat_template: has not rendered a message of one letter within {PROBE_S:g} s")
+        raise ConfigError(
+            f"model.chat_template: has not rendered a message of one letter within {TEMPLATE_TIMEOUT_S:g} s"
+        )
 
 
 def _end_of_turn(encoder: Encoder) -> int:
     """The first special token after an assistant's message; the end of sequence if there is none."""
-    mark = "ramet"
-    talk = [Message(role="user", content="x"), Message(role="assistant", content=mark)]
+    reply = "ramet"
+    messages = [Message(role="user", content="x"), Message(role="assistant", content=reply)]
     try:
-        tail = encoder._render(talk, generation_prompt=False).rpartition(mark)[2]
+        tail = encoder._render(messages, generation_prompt=False).rpartition(reply)[2]
     except ConfigError:  # a template that cannot show an assistant's message has no such token
         return encoder.eos_id
     special = {i for i, token in encoder.tokenizer.added_tokens_decoder.items() if token.special} | {encoder.eos_id}

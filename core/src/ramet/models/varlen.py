@@ -104,4 +104,4 @@ def _flat(x: Tensor) -> Tensor:
 def _kernel(*arguments: Any, **options: Any) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    return cast("Tensor", varlen_attn(*arguments, **options))  # a tuple only where more is asked for
+    return cast("Tensor", varlen_attn(*arguments, **options))  # a tuple only if more is requested

@@ -207,7 +207,7 @@ def advantage_inputs(
 
 
 def padded(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, fill: float) -> Tensor:
-    """One array per row as `[N, T]`, filled on the right."""
+    """One array per row as `[N, T]`, padded on the right with `fill`."""
     out = torch.full((len(arrays), max((len(a) for a in arrays), default=0)), fill, dtype=dtype)
     for i, array in enumerate(arrays):
         out[i, : len(array)] = torch.from_numpy(array)

@@ -36,7 +36,7 @@ def list_checkpoints(root: Path) -> list[CheckpointEntry]:
 
 
 def _best(entries: Sequence[CheckpointEntry]) -> CheckpointEntry | None:
-    """By the metric that was asked for last."""
+    """By the metric of the newest score."""
     metric = next((entry.score.metric for entry in reversed(entries) if entry.score is not None), "")
     found = best_of(((entry, entry.score) for entry in entries), metric)
     return None if found is None else found[0]
