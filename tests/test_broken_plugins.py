@@ -111,7 +111,7 @@ BROKEN = {
     ),
     "old": (
         GOOD.format(name="old").replace('"1"', '"0"'),
-        "PluginError: built for contract version 0, this ramet speaks 1: install a matching release of dist-old",
+        "PluginError: built for contract version 0, this ramet supports 1: install a matching release of dist-old",
     ),
     "number": (
         GOOD.format(name="number").replace('"1"', "1"),

@@ -70,24 +70,24 @@ def function_tool(function: Callable[..., Any], *, name: str | None = None) -> T
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function` in a thread of its own and wait for it, so that the event loop goes on. Raises what it raises.
 
-    A thread cannot be ended: when the call is cancelled (a time-out, a deadline), nobody waits for it any more and what
-    it returns is dropped. `asyncio.to_thread` has few threads: as many calls that hang would block all others, and the
-    end of the run. Context variables are those of the caller.
+    A thread cannot be ended: when the call is cancelled (a time-out, a deadline), it is not waited for any more and
+    what it returns is dropped. `asyncio.to_thread` has few threads: as many calls that hang would block all others, and
+    the end of the run. Context variables are those of the caller.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def tell(settle: Callable[[Any], None], value: Any) -> None:
+    def resolve(set_outcome: Callable[[Any], None], value: Any) -> None:
         if not done.done():
-            settle(value)
+            set_outcome(value)
 
     def run() -> None:
         try:
             outcome: tuple[Callable[[Any], None], Any] = (done.set_result, function(*args, **kwargs))
         except BaseException as error:
             outcome = (done.set_exception, _raisable(error))
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, *outcome)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
+            loop.call_soon_threadsafe(resolve, *outcome)
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), name="ramet-tool", daemon=True).start()
     return await done

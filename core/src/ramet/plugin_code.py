@@ -48,7 +48,7 @@ def running_at(frame: FrameType) -> str:
 
 
 def defined_at(component: object, method: str = "__call__") -> str:
-    """` (package/module.py:12)`, where the plugin defines what was called; nothing if that cannot be told."""
+    """` (package/module.py:12)`, where the plugin defines what was called; nothing if that is unknown."""
     inner = written_by_user(component)
     function: Any = inner if inspect.isroutine(inner) else getattr(type(inner), method, None)
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
@@ -72,12 +72,12 @@ def named(error: ConfigError, who: str, key: str) -> ConfigError:
         return error
     at = raised_at(error)
     if isinstance(error, ConfigErrors):
-        told: ConfigError = ConfigErrors([f"{who}: {problem}{at}" for problem in error.problems])
+        renamed: ConfigError = ConfigErrors([f"{who}: {problem}{at}" for problem in error.problems])
     else:
-        told = ConfigError(f"{who}: {error}{at}")
-    told.component = who
-    told.__cause__ = error
-    return told
+        renamed = ConfigError(f"{who}: {error}{at}")
+    renamed.component = who
+    renamed.__cause__ = error
+    return renamed
 
 
 def failed(error: BaseException, who: str, on: str = "") -> PluginError:

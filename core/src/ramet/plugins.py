@@ -109,7 +109,7 @@ def origin(component: object) -> str:
 
 
 def load_from(sources: list[Source]) -> Plugins:
-    """Load these sources in order. Split from `load_plugins` so that tests can load a house of their own."""
+    """Load these sources in order. Split from `load_plugins` so that tests can load plugins of their own."""
     manager = pluggy.PluginManager("ramet")
     manager.add_hookspecs(hookspecs)
     plugins = Plugins(registries=Registries(), infos=[])
@@ -164,7 +164,7 @@ def _contract_of(module: Any, source: Source) -> str:
         )
     if found != CONTRACT_VERSION:
         raise PluginError(
-            f"built for contract version {found}, this ramet speaks {CONTRACT_VERSION}: install a matching "
+            f"built for contract version {found}, this ramet supports {CONTRACT_VERSION}: install a matching "
             f"release of {source.distribution}"
         )
     return found
@@ -186,7 +186,7 @@ def _expect_known_hooks(module: Any) -> None:
 
 
 def _collect(module: Any, source: Source, registries: Registries) -> list[tuple[Any, Entry[Any]]]:
-    """Call the module's hooks. Nothing is added before all of them ran, so a broken plugin leaves nothing behind."""
+    """Call the module's hooks. Nothing is added before all of them ran, so a broken plugin adds nothing."""
     staged: list[tuple[Any, Entry[Any]]] = []
     for kind, registry in registries:
         hook = getattr(module, f"register_{kind}", None)

@@ -1,4 +1,4 @@
-"""The loader: what is healthy is registered, what is broken is listed with its reason and leaves nothing behind."""
+"""The loader: what is healthy is registered, what is broken is listed with its reason and adds nothing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def undecorated(register: Register[Any]) -> None:
         (lambda: module(register_tools=raises), "KeyError: 'lost'"),
         (lambda: module(register_tools=undecorated), "register_tools is not decorated with @hookimpl"),
         (lambda: module(contract=None), "does not state ramet_contract = '1'"),
-        (lambda: module(contract="0"), "built for contract version 0, this ramet speaks 1.*dist-odd"),
+        (lambda: module(contract="0"), "built for contract version 0, this ramet supports 1.*dist-odd"),
         (offering("good", "Bad Name"), "'Bad Name'"),
         (offering("good", config=Options()), "config must be a dataclass"),
     ],

@@ -109,7 +109,7 @@ def test_results_never_become_special_tokens(play: Play, encoder: Encoder) -> No
     head, tail = encoder.markup(" <result>\n"), encoder.markup("\n</result>")
     [ids] = [s.token_ids for s in rollout.segments if s.kind is SegmentKind.RESULT]
     assert (ids[: len(head)], ids[-len(tail) :]) == (head, tail)
-    assert set(ids[len(head) : -len(tail)]) <= set(range(256))  # one token per byte; special tokens come behind
+    assert set(ids[len(head) : -len(tail)]) <= set(range(256))  # one token per byte; special tokens come after
     assert rollout.answer == "2"
     assert len(rollout.tool_calls) == 1
 

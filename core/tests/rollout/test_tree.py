@@ -23,7 +23,7 @@ def root(path: str = "0", turns: int = 2) -> LiveRollout:
     return live
 
 
-def test_a_fork_holds_the_very_segments_before_its_turn_and_nothing_behind() -> None:
+def test_a_fork_holds_the_very_segments_before_its_turn_and_nothing_after() -> None:
     parent = root()
     fork = parent.fork(1)
     assert [s.text for s in fork.segments] == ["Q", "say0", "res0"]

@@ -26,7 +26,7 @@ from ramet.testing import check_branch_policy
 
 
 class Halves:
-    """Half of the budget as roots; forks on a coin behind tool results; fills up when idle."""
+    """Half of the budget as roots; forks on a coin after tool results; fills up when idle."""
 
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
         left = group.budget_left

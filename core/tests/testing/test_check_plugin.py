@@ -105,7 +105,7 @@ def fails() -> ModuleType:
 
 
 @pytest.fixture(autouse=True)
-def house(monkeypatch: pytest.MonkeyPatch) -> None:
+def plugins_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [
         Source("optional", "optional", "dist-optional", "1", optional),
         Source("mine", "mine", "dist-mine", "1", made),

@@ -58,7 +58,7 @@ class Whitened(Clip):
 
 
 class GradientOnly(Clip):
-    """The value stands alone; only the gradient depends on the micro-batch."""
+    """The value does not depend on others; only the gradient depends on the micro-batch."""
 
     def __call__(self, batch: LossInputs) -> LossOutput:
         anchor = batch.logprobs - batch.logprobs.detach()

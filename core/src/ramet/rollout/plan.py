@@ -19,7 +19,7 @@ class RolloutPlan:
 
     `branch` False starts all rollouts from the prompt. `salt` keeps the seeds of training, validation and evaluation
     apart: `train`, `valid`, `eval` or `greedy`. `step_deadline` False: `rollout.step_deadline_s` does not hold, since a
-    measurement may take as long as it takes; every rollout keeps its own deadline. `roots`: play only these of each
+    measurement may take as long as it takes; every rollout keeps its own deadline. `roots`: run only these of each
     group's rollouts, by number, without forks; each has the seed that it has in the whole group.
     `counted` False leaves these rollouts out of the metrics `rollout/…`, which then are those of the step alone that
     runs at the same time.

@@ -216,7 +216,7 @@ class States:
         return task.result()
 
     async def _checked(self, component: StatefulComponent, what: str, work: Awaitable[Any]) -> Any:
-        """Whatever the component raises leaves here as an error of the contract that names it."""
+        """Whatever the component raises is turned into an error of the contract that names it."""
         try:
             state = await work
         except PluginError:

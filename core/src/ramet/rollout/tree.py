@@ -1,7 +1,7 @@
 """Live rollouts: the tree of segments while it grows.
 
 A fork starts with the very segment objects of its parent, so a shared prefix exists once in memory; a segment is never
-changed once it is in a rollout. `freeze` turns a live rollout into the record that leaves the scheduler.
+changed once it is in a rollout. `freeze` turns a live rollout into the record that the scheduler returns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data that crosses the seams. Standard library only; torch stands under `TYPE_CHECKING`."""
+"""The data that plugins and the core exchange. Standard library only; torch is imported under `TYPE_CHECKING`."""
 
 from ramet.types.algorithm import (
     AdvantageEstimator,

@@ -34,7 +34,7 @@ class Need(StrEnum):
 class AdvantageInputs:
     """One step's trainable rollouts. Groups with fewer than two valid members were left out before.
 
-    `node_ids` tell tokens apart, not values: two rows have the same number at a position exactly where their rollouts
+    `node_ids` distinguish tokens, not values: two rows have the same number at a position exactly where their rollouts
     share the token itself, by a fork, also if the rollout that it was forked from is masked and so is no row. Turns are
     counted from 0 in `turn_ids`, `turn_rewards` and `state_ids`. No environment can name its states yet, so `state_ids`
     is always None.
@@ -88,7 +88,7 @@ class AdvantageEstimator(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """One packed micro-batch. All tensors are `[T]` unless said otherwise; sequences stand one after the other."""
+    """One packed micro-batch. All tensors are `[T]` unless said otherwise; one sequence follows the other."""
 
     logprobs: Tensor  # float32, with gradient: pi
     old_logprobs: Tensor  # float32: pi_old

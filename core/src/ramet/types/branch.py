@@ -187,7 +187,7 @@ class BranchPolicy(Protocol):
     """Hook 2. Pure: (what happened, what is known of the group, rng) -> what to start.
 
     `needs`: ENTROPY if it reads entropies (an engine that cannot give exact ones is refused before the start), REWARDS
-    to hear `Scored`, EARLIER_TURNS to fork stateful rollouts at turns before the newest.
+    to get `Scored`, EARLIER_TURNS to fork stateful rollouts at turns before the newest.
     """
 
     needs: frozenset[Need] = frozenset()

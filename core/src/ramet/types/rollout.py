@@ -48,11 +48,11 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of token ids of one origin. Sealed once it stands in a rollout: forks share the object."""
+    """A run of token ids of one origin. Never changed once it is in a rollout: forks share the object."""
 
     origin: Origin
     kind: SegmentKind
-    turn: int  # 0-based; the prompt stands in turn 0, a tool result in the turn whose call it answers
+    turn: int  # 0-based; the prompt is in turn 0, a tool result in the turn whose call it answers
     text: str
     token_ids: array[int]  # int32
     logprobs: array[float] | None = None  # float32, sampled only: the engine's own (mu), at the sampling temperature
@@ -128,7 +128,7 @@ class Rollout:
 
     @property
     def response(self) -> str:
-        """All text behind the prompt, tool results included."""
+        """All text after the prompt, tool results included."""
         return "".join(s.text for s in self.segments if s.kind is not SegmentKind.PROMPT)
 
     @property

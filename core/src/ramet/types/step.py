@@ -59,7 +59,7 @@ class RolloutState:
 
     task: Task
     rollout: str
-    turn: int  # 0-based index of the turn to be played
+    turn: int  # 0-based index of this turn
     response: str  # all text after the prompt so far
     n_tool_calls: int
     environment: Any = None
@@ -78,7 +78,7 @@ class StepContext(Protocol):
 
     @property
     def turns_left(self) -> int:
-        """Turns that may be played, this one included; at least 1."""
+        """Turns that may still be taken, this one included; at least 1."""
         ...
 
     @property
@@ -153,7 +153,7 @@ class Environment(RolloutStep, Stateful[S], Protocol[S]):
 
 
 class TraceReader(Protocol):
-    """What a rollout step offers besides, if SFT is to learn its format: the inverse of playing turns."""
+    """What a rollout step offers besides, if SFT is to learn its format: the inverse of rolling out."""
 
     def read(self, text: str, tools: Sequence[str]) -> Sequence[TracePart]:
         """Cut an assistant's text into what the policy writes and what is inserted; the parts join to `text`."""

@@ -78,7 +78,7 @@ class ToolSet(Protocol):
     """Several tools from one entry of the configuration (an MCP server, say). A factory of hook 5 may return one.
 
     Opened once before a run starts, for the schemas, and again by each rollout worker; the schemas must be equal each
-    time. `Task.tools` and limits may name the set, which stands for all its tools. Optional: `start`, as for tools.
+    time. `Task.tools` and limits may name the set, which means all its tools. Optional: `start`, as for tools.
     """
 
     async def open(self) -> Sequence[Tool]:

@@ -128,7 +128,7 @@ class ToolExecutor:
         return result
 
     async def _call(self, call: ToolCall, progress: CallProgress) -> ToolResult:
-        """Whatever the tool raises leaves here as one of the four errors."""
+        """Whatever the tool raises is turned into one of the four errors."""
         try:
             progress.may_have_run = True
             return await self.tool(call)
