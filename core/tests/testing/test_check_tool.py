@@ -199,7 +199,7 @@ def test_a_good_tool_passes(good: Any) -> None:
         (with_schema(description=""), "description is empty"),
         (with_schema(parameters={"type": "string"}), "JSON schema of type object"),
         (with_schema(parameters={"type": "object", "properties": {}, "required": ["y"]}), "requires y"),
-        (with_schema(parameters={"type": "object", "properties": {"x": {}}}), "'x' of the schema says no type"),
+        (with_schema(parameters={"type": "object", "properties": {"x": {}}}), "'x' of the schema has no type"),
     ],
 )
 def test_a_broken_tool_is_caught(broken: Any, message: str) -> None:

@@ -98,8 +98,8 @@ def _permuted(batch: AdvantageInputs, order: Tensor) -> AdvantageInputs:
             moved[field.name] = [value[i] for i in order.tolist()]
         elif value is not None:
             moved[field.name] = value[order]
-    place = torch.argsort(order)
-    moved["parent"] = torch.where(moved["parent"] >= 0, place[moved["parent"].clamp(min=0)], -1)
+    new_row = torch.argsort(order)
+    moved["parent"] = torch.where(moved["parent"] >= 0, new_row[moved["parent"].clamp(min=0)], -1)
     return replace(batch, **moved)
 
 

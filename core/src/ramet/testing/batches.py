@@ -27,7 +27,7 @@ PREFIXES = (
     9,
     9,
 )  # the row whose prefix it shares: the last two are forks of a masked one
-FIRST_TURN, RESULT, WIDTH = 3, 2, 10  # sampled tokens of turn 0, inserted tokens behind them, padded length
+FIRST_TURN, RESULT, WIDTH = 3, 2, 10  # sampled tokens of turn 0, inserted tokens after them, padded length
 LENGTHS = (10, 8, 6, 3, 9, 7, 10, 6, 8, 7, 9)  # of the responses; the fourth ends in its first turn
 STOPS = (StopReason.ANSWER, StopReason.LENGTH, StopReason.END, StopReason.CALL_LIMIT)  # of the rows, by turns
 

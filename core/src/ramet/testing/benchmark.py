@@ -60,7 +60,7 @@ def _check_split(benchmark: Benchmark, split: str) -> list[Task]:
     for task in tasks:
         _check_task(task, split)
     twice = [id for id, n in Counter(task.id for task in tasks).items() if n > 1]
-    expect(not twice, f"split {split!r}: ids are not unique, {twice[:3]} stand for several tasks")
+    expect(not twice, f"split {split!r}: ids are not unique, {twice[:3]} are of several tasks")
     changed = [(a.id, b.id) for a, b in zip(tasks, again, strict=False) if a != b]
     expect(
         tasks == again,

@@ -1,6 +1,6 @@
 """Check of branch policies (hook 2): simulated groups are played, then every decision is asked for again.
 
-What a policy is shown, and what it may answer, is the rollout worker's own: its ledger and its judgement.
+What a policy is shown, and what it may answer, is the rollout worker's own: its group history and its checks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_branch_policy(policy: BranchPolicy) -> None:
     """Raise `AssertionError` unless the policy keeps the contract.
 
     Starts a root at `Start`; never asks for more than is left of budgets 0, 1, 3 and 100; forks only rollouts and
-    turns that exist, behind a tool result; `needs` only what branch policies are given; answers the same for the same
+    turns that exist, after a tool result; `needs` only what branch policies are given; answers the same for the same
     event, view and random state, in any order. A `ConfigError` at `Start` refuses a budget that the policy's options do
     not fit.
     """
@@ -65,7 +65,7 @@ def check_branch_policy(policy: BranchPolicy) -> None:
     for budget in BUDGETS:
         try:
             for seed in SEEDS:
-                _check_pure(policy, list(_GroupPlay(policy, budget, seed).run()))
+                _check_pure(policy, list(_SimulatedGroup(policy, budget, seed).run()))
         except ConfigError as error:
             refused.append(f"{budget} ({error})")
     expect(len(refused) < len(BUDGETS), f"refuses every budget: {'; '.join(refused)}")
@@ -107,7 +107,7 @@ def _check_pure(policy: BranchPolicy, decisions: list[_Decision]) -> None:
         )
 
 
-class _GroupPlay:
+class _SimulatedGroup:
     """One group in flight: rollouts of one to three turns with a tool result between turns, in random interleaving.
 
     Turns call nothing, once or twice, and calls fail; a rollout may be lost to infrastructure.
@@ -118,18 +118,18 @@ class _GroupPlay:
         self._rng = Random(f"policy {budget} {seed}")
         self._world = Random(f"world {budget} {seed}")
         task = Task(id="conformance/0", prompt=user_prompt("What is 2 + 3?"), answer=("5",))
-        self._ledger = GroupHistory(task, budget, VOCAB_SIZE)
+        self._history = GroupHistory(task, budget, VOCAB_SIZE)
         self._n_roots = 0
         self._n_forks: dict[str, int] = {}
 
     def run(self) -> Iterator[_Decision]:
         yield self._decide(Start())
         while True:
-            while self._ledger.n_live:
-                event = self._advance(self._world.choice([r for r in self._ledger.view().rollouts if not r.finished]))
+            while self._history.n_live:
+                event = self._advance(self._world.choice([r for r in self._history.view().rollouts if not r.finished]))
                 if event is not None:
                     yield self._decide(event)
-            if self._ledger.budget_left == 0:
+            if self._history.budget_left == 0:
                 return
             idle = self._decide(Idle())
             yield idle
@@ -137,7 +137,7 @@ class _GroupPlay:
                 return
 
     def _decide(self, event: BranchEvent) -> _Decision:
-        state, view = self._rng.getstate(), self._ledger.view()
+        state, view = self._rng.getstate(), self._history.view()
         actions = _ask(self._policy, event, view, self._rng)
         for action in actions:
             for _ in range(action.n):
@@ -146,30 +146,30 @@ class _GroupPlay:
 
     def _start(self, action: StartRoots | Fork) -> None:
         if isinstance(action, StartRoots):
-            self._ledger.add_root((self._n_roots,))
+            self._history.add_root((self._n_roots,))
             self._n_roots += 1
             return
-        heir = self._n_forks.get(action.rollout, 0)
-        self._n_forks[action.rollout] = heir + 1
-        self._ledger.add_fork((*path_of(action.rollout), heir), action.turn)
+        fork = self._n_forks.get(action.rollout, 0)
+        self._n_forks[action.rollout] = fork + 1
+        self._history.add_fork((*path_of(action.rollout), fork), action.turn)
 
     def _advance(self, rollout: RolloutView) -> BranchEvent | None:
-        """Let the next thing happen to this rollout: its turn's first tokens, then a tool result or its end."""
+        """Advance this rollout by one event: its turn's first tokens, then a tool result or its end."""
         path, turn = path_of(rollout.id), rollout.turns[-1]
         if not turn.entropies:
             entropies = tuple(self._world.uniform(0.0, 3.0) for _ in range(self._world.randint(1, FIRST_TOKENS)))
-            self._ledger.apply(RolloutEvent(path, Phase.FIRST, turn.index, entropies=entropies))
+            self._history.apply(RolloutEvent(path, Phase.FIRST, turn.index, entropies=entropies))
             decided = rollout.fork_turn == turn.index  # not reported for the turn that a fork begins with
             return None if decided else FirstTokens(rollout=rollout.id, turn=turn.index, entropies=entropies)
         entropies = (*turn.entropies, *(self._world.uniform(0.0, 3.0) for _ in range(10)))
         over: Any = {"n_tokens": len(entropies), "entropies": entropies}
         if turn.index < MAX_TURN and self._world.random() < 0.7:
             calls = self._calls()
-            self._ledger.apply(RolloutEvent(path, Phase.BEGIN, turn.index + 1, calls=calls, **over))
+            self._history.apply(RolloutEvent(path, Phase.BEGIN, turn.index + 1, calls=calls, **over))
             return AfterTool(rollout=rollout.id, turn=turn.index + 1, calls=calls)
         stop = StopReason.ANSWER if self._world.random() < 0.9 else StopReason.FAULT
         lost = (CallView(name="search", status=CallStatus.INFRA, truncated=False),) if stop is StopReason.FAULT else ()
-        self._ledger.apply(RolloutEvent(path, Phase.END, turn.index, stop=stop, calls=lost, **over))
+        self._history.apply(RolloutEvent(path, Phase.END, turn.index, stop=stop, calls=lost, **over))
         return Finished(rollout=rollout.id, stop=stop)
 
     def _calls(self) -> tuple[CallView, ...]:

@@ -1,6 +1,6 @@
 """Doubles for tests: an engine that replies from a script, and a tool that misbehaves on demand.
 
-They keep the contract of what they stand for: token ids from the real encoder, stop strings, limits, reports, aborts.
+They keep the contract of what they replace: token ids from the real encoder, stop strings, limits, reports, aborts.
 torch and transformers are imported only inside `tiny_encoder`.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the scripted engine says in one turn.
+    """What the scripted engine samples in one turn.
 
     The text ends at the first stop string in it; without one an end of sequence follows. `entropies` are repeated over
     the sampled tokens, and so are `versions`, in order; without any, tokens are of the engine's version. `first_s`

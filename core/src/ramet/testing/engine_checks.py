@@ -23,7 +23,7 @@ from ramet.testing.engine_updates import (
     check_pause,
     check_update_in_flight,
     check_update_in_flight_changes_nothing_else,
-    check_update_in_flight_keeps_its_place,
+    check_updates_keep_their_order,
     check_weight_update,
 )
 from ramet.testing.expect import expect
@@ -80,7 +80,7 @@ def check_stop_strings(subject: EngineUnderTest) -> None:
 
 
 def _is_new(encoder: Encoder, ids: Sequence[int], i: int) -> bool:
-    """Tokens i - 1 and i spell whole characters that stand nowhere before token i ends."""
+    """Tokens i - 1 and i spell whole characters that occur nowhere before token i ends."""
     pair, before = encoder.decode(ids[i - 1 : i + 1]), encoder.decode(ids[:i])
     spelled = len(pair) > 1 and "\ufffd" not in pair and encoder.decode(ids[: i + 1]).endswith(pair)
     return spelled and pair not in before  # token i may have no text of its own
@@ -97,7 +97,7 @@ def check_stop_tokens(subject: EngineUnderTest) -> None:
 
 
 def check_first_report(subject: EngineUnderTest) -> None:
-    """The first report comes once: after k tokens, or at the end of a shorter request; never behind the completion."""
+    """The first report comes once: after k tokens, or at the end of a shorter request; never after the completion."""
     requests = [
         replace(subject.request(f"k{k}", sampling=Sampling(max_tokens=n)), first_tokens=k)
         for k, n in ((4, 12), (12, 12), (20, 5))
@@ -116,7 +116,7 @@ def check_first_report(subject: EngineUnderTest) -> None:
 
 
 def check_abort(subject: EngineUnderTest) -> None:
-    """An aborted request returns what it has, a cancelled one frees its place, and the others go on."""
+    """An aborted request returns what it has, a cancelled one frees its slot, and the others go on."""
 
     async def use(engine: Engine) -> None:
         long = Sampling(max_tokens=140)
@@ -144,7 +144,7 @@ def check_abort(subject: EngineUnderTest) -> None:
 
 
 def check_queueing(subject: EngineUnderTest) -> None:
-    """More requests than places wait for their turn, also when every key holds on to its cache."""
+    """More requests than slots wait for their turn, also when every key holds on to its cache."""
     requests = [replace(subject.request(f"r{i}", TEXTS[i % 4], seed=i), cache_key=f"r{i}") for i in range(19)]
     for request, completion in zip(requests, complete(subject, requests, slots=4), strict=True):
         expect_reference(subject, subject.model, request, completion)
@@ -217,7 +217,7 @@ def _expect_cached(subject: EngineUnderTest, what: str, completion: Completion, 
 
 
 def check_close(subject: EngineUnderTest) -> None:
-    """Closing fails what is under way, and whatever comes later; it may be done twice."""
+    """Closing fails what is in flight, and whatever comes later; it may be done twice."""
 
     async def use(engine: Engine) -> None:
         pending = asyncio.create_task(engine.generate(subject.request("r", "a", sampling=Sampling(max_tokens=150))))
@@ -267,7 +267,7 @@ CHECKS: Mapping[Callable[[EngineUnderTest], None], frozenset[Capability]] = {
     check_update_in_flight: _WEIGHTS,
     check_forks_after_update_in_flight: _WEIGHTS,
     check_update_in_flight_changes_nothing_else: _WEIGHTS | _SEEDS,
-    check_update_in_flight_keeps_its_place: _WEIGHTS,
+    check_updates_keep_their_order: _WEIGHTS,
     check_pause: _SEEDS,
     check_close: _NONE,
     check_metrics: _NONE,

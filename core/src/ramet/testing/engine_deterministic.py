@@ -1,7 +1,7 @@
 """The check of deterministic engines: whatever the timing, the same requests give the same bits.
 
-A small agentic step is played several times: roots of one prompt, a tool result behind the first turn, forks from
-there at the first report of the second turn, a third turn. What differs is the order in which requests arrive and how
+A small agentic step is run several times: roots of one prompt, a tool result after the first turn, forks from there
+at the first report of the second turn, a third turn. What differs is the order in which requests arrive and how
 long tools take.
 """
 
@@ -19,16 +19,16 @@ from ramet.testing.expect import expect
 
 TURNS = 3
 SHARED = "Every task begins with the same words. "
-SLOTS = 17  # rollouts under way at once: 2 prompts with 4 roots, each of which forks once, and one to spare
-Played = dict[str, tuple[Request, Completion]]
+SLOTS = 17  # rollouts in flight at once: 2 prompts with 4 roots, each of which forks once, and one to spare
+Completions = dict[str, tuple[Request, Completion]]
 
 
 @dataclass(slots=True)
-class _EnginePlay:
+class _SimulatedRollouts:
     subject: EngineUnderTest
     engine: Engine
     timing: Random
-    played: Played = field(default_factory=dict)
+    completions: Completions = field(default_factory=dict)
     forks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def rollout(self, key: str, tokens: array[int], turn: int = 0, fork_of: str = "") -> None:
@@ -36,7 +36,7 @@ class _EnginePlay:
             await asyncio.sleep(self.timing.choice((0.0, 0.0, 0.002, 0.02)))
             request = self._request(key, tokens, turn, fork_of)
             completion = await self.engine.generate(request, self._first_report(key, tokens, turn, fork_of))
-            self.played[request.id] = request, completion
+            self.completions[request.id] = request, completion
             result = self.subject.encoder.untrusted(f" tool {turn} says {key} ")
             tokens = array("i", [*tokens, *completion.token_ids, *result])
             turn, fork_of = turn + 1, ""
@@ -61,31 +61,31 @@ class _EnginePlay:
         )
 
 
-def _play(subject: EngineUnderTest, timing: Random, *, n_roots: int, slots: int = SLOTS) -> Played:
-    async def use(engine: Engine) -> Played:
-        play = _EnginePlay(subject, engine, timing)
+def _roll_out(subject: EngineUnderTest, timing: Random, *, n_roots: int, slots: int = SLOTS) -> Completions:
+    async def use(engine: Engine) -> Completions:
+        rollouts = _SimulatedRollouts(subject, engine, timing)
         prompts = [subject.encoder.markup(SHARED + text) for text in TEXTS[:2]]
         roots = [(f"{p}-{i}", prompt) for p, prompt in enumerate(prompts) for i in range(n_roots)]
         timing.shuffle(roots)
-        await asyncio.gather(*(play.rollout(key, tokens) for key, tokens in roots))
-        await asyncio.gather(*play.forks)
-        return play.played
+        await asyncio.gather(*(rollouts.rollout(key, tokens) for key, tokens in roots))
+        await asyncio.gather(*rollouts.forks)
+        return rollouts.completions
 
     return run(subject, use, slots=slots, deterministic=True)
 
 
 def check_deterministic(subject: EngineUnderTest) -> None:
     """Tokens, log-probabilities and entropies are the same bits for every timing, and those of the plain model."""
-    first = _play(subject, Random(0), n_roots=4)
-    expect(len(first) == 40, f"{len(first)} turns played instead of 40")
+    first = _roll_out(subject, Random(0), n_roots=4)
+    expect(len(first) == 40, f"{len(first)} turns instead of 40")
     for request, completion in first.values():
         expect_reference(subject, subject.model, request, completion)
     for seed in (1, 2):
-        _expect_same(first, _play(subject, Random(seed), n_roots=4))
-    _expect_same(first, _play(subject, Random(3), n_roots=1))
+        _expect_same(first, _roll_out(subject, Random(seed), n_roots=4))
+    _expect_same(first, _roll_out(subject, Random(3), n_roots=1))
 
 
-def _expect_same(wanted: Played, found: Played) -> None:
+def _expect_same(wanted: Completions, found: Completions) -> None:
     for id, (_, completion) in found.items():
         before = replace(wanted[id][1], cached_tokens=completion.cached_tokens)
         expect(before == completion, f"request {id} gave other numbers under another timing")

@@ -68,8 +68,8 @@ def complete(subject: EngineUnderTest, requests: Sequence[Request], *, slots: in
 def reference(model: PreTrainedModel, request: Request, sampled: Sequence[int]) -> tuple[list[float], list[float]]:
     """Log-probabilities and entropies of sampled tokens by the plain model, at the request's temperature."""
     tokens = torch.tensor([[*request.token_ids, *sampled]], device=model.device)
-    behind = model(tokens).logits[0, len(request.token_ids) - 1 : -1].float()
-    logps = torch.log_softmax(behind / (request.sampling.temperature or 1.0), dim=-1)
+    following = model(tokens).logits[0, len(request.token_ids) - 1 : -1].float()
+    logps = torch.log_softmax(following / (request.sampling.temperature or 1.0), dim=-1)
     chosen = logps.gather(1, tokens[0, len(request.token_ids) :, None])[:, 0]
     return chosen.tolist(), (-(logps.exp() * logps).sum(-1)).tolist()
 

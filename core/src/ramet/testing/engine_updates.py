@@ -1,6 +1,6 @@
 """Checks of weight updates that every engine with `Capability.WEIGHT_UPDATE` must pass; see `engine_checks`.
 
-An update in flight comes while an engine computes, so no check decides behind which token it strikes: each looks at the
+An update in flight comes while an engine computes, so no check decides after which token it comes: each looks at the
 versions that came back. Requests are long enough to be cut well before their end.
 """
 
@@ -25,22 +25,22 @@ LONG = 110  # tokens of requests that are to be cut
 
 
 def check_weight_update(subject: EngineUnderTest) -> None:
-    """New weights serve what comes after them, no cache survives them, and what was under way ends before them."""
+    """New weights serve what comes after them, no cache survives them, and what was in flight ends before them."""
     changed = changed_copy(subject.model)
 
     async def use(engine: Engine) -> None:
         request = replace(subject.request("old", TEXTS[3]), cache_key="key")  # longer than the blocks of caches
-        under_way = asyncio.create_task(engine.generate(request))
+        running = asyncio.create_task(engine.generate(request))
         await asyncio.sleep(0)
         update = asyncio.create_task(engine.update_weights(changed.state_dict().items(), 7))
         await asyncio.sleep(0)
         follower = replace(request, id="new")
         after = await engine.generate(follower)
-        before = await under_way
+        before = await running
         await update
         versions = set(before.policy_versions), set(after.policy_versions)
         expect(versions == ({0}, {7}), f"completions name the versions {versions} instead of 0 and 7")
-        expect(engine.policy_version == 7, f"the engine says version {engine.policy_version}")
+        expect(engine.policy_version == 7, f"the engine's version is {engine.policy_version}")
         expect(after.cached_tokens == 0, "a cache of the old weights was used")
         expect_reference(subject, subject.model, request, before)
         expect_reference(subject, changed, follower, after)
@@ -49,7 +49,7 @@ def check_weight_update(subject: EngineUnderTest) -> None:
 
 
 def check_bad_weights(subject: EngineUnderTest) -> None:
-    """Weights that do not fit raise and change nothing, also for requests under way."""
+    """Weights that do not fit raise and change nothing, also for requests in flight."""
     name, tensor = next(iter(subject.model.state_dict().items()))
     everything = subject.model.state_dict()
     bad = {
@@ -60,7 +60,7 @@ def check_bad_weights(subject: EngineUnderTest) -> None:
 
     async def use(engine: Engine) -> None:
         request = subject.request("request")
-        under_way = await _begun(engine, [subject.request("under way", sampling=Sampling(max_tokens=LONG))])
+        running = await _begun(engine, [subject.request("running", sampling=Sampling(max_tokens=LONG))])
         for in_flight, (what, weights) in zip((True, False, True), bad.items(), strict=True):
             try:
                 await engine.update_weights([(n, t + 1.0) for n, t in weights], 3, in_flight=in_flight)
@@ -69,15 +69,15 @@ def check_bad_weights(subject: EngineUnderTest) -> None:
             expect(False, f"weights with {what} were taken")
         expect(engine.policy_version == 0, "refused weights changed the version")
         expect_reference(subject, {0: subject.model}, request, await engine.generate(request))
-        await under_way.expect(subject, {0: subject.model})
+        await running.expect(subject, {0: subject.model})
 
     run(subject, use)
 
 
 def check_update_in_flight(subject: EngineUnderTest) -> None:
-    """Requests under way are cut: what comes before is the old weights', what comes behind the new ones' alone.
+    """Requests in flight are cut: what comes before is the old weights', what comes after the new ones' alone.
 
-    So it is for requests that share a prompt, for those that wait for a place, and for a second update.
+    So it is for requests that share a prompt, for those that wait for a slot, and for a second update.
     """
     models = {version: changed_copy(subject.model, seed=version) for version in (3, 4)} | {0: subject.model}
     text, long = TEXTS[3], Sampling(max_tokens=LONG)
@@ -88,7 +88,7 @@ def check_update_in_flight(subject: EngineUnderTest) -> None:
         engine.metrics()
         for version in (3, 4):
             await engine.update_weights(models[version].state_dict().items(), version, in_flight=True)
-            expect(engine.policy_version == version, f"the engine says version {engine.policy_version}")
+            expect(engine.policy_version == version, f"the engine's version is {engine.policy_version}")
         await jobs.expect(subject, models, cut=True)
         metrics = engine.metrics()
         expect(metrics["engine/updates_in_flight"] >= 1, "no update in flight was counted")
@@ -98,7 +98,7 @@ def check_update_in_flight(subject: EngineUnderTest) -> None:
 
 
 def check_forks_after_update_in_flight(subject: EngineUnderTest) -> None:
-    """A next turn and a fork behind an update in flight find no cache of the old weights, and one of the new ones."""
+    """A next turn and a fork after an update in flight find no cache of the old weights, and one of the new ones."""
     changed = changed_copy(subject.model)
 
     async def use(engine: Engine) -> None:
@@ -107,7 +107,7 @@ def check_forks_after_update_in_flight(subject: EngineUnderTest) -> None:
         known = array("i", [*root.token_ids, *first.token_ids, *subject.encoder.untrusted("\n42\n")])
         again = replace(root, id="next", token_ids=known, seed=1)
         fork = replace(again, id="fork", seed=2, cache_key="fork", fork_of="root")
-        jobs = await _begun(engine, [subject.request("under way", sampling=Sampling(max_tokens=LONG))])
+        jobs = await _begun(engine, [subject.request("running", sampling=Sampling(max_tokens=LONG))])
         await engine.update_weights(changed.state_dict().items(), 1, in_flight=True)
         for request, cached in ((again, 0), (fork, subject.block)):
             completion = await engine.generate(request)
@@ -147,8 +147,8 @@ def check_update_in_flight_changes_nothing_else(subject: EngineUnderTest) -> Non
     run(subject, use)
 
 
-def check_update_in_flight_keeps_its_place(subject: EngineUnderTest) -> None:
-    """Behind an update that waits, one in flight waits too, and what came before each is served by its own weights."""
+def check_updates_keep_their_order(subject: EngineUnderTest) -> None:
+    """After an update that waits, one in flight waits too, and what came before each is served by its own weights."""
     models = {version: changed_copy(subject.model, seed=version) for version in (1, 2)} | {0: subject.model}
 
     async def use(engine: Engine) -> None:
@@ -167,7 +167,7 @@ def check_update_in_flight_keeps_its_place(subject: EngineUnderTest) -> None:
 
 
 def check_pause(subject: EngineUnderTest) -> None:
-    """A pause stops tokens, not updates in flight; what waited goes on behind it, with the same tokens as without."""
+    """A pause stops tokens, not updates in flight; what waited goes on after it, with the same tokens as without."""
     request = subject.request("paused", sampling=Sampling(max_tokens=LONG))
     [undisturbed] = complete(subject, [request])
 
@@ -190,7 +190,7 @@ def check_pause(subject: EngineUnderTest) -> None:
 
 
 class _Jobs:
-    """Requests under way with their first reports."""
+    """Requests in flight with their first reports."""
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self.requests = requests
@@ -215,7 +215,7 @@ class _Jobs:
             k = request.first_tokens
             expect(reports[request.id] == tuple(completion.entropies[:k]), "a first report is of other tokens")
         mixed = [completion for completion in found if len(set(completion.policy_versions)) > 1]
-        expect(bool(mixed) or not cut, "the update waited for the requests under way")
+        expect(bool(mixed) or not cut, "the update waited for the requests in flight")
         return found
 
 
@@ -227,7 +227,7 @@ async def _begun(engine: Engine, requests: Sequence[Request], *, after: int = 3)
 
 
 def _long_stop(encoder: Encoder, ids: Sequence[int]) -> tuple[str, int]:
-    """The text of nearly all of these tokens, and where they begin: wherever behind that a request is cut, this stop
+    """The text of nearly all of these tokens, and where they begin: wherever after that a request is cut, this stop
     string spans the cut.
     """
     for start, end in product(range(2, len(ids) // 4), range(len(ids) - 1, len(ids) // 2, -1)):

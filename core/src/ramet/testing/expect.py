@@ -46,37 +46,37 @@ class EventLoopCheck:
     """
 
     def __init__(self) -> None:
-        self._pulse = EventLoopMonitor(STALL_S / 10)
+        self._monitor = EventLoopMonitor(STALL_S / 10)
         self._stop = threading.Event()
         self._seen: list[tuple[str, float]] = []  # line, seconds
 
     def __enter__(self) -> Self:
-        self._pulse.begin()
-        threading.Thread(target=self._watch, name="ramet-loop-guard", daemon=True).start()
+        self._monitor.begin()
+        threading.Thread(target=self._watch, name="ramet-loop-check", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._pulse.end()
+        self._monitor.end()
 
     def _watch(self) -> None:
-        where, longest = "", 0.0  # of the stall that goes on
+        where, longest = "", 0.0  # of the current stall
         while not self._stop.wait(STALL_S / 10):
-            stuck_s = self._pulse.stuck_s()
+            stuck_s = self._monitor.stuck_s()
             if stuck_s >= STALL_S:
-                where, longest = self._pulse.where(), stuck_s
+                where, longest = self._monitor.where(), stuck_s
             elif longest:
                 self._seen.append((where, longest))
                 where, longest = "", 0.0
 
     async def turn(self) -> None:
-        """Let the loop turn between two calls, so that each counts by itself."""
+        """Let the loop run between two calls, so that each counts by itself."""
         for _ in range(2):
             await asyncio.sleep(0)
 
     async def check(self) -> None:
         """Raise `AssertionError` for a function that blocked the loop at least twice."""
-        await asyncio.sleep(STALL_S / 5)  # the watching thread sees that the loop turns again
+        await asyncio.sleep(STALL_S / 5)  # the watching thread sees that the loop runs again
         times = Counter(function_of(where) for where, _ in self._seen)
         for where, stuck_s in self._seen:
             expect(

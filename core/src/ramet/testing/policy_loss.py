@@ -1,4 +1,7 @@
-"""Check of policy losses (hook 4). The core aggregates with global counts, so a token's loss must stand on its own."""
+"""Check of policy losses (hook 4).
+
+The core aggregates with global counts, so a token's loss must not depend on other sequences.
+"""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ def check_rollout_step(
 
     Has one system prompt for the same tools; ends within `max_tool_calls` whatever the policy writes; inserts tool
     results as `Untrusted` and never takes calls or answers from them; gives a tool's error to the model and lets an
-    `InfraError` pass; changes no state and keeps none between rollouts, not even those under way at the same time.
-    A step that reads traces for SFT (`TraceReader`) reads what it plays.
+    `InfraError` pass; changes no state and keeps none between rollouts, also not between those that run at the same
+    time. A step that reads traces for SFT (`TraceReader`) reads what it plays.
 
     An environment opens, forks and closes its states: a fork and its original do not see what the other does, or, with
     `replay`, two states of one task and seed go the same way. It need not end by itself, since turns are limited.
@@ -165,7 +165,7 @@ async def _check_isolation(subject: StepUnderTest, call: str) -> None:
     together = await asyncio.gather(*(play(subject, script, rollout=str(i)) for i, script in enumerate(scripts)))
     expect(
         [p.results for p in together] == [p.results for p in alone],
-        "rollouts under way at the same time disturb each other: keep what belongs to a turn in local variables",
+        "rollouts that run at the same time disturb each other: keep what belongs to a turn in local variables",
     )
 
 

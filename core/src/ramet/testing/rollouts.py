@@ -11,7 +11,7 @@ from ramet.types import Origin, Rollout, Segment, SegmentKind, StopReason, Task
 def written_rollout(
     task: Task, turns: Sequence[str], *, results: Sequence[str] = (), answer: str | None = None, id: str = "0"
 ) -> Rollout:
-    """A rollout whose policy wrote `turns`; `results[i]` is what was inserted behind turn i."""
+    """A rollout whose policy wrote `turns`; `results[i]` is what was inserted after turn i."""
     segments = [_inserted(SegmentKind.PROMPT, 0, task.question)]
     for turn, text in enumerate(turns):
         segments.append(_sampled(turn, text))

@@ -39,8 +39,8 @@ _WRONG: dict[str, Any] = {
 def check_tool(tool: Tool, *, name: str | None = None, examples: Sequence[Mapping[str, Any]] = ()) -> None:
     """Raise `AssertionError` unless the tool keeps the contract.
 
-    A schema that a model can be told; an async call; wrong arguments raise `ToolError`; nothing else than `ToolError`
-    and `InfraError` escapes; calls at the same time give what they give one after the other; metadata is JSON. It is
+    A schema that a model can read; an async call; wrong arguments raise `ToolError`; nothing else than `ToolError` and
+    `InfraError` escapes; calls at the same time give what they give one after the other; metadata is JSON. It is
     started first, if it has a `start`. One that holds states opens, forks and closes them: a fork and its original do
     not see what the other does, or, with `replay`, two states of one task and seed go the same way.
 
@@ -142,8 +142,8 @@ def _check_schema(schema: Any, name: str | None) -> None:
     expect(is_object, f"schema.parameters is {parameters!r}: give a JSON schema of type object")
     properties, required = parameters.get("properties", {}), parameters.get("required", [])
     for parameter, spec in properties.items():
-        told = isinstance(spec, Mapping) and ("type" in spec or "enum" in spec or "anyOf" in spec or "oneOf" in spec)
-        expect(told, f"parameter {parameter!r} of the schema says no type: add one")
+        typed = isinstance(spec, Mapping) and ("type" in spec or "enum" in spec or "anyOf" in spec or "oneOf" in spec)
+        expect(typed, f"parameter {parameter!r} of the schema has no type: add one")
     unknown = sorted(set(required) - set(properties))
     expect(not unknown, f"the schema requires {', '.join(unknown)}, which properties do not describe")
     try:
