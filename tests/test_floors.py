@@ -191,7 +191,7 @@ def test_only_one_module_knows_hydra() -> None:
         for found in imports_of(path)
         if found.module.partition(".")[0] == "hydra"
     }
-    assert knows == {"config/compose.py"}
+    assert knows == {"config/hydra_adapter.py"}
 
 
 def test_nothing_private_of_others_is_imported() -> None:

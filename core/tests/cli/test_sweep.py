@@ -16,7 +16,7 @@ import pytest
 from ramet.cli import main
 from ramet.cli.commands import COMMANDS
 from ramet.cli.job import JobCommand
-from ramet.config.compose import sweep_points
+from ramet.config.request import sweep_points
 
 JOB = '''
 """Notes what it was told, one file for each point."""

@@ -78,7 +78,7 @@ def plugins() -> Plugins:
 @pytest.fixture(autouse=True)
 def house(plugins: Plugins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The working directory."""
-    monkeypatch.setattr("ramet.config.compose.load_plugins", lambda: plugins)
+    monkeypatch.setattr("ramet.config.hydra_adapter.load_plugins", lambda: plugins)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

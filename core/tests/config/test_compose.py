@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ramet.algorithms.config import PpoClipConfig
-from ramet.config.compose import compose, group_options
+from ramet.config.compose import compose
+from ramet.config.hydra_adapter import group_options
 from ramet.config.schema import Config, LossAggregation, OldLogprobs, ToolConfig
 from ramet.config.sections import JOBS
 from ramet.engines.config import TorchEngineConfig
@@ -98,7 +99,7 @@ def test_presets_of_plugins_are_found_by_their_entry_point(tmp_path: Path, monke
         EntryPoint("gone", "no_such_package.conf", "ramet.conf"),
     ]
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setattr("ramet.config.compose.entry_points", lambda group: points)
+    monkeypatch.setattr("ramet.config.hydra_adapter.entry_points", lambda group: points)
     assert compose([MODEL, "algorithm=extra"], job="train").config.train.steps == 11
     monkeypatch.setenv("RAMET_BLOCK_PLUGINS", "extra")
     assert group_options(["algorithm"]) == {"algorithm": ["grpo", "ppo"]}

@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from ramet.config.catalog import Catalog, make_catalog
-from ramet.config.compose import group_options
+from ramet.config.hydra_adapter import group_options
 from ramet.config.schema import Config
 from ramet.config.sections import COMPONENTS, JOBS, PLACES, PRESETS
 from ramet.config.settings import type_in_words

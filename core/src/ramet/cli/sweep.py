@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.cli.terminal import print_problems, say
-from ramet.config.compose import SweepRefused, compose, sweep, sweep_points
+from ramet.config.compose import compose
+from ramet.config.hydra_adapter import SweepRefused, sweep
+from ramet.config.request import sweep_points
 from ramet.config.resolved import Resolved
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError, RametError, raise_all
 from ramet.tracking.log import set_up_logging

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ramet.errors import ConfigError
 from ramet.plugins import Plugins
 from ramet.registry import NAME
 
+LOCAL = "hydra_configs"  # recipes of the working directory
 WRAPPERS: dict[str, type[Any]] = {
     "rollout_step": RolloutStepConfig,
     "tools": ToolConfig,
@@ -94,6 +95,16 @@ class Catalog:
         if (group, name) in self.recorded:
             return f"{group}: no {name!r}. When this run began, {self.recorded[group, name]}. {known}"
         return f"{group}: no {name!r}.{suggest(name, allowed)} {known}"
+
+    def unknown_choice(self, group: str, name: str, names: Sequence[str]) -> str:
+        """The message for `group=name` where the group, which may be one of files alone, has these names."""
+        component = self.components.get(group, {}).get(name)
+        if component is not None and component.unusable:
+            return f"{group}: {name!r} of plugin {component.plugin} cannot be used: {component.unusable}"
+        if group in self.components:
+            return self.unknown(group, name, names)
+        found = ", ".join(names) or f"none (recipes stand in {LOCAL}/ of the working directory, or in --config-dir)"
+        return f"{group}: no {name!r}.{suggest(name, names)} Available: {found}"
 
 
 def make_catalog(plugins: Plugins) -> Catalog:

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ramet.config.render import plain
+from ramet.config.resolved import plain
 from ramet.config.sections import GROUPS, PRESETS
 from ramet.config.settings import unknown_key
 from ramet.errors import ConfigError

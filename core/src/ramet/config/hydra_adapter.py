@@ -1,0 +1,223 @@
+"""The one module that knows Hydra: its store, search path, grammar of overrides, composition and sweeps."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra import main as hydra_main
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins as HydraPlugins
+from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from ramet.config.catalog import LOCAL, Catalog, first_line, make_catalog, suggest
+from ramet.config.choices import accept_enum_values
+from ramet.config.provenance import COMMAND_LINE, Layer
+from ramet.config.schema import Config
+from ramet.config.sections import COMPONENTS, PRESETS
+from ramet.config.settings import leaf_keys
+from ramet.errors import ConfigError
+from ramet.plugins import PRESETS as PRESET_PACKAGES
+from ramet.plugins import blocked_plugins, load_plugins
+
+_config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
+accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours
+
+__all__ = ["Override", "SweepRefused", "compose_tree", "group_options", "layers_of", "names_of", "parse", "register",
+           "running", "sweep", "values_of"]  # fmt: skip
+
+
+class SweepRefused(ConfigError):
+    """Hydra could not set up a sweep: no such launcher, wrong options of it."""
+
+
+def register() -> Catalog:
+    """Store the schema and one typed node for everything installed in Hydra's ConfigStore; register the search path."""
+    catalog = make_catalog(load_plugins())
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for group in COMPONENTS:
+        store.repo.pop(group.name, None)
+        for name, component in catalog.components[group.name].items():
+            if component.unusable is None:
+                package = f"{group.name}.{name}" if group.many else group.name
+                node, plugin = component.node(), component.plugin
+                store.store(group=group.name, name=name, node=node, package=package, provider=plugin)
+    HydraPlugins.instance().register(RametSearchPath)
+    return catalog
+
+
+class RametSearchPath(SearchPathPlugin):
+    """Adds the presets of plugins, `hydra_configs/` of the working directory, and `--config-dir`, in this order."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        blocked = blocked_plugins()
+        for point in sorted(entry_points(group=PRESET_PACKAGES), key=lambda point: point.name):
+            if point.name not in blocked:
+                search_path.append(provider=point.name, path=f"pkg://{point.value}")
+        local = Path.cwd() / LOCAL
+        if local.is_dir():
+            search_path.append(provider="working directory", path=f"file://{local}")
+        extra = _config_dir.get()
+        if extra is not None:
+            search_path.append(provider="--config-dir", path=f"file://{extra.resolve()}")
+
+
+@contextmanager
+def running(config_dir: Path | None) -> Iterator[None]:
+    """Within it `compose_tree`, `layers_of` and `names_of` work. `config_dir` holds more presets and experiments."""
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir: no directory {str(config_dir)!r} (working directory: {Path.cwd()})")
+    token = _config_dir.set(config_dir)
+    try:
+        with initialize_config_module("ramet.conf", version_base="1.3", job_name="ramet"):
+            yield
+    finally:
+        _config_dir.reset(token)
+
+
+@functools.cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
+def parse(text: str) -> Override:
+    """One override as Hydra reads it. Raises `ConfigError` with its complaint."""
+    try:
+        return _parser().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(first_line(error)) from error
+
+
+def values_of(override: Override) -> list[str]:
+    """The values that a sweep runs through, as they are typed. Raises `ConfigError` if they cannot be listed."""
+    if not override.is_sweep_override():
+        return [override.get_value_element_as_str()]
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"{override.input_line} has no end of values")
+    try:
+        return list(override.sweep_string_iterator())
+    except HydraException as error:
+        raise ConfigError(first_line(error)) from error
+
+
+def names_of(group: str) -> list[str]:
+    """Everything that `group=…` accepts, presets included."""
+    return sorted(GlobalHydra.instance().config_loader().get_group_options(group))
+
+
+def group_options(groups: Sequence[str], *, config_dir: Path | None = None) -> dict[str, list[str]]:
+    """`names_of` these groups."""
+    register()
+    with running(config_dir):
+        return {group: names_of(group) for group in groups}
+
+
+def compose_tree(choices: Sequence[str], catalog: Catalog) -> DictConfig:
+    """The typed tree with these choices (`algorithm=arpo`). Raises `ConfigError`."""
+    try:
+        return hydra_compose("config", overrides=list(choices))
+    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(_explain(error, catalog, choices)) from error
+
+
+def _explain(error: Exception, catalog: Catalog, chosen: Sequence[str]) -> str:
+    """Hydra's message about a preset, in one line, with a suggestion."""
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        asking = ", ".join(text for text in chosen if text.partition("=")[0] in PRESETS)  # Hydra does not say which
+        return catalog.unknown_choice(group, name, list(error.options or [])) + (
+            f" (asked for by {asking})" if asking else ""
+        )
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file of {' '.join(chosen)} is not UTF-8: {error.reason} {error.object[error.start : error.end]!r}"
+    text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    key = re.search(r"full_key: (\S+)", text)
+    schema = ConfigStore.instance().load("schema.yaml").node
+    return text + (suggest(key[1], leaf_keys(schema)) if key else "")
+
+
+def layers_of(choices: Sequence[str]) -> tuple[list[Layer], dict[str, str]]:
+    """What these choices are composed of, in order; and group -> name of the layer that overrode it."""
+    loader = GlobalHydra.instance().config_loader()
+    found = loader.compute_defaults_list("config", list(choices), RunMode.RUN)
+    sources = loader.get_sources()
+    layers = [_layer(sources, one.config_path, one.package) for one in found.defaults if one.config_path]
+    chosen_by = {
+        group: COMMAND_LINE if meta.external_override else str(meta.containing_config_path)
+        for group, meta in found.overrides.override_metadata.items()
+    }
+    return layers, chosen_by
+
+
+def _layer(sources: Sequence[ConfigSource], config_path: str, package: str | None) -> Layer:
+    """The first source that has it is the one that it was composed from."""
+    found = next(source for source in sources if source.is_config(config_path)).load_config(config_path)
+    assert isinstance(found.config, DictConfig)
+    return Layer(
+        name=config_path,
+        package="" if package in (None, "_global_") else str(package),
+        provider=str(found.provider),
+        path=str(found.path),
+        config=found.config,
+    )
+
+
+def sweep(overrides: Sequence[str], point: Callable[[int, list[str]], None], *, config_dir: Path | None = None) -> None:
+    """Call `point(number, overrides)` for every point, through Hydra's sweeper and launcher.
+
+    Launchers may call it in other processes, so it is pickled. What it raises ends that point only; when all are
+    through, the first such error is raised here. Raises `SweepRefused` if Hydra could not begin.
+    """
+    register()
+
+    def task(tree: DictConfig) -> None:
+        chosen = HydraConfig.get()
+        with _without_hydra():
+            point(int(chosen.job.num), list(chosen.overrides.task))
+
+    token, argv, full = _config_dir.set(config_dir), sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["ramet", "--multirun", *overrides], "1"  # raise, do not print and exit
+    try:
+        hydra_main(version_base="1.3", config_path="pkg://ramet.conf", config_name="config")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        text = str(error).partition("Config search path")[0]
+        raise SweepRefused(f"sweep: {' '.join(text.split())}") from error
+    finally:
+        sys.argv = argv
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if full is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full
+        _config_dir.reset(token)
+
+
+@contextmanager
+def _without_hydra() -> Iterator[None]:
+    """Within a point of a sweep: `compose` starts Hydra itself, which allows one at a time."""
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().clear()
+        GlobalHydra.instance().hydra = running

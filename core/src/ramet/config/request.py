@@ -1,0 +1,126 @@
+"""What the user typed (`key=value …`), read, sorted and refused where it cannot be; and the points of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from ramet.config.catalog import Catalog
+from ramet.config.hydra_adapter import Override, names_of, parse, values_of
+from ramet.config.sections import COMPONENTS, GROUPS, unused_key
+from ramet.config.settings import Setting
+from ramet.errors import ConfigError, raise_all
+
+SWEEP_KEYS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
+SWEEP_VALUES = "allowed: a=1,2 choice(…) range(…) glob(…)"
+
+
+@dataclass(slots=True)
+class Request:
+    """What the user typed, sorted. A repeated key counts once, the last one wins."""
+
+    choices: dict[str, Override] = field(default_factory=dict)  # group -> override
+    typed: dict[str, str] = field(default_factory=dict)  # group -> override as it was typed
+    settings: dict[str, Setting] = field(default_factory=dict)  # key -> value
+    problems: list[str] = field(default_factory=list)
+
+
+def read(overrides: Sequence[str], job: str) -> Request:
+    """The request, with what is wrong about single overrides among its problems."""
+    request = Request()
+    for text in overrides:
+        if any("\ud800" <= char <= "\udfff" for char in text):  # bytes that Python could not read
+            shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            request.problems.append(f"cannot read {shown!r}: not UTF-8 here; set a UTF-8 locale, as in LC_ALL=C.UTF-8")
+            continue
+        try:
+            override = parse(text)
+        except ConfigError as error:
+            request.problems.append(f"cannot read {text!r}: {error}; {_spelling(text)}")
+            continue
+        problem = _refused(override, text) or unused_key(override.key_or_group, job)
+        if problem:
+            request.problems.append(problem)
+        elif override.key_or_group in GROUPS:
+            request.choices[override.key_or_group] = override
+            request.typed[override.key_or_group] = text.lstrip("+")
+        else:
+            key = override.key_or_group
+            request.settings[key] = Setting(key=key, value=override.value(), text=text.partition("=")[2])
+    return request
+
+
+def _spelling(text: str) -> str:
+    """How to write an override that cannot be read. Hydra takes only ASCII letters and some signs outside quotes."""
+    key, given, value = text.partition("=")
+    if not given:
+        return "write key=value"
+    quoted = "['VALUE']" if value.startswith("[") else "'VALUE'"
+    return f'put the value in quotes, and all of it for the shell: "{key}={quoted}"'
+
+
+def _refused(override: Override, text: str) -> str | None:
+    key = override.key_or_group
+    if key.partition(".")[0].partition("/")[0] == "hydra":
+        return f"{key}: Hydra's own keys cannot be set here (directories with presets: --config-dir)"
+    if override.is_delete():
+        return f"{text}: deleting is not possible; choose something else, as in tools=[]"
+    if override.package is not None:
+        return f"{text}: '@package' is not possible here"
+    if override.is_sweep_override():
+        return f"{text}: several values for one key; a list is written {key}=[a,b], a sweep takes -m"
+    return None
+
+
+def wrong_choices(request: Request, catalog: Catalog) -> dict[str, list[str]]:
+    """Group -> what is wrong with its choice. Hydra must be running."""
+    wrong: dict[str, list[str]] = {}
+    many = {group.name for group in COMPONENTS if group.many}
+    for group, override in request.choices.items():
+        value, options = override.value(), names_of(group)
+        names = value if isinstance(value, list) else [value]
+        bad = [str(name) for name in names if str(name) not in options]
+        if isinstance(value, list) and group not in many:
+            wrong[group] = [f"{group}: takes one name, got {value}"]
+        elif value is None or isinstance(value, dict):
+            wrong[group] = [f"{group}: {override.get_value_string()} is no choice; allowed: {', '.join(options)}"]
+        elif bad:
+            wrong[group] = [catalog.unknown_choice(group, name, options) for name in bad]
+    return wrong
+
+
+def sweep_points(overrides: Sequence[str]) -> list[list[str]] | None:
+    """The overrides of every point of a sweep, in order; None if another sweeper than Hydra's own chooses them.
+
+    Raises `ConfigErrors` for what cannot be read or set.
+    """
+    swept, problems = list[Override](), list[str]()
+    other = False
+    for text in overrides:
+        try:
+            override = parse(text)
+        except ConfigError as error:
+            problems.append(f"cannot read {text!r}: {error}; write key=value")
+            continue
+        key = override.key_or_group
+        if not (key == "hydra" or key.startswith(("hydra.", "hydra/"))):
+            swept.append(override)
+        elif not key.startswith(SWEEP_KEYS):
+            problems.append(f"{key}: of Hydra's own keys a sweep takes {', '.join(SWEEP_KEYS)}")
+        else:
+            other = other or key == "hydra/sweeper"
+    raise_all(problems)
+    if other:
+        return None
+    values = {override.get_key_element(): _values(override) for override in swept}  # the last of a key counts
+    return [list(point) for point in product(*values.values())]
+
+
+def _values(override: Override) -> list[str]:
+    """Raises `ConfigError` for values that cannot be listed."""
+    try:
+        values = values_of(override)
+    except ConfigError as error:
+        raise ConfigError(f"sweep: {error}; {SWEEP_VALUES}") from error
+    return [f"{override.get_key_element()}={value}" for value in values]
