@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ramet.report.html import write_report
-from ramet.report.steps import step_files
+from ramet.report.html import step_files, write_report
 from ramet.rollout.record import read_records
 
 pytestmark = pytest.mark.browser

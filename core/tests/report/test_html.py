@@ -11,8 +11,7 @@ import pytest
 
 import ramet.report.html as report
 from ramet.errors import ConfigError
-from ramet.report.html import write_report
-from ramet.report.steps import ranges, safe_json, spread
+from ramet.report.html import ranges, safe_json, spread, write_report
 from ramet.tracking.metrics import JsonlTracker
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ramet.report.steps import step_files
-from ramet.report.tokens import TokenizerSplitter, find_splitter, no_splitter
-from ramet.report.tree import group_data
+from ramet.report.html import step_files
+from ramet.report.tree import TokenizerSplitter, find_splitter, group_data, no_splitter
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.types import Origin, Segment, SegmentKind
 

@@ -102,8 +102,7 @@ def _over_tasks(values: Sequence[float]) -> Estimate:
 def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
     """The two-sided quantile: |t| stays below it with probability `confidence`. Found by bisection.
 
-    `scipy.stats.t.ppf` gives the same, but nothing else here needs scipy, and evaluation should not ask users to
-    install it for one quantile.
+    `scipy.stats.t.ppf` gives the same, but nothing else here needs scipy, and one quantile is no reason to install it.
     """
     low, high = 0.0, 1e4
     if freedom > 10000:  # equal to three decimals there

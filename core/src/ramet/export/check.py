@@ -1,12 +1,16 @@
 """Whether a written folder holds the model that it was made from: the same bits, and the same log-probabilities.
 
-Both models go through the same plain forward pass, one sequence at a time, so a float32 folder agrees to rounding.
+They are compared on sequences that the run recorded. Both models go through the same plain forward pass, one sequence
+at a time, so a float32 folder agrees to rounding.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from random import Random
 
 import torch
 from torch import Tensor
@@ -14,9 +18,20 @@ from transformers import PreTrainedModel
 
 from ramet.algorithms.logprobs import logprobs_from_logits
 from ramet.config.schema import Dtype
-from ramet.export.sequences import SampleSequence
+from ramet.rollout.record import read_records
+from ramet.types import Rollout
 
 THRESHOLDS = {Dtype.FLOAT32: 1e-5, Dtype.BFLOAT16: 1.0}  # the largest difference; a wrong weight costs several nats
+COUNT = 4
+LONGEST = 2048  # tokens; what lies behind is cut off, which changes nothing of what lies before
+RANDOM = 64  # tokens of a made-up sequence
+FILE = re.compile(r"step_(\d{6,})\.jsonl\.gz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSequence:
+    ids: list[int]
+    sampled: list[int]  # positions of the tokens whose log-probabilities are compared; never 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +47,26 @@ class Comparison:
     @property
     def passed(self) -> bool:
         return self.largest <= self.threshold  # NaN does not pass
+
+
+def recorded_sequences(run: Path, step: int) -> list[SampleSequence]:
+    """A few rollouts of the last step up to `step` that has some; empty if the run kept none."""
+    files = {int(found[1]): path for path in (run / "rollouts").glob("*") if (found := FILE.fullmatch(path.name))}
+    for number in sorted((number for number in files if number <= step), reverse=True):
+        rollouts = (scored.rollout for record in read_records(files[number]) for scored in record.group.rollouts)
+        usable = [one for one in map(_sequence, rollouts) if one.sampled]
+        if usable:
+            return usable[:: max(1, len(usable) // COUNT)][:COUNT]
+    return []
+
+
+def random_sequences(vocab_size: int) -> list[SampleSequence]:
+    """The same ones for the same vocabulary."""
+    rng = Random(0)
+    return [
+        SampleSequence(ids=[rng.randrange(vocab_size) for _ in range(RANDOM)], sampled=list(range(1, RANDOM)))
+        for _ in range(COUNT)
+    ]
 
 
 def logprobs(model: PreTrainedModel, sequences: Sequence[SampleSequence], temperature: float) -> Tensor:
@@ -69,3 +104,13 @@ def different_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -
         for name in left.keys() | right.keys()
         if name not in left or name not in right or not torch.equal(left[name], right[name].to(left[name].device))
     )
+
+
+def _sequence(rollout: Rollout) -> SampleSequence:
+    ids: list[int] = []
+    sampled: list[int] = []
+    for segment in rollout.segments:
+        if segment.is_sampled:
+            sampled.extend(range(len(ids), len(ids) + len(segment)))
+        ids.extend(segment.token_ids)
+    return SampleSequence(ids=ids[:LONGEST], sampled=[position for position in sampled if 0 < position < LONGEST])

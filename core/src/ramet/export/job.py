@@ -11,17 +11,26 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ramet.config.schema import Attention, Dtype, ModelConfig, RunConfig
 from ramet.errors import ConfigError, InfraError, raise_all
-from ramet.export.adapter import check_adapter, load_adapted, write_adapter
-from ramet.export.check import Comparison, compare, different_tensors, different_weights, logprobs
+from ramet.export.check import (
+    Comparison,
+    SampleSequence,
+    compare,
+    different_tensors,
+    different_weights,
+    logprobs,
+    random_sequences,
+    recorded_sequences,
+)
 from ramet.export.model import build_model
-from ramet.export.sequences import SampleSequence, random_sequences, recorded_sequences
 from ramet.export.verl import model_folder, read_shards
 from ramet.io.atomic import sync, sync_tree, temporary_folder
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
@@ -29,8 +38,10 @@ from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.state import saved_weights
 from ramet.policy.checkpoint.store import NAME, Checkpoint, verify
 from ramet.policy.errors import CheckpointError
-from ramet.policy.lora import AdapterMerger, adapter_weights, adapters
-from ramet.runs.saved import SavedRun, read_run
+from ramet.policy.lora import FILE_A, AdapterMerger, adapter_weights, adapters, check_lora, lora_config
+from ramet.runs.manifest import SavedRun, read_run
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # as peft names it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +190,36 @@ def _export(
         )
         _require_same(different_weights(trained, again), out)
         return _compared(before, logprobs(again, sequences, temperature), sequences, config.dtype, out)
+
+
+def check_adapter(adapter: Mapping[str, Tensor], where: Path) -> list[str]:
+    """Why there is no adapter to write."""
+    if not adapter:
+        return [f"--adapter: {where} holds whole weights, as runs with policy.lora_rank=0 do; leave --adapter out"]
+    return check_lora()
+
+
+def write_adapter(folder: Path, adapter: Mapping[str, Tensor], config: ModelConfig) -> None:
+    """Weights under peft's names, configuration and tokenizer. The rank and the layers are read from the tensors."""
+    factors = {name.removesuffix(FILE_A): tensor for name, tensor in adapter.items() if name.endswith(FILE_A)}
+    targets = {layer.rpartition(".")[2] for layer in factors}
+    rank = next(iter(factors.values())).shape[0]
+    described = lora_config(targets, rank, base=str(Path(config.path).resolve()))
+    described.inference_mode = True
+    described.save_pretrained(str(folder))
+    save_file(
+        {name: tensor.contiguous() for name, tensor in adapter.items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"}
+    )
+    load_tokenizer(config).save_pretrained(folder)
+
+
+def load_adapted(config: ModelConfig, folder: Path) -> PreTrainedModel:
+    """The base model of `config` with the adapter in `folder`, as peft puts them together."""
+    from peft import PeftModel
+
+    adapted: Any = PeftModel.from_pretrained(load_model(config), folder)
+    loaded: PreTrainedModel = adapted.eval().get_base_model()
+    return loaded
 
 
 def _comparable(config: ModelConfig) -> ModelConfig:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ramet.errors import ConfigError
 from ramet.evaluate.results import read_results
-from ramet.runs.saved import BROKEN_CONFIG, read_config
+from ramet.runs.manifest import BROKEN_CONFIG, read_config
 from ramet.tracking.console import COLUMNS
 from ramet.tracking.jsonl import NAME, Curve, curves_of, read_metrics
 

@@ -18,8 +18,7 @@ from omegaconf import OmegaConf
 
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
-from ramet.runs.manifest import DataRecord, Manifest, PluginRecord, read_manifest
-from ramet.runs.saved import BROKEN_CONFIG, read_config
+from ramet.runs.manifest import BROKEN_CONFIG, DataRecord, Manifest, PluginRecord, read_config, read_manifest
 
 logger = logging.getLogger(__name__)
 SAFE = frozenset({

@@ -16,9 +16,8 @@ from ramet.cli import main
 from ramet.config.schema import Dtype
 from ramet.errors import ConfigError, InfraError
 from ramet.export import job
-from ramet.export.check import Comparison, different_weights
+from ramet.export.check import LONGEST, Comparison, SampleSequence, different_weights, recorded_sequences
 from ramet.export.job import export_run
-from ramet.export.sequences import LONGEST, SampleSequence, recorded_sequences
 from ramet.policy.checkpoint.state import Progress, stage_state, write_state
 from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.lora import add_adapter, merged_weights
