@@ -37,7 +37,7 @@ _STEP_FILE = re.compile(r"step_(\d+)\.jsonl(\.\w+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What the page shows of the steps: `scripts` are the kept ones, safe JSON in order; `notes` name what is left out."""
+    """What is shown of the steps: `scripts` are the kept ones, safe JSON in order; `notes` name what is left out."""
 
     scripts: list[str]
     notes: list[str]
