@@ -20,7 +20,7 @@ pytest.importorskip("ray")
 import ray
 
 from ramet.cli import main
-from ramet.cluster.ray import health_monitor as pulse
+from ramet.cluster.ray import health_monitor
 from ramet.plugins import load_plugins
 
 SETTINGS = [
@@ -98,7 +98,7 @@ def actors() -> list[str]:
 
 def test_killed_and_hanging_rollout_workers_cost_time_and_change_no_number(house, tmp_path, monkeypatch, caplog):
     """F4, F5, F32: the first is killed inside a tree, by the tool call of a fork, and the second one is stopped."""
-    monkeypatch.setattr(pulse, "SILENCE_S", 3.0)
+    monkeypatch.setattr(health_monitor, "SILENCE_S", 3.0)
     house.train("undisturbed", *SETTINGS, steps=3)
     played = [rollout for group in house.records("undisturbed", 2) for rollout in group["rollouts"]]
     fork = next(r["id"] for r in played if r["parent"] is not None and r["tool_calls"])

@@ -14,7 +14,7 @@ GPUS = 2  # of each node; none exists, and Ray does not look
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[None]:
-    """This process is connected; places borrow the connection."""
+    """This process is connected; backends borrow the connection."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 

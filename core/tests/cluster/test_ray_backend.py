@@ -1,4 +1,4 @@
-"""Where workers sit, how weights travel, who computes when on shared GPUs, and `ramet eval` over Ray."""
+"""Placement of workers, transfer of weights, turns on shared GPUs, and `ramet eval` over Ray."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ray import cloudpickle
 from ray.util import placement_group_table
 
 from ramet.cluster.ray import policy, rollouts
-from ramet.cluster.ray.actor import Actor
+from ramet.cluster.ray.actors import Actor
 from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.errors import death_cause
 from ramet.cluster.ray.placement import WorkerPlacement
@@ -77,12 +77,12 @@ def test_ranks_are_packed_on_one_node_and_engines_spread_over_both(device):
         ranks, engines = nodes_of(placement)
         assert len(set(ranks)) == 1
         assert len(set(engines)) == 2 or device == "auto", "the ranks' node has no GPU left"
-        assert placement.policy_seat(1).gpus == placement.engine_seat(0).gpus == (device == "auto")
+        assert placement.policy_slot(1).gpus == placement.engine_slot(0).gpus == (device == "auto")
     finally:
         placement.release()
 
 
-def test_what_finds_no_room_is_told_what_it_asked_for_what_there_is_and_what_to_change():
+def test_no_room_is_reported_with_what_was_requested_what_there_is_and_what_to_change():
     placement = WorkerPlacement(config("auto", policy_workers=3, rollout_workers=2), with_policy=True, is_own=False)
     try:
         with pytest.raises(ConfigError) as caught:
@@ -102,7 +102,7 @@ def test_what_finds_no_room_is_told_what_it_asked_for_what_there_is_and_what_to_
 class StubPolicy(Actor):
     def start(self, address: str | None) -> None: ...
 
-    def address(self) -> str:
+    def rendezvous(self) -> str:
         return "tcp://here"
 
     def logprobs(self, rows: list[Any]) -> list[Any]:
@@ -113,28 +113,28 @@ class StubPolicy(Actor):
 
 
 class StubEngine(Actor):
-    """Tells what is asked of it, and which GPUs it sees."""
+    """Logs which methods are called, and which GPUs it sees."""
 
     async def start(self) -> EngineInfo:
-        self._tell("start")
+        self._log_call("start")
         return EngineInfo(name="stub", capabilities=frozenset(), vocab_size=7, max_tokens=7)
 
     async def sleep(self) -> bool:
-        self._tell("sleep")
+        self._log_call("sleep")
         return True
 
     async def wake(self) -> None:
-        self._tell("wake")
+        self._log_call("wake")
 
-    async def update(self, weights: list[Any], version: int, in_flight: bool) -> int:
-        self._tell("update")
+    async def update_weights(self, weights: list[Any], version: int, in_flight: bool) -> int:
+        self._log_call("update_weights")
         return version
 
-    async def play(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
-        self._tell("play")
+    async def run_group(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
+        self._log_call("run_group")
         return Group(task=task, rollouts=(Rollout(id="0", task=task, segments=(), stop=StopReason.END),))
 
-    def _tell(self, what: str) -> None:
+    def _log_call(self, what: str) -> None:
         import os
 
         logging.getLogger("ramet.stub").info("%s on GPUs %s", what, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -152,21 +152,28 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
 
     async def steps() -> list[str]:
         spec: Any = None  # the stub builds nothing
-        place = await RayBackend.start(chosen, spec, folder=tmp_path, tools=ToolNames())
+        backend = await RayBackend.start(chosen, spec, folder=tmp_path, tools=ToolNames())
         try:
             plan, task = RolloutPlan(group_size=1), Task(id="t", prompt=())
-            await place.rollouts.run([task], step=1, plan=plan)
-            await place.policy.logprobs([])
-            await place.sync_weights(1)
-            await place.rollouts.run([task], step=2, plan=plan)
-            return sorted(device for rank in place.policy.ranks for device in rank.hello.devices)
+            await backend.rollouts.run([task], step=1, plan=plan)
+            await backend.policy.logprobs([])
+            await backend.sync_weights(1)
+            await backend.rollouts.run([task], step=2, plan=plan)
+            return sorted(device for rank in backend.policy.ranks for device in rank.process.devices)
         finally:
-            await place.close()
+            await backend.close()
 
     with caplog.at_level(logging.INFO, logger="ramet"):
         devices = asyncio.run(steps())
     said = [r.message.removeprefix("rollout worker 0: ") for r in caplog.records if "on GPUs" in r.message]
-    assert [line.partition(" ")[0] for line in said] == ["start", "play", "sleep", "wake", "update", "play"]
+    assert [line.partition(" ")[0] for line in said] == [
+        "start",
+        "run_group",
+        "sleep",
+        "wake",
+        "update_weights",
+        "run_group",
+    ]
     [seen] = {line.partition("GPUs ")[2] for line in said}
     assert sorted(seen.split(",")) == devices and len(devices) == 2
 
@@ -204,7 +211,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once():
         _connect(ClusterConfig(name="ray", address=address), ModelConfig(path="."))
 
 
-def test_a_death_is_told_in_one_line():
+def test_a_death_is_reported_in_one_line():
     text = (
         "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 3\nThe actor is dead because "
         "its worker process has died. Worker exit type: NODE_OUT_OF_MEMORY Worker exit detail: Task was killed due to "
@@ -288,7 +295,7 @@ def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, 
         assert (str(os.getpid()) in left) == (name == "local")
 
 
-def test_a_vllm_engine_in_an_actor_plays_and_takes_weights(model, tmp_path):
+def test_a_vllm_engine_in_an_actor_runs_groups_and_takes_weights(model, tmp_path):
     pytest.importorskip("vllm")
     chosen = replace(
         config(rollout_workers=1, timeout_s=300),

@@ -1,4 +1,4 @@
-"""Rollouts over several workers: who plays what, and what happens when one dies, is silent, lies or raises.
+"""Rollouts over several workers: which one runs what, and what happens when one dies, is silent, lies or raises.
 
 Workers are real Ray actors around a stand-in for engine and scheduler, since a real one takes seconds to start.
 """
@@ -26,8 +26,7 @@ import ray
 from ray import cloudpickle
 
 from ramet.cluster.ray import health_monitor, rollouts
-from ramet.cluster.ray.actor import Actor
-from ramet.cluster.ray.jobs import Counts
+from ramet.cluster.ray.actors import Actor, Counts
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
@@ -41,16 +40,16 @@ PLAN = RolloutPlan(group_size=4)
 
 
 class Stub(Actor):
-    """Plays by the task's id; leaves a file per group that it began, named by task and process."""
+    """Does what the task's id says; leaves a file per group that it started, named by task and process."""
 
     async def start(self) -> EngineInfo:
-        job = self._begin()
-        self.folder = Path(job.config.run.root)
+        setup = self._read_setup()
+        self.folder = Path(setup.config.run.root)
         self.version = 0
-        logging.getLogger("ramet.stub").info("ready to play")
+        logging.getLogger("ramet.stub").info("ready")
         return EngineInfo(name="stub", capabilities=frozenset(), vocab_size=7, max_tokens=7)
 
-    async def play(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
+    async def run_group(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
         began = self.folder / f"{name}.{os.getpid()}"
         first = not any(self.folder.glob(f"{name}.*"))
         began.touch()
@@ -81,7 +80,7 @@ class Stub(Actor):
         elif what == "blocks":
             time.sleep(4)  # the event loop, and nothing else
 
-    async def update(self, weights: list[Any], version: int, in_flight: bool) -> int:
+    async def update_weights(self, weights: list[Any], version: int, in_flight: bool) -> int:
         [said] = await asyncio.gather(*weights)
         self.version = version
         return version + said
@@ -101,7 +100,7 @@ def stub(two_nodes: None) -> Iterator[None]:
 
 
 def config(folder: Path, *, workers: int, step_s: float = 600.0, rollout_s: float = 600.0) -> Config:
-    """Each worker plays two groups at once."""
+    """Each worker runs two groups at once."""
     config = Config(
         model=ModelConfig(path=str(folder), device="cpu"),
         engine=ComponentConfig(name="stub"),
@@ -120,7 +119,7 @@ class Shared:
     rollouts: RayRollouts
     folder: Path
 
-    def play(self, work: Callable[[RayRollouts], Coroutine[Any, Any, Any]]) -> Any:
+    def do(self, work: Callable[[RayRollouts], Coroutine[Any, Any, Any]]) -> Any:
         return self.runner.run(work(self.rollouts))
 
 
@@ -134,10 +133,10 @@ def shared(stub: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sha
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[..., Any]:
+def with_rollouts(tmp_path: Path) -> Callable[..., Any]:
     """Do something with rollouts of workers of its own."""
 
-    def play(work: Callable[[RayRollouts], Awaitable[Any]], *, workers: int = 2, **seconds: float) -> Any:
+    def with_rollouts(work: Callable[[RayRollouts], Awaitable[Any]], *, workers: int = 2, **seconds: float) -> Any:
         async def run() -> Any:
             started = await RayRollouts.start(
                 config(tmp_path, workers=workers, **seconds), folder=tmp_path, tools=ToolNames()
@@ -149,7 +148,7 @@ def play(tmp_path: Path) -> Callable[..., Any]:
 
         return asyncio.run(run())
 
-    return play
+    return with_rollouts
 
 
 def tasks(*ids: str) -> list[Task]:
@@ -182,9 +181,9 @@ def test_groups_come_back_in_the_tasks_order_from_both_workers(shared):
         )
         return groups
 
-    assert [group.task.id for group in shared.play(work)] == ["b", "a", "b"]
+    assert [group.task.id for group in shared.do(work)] == ["b", "a", "b"]
     assert {path.name.rpartition(".")[0] for path in shared.folder.glob("b*")} == {"b", "b#1"}, "as `task_names` says"
-    assert len({path.name.split(".")[1] for path in shared.folder.glob("short-*")}) == 2, "both workers played"
+    assert len({path.name.split(".")[1] for path in shared.folder.glob("short-*")}) == 2, "both workers ran some"
     assert list(shared.folder.glob("long-0.*.cancelled")), "a run that is given up ends in the workers too"
 
 
@@ -200,7 +199,7 @@ def test_no_worker_is_given_more_than_it_admits(shared):
         await asyncio.wait([running])
         return sorted(began.count(pid) for pid in set(began))
 
-    assert shared.play(work) == [2, 2], "8 rollouts each are two groups; five groups wait for whoever is free first"
+    assert shared.do(work) == [2, 2], "8 rollouts each are two groups; five groups wait for a free worker"
 
 
 def test_an_error_in_a_worker_is_the_drivers_as_it_was_and_others_say_where_they_come_from(shared):
@@ -214,7 +213,7 @@ def test_an_error_in_a_worker_is_the_drivers_as_it_was_and_others_say_where_they
         assert re.match(r"in rollout worker \d \(node [\d.]+, pid \d+\):", note)
         assert "in _do" in note and "\x1b" not in note
 
-    shared.play(work)
+    shared.do(work)
 
 
 def test_an_engine_that_serves_another_version_than_it_was_given_is_refused(shared):
@@ -224,11 +223,11 @@ def test_an_engine_that_serves_another_version_than_it_was_given_is_refused(shar
         await rollouts.update_weights([ray.put(-1)], 5, in_flight=False)
 
     with pytest.raises(InfraError, match=r"was given the weights of version 5 and serves version 4: refused"):
-        shared.play(work)
+        shared.do(work)
 
 
-def test_a_worker_that_dies_is_replaced_with_the_weights_of_now_and_only_its_groups_are_played_again(
-    play, tmp_path, caplog
+def test_a_worker_that_dies_is_replaced_with_the_current_weights_and_only_its_groups_are_run_again(
+    with_rollouts, tmp_path, caplog
 ):
     """F4, and F19 in what is logged."""
 
@@ -236,38 +235,38 @@ def test_a_worker_that_dies_is_replaced_with_the_weights_of_now_and_only_its_gro
         await rollouts.update_weights([ray.put(0)], 5, in_flight=False)
         groups = await rollouts.run(tasks("short-0", "dies_once-1", "short-2", "short-3"), step=1, plan=PLAN)
         async with asyncio.timeout(60):
-            while "plays again after" not in caplog.text:
+            while "is replaced after" not in caplog.text:
                 await asyncio.sleep(0.05)
         groups += await rollouts.run(tasks("short-4", "short-5"), step=1, plan=PLAN)
         return groups, await rollouts.metrics()
 
     with caplog.at_level(logging.INFO, logger="ramet"):
-        groups, metrics = play(work)
+        groups, metrics = with_rollouts(work)
     assert [group.task.id for group in groups[:4]] == ["short-0", "dies_once-1", "short-2", "short-3"]
     assert stats(groups, "version") == [5] * 6
-    assert len({*stats(groups[4:], "pid")}) == 2, "the new one plays beside the other"
+    assert len({*stats(groups[4:], "pid")}) == 2, "the new one runs groups beside the other"
     assert len(list(tmp_path.glob("dies_once-1.*"))) == 2
     assert sum(len(list(tmp_path.glob(f"short-{i}.*"))) for i in (0, 2, 3)) <= 4, "at most one shared its fate"
     assert metrics["rollout/restarts"] == 1 and metrics["rollout/rollouts"] == 24
     [said] = [record.message for record in caplog.records if "is lost" in record.message]
     assert re.match(
         r"rollout worker \d \(node [\d.]+, pid \d+\) is lost: its process ended at once: killed \(SIGKILL, out of "
-        r"memory\) or crashed \(.*\); replacing it \(1 of at most 3 in this run\), and its groups are played again$",
+        r"memory\) or crashed \(.*\); replacing it \(1 of at most 3 in this run\), and its groups are run again$",
         said,
     )
-    assert re.search(r"rollout worker \d: ready to play", caplog.text)
+    assert re.search(r"rollout worker \d: ready", caplog.text)
     for worker in (0, 1):
         assert f"rollout worker {worker}: goodbye" in caplog.text
 
 
-def test_a_silent_worker_is_replaced_too_and_a_busy_one_is_not(play, tmp_path, monkeypatch, caplog):
+def test_a_silent_worker_is_replaced_too_and_a_busy_one_is_not(with_rollouts, tmp_path, monkeypatch, caplog):
     """F5: answers to pings come from another thread than the work."""
     monkeypatch.setattr(health_monitor, "SILENCE_S", 2.0)
 
     async def work(rollouts: RayRollouts) -> list[Group]:
         return await rollouts.run(tasks("blocks-0", "stops_once-1"), step=1, plan=PLAN)
 
-    assert [group.task.id for group in play(work)] == ["blocks-0", "stops_once-1"]
+    assert [group.task.id for group in with_rollouts(work)] == ["blocks-0", "stops_once-1"]
     assert len(list(tmp_path.glob("blocks-0.*"))) == 1
     assert "is lost: it has not answered for 2 s; replacing it (1 of" in caplog.text
 
@@ -279,7 +278,9 @@ def test_a_silent_worker_is_replaced_too_and_a_busy_one_is_not(play, tmp_path, m
         (replace(PLAN, step_deadline=False), {"rollout_s": 0.5}, "rollout.deadline_s"),
     ],
 )
-def test_a_group_that_does_not_come_back_in_time_costs_its_worker(play, monkeypatch, caplog, plan, seconds, key):
+def test_a_group_that_does_not_come_back_in_time_costs_its_worker(
+    with_rollouts, monkeypatch, caplog, plan, seconds, key
+):
     monkeypatch.setattr(rollouts, "PATIENCE_S", 0.5)
 
     async def work(rollouts: RayRollouts) -> None:
@@ -290,11 +291,11 @@ def test_a_group_that_does_not_come_back_in_time_costs_its_worker(play, monkeypa
         running.cancel()
         await asyncio.wait([running])
 
-    play(work, workers=1, **seconds)
-    assert re.search(rf"did not finish `play` within .* s \({key}\); replacing it", caplog.text)
+    with_rollouts(work, workers=1, **seconds)
+    assert re.search(rf"did not finish `run_group` within .* s \({key}\); replacing it", caplog.text)
 
 
-def test_an_evaluation_has_no_deadline_of_a_step(play, monkeypatch):
+def test_an_evaluation_has_no_deadline_of_a_step(with_rollouts, monkeypatch):
     monkeypatch.setattr(rollouts, "PATIENCE_S", 0.0)
 
     async def work(rollouts: RayRollouts) -> int:
@@ -303,20 +304,20 @@ def test_an_evaluation_has_no_deadline_of_a_step(play, monkeypatch):
         assert [group.task.id for group in groups] == ["short-0", "short-1", "short-2"]
         return rollouts.restarts
 
-    assert play(work, workers=1, step_s=1e-3) == 0
+    assert with_rollouts(work, workers=1, step_s=1e-3) == 0
 
 
-def test_a_group_may_wait_for_its_turn_besides_the_time_of_its_rollouts(play, monkeypatch):
+def test_a_group_may_wait_for_its_turn_in_addition_to_the_time_of_its_rollouts(with_rollouts, monkeypatch):
     monkeypatch.setattr(rollouts, "PATIENCE_S", 0.1)
 
     async def work(rollouts: RayRollouts) -> int:
         await rollouts.run(tasks("waits-0"), step=0, plan=replace(PLAN, step_deadline=False))
         return rollouts.restarts
 
-    assert play(work, workers=1, rollout_s=0.5) == 0
+    assert with_rollouts(work, workers=1, rollout_s=0.5) == 0
 
 
-def test_after_so_many_replacements_the_run_stops(play, tmp_path, monkeypatch):
+def test_after_so_many_replacements_the_run_stops(with_rollouts, tmp_path, monkeypatch):
     """F4: one here instead of three, for the time that it takes."""
     assert rollouts.MAX_RESTARTS == 3
     monkeypatch.setattr(rollouts, "MAX_RESTARTS", 1)
@@ -325,21 +326,21 @@ def test_after_so_many_replacements_the_run_stops(play, tmp_path, monkeypatch):
         await rollouts.run(tasks("dies-0"), step=1, plan=PLAN)
 
     with pytest.raises(InfraError, match="at most 1 rollout workers are replaced in one run, so it stops"):
-        play(work, workers=1)
+        with_rollouts(work, workers=1)
     assert len(list(tmp_path.glob("dies-0.*"))) == 2
 
 
-def test_a_node_with_other_plugins_is_refused_with_both_versions(play, monkeypatch):
-    from ramet.cluster.ray import driver_environment as surroundings
+def test_a_node_with_other_plugins_is_refused_with_both_versions(with_rollouts, monkeypatch):
+    from ramet.cluster.ray import driver_environment
 
-    rows = surroundings._plugins()
+    rows = driver_environment._plugins()
     claimed = tuple((name, distribution, "9.9" if name == "core" else version) for name, distribution, version in rows)
-    monkeypatch.setattr(surroundings, "_plugins", lambda: (*claimed, ("weather", "my-weather", "1.2")))
+    monkeypatch.setattr(driver_environment, "_plugins", lambda: (*claimed, ("weather", "my-weather", "1.2")))
 
     async def work(rollouts: RayRollouts) -> None: ...
 
     with pytest.raises(ConfigErrors) as caught:
-        play(work, workers=1)
+        with_rollouts(work, workers=1)
     version = next(version for name, _, version in rows if name == "core")
     first, second = caught.value.problems
     assert re.match(rf"cluster: plugin 'core' is ramet {version} on node [\d.]+ and ramet 9.9 where this com", first)

@@ -1,1 +1,1 @@
-"""Places: where rollout and policy workers run. `local` holds them in this process, `ray/` in Ray's actors."""
+"""Backends: where rollout and policy workers run. `local` has them in this process, `ray/` in Ray's actors."""

@@ -1,4 +1,4 @@
-"""What can be said about `cluster.*` before anything starts, and without importing Ray."""
+"""Checks of `cluster.*` before anything starts, without importing Ray."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ramet.config.schema import ClusterConfig, Config
 
 
 def check_cluster(config: Config) -> list[str]:
-    """Problems of the chosen place with this machine and with the other settings."""
+    """Problems of the chosen backend with this machine and with the other settings."""
     if config.cluster.name == "local":
         return list(_local(config.cluster))
     return list(_ray(config)) if config.cluster.name == "ray" else []  # other names are refused with the configuration
@@ -45,7 +45,7 @@ def _colocated(config: Config) -> Iterator[str]:
     if config.train.staleness:
         yield (
             f"cluster.colocate=true: engines sleep during the update, and train.staleness={config.train.staleness} "
-            "lets them play meanwhile; set one of the two"
+            "needs them at that time; set one of the two"
         )
     devices = getattr(config.engine.params, "tensor_parallel", 1)
     if cluster.policy_workers != cluster.rollout_workers * devices:

@@ -1,7 +1,7 @@
-"""Places: what a job may ask of wherever the workers of a run live. One seam, whatever lies behind it.
+"""What a job may ask of the workers of a run, wherever they run.
 
-The driver sees coarse methods whose arguments and results pickle. `local` keeps everything in this process, `ray` in
-actors; jobs import this module and never one of those.
+Methods are coarse, and their arguments and results pickle. `local` has everything in this process, `ray/` in actors;
+jobs import this module and `launch`, which starts them, and never one of those.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rollouts(Protocol):
 
     @property
     def info(self) -> EngineInfo:
-        """Of one engine; all are alike."""
+        """Of one engine; all are equal."""
         ...
 
     def group_size(self, plan: RolloutPlan) -> int:
@@ -35,15 +35,15 @@ class Rollouts(Protocol):
     async def run(
         self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: OnGroup | None = None
     ) -> list[Group]:
-        """Groups in order of `tasks`; `on_group` hears of each as soon as it is complete.
+        """Groups in the order of `tasks`; `on_group` is called with each as soon as it is complete.
 
-        A reply by other weights than the engine was given last masks its rollout; where updates came in flight, it may
-        be by any since the rollout began.
+        A reply by other weights than the engine was given last masks its rollout; after in-flight updates it may be by
+        any weights since the start of the rollout. Raises `InfraError` if too many workers are lost.
         """
         ...
 
     async def metrics(self) -> dict[str, float]:
-        """Of everything played since the last call."""
+        """Of all rollouts since the last call."""
         ...
 
     async def close(self) -> None: ...
@@ -56,28 +56,32 @@ class Policy(Protocol):
         """One array `[T]` per row; 0 on inserted tokens."""
         ...
 
-    async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]: ...
+    async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
+        """The same by the reference, the frozen copy of the first policy."""
+        ...
 
     async def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        """Train on one step; metrics. Raises `TrainingDiverged`."""
+        """Train the policy on the batch of one step; metrics. Raises `TrainingDiverged`."""
         ...
 
     async def values(self, rows: Sequence[Row]) -> list[Floats]:
-        """The critic's, one array `[T]` per row; 0 on inserted tokens."""
+        """The critic's values, one array `[T]` per row; 0 on inserted tokens."""
         ...
 
-    async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]: ...
+    async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        """Train the critic on the batch of one step; metrics. Raises `TrainingDiverged`."""
+        ...
 
     async def stage(self) -> None:
-        """Copy the state of now aside, for `write_staged`."""
+        """Copy the current state aside, for `write_staged`."""
         ...
 
     def write_staged(self, folder: Path) -> None:
-        """Write what was staged, from any thread, while training goes on. Raises `CheckpointError`."""
+        """Write what was staged, from any thread, while training continues. Raises `CheckpointError`."""
         ...
 
     async def load(self, folder: Path) -> None:
-        """Go on exactly where the checkpoint in `folder` was staged. Raises `CheckpointError`."""
+        """Continue exactly where the checkpoint in `folder` was staged. Raises `CheckpointError`."""
         ...
 
     async def export(self, folder: Path) -> None:
@@ -86,7 +90,7 @@ class Policy(Protocol):
 
 
 class Backend(Protocol):
-    """Both sides of a training run, and the way of the weights between them."""
+    """Both sides of a training run, and the transfer of weights between them."""
 
     @property
     def rollouts(self) -> Rollouts: ...
@@ -96,12 +100,12 @@ class Backend(Protocol):
 
     @property
     def services(self) -> RunServices:
-        """For components of the driver."""
+        """For components that run in the driver."""
         ...
 
     async def sync_weights(self, version: int, *, in_flight: bool = False) -> None:
-        """Give the policy's weights to every engine. `in_flight` does not wait for requests under way: they go on
-        under the new weights.
+        """Give the policy's weights to every engine. `in_flight` does not wait for running requests: they
+        continue under the new weights.
         """
         ...
 

@@ -1,6 +1,6 @@
 """`cluster=local`: one policy worker and one rollout worker with its engine, in this process.
 
-The policy computes in a thread of its own, so that rollouts and tools go on meanwhile.
+The policy computes in a thread of its own, so that rollouts and tools continue meanwhile.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LocalRollouts:
         branch_policy: BranchPolicy | None = None,
         expected: Mapping[str, Schemas] | None = None,
     ) -> LocalRollouts:
-        """With the configured tools, started. `expected`: the schemas of tool sets before the start."""
+        """With the configured tools, started. `expected`: by tool set, the schemas found before the start."""
         tools = await open_tools(config, services, expected=expected)
         try:
             return cls(config, encoder, tools=tools, branch_policy=branch_policy)
@@ -102,7 +102,7 @@ class LocalRollouts:
         )
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool) -> None:
-        """As the engine's; from now on its replies must be by these weights. With LoRA they are the adapters alone."""
+        """As the engine's; its replies must be by these weights from now on. With LoRA they are the adapters alone."""
         self.version = version
         weights = weights if self._merge is None else self._merge(weights)
         await self.engine.update_weights(weights, version, in_flight=in_flight)
@@ -140,7 +140,7 @@ class LocalPolicy:
         return await self._do(self._critic.update, batch, step)
 
     async def weights(self) -> list[tuple[str, Tensor]]:
-        """What was trained, the worker's own tensors: for who copies them before the next update."""
+        """What was trained: the worker's own tensors, to be copied before the next update changes them."""
         return await self._do(lambda: list(self.worker.changed_weights()))
 
     async def stage(self) -> None:

@@ -1,7 +1,7 @@
-"""What of the driver's process its workers must have too: settings, keys, modules, folder, plugins, the log's level.
+"""What workers take over from the driver's process: settings, keys, modules, folder, plugins, log level.
 
-Settings that must hold from the first moment go into Ray's `runtime_env`, which Ray writes to its logs. Everything else
-of the driver's environment, keys and secrets among it, comes with the actor's arguments, where the node has nothing.
+Settings that must hold from the start of a process go into Ray's `runtime_env`, which Ray writes to its logs. All other
+variables of the driver, secrets among them, come with the actor's arguments, and are set where the node has no value.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ SETTINGS = (
     "RAMET_", "OMP_", "MKL_", "OPENBLAS_", "CUBLAS_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "VLLM_", "HF_",
     "TRANSFORMERS_", "TOKENIZERS_", "PYTHON",
 )  # fmt: skip
-NODES_OWN = ("RAY_", "CUDA_VISIBLE", "NVIDIA_VISIBLE", "ROCR_", "HIP_", "SLURM_", OWNER, TAG)
+NODE_SPECIFIC = ("RAY_", "CUDA_VISIBLE", "NVIDIA_VISIBLE", "ROCR_", "HIP_", "SLURM_", OWNER, TAG)
 PluginRow = tuple[str, str, str]  # name, distribution, version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverEnvironment:
-    """Taken on the driver (`here`), put on in every actor before it does anything else."""
+    """Captured on the driver, applied in every actor before it does anything else."""
 
-    environment: dict[str, str]
+    variables: dict[str, str]
     sys_path: tuple[str, ...]
     folder: str
     plugins: tuple[PluginRow, ...]
     log_level: int
-    hidden: tuple[str, ...]  # variables whose values no log may show, as the configuration named them
-    umask: int  # whose files are private, workers' are too
+    hidden: tuple[str, ...]  # variables that the configuration names and whose values no log may show
+    umask: int  # so that workers' files are as private as the driver's
 
     @classmethod
-    def here(cls) -> DriverEnvironment:
+    def capture(cls) -> DriverEnvironment:
         return cls(
-            environment={name: value for name, value in os.environ.items() if not name.startswith(NODES_OWN)},
+            variables={name: value for name, value in os.environ.items() if not name.startswith(NODE_SPECIFIC)},
             sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
             folder=os.getcwd(),
             plugins=_plugins(),
@@ -51,16 +51,16 @@ class DriverEnvironment:
 
     @property
     def settings(self) -> dict[str, str]:
-        """For `runtime_env`: no secrets."""
+        """Variables for `runtime_env`: no secrets."""
         return {
             name: value
-            for name, value in self.environment.items()
+            for name, value in self.variables.items()
             if name.startswith(SETTINGS) and not is_secret_variable(name, value)
         }
 
-    def put_on(self) -> None:
-        """Relative paths, modules and variables mean what they mean on the driver."""
-        for name, value in self.environment.items():
+    def apply(self) -> None:
+        """Make relative paths, modules and variables mean what they mean on the driver."""
+        for name, value in self.variables.items():
             os.environ.setdefault(name, value)
         os.environ.update(self.settings)
         remember_environment(self.hidden)
@@ -70,7 +70,7 @@ class DriverEnvironment:
             os.chdir(self.folder)
 
     def check(self, node: str) -> None:
-        """Raise `ConfigErrors` with everything in which this node differs from the driver's."""
+        """Raise `ConfigErrors` with all differences between this node (its address is `node`) and the driver's."""
         problems = []
         if os.getcwd() != os.path.realpath(self.folder) and os.getcwd() != self.folder:
             problems.append(
@@ -82,8 +82,8 @@ class DriverEnvironment:
         for name in sorted({*mine, *theirs}):
             if mine.get(name) != theirs.get(name):
                 problems.append(
-                    f"cluster: plugin {name!r} is {_said(mine.get(name))} on node {node} and {_said(theirs.get(name))} "
-                    "where this command runs; install the same on all nodes"
+                    f"cluster: plugin {name!r} is {_version(mine.get(name))} on node {node} and "
+                    f"{_version(theirs.get(name))} where this command runs; install the same on all nodes"
                 )
         raise_all(problems)
 
@@ -92,5 +92,5 @@ def _plugins() -> tuple[PluginRow, ...]:
     return tuple((info.name, info.distribution, info.version) for info in load_plugins().infos)
 
 
-def _said(found: tuple[str, str] | None) -> str:
+def _version(found: tuple[str, str] | None) -> str:
     return "missing" if found is None else " ".join(part for part in found if part)

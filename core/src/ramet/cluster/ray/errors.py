@@ -1,4 +1,4 @@
-"""What Ray raises, in the words of Ramet: who is lost and why in one line, or the worker's own error as it was."""
+"""Ray's errors as Ramet's: who is lost and why in one line, or the worker's own error as it was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ray import exceptions
 
 from ramet.errors import InfraError, RametError
 
-LONGEST = 300  # characters of a cause
+MAX_CAUSE_CHARS = 300
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LOST = (
     exceptions.RayActorError,
@@ -24,7 +24,10 @@ class WorkerLost(InfraError):
 
 
 def translated(error: Exception, who: str) -> Exception:
-    """What to raise in the driver for an error that a call of worker `who` ended with."""
+    """What to raise in the driver for the error with which a call of worker `who` ended.
+
+    The worker's own error as it was, or one that names who is lost and why in one line.
+    """
     if isinstance(error, LOST):
         return WorkerLost(f"{who} is lost: {death_cause(error)}")
     if isinstance(error, exceptions.RayTaskError):
@@ -59,4 +62,4 @@ def death_cause(error: Exception) -> str:
 
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
+    return line if len(line) <= MAX_CAUSE_CHARS else f"{line[:MAX_CAUSE_CHARS]}…"

@@ -1,4 +1,4 @@
-"""Feels every worker's pulse from a thread of the driver: who died, who is silent, and what they had to say."""
+"""Pings all workers from a thread of the driver: finds who died or is silent, and forwards their logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from ramet.cluster.ray.actor import Said
+from ramet.cluster.ray.actors import LogLine
 from ramet.cluster.ray.errors import WorkerLost, translated
 from ramet.cluster.ray.worker import RayWorker
 
@@ -38,15 +38,15 @@ class HealthMonitor:
         self._watched: dict[RayWorker, _Watched] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ramet-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ramet-health-monitor", daemon=True)
         self._thread.start()
 
     def watch(self, worker: RayWorker, on_lost: OnLost, *, may_be_silent: bool) -> None:
-        """Whoever may be silent is lost only when dead: a worker that starts, and one that computes for long."""
+        """A worker that may be silent is lost only when it is dead: one that starts, or that computes for long."""
         with self._lock:
             self._watched[worker] = _Watched(worker, on_lost, may_be_silent)
 
-    def forget(self, worker: RayWorker) -> None:
+    def unwatch(self, worker: RayWorker) -> None:
         with self._lock:
             self._watched.pop(worker, None)
 
@@ -59,10 +59,10 @@ class HealthMonitor:
             with self._lock:
                 watched = list(self._watched.values())
             if watched:
-                self._round(watched)
+                self._ping_all(watched)
 
-    def _round(self, watched: list[_Watched]) -> None:
-        """Ask all, and wait for one period. Silence is counted in periods, not by the clock: a driver that was stopped
+    def _ping_all(self, watched: list[_Watched]) -> None:
+        """Ping all, and wait for one period. Silence is counted in periods, not by the clock: a driver that was stopped
         itself, or a machine that slept, must not find all its workers silent.
         """
         for one in watched:
@@ -72,29 +72,29 @@ class HealthMonitor:
         ready, _ = ray.wait(pings, num_returns=len(pings), timeout=PERIOD_S)
         for one in watched:
             if one.ping in ready:
-                self._hear(one)
+                self._receive(one)
                 continue
             one.silent_s += PERIOD_S
             if one.silent_s >= SILENCE_S and not one.may_be_silent:
                 self._report(one, WorkerLost(f"{one.worker} is lost: it has not answered for {SILENCE_S:g} s"))
 
-    def _hear(self, one: _Watched) -> None:
+    def _receive(self, one: _Watched) -> None:
         try:
-            said = ray.get(one.ping)
+            lines = ray.get(one.ping)
         except Exception as error:
             found = translated(error, str(one.worker))
             self._report(one, found if isinstance(found, WorkerLost) else WorkerLost(str(found)))
             return
         one.ping, one.silent_s = None, 0.0
-        forward_logs(one.worker, said)
+        forward_logs(one.worker, lines)
 
     def _report(self, one: _Watched, error: WorkerLost) -> None:
-        self.forget(one.worker)
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is interested any more
+        self.unwatch(one.worker)
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nothing waits for the worker any more
             self._loop.call_soon_threadsafe(one.on_lost, one.worker, error)
 
 
-def forward_logs(worker: RayWorker, said: list[Said]) -> None:
-    """A worker's log in the driver's."""
-    for line in said:
+def forward_logs(worker: RayWorker, lines: list[LogLine]) -> None:
+    """Log a worker's lines in the driver, with the worker's name."""
+    for line in lines:
         logging.getLogger(line.logger).log(line.level, "%s: %s", worker.name, line.text)

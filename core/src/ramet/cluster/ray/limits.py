@@ -1,4 +1,4 @@
-"""One process keeps all limiters of a run; workers and driver wait there for their turn."""
+"""Limiters of a run in one process, shared by all workers and the driver."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ramet.cluster.ray.errors import translated
 from ramet.components.services import LocalLimiters, check_rate, check_same_rate
 from ramet.types import Limiter
 
-MOST_WAITING = 100_000  # calls that wait at the same time; an actor takes 1,000 by itself
+MAX_WAITING = 100_000  # concurrent calls; an actor allows 1,000 by default
 WHO = "the process that keeps the limiters"
 
 
 class LimiterActor:
-    """`LocalLimiters`, asked from elsewhere."""
+    """`LocalLimiters` for other processes."""
 
     def __init__(self) -> None:
         self._limiters = LocalLimiters()
@@ -33,10 +33,10 @@ class LimiterActor:
 
 
 def start_limiters() -> ActorHandle[Any]:
-    """The process, asked for by the driver. It ends with `ray.kill`, or with the driver."""
+    """Start the process, from the driver. It ends with `ray.kill`, or with the driver."""
     kind: type[Any] = LimiterActor
     actor: ActorHandle[Any] = (
-        ray.remote(kind).options(num_cpus=0, max_concurrency=MOST_WAITING, max_restarts=-1).remote()
+        ray.remote(kind).options(num_cpus=0, max_concurrency=MAX_WAITING, max_restarts=-1).remote()
     )
     return actor
 
@@ -49,7 +49,7 @@ class RayLimiters:
         self._rates: dict[str, float] = {}
 
     def limiter(self, name: str, per_s: float) -> Limiter:
-        """Another rate than another process has shows with the first `wait`."""
+        """Raises `PluginError` if the name has another rate in this process; `wait` does, if it has in another one."""
         check_rate(name, per_s)
         check_same_rate(name, self._rates.setdefault(name, per_s), per_s)
         return _RemoteLimiter(self._actor, name, per_s)
@@ -69,12 +69,12 @@ class _RemoteLimiter:
 
 
 async def _answer(ref: ObjectRef[None]) -> None:
-    """Who is cancelled gives up its place in the queue."""
+    """Wait for it. A cancelled caller leaves the queue."""
     answer: Awaitable[None] = asyncio.wrap_future(ref.future())
     try:
         await answer
     except asyncio.CancelledError:
-        with contextlib.suppress(Exception):  # it has its turn already, or the process is gone
+        with contextlib.suppress(Exception):  # it was let through already, or the process is gone
             ray.cancel(ref)
         raise
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Which worker sits where: bundles of CPUs and GPUs that Ray reserves before anything starts.
+"""Where each worker runs: bundles of CPUs and GPUs that Ray reserves before anything starts.
 
 The policy's ranks, with the reference's and the critic's shards, are packed on as few nodes as hold them; engines are
-spread. Co-located engines sit in the bundles of the ranks whose GPUs they take turns with.
+spread. Co-located engines share the bundles of the ranks with whose GPUs they alternate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlacementSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRequest:
-    """One group of like bundles."""
+    """One group of equal bundles, placed by `strategy` (`PACK` or `SPREAD`)."""
 
     bundles: int
     cpus: float
@@ -40,7 +40,8 @@ class SlotRequest:
     strategy: str
 
     @property
-    def request(self) -> list[dict[str, float]]:
+    def resources(self) -> list[dict[str, float]]:
+        """Of each bundle, as Ray wants it."""
         one = {"CPU": self.cpus} | ({"GPU": float(self.gpus)} if self.gpus else {})
         return [dict(one) for _ in range(self.bundles)]
 
@@ -49,7 +50,7 @@ class WorkerPlacement:
     """Reserved bundles, until `release`."""
 
     def __init__(self, config: Config, *, with_policy: bool, is_own: bool) -> None:
-        """Decides what is asked for. `is_own`: the cluster is this run's, and does not grow. Raises `ConfigError`."""
+        """Plans the bundles. `is_own`: the cluster is this run's, and does not grow. Raises `ConfigError`."""
         cluster = config.cluster
         self._is_own = is_own
         self._colocate = cluster.colocate and with_policy
@@ -59,8 +60,8 @@ class WorkerPlacement:
         self._uses_gpus = _uses_gpus(config)
         if self._colocate and not self._uses_gpus:
             raise ConfigError("cluster.colocate=true: workers take turns on GPUs, and the Ray cluster has none")
-        self._cpus = _cpu_share(self._ranks + self._engines, all_of_it=is_own and not self._uses_gpus)
-        self._wanted = self._plan()
+        self._cpus = _cpu_share(self._ranks + self._engines, whole_machine=is_own and not self._uses_gpus)
+        self._requests = self._plan()
         self.groups: list[PlacementGroup] = []
 
     def _plan(self) -> list[SlotRequest]:
@@ -72,11 +73,11 @@ class WorkerPlacement:
         policy = SlotRequest(bundles=self._ranks, cpus=self._cpus, gpus=gpus, strategy="PACK")
         return [policy, engines] if self._ranks else [engines]
 
-    def policy_seat(self, rank: int) -> PlacementSlot:
+    def policy_slot(self, rank: int) -> PlacementSlot:
         bundle = rank // self._per_engine if self._colocate else rank
         return PlacementSlot(self.groups[0], bundle, self._cpus, float(self._uses_gpus))
 
-    def engine_seat(self, number: int) -> PlacementSlot:
+    def engine_slot(self, number: int) -> PlacementSlot:
         gpus = 0.0 if self._colocate else float(self._uses_gpus * self._per_engine)
         return PlacementSlot(self.groups[-1], number, self._cpus, gpus)
 
@@ -86,12 +87,12 @@ class WorkerPlacement:
 
     async def reserve(self, timeout_s: float) -> None:
         """Raises `ConfigError` if there is no room, at once if the cluster cannot grow."""
-        if any(amount > _total(resource) + 1e-6 for resource, amount in self._asked().items()):
+        if any(amount > _total(resource) + 1e-6 for resource, amount in self._requested().items()):
             if self._is_own:
                 raise ConfigError(self._no_room("it has less in all"))
             logger.warning("%s; waiting for it to grow", self._no_room("it has less in all"))
-        for wanted in self._wanted:  # the policy's first, so that packing finds the emptiest node
-            group = placement_group(wanted.request, strategy=wanted.strategy)
+        for request in self._requests:  # the policy's first, so that packing finds the emptiest node
+            group = placement_group(request.resources, strategy=request.strategy)
             self.groups.append(group)
             try:
                 async with asyncio.timeout(timeout_s):
@@ -104,17 +105,17 @@ class WorkerPlacement:
             remove_placement_group(group)
         self.groups.clear()
 
-    def _asked(self) -> dict[str, float]:
+    def _requested(self) -> dict[str, float]:
         return {
-            "GPU": float(sum(wanted.bundles * wanted.gpus for wanted in self._wanted)),
-            "CPU": round(sum(wanted.bundles * wanted.cpus for wanted in self._wanted), 2),
+            "GPU": float(sum(request.bundles * request.gpus for request in self._requests)),
+            "CPU": round(sum(request.bundles * request.cpus for request in self._requests), 2),
         }
 
     def _no_room(self, why: str) -> str:
         ranks = f"{self._ranks} policy and " if self._ranks else ""
         amounts = ", ".join(
             f"{amount:g} {resource} (the cluster has {_total(resource):g}, {_free(resource):g} of them free)"
-            for resource, amount in self._asked().items()
+            for resource, amount in self._requested().items()
             if amount
         )
         keys = ["cluster.policy_workers"] if self._ranks else []
@@ -150,11 +151,12 @@ def _uses_gpus(config: Config) -> bool:
     return config.model.device.startswith("cuda")
 
 
-def _cpu_share(workers: int, *, all_of_it: bool) -> float:
-    """CPUs of one worker. Ray only counts them, but torch takes as many threads (at least one) if nothing else says.
+def _cpu_share(workers: int, *, whole_machine: bool) -> float:
+    """CPUs of one worker. Ray only counts them, but torch uses as many threads (at least one) unless a setting says so.
 
-    `all_of_it` divides a machine that is ours and computes; otherwise one each, or less before there is none.
+    `whole_machine` divides all CPUs among the workers, which compute on them; otherwise each has one, or less if there
+    are too few.
     """
     total = _total("CPU")
-    share = total / workers if all_of_it else min(1.0, total / (2 * workers))
+    share = total / workers if whole_machine else min(1.0, total / (2 * workers))
     return float(math.floor(share)) if share >= 1 else max(0.01, math.floor(100 * share) / 100)

@@ -1,7 +1,7 @@
-"""`ramet.cluster.interfaces.Rollouts` over several workers: whole groups go to whoever has least to do.
+"""`ramet.cluster.interfaces.Rollouts` over several workers: whole groups go to the least loaded.
 
-A worker that dies, or is silent, costs the groups that it was playing: a new one takes its seat, is given the weights
-of now, and they are played again, with the same seeds. Half a group never comes back.
+A worker that dies, or is silent, loses the groups that were running on it: a new worker takes its slot and gets the
+current weights, and the groups are run again with the same seeds. Part of a group is never returned.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,11 @@ from pathlib import Path
 from ray import ObjectRef
 
 from ramet.cluster.interfaces import OnGroup
-from ramet.cluster.ray.actors import RolloutActor
-from ramet.cluster.ray.dispatch import Dispatch
+from ramet.cluster.ray.actors import Counts, RolloutActor, RolloutSetup, total_metrics
 from ramet.cluster.ray.errors import WorkerLost
-from ramet.cluster.ray.jobs import Counts, RolloutJob, total
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import RayWorker
-from ramet.cluster.ray.worker_pool import WorkerPool, together
+from ramet.cluster.ray.worker_pool import WorkerPool, run_together
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
@@ -38,49 +37,104 @@ PATIENCE_S = 60.0  # for a group whose time is over to come back masked
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """The weights that every engine has, or is about to have. They stay in the object store for who comes later."""
+class _EngineWeights:
+    """The weights that every engine has, or will have soon. They stay in the object store for engines started later."""
 
     weights: list[ObjectRef[Bucket]]
     version: int
     in_flight: bool
 
 
-class RayRollouts:
-    """Workers are named by their seats."""
+class _Dispatcher:
+    """Gives each group to the worker with the fewest rollouts, in the order in which groups asked for one.
 
-    def __init__(self, crew: WorkerPool, *, branching: bool, tools: ToolNames, owns_crew: bool = False) -> None:
+    A worker is given groups until its `rollout.max_concurrent` is reached or passed by the last of them. That group
+    waits in the worker, and starts rollout by rollout while others end. Groups for which no worker has room wait here.
+    """
+
+    def __init__(self, max_concurrent: int) -> None:
+        self._max_concurrent = max_concurrent
+        self._load: dict[RayWorker, int] = {}  # rollouts on each worker
+        self._waiting: deque[tuple[int, asyncio.Future[RayWorker]]] = deque()
+
+    @property
+    def workers(self) -> list[RayWorker]:
+        return list(self._load)
+
+    def add(self, worker: RayWorker) -> None:
+        self._load[worker] = 0
+        self._assign()
+
+    def remove(self, worker: RayWorker) -> None:
+        """Nothing happens if it was removed before."""
+        self._load.pop(worker, None)
+
+    async def acquire(self, size: int, *, first: bool = False) -> RayWorker:
+        """Wait for a worker with room, and count `size` rollouts as on it. `first`: before all that wait already."""
+        turn: asyncio.Future[RayWorker] = asyncio.get_running_loop().create_future()
+        (self._waiting.appendleft if first else self._waiting.append)((size, turn))
+        self._assign()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release(turn.result(), size)
+            raise
+
+    def release(self, worker: RayWorker, size: int) -> None:
+        if worker in self._load:
+            self._load[worker] -= size
+        self._assign()
+
+    def _assign(self) -> None:
+        while self._waiting:
+            size, turn = self._waiting[0]
+            if not turn.done():
+                worker = min(self._load, key=self._load.__getitem__, default=None)
+                if worker is None or self._load[worker] >= self._max_concurrent:
+                    return
+                self._load[worker] += size
+                turn.set_result(worker)
+            self._waiting.popleft()
+
+
+class RayRollouts:
+    """Workers are numbered by their slots; a replacement has the number of the worker that it replaces."""
+
+    def __init__(self, pool: WorkerPool, *, branching: bool, tools: ToolNames, owns_pool: bool = False) -> None:
         self.restarts = 0
-        self._crew = crew
-        self._config = crew.config
-        self._job = RolloutJob(config=crew.config, branching=branching, services=crew.services, tool_sets=tools.sets)
-        self._dispatch = Dispatch(crew.config.rollout.max_concurrent)
-        self._seats: dict[RayWorker, int] = {}
+        self._pool = pool
+        self._config = pool.config
+        self._setup = RolloutSetup(
+            config=pool.config, branching=branching, services=pool.services, tool_sets=tools.sets
+        )
+        self._dispatcher = _Dispatcher(pool.config.rollout.max_concurrent)
+        self._numbers: dict[RayWorker, int] = {}
         self._devices: dict[int, tuple[str, ...]] = {}
-        self._given: _Given | None = None
+        self._weights: _EngineWeights | None = None
         self._info: EngineInfo | None = None
-        self._owns_crew = owns_crew
+        self._owns_pool = owns_pool
         self._asleep = False
-        self._metrics = RolloutMetrics(crew.config.rollout.first_tokens)
-        self._restarts_told = 0
+        self._metrics = RolloutMetrics(pool.config.rollout.first_tokens)
+        self._restarts_reported = 0
 
     @classmethod
     async def start(cls, config: Config, *, folder: Path, tools: ToolNames) -> RayRollouts:
         """Engines alone, without forks, for evaluation. Raises `ConfigError`."""
-        crew = WorkerPool(config, with_policy=False, folder=folder)
+        pool = WorkerPool(config, with_policy=False, folder=folder)
         try:
-            await crew.reserve()
-            rollouts = cls(crew, branching=False, tools=tools, owns_crew=True)
-            await crew.unless_failed(rollouts.open({}))
+            await pool.reserve()
+            rollouts = cls(pool, branching=False, tools=tools, owns_pool=True)
+            await pool.unless_failed(rollouts.open({}))
         except BaseException:
-            await crew.close()
+            await pool.close()
             raise
         return rollouts
 
     async def open(self, devices: dict[int, tuple[str, ...]]) -> None:
-        """Start all workers at once. `devices`: GPUs of seats that share them with policy ranks."""
+        """Start all workers at once. `devices`: by worker, the GPUs that it shares with policy ranks."""
         self._devices = devices
-        await together(*(self._start(seat) for seat in range(self._config.cluster.rollout_workers)))
+        await run_together(*(self._start(number) for number in range(self._config.cluster.rollout_workers)))
 
     @property
     def info(self) -> EngineInfo:
@@ -93,165 +147,165 @@ class RayRollouts:
     async def run(
         self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: OnGroup | None = None
     ) -> list[Group]:
-        return await self._crew.unless_failed(self._run(tasks, step, plan, on_group))
+        return await self._pool.unless_failed(self._run(tasks, step, plan, on_group))
 
     async def _run(self, tasks: Sequence[Task], step: int, plan: RolloutPlan, on_group: OnGroup | None) -> list[Group]:
         await self.wake()
         started = time.monotonic()
         ends_at = started + self._config.rollout.step_deadline_s if plan.step_deadline else None
         try:
-            async with asyncio.TaskGroup() as playing:
-                plays = [
-                    playing.create_task(self._play(task, name, step, plan, ends_at, on_group))
+            async with asyncio.TaskGroup() as running:
+                groups = [
+                    running.create_task(self._run_group(task, name, step, plan, ends_at, on_group))
                     for task, name in zip(tasks, task_names(tasks), strict=True)
                 ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         self._metrics.seconds += time.monotonic() - started
-        return [play.result() for play in plays]
+        return [group.result() for group in groups]
 
-    async def _play(
+    async def _run_group(
         self, task: Task, name: str, step: int, plan: RolloutPlan, ends_at: float | None, on_group: OnGroup | None
     ) -> Group:
-        """Play one group, as often as its worker is lost. `ends_at` None: there is no deadline of the step, so a group
-        has the time of two rollouts: one that it may wait for in its worker, and its own, which start together.
+        """Run one group, again each time its worker is lost. `ends_at` None: the step has no deadline, so a group has
+        the time of two rollouts: one that it may wait for in its worker, and its own, which start together.
         """
         size = self.group_size(plan)
         again = False
         while True:
-            worker = await self._dispatch.take(size, first=again)
+            worker = await self._dispatcher.acquire(size, first=again)
             left, key = 2 * self._config.rollout.deadline_s, "rollout.deadline_s"
             if ends_at is not None:
                 left, key = max(0.0, ends_at - time.monotonic()), "rollout.step_deadline_s"
             try:
                 group: Group = await worker.call(
-                    "play", task, name, step, plan, left, timeout_s=left + PATIENCE_S, key=key
+                    "run_group", task, name, step, plan, left, timeout_s=left + PATIENCE_S, key=key
                 )
                 break
-            except InfraError as error:  # lost or stuck, for nothing else of this kind leaves a worker
-                self._lose(worker, error)
+            except InfraError as error:  # lost or stuck: a worker masks all other infrastructure failures
+                self._replace(worker, error)
                 again = True
             finally:
-                self._dispatch.give_back(worker, size)
+                self._dispatcher.release(worker, size)
         self._metrics.add(group)
         if on_group is not None:
             on_group(group)
         return group
 
     async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int, *, in_flight: bool) -> None:
-        """Give them to every engine. Who is just being started gets them before it plays."""
-        self._given = given = _Given(weights, version, in_flight)
+        """Send them to every engine. Engines that are starting get them before their first group."""
+        self._weights = sent = _EngineWeights(weights, version, in_flight)
         await self.wake()
-        await together(*(self._give_or_lose(worker, given) for worker in self._dispatch.workers))
+        await run_together(*(self._send_or_replace(worker, sent) for worker in self._dispatcher.workers))
 
     async def sleep(self) -> None:
-        """Co-located engines give their memory to the policy until `wake`."""
+        """Co-located engines free their memory for the policy until `wake`."""
         if self._asleep:
             return
         self._asleep = True
-        able = [await worker.call("sleep", timeout_s=self._crew.timeout_s) for worker in self._dispatch.workers]
+        able = [await worker.call("sleep", timeout_s=self._pool.timeout_s) for worker in self._dispatcher.workers]
         if not all(able):
             logger.warning("cluster.colocate=true: engine %s cannot sleep and keeps its memory", self.info.name)
 
     async def wake(self) -> None:
         if self._asleep:
             self._asleep = False
-            for worker in self._dispatch.workers:
-                await worker.call("wake", timeout_s=self._crew.timeout_s)
+            for worker in self._dispatcher.workers:
+                await worker.call("wake", timeout_s=self._pool.timeout_s)
 
     async def metrics(self) -> dict[str, float]:
         """Rollouts are counted here, where all groups pass; tools and engines by their workers. Counts add up, and
-        percentiles of tools are those of all calls. What a lost worker had counted is lost.
+        percentiles of tools are those of all calls. The counts of a lost worker are lost.
         """
-        counted = total(await self._counts())
-        restarts, self._restarts_told = self.restarts - self._restarts_told, self.restarts
+        counted = total_metrics(await self._counts())
+        restarts, self._restarts_reported = self.restarts - self._restarts_reported, self.restarts
         return {**self._metrics.take(), **counted, "rollout/restarts": float(restarts)}
 
     async def _counts(self) -> list[Counts]:
         found = []
-        for worker in self._dispatch.workers:
+        for worker in self._dispatcher.workers:
             try:
-                found.append(await worker.call("counts", timeout_s=self._crew.timeout_s))
+                found.append(await worker.call("counts", timeout_s=self._pool.timeout_s))
             except InfraError as error:
-                self._lose(worker, error)
+                self._replace(worker, error)
         return found
 
     async def close(self) -> None:
-        if self._owns_crew:
-            await self._crew.close()
+        if self._owns_pool:
+            await self._pool.close()
 
-    async def _start(self, seat: int) -> None:
-        """A new worker in this seat that has the weights of now."""
-        worker = self._crew.hire(
+    async def _start(self, number: int) -> None:
+        """A new worker with the current weights. Raises `WorkerLost` if it is lost meanwhile; it is replaced then."""
+        worker = self._pool.start(
             RolloutActor,
-            f"rollout worker {seat}",
-            self._crew.placement.engine_seat(seat),
-            self._job,
-            self._lose,
-            self._devices.get(seat),
+            f"rollout worker {number}",
+            self._pool.placement.engine_slot(number),
+            self._setup,
+            self._replace,
+            self._devices.get(number),
         )
-        self._seats[worker] = seat
+        self._numbers[worker] = number
         try:
             await self._prepare(worker)
         except WorkerLost as error:
-            self._lose(worker, error)
+            self._replace(worker, error)
             raise
-        if worker in self._seats:  # or it was lost with its last answer under way
-            self._crew.pulse.watch(worker, self._lose, may_be_silent=False)
-            self._dispatch.join(worker)
+        if worker in self._numbers:  # or it was lost while its last answer was in flight
+            self._pool.monitor.watch(worker, self._replace, may_be_silent=False)
+            self._dispatcher.add(worker)
 
     async def _prepare(self, worker: RayWorker) -> None:
-        await worker.meet(self._crew.timeout_s)
-        self._info = await worker.call("start", timeout_s=self._crew.timeout_s)
-        given = None
-        while given is not self._given:
-            given = self._given
-            assert given is not None
-            await self._give(worker, given)
+        await worker.wait_started(self._pool.timeout_s)
+        self._info = await worker.call("start", timeout_s=self._pool.timeout_s)
+        sent = None
+        while sent is not self._weights:  # others may arrive while these are sent
+            sent = self._weights
+            assert sent is not None
+            await self._send(worker, sent)
         if self._asleep:
-            await worker.call("sleep", timeout_s=self._crew.timeout_s)
+            await worker.call("sleep", timeout_s=self._pool.timeout_s)
 
-    async def _give(self, worker: RayWorker, given: _Given) -> None:
-        arguments = (given.weights, given.version, given.in_flight)
-        served = await worker.call("update", *arguments, timeout_s=self._crew.timeout_s)
-        if served != given.version:
+    async def _send(self, worker: RayWorker, sent: _EngineWeights) -> None:
+        arguments = (sent.weights, sent.version, sent.in_flight)
+        served = await worker.call("update_weights", *arguments, timeout_s=self._pool.timeout_s)
+        if served != sent.version:
             raise InfraError(
-                f"{worker} was given the weights of version {given.version} and serves version {served}: refused"
+                f"{worker} was given the weights of version {sent.version} and serves version {served}: refused"
             )
 
-    async def _give_or_lose(self, worker: RayWorker, given: _Given) -> None:
+    async def _send_or_replace(self, worker: RayWorker, sent: _EngineWeights) -> None:
         try:
-            await self._give(worker, given)
+            await self._send(worker, sent)
         except WorkerLost as error:
-            self._lose(worker, error)
+            self._replace(worker, error)
 
-    def _lose(self, worker: RayWorker, error: InfraError) -> None:
-        """Put another in its seat. Everyone who had to do with it comes here; the first is heard."""
-        if (seat := self._seats.pop(worker, None)) is None:
+    def _replace(self, worker: RayWorker, error: InfraError) -> None:
+        """Start another worker in its slot. Called by all that find it lost; only the first call has an effect."""
+        if (number := self._numbers.pop(worker, None)) is None:
             return
-        self._dispatch.leave(worker)
-        self._crew.dismiss(worker)
+        self._dispatcher.remove(worker)
+        self._pool.stop(worker)
         self.restarts += 1
         if self.restarts > MAX_RESTARTS:
-            self._crew.fail(
+            self._pool.fail(
                 InfraError(f"{error}; at most {MAX_RESTARTS} rollout workers are replaced in one run, so it stops")
             )
             return
         logger.warning(
-            "%s; replacing it (%d of at most %d in this run), and its groups are played again",
+            "%s; replacing it (%d of at most %d in this run), and its groups are run again",
             error,
             self.restarts,
             MAX_RESTARTS,
         )
-        self._crew.spawn(self._restart(seat))
+        self._pool.create_task(self._restart(number))
 
-    async def _restart(self, seat: int) -> None:
+    async def _restart(self, number: int) -> None:
         started = time.monotonic()
         try:
-            await self._start(seat)
+            await self._start(number)
         except WorkerLost:
-            return  # another one is under way to the seat
+            return  # `_start` has called `_replace` for it
         except Exception as error:
-            self._crew.fail(error)
+            self._pool.fail(error)
             return
-        logger.warning("rollout worker %d plays again after %.1f s", seat, time.monotonic() - started)
+        logger.warning("rollout worker %d is replaced after %.1f s", number, time.monotonic() - started)

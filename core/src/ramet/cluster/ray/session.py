@@ -1,7 +1,7 @@
-"""The driver's connection to Ray: a cluster of its own on this machine, or one that runs (`cluster.address`).
+"""The driver's connection to Ray: a cluster of its own on this machine, or an existing one (`cluster.address`).
 
-Whoever reaches the ports of a cluster can run code in it, and Ray listens on all interfaces. So a cluster of our own
-asks for a token that this run draws, and that its processes alone have.
+Anyone who reaches the ports of a cluster can run code in it, and Ray listens on all interfaces. So a cluster of our own
+requires a token that this run draws at random and that only its processes have.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ramet.processes import ProcessReaper
 
 logger = logging.getLogger(__name__)
 MIN_STORE_BYTES = 200 << 20
-KNOCK_S = 10.0
+CONNECT_S = 10.0
 OWN_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
 
 
 class Session:
-    """Connected from `open` to `close`. A process that is connected already stays so, and lends its connection."""
+    """Connected from `open` to `close`. A process that was connected before stays so: it is borrowed."""
 
     def __init__(self, reaper: ProcessReaper | None, *, borrowed: bool) -> None:
         self._reaper = reaper
@@ -43,7 +43,7 @@ class Session:
 
     @property
     def is_own(self) -> bool:
-        """Whether the cluster is this run's own: it holds what this machine has, and nothing will be added."""
+        """Whether the cluster is this run's own: it has what this machine has, and does not grow."""
         return self._reaper is not None
 
     @classmethod
@@ -57,18 +57,18 @@ class Session:
         logging.getLogger("ray").setLevel(logging.ERROR)
         reaper = ProcessReaper() if cluster.address is None else None
         try:
-            with _signals_kept(), _environment(OWN_ENVIRONMENT), contextlib.ExitStack() as started:
+            with _signal_handler_kept(), _variables_set(OWN_ENVIRONMENT), contextlib.ExitStack() as started:
                 if reaper is not None:
                     started.enter_context(reaper.tagging())
-                    started.enter_context(_environment(_token()))
-                    _authenticate_as_the_environment_says()
+                    started.enter_context(_variables_set(_token()))
+                    _reload_authentication()
                 folder = _connect(cluster, model)
                 if reaper is not None:
                     reaper.watch_folder(folder)
         except BaseException:
             ray.shutdown()
             if reaper is not None:
-                _authenticate_as_the_environment_says()
+                _reload_authentication()
                 reaper.reap()
             raise
         return cls(reaper, borrowed=False)
@@ -78,17 +78,20 @@ class Session:
         if not self._borrowed:
             ray.shutdown()
         if self._reaper is not None:
-            _authenticate_as_the_environment_says()
+            _reload_authentication()
             self._reaper.reap()
 
 
 def _token() -> dict[str, str]:
-    """What the processes of a cluster of our own are started with."""
+    """Environment variables for the processes of a cluster of our own."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
-def _authenticate_as_the_environment_says() -> None:
-    """Ray reads mode and token once, when it is imported; the mode first, or its threads miss a token that is gone."""
+def _reload_authentication() -> None:
+    """Make Ray read mode and token from the environment again: it does so once, when it is imported.
+
+    The mode first, or its threads miss a token that has been removed.
+    """
     RayConfig.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
@@ -98,12 +101,12 @@ def _connect(cluster: ClusterConfig, model: ModelConfig) -> str:
     own = cluster.address is None
     try:
         if cluster.address is not None:
-            _knock(cluster.address)
+            _check_listening(cluster.address)
         context = ray.init(
             address=cluster.address or "local",
             namespace=f"ramet-{uuid.uuid4().hex}",
             configure_logging=False,
-            log_to_driver=False,  # the workers' log comes with their answers, see `pulse`
+            log_to_driver=False,  # the workers' logs come with their pings, see `health_monitor`
             include_dashboard=False if own else None,
             object_store_memory=_store_bytes(model) if own else None,
         )
@@ -114,19 +117,21 @@ def _connect(cluster: ClusterConfig, model: ModelConfig) -> str:
         raise ConfigError(f"{what}: {error}") from error
     # Otherwise Ray prints its view of every death to stdout, several lines long. Ray is pinned to one minor version.
     ray._private.worker._worker_logs_enabled = False
-    assert isinstance(context, ray._private.worker.RayContext)  # no client: its addresses are refused before
+    assert isinstance(
+        context, ray._private.worker.RayContext
+    )  # no client: its addresses are refused by `cluster.check`
     return str(context.address_info["session_dir"])
 
 
-def _knock(address: str) -> None:
-    """Raise `OSError` if nobody listens there: Ray itself would try for minutes."""
+def _check_listening(address: str) -> None:
+    """Raise `OSError` if nothing listens there: Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
 
 
 def _store_bytes(model: ModelConfig) -> int | None:
-    """Of shared memory. On a machine with GPUs Ray's choice; on a small one room for the weights twice, in float32."""
+    """Size of the object store in shared memory. With GPUs Ray's choice; without, the weights twice in float32."""
     if torch.cuda.is_available():
         return None
     weights = sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors"))
@@ -135,8 +140,8 @@ def _store_bytes(model: ModelConfig) -> int | None:
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray puts a handler of its own on SIGTERM, and the run has one."""
+def _signal_handler_kept() -> Iterator[None]:
+    """Keep the run's handler of SIGTERM, which Ray replaces by its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -148,7 +153,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
+def _variables_set(variables: dict[str, str]) -> Iterator[None]:
     """For the processes that are started inside."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

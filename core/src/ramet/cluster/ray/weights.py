@@ -1,7 +1,7 @@
-"""Weights on their way through Ray's object store: packed into buckets of a good size.
+"""Transfer of weights through Ray's object store, packed into buckets.
 
 The policy's first rank fills buckets, every engine reads them. Where reader and store share a machine nothing is
-copied: the tensors that an engine is given look into shared memory.
+copied: the tensors that an engine is given are views of shared memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALIGNMENT = 16  # bytes; a view of another dtype must begin at a multiple of its
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Where one tensor lies in its bucket."""
+    """The position of one tensor in its bucket."""
 
     name: str
     dtype: torch.dtype
@@ -32,12 +32,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
+    """Several tensors, one after another in `data`."""
+
     pieces: tuple[Piece, ...]
     data: NDArray[np.uint8]
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]], limit: int = BUCKET_BYTES) -> Iterator[Bucket]:
-    """In order, each filled up to `limit` bytes; a larger tensor has one of its own."""
+    """Pack named tensors, in order. A bucket holds up to `limit` bytes, or one larger tensor."""
     found: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in weights:
@@ -51,7 +53,7 @@ def buckets(weights: Iterable[tuple[str, Tensor]], limit: int = BUCKET_BYTES) ->
 
 
 def tensors(found: Iterable[Bucket]) -> Iterator[tuple[str, Tensor]]:
-    """The inverse of `buckets`. To be read, not written: Ray's memory is."""
+    """The inverse of `buckets`: names and tensors, in order. Read-only, since Ray's memory is."""
     for bucket in found:
         if not bucket.data.size:
             memory = torch.empty(0, dtype=torch.uint8)

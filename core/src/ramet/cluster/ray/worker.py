@@ -1,4 +1,4 @@
-"""The driver's end of one actor: calls with a name and a deadline, and errors in the words of Ramet."""
+"""The driver's handle of one actor: calls with a deadline, and errors that name the worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ramet.cluster.ray.actor import HEALTH, SAVE, Hello
+from ramet.cluster.ray.actors import HEALTH, SAVE, ActorProcess
 from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.cluster.ray.errors import translated
 from ramet.cluster.ray.placement import PlacementSlot
@@ -20,35 +20,35 @@ logger = logging.getLogger(__name__)
 
 
 class RayWorker:
-    """One actor. `name` says kind and number, as in `policy rank 1`."""
+    """One actor. `name` is kind and number, as in `policy rank 1`."""
 
     def __init__(
-        self, name: str, kind: type[Any], seat: PlacementSlot, job: bytes, devices: tuple[str, ...] | None
+        self, name: str, actor_class: type[Any], slot: PlacementSlot, setup: bytes, devices: tuple[str, ...] | None
     ) -> None:
-        """The actor is asked for; `meet` waits for it."""
-        surroundings = DriverEnvironment.here()
+        """Requests the actor; `wait_started` waits for it."""
+        driver = DriverEnvironment.capture()
         self.name = name
-        self.hello: Hello | None = None
+        self.process: ActorProcess | None = None
         self.actor = (
-            ray.remote(concurrency_groups={HEALTH: 1, SAVE: 1})(kind)  # type: ignore[call-overload]
+            ray.remote(concurrency_groups={HEALTH: 1, SAVE: 1})(actor_class)  # type: ignore[call-overload]
             .options(
-                num_cpus=seat.cpus,
-                num_gpus=seat.gpus,
-                max_restarts=0,  # a new process has none of the state; whoever owns the worker makes a new one
-                scheduling_strategy=PlacementGroupSchedulingStrategy(seat.group, seat.bundle),
-                runtime_env={"env_vars": surroundings.settings},
+                num_cpus=slot.cpus,
+                num_gpus=slot.gpus,
+                max_restarts=0,  # a new process has none of the state; the owner of the worker makes a new one
+                scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, slot.bundle),
+                runtime_env={"env_vars": driver.settings},
             )
-            .remote(surroundings, job, devices)
+            .remote(driver, setup, devices)
         )
 
     def __str__(self) -> str:
-        return self.name if self.hello is None else f"{self.name} (node {self.hello.node}, pid {self.hello.pid})"
+        return self.name if self.process is None else f"{self.name} (node {self.process.node}, pid {self.process.pid})"
 
-    async def meet(self, timeout_s: float) -> Hello:
-        """Wait until its process is there."""
-        self.hello = await self.call("hello", timeout_s=timeout_s)
-        logger.debug("%s has begun", self)
-        return self.hello
+    async def wait_started(self, timeout_s: float) -> ActorProcess:
+        """Wait until its process runs."""
+        self.process = await self.call("process", timeout_s=timeout_s)
+        logger.debug("%s has started", self)
+        return self.process
 
     async def call(self, method: str, *arguments: Any, timeout_s: float, key: str = "cluster.timeout_s") -> Any:
         """What the method returns. Raises its error; `WorkerLost` if the process is gone, `InfraError` if it is late.
@@ -71,6 +71,6 @@ class RayWorker:
             raise translated(error, str(self)) from None
 
     def kill(self) -> None:
-        """Now; whatever was asked of it ends with `WorkerLost`."""
+        """At once; calls that it has not answered end with `WorkerLost`."""
         with contextlib.suppress(Exception):  # it is dead already
             ray.kill(self.actor, no_restart=True)

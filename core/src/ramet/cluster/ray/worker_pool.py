@@ -1,4 +1,4 @@
-"""All workers of one run: hired into reserved seats, watched, and sent home whatever happened."""
+"""All workers of one run: started in reserved slots, watched, and shut down however the run ends."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from ramet.components.services import Limiters, LocalLimiters, RunServices
 from ramet.config.schema import Config
 
 T = TypeVar("T")
-CANCEL_S = 5.0  # for work that is given up
-FAREWELL_S = 10.0  # for what workers close by themselves
-LAST_WORDS_S = 5.0  # for what they have to say behind it
+CANCEL_S = 5.0  # for cancelled work to end
+SHUTDOWN_S = 10.0  # for what workers close by themselves
+LAST_LOGS_S = 5.0  # for the last lines of their logs
 
 
 class WorkerPool:
-    """The connection, the bundles, the workers and the first failure that nothing can mend."""
+    """The connection, the reserved slots, the workers, and the first failure that ends the run."""
 
     def __init__(self, config: Config, *, with_policy: bool, folder: Path) -> None:
-        """Connects, in the main thread. `folder` is the run's for what components keep. Raises `ConfigError`."""
+        """Connects, in the main thread. `folder` is where the run's components keep files. Raises `ConfigError`."""
         self.config = config
         self._limiters: ActorHandle[Any] | None = None
         self.timeout_s = config.cluster.timeout_s
         self.session = Session.open(config.cluster, config.model)
         try:
             self.placement = WorkerPlacement(config, with_policy=with_policy, is_own=self.session.is_own)
-            self.services = RunServices(folder=folder, seed=config.run.seed, limiters=self._limits())
+            self.services = RunServices(folder=folder, seed=config.run.seed, limiters=self._start_limiters())
         except BaseException:
             self.session.close()
             raise
-        self.pulse = HealthMonitor()
+        self.monitor = HealthMonitor()
         self._workers: list[RayWorker] = []
-        self._chores: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def _limits(self) -> Limiters:
+    def _start_limiters(self) -> Limiters:
         """Shared by all processes, if a component may ask for one."""
         if not wants_services(self.config):
             return LocalLimiters()
@@ -55,43 +55,45 @@ class WorkerPool:
         return RayLimiters(self._limiters)
 
     async def reserve(self) -> None:
+        """Wait for the slots. Raises `ConfigError` if there is no room for them."""
         await self.placement.reserve(self.timeout_s)
 
-    def hire(
+    def start(
         self,
-        kind: type[Any],
+        actor_class: type[Any],
         name: str,
-        seat: PlacementSlot,
-        job: object,
+        slot: PlacementSlot,
+        setup: object,
         on_lost: OnLost,
         devices: tuple[str, ...] | None = None,
     ) -> RayWorker:
-        """A new worker, whose process may take its time. It is watched; silence is allowed."""
-        pickled: bytes = cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
-        worker = RayWorker(name, kind, seat, pickled, devices)
+        """A new worker, whose process may take its time. It is watched for its death, not yet for silence."""
+        pickled: bytes = cloudpickle.dumps(setup)  # type: ignore[no-untyped-call]
+        worker = RayWorker(name, actor_class, slot, pickled, devices)
         self._workers.append(worker)
-        self.pulse.watch(worker, on_lost, may_be_silent=True)
+        self.monitor.watch(worker, on_lost, may_be_silent=True)
         return worker
 
-    def dismiss(self, worker: RayWorker) -> None:
-        self.pulse.forget(worker)
+    def stop(self, worker: RayWorker) -> None:
+        """Kill it, and watch it no longer."""
+        self.monitor.unwatch(worker)
         self._workers.remove(worker)
         worker.kill()
 
-    def spawn(self, chore: Coroutine[Any, Any, None]) -> None:
-        """Do it beside everything else. It ends with the crew, and must not raise."""
-        task = asyncio.create_task(chore)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
+    def create_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it in the background until it or the pool ends. It must not raise."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def fail(self, error: Exception) -> None:
-        """Nothing of this run can go on: whatever is waited for ends with `error`, now and later."""
+        """The run cannot go on: all that waits in `unless_failed`, now and later, raises `error`."""
         if not self._failure.done():
             self._failure.set_exception(error)
-            self._failure.exception()  # nobody need wait for it
+            self._failure.exception()  # asyncio need not warn if nothing waits for it
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for `work`, and not longer than until somebody called `fail`."""
+        """What `work` returns, or the error of `fail` as soon as that is called; `work` is cancelled then."""
         task = asyncio.ensure_future(work)
         try:
             awaited: set[asyncio.Future[Any]] = {task, self._failure}
@@ -99,16 +101,16 @@ class WorkerPool:
             if not self._failure.done():
                 return task.result()
         finally:
-            await _end([task])
+            await _cancel([task])
         error = self._failure.exception()
         assert error is not None
         raise error
 
     async def close(self) -> None:
-        """Nothing is left behind, in whatever state it is found."""
-        await _end(self._chores)
-        await asyncio.to_thread(self.pulse.stop)
-        await asyncio.gather(*(self._farewell(worker) for worker in self._workers))
+        """End all processes, whatever state they are in."""
+        await _cancel(self._tasks)
+        await asyncio.to_thread(self.monitor.stop)
+        await asyncio.gather(*(self._shut_down(worker) for worker in self._workers))
         for worker in self._workers:
             worker.kill()
         with contextlib.suppress(Exception):  # the cluster may be gone
@@ -117,16 +119,16 @@ class WorkerPool:
                 ray.kill(self._limiters)
         self.session.close()
 
-    async def _farewell(self, worker: RayWorker) -> None:
-        """Let it close what it holds, and hear the last that it says."""
+    async def _shut_down(self, worker: RayWorker) -> None:
+        """Let it close what it has open, and forward the last of its log."""
         with contextlib.suppress(Exception):
             if hasattr(worker.actor, "close"):
-                await worker.call("close", timeout_s=FAREWELL_S)
-            forward_logs(worker, await worker.call("ping", timeout_s=LAST_WORDS_S))
+                await worker.call("close", timeout_s=SHUTDOWN_S)
+            forward_logs(worker, await worker.call("ping", timeout_s=LAST_LOGS_S))
 
 
-async def together(*work: Coroutine[Any, Any, None]) -> None:
-    """All at once. The first to fail ends the others, and its error is raised as it is."""
+async def run_together(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all concurrently. The first to fail cancels the others, and its error is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
             for one in work:
@@ -135,8 +137,8 @@ async def together(*work: Coroutine[Any, Any, None]) -> None:
         raise errors.exceptions[0] from None
 
 
-async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs and give it a moment to notice. What it ends with is of no interest."""
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs and wait shortly for it to end. Results and errors are dropped."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()
