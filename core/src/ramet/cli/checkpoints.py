@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ramet.cli.terminal import text_table
 from ramet.errors import ConfigError
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, list_checkpoints
 
@@ -17,7 +18,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def inventory(run: Path) -> list[CheckpointEntry]:
-    """What lies in the run's folder of checkpoints, oldest first. Raises `ConfigError` if there is no such folder."""
+    """What is in the run's folder of checkpoints, oldest first. Raises `ConfigError` if there is no such folder."""
     folder = run / FOLDER
     if not folder.is_dir():
         raise ConfigError(f"{run}: not the directory of a run: it has no folder {FOLDER}/")
@@ -30,17 +31,15 @@ def as_json(entries: Sequence[CheckpointEntry]) -> str:
 
 def as_table(run: Path, entries: Sequence[CheckpointEntry]) -> str:
     """One line each, then every problem of the broken ones, then what a resume would do."""
-    rows = [HEADER, *(_row(entry) for entry in entries)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    table = [text_table(HEADER, map(_row, entries))] if entries else []
     problems = [f"  {problem}" for entry in entries for problem in entry.problems]
     taken = next((entry for entry in entries if entry.resume), None)
     last = (
-        f"a resume goes on behind step {taken.step}"
+        f"a resume goes on after step {taken.step}"
         if taken
         else f"{run}: no checkpoint that verifies; a resume begins at the first step"
     )
-    return "\n".join([*(lines if entries else []), *problems, last])
+    return "\n".join([*table, *problems, last])
 
 
 def _row(entry: CheckpointEntry) -> tuple[str, ...]:

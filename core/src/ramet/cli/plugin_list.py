@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from ramet.cli.terminal import text_table
 from ramet.config.catalog import make_catalog
 from ramet.plugins import PRESETS, PluginInfo, blocked_plugins, load_plugins
 from ramet.registry import BUILTIN
@@ -67,11 +68,7 @@ def as_json(listed: Sequence[Listed]) -> str:
 
 
 def as_table(listed: Sequence[Listed]) -> str:
-    rows = [HEADER, *(_row(one) for one in listed)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER) - 1)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    )
+    return text_table(HEADER, map(_row, listed))
 
 
 def _row(one: Listed) -> tuple[str, ...]:

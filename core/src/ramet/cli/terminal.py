@@ -1,4 +1,4 @@
-"""What all commands share: an argument parser that raises, printing, problems as lines, and the log."""
+"""What all commands share: an argument parser that raises, printing, tables, and problems as lines."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from ramet.errors import ConfigError, ConfigErrors, RametError
 from ramet.io.json_values import visible
 from ramet.tracking.log import harmless
+
+WIDEST = 100_000  # characters of a table's line: none is cut
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,6 +38,23 @@ def say(text: str) -> None:
         print(visible(text), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
+
+
+def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns two spaces apart and nothing else, so that a table reads the same in a terminal, a pipe and `grep`."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in header:
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(file=io.StringIO(), color_system=None, width=WIDEST)
+    with console.capture() as printed:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in printed.get().splitlines())
 
 
 def print_problems(error: RametError) -> None:
