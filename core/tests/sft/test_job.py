@@ -22,7 +22,7 @@ from ramet.runs.manifest import read_manifest
 from ramet.runs.run_dir import RunDir
 from ramet.runs.stopped import Stopped
 from ramet.sft.job import SftResult, run
-from ramet.sft.task import RankTask
+from ramet.sft.rank_messages import RankInputs
 from ramet.tracking.metrics import read_metrics
 
 SCRIPT = """
@@ -189,12 +189,12 @@ def test_a_private_run_is_for_its_owner_alone(arguments: list[str], tmp_path: Pa
 
 def test_the_task_of_ranks_is_a_new_file_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "task"
-    task = RankTask(
+    task = RankInputs(
         config=Config(), run=tmp_path, log_level=0, examples=[], rows=0, too_long=0, unread=0, fingerprint=""
     )
     task.save(file)
     assert file.stat().st_mode & 0o777 == 0o600
-    assert RankTask.load(file) == task
+    assert RankInputs.load(file) == task
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for taken in (file, tmp_path / "link"):
         with pytest.raises(FileExistsError):

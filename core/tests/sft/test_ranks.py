@@ -19,9 +19,8 @@ from ramet.config.compose import compose
 from ramet.config.schema import Strategy
 from ramet.errors import ConfigError, ConfigErrors, InfraError
 from ramet.runs.stopped import Stopped
-from ramet.sft.layouts import SftLayout
+from ramet.sft.checkpoints import SftLayout, newest_complete, step_of
 from ramet.sft.plan import plan
-from ramet.sft.resume import newest_complete, step_of
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from ramet.config.schema import Strategy
-from ramet.sft.layouts import SftLayout
-from ramet.sft.resume import newest_complete, step_of
+from ramet.sft.checkpoints import SftLayout, newest_complete, step_of
 
 pytest.importorskip("deepspeed")
 SCRIPT = """

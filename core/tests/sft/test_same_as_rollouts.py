@@ -15,8 +15,8 @@ from ramet.rollout.config import TagsConfig
 from ramet.rollout.prompts import make_prompt
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutPlan, RolloutWorker
+from ramet.sft.conversations import read_row
 from ramet.sft.encode import Example, TraceEncoder
-from ramet.sft.rows import read_row
 from ramet.testing.doubles import EchoTool, ScriptedEngine, echo_tool, tiny_encoder
 from ramet.types import Rollout, Task, user_prompt
 

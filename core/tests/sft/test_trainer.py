@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ramet.config.schema import Config, Dtype, Schedule
 from ramet.errors import ConfigError
+from ramet.sft.checkpoints import newest_complete, step_of
 from ramet.sft.encode import Example
-from ramet.sft.resume import newest_complete, step_of
 from ramet.sft.trainer import total_steps, train, training_arguments
 
 PAD = 256

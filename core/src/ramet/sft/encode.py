@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ramet.models.encoder import Encoder
 from ramet.rollout.prompts import Prompt
-from ramet.sft.rows import Conversation, Piece, Returned
+from ramet.sft.conversations import Conversation, Piece, Returned
 from ramet.types import Markup, Message, Sampled, Task, TracePart, TraceReader
 
 

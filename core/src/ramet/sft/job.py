@@ -23,8 +23,8 @@ from ramet.runs.manifest import DataRecord, Manifest, make_manifest, model_files
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
 from ramet.runs.stopped import StopListener, resume_command
+from ramet.sft.checkpoints import SftLayout
 from ramet.sft.launch import run_ranks
-from ramet.sft.layouts import SftLayout
 from ramet.sft.output import Summary, read_summary, save_model, write_summary
 from ramet.sft.prepare import PreparedSft, prepare
 from ramet.sft.strategies import prepare_process

@@ -24,7 +24,7 @@ from ramet.config.schema import Config
 from ramet.errors import ConfigErrors, InfraError
 from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.prepare import PreparedSft
-from ramet.sft.task import ARRIVED, Failure, RankTask
+from ramet.sft.rank_messages import ARRIVED, RankFailure, RankInputs
 from ramet.tracking.log import harmless
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def run_ranks(config: Config, prepared: PreparedSft, run: Path, stop: StopListen
     Raises `ConfigError` or `InfraError` with what the rank that failed first said, and `Stopped`. None is left then.
     """
     task = run / f".ranks.{os.getpid()}.tmp"  # a name that the next process removes if this one is killed
-    RankTask.of(config, prepared, run).save(task)
+    RankInputs.of(config, prepared, run).save(task)
     ranks = Ranks(config.cluster.policy_workers, config.cluster.timeout_s)
     try:
         with stop.deferred():
@@ -148,7 +148,7 @@ class Ranks:
         while time.monotonic() < until and any(process.poll() is None for process in self._processes):
             time.sleep(POLL_S)
         codes = [process.poll() for process in self._processes]
-        failures = [(rank, found) for rank in range(self._size) if (found := Failure.read(self._store, rank))]
+        failures = [(rank, found) for rank in range(self._size) if (found := RankFailure.read(self._store, rank))]
         killed = [rank for rank, code in enumerate(codes) if code is not None and code < 0 and code != -signal.SIGABRT]
         running = [str(rank) for rank, code in enumerate(codes) if code is None]
         rest = f"; still running then, and stopped: {', '.join(running)}" if running else ""

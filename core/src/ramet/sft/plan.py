@@ -7,8 +7,8 @@ from ramet.config.schema import Config, Strategy
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
 from ramet.planning.run_plan import RECORDS, DryRun, placement, plan_run
+from ramet.sft.checkpoints import SftLayout
 from ramet.sft.job import CURVE, sft_manifest
-from ramet.sft.layouts import SftLayout
 from ramet.sft.output import SUMMARY
 from ramet.sft.prepare import PreparedSft, prepare
 from ramet.sft.trainer import CHECKPOINTS, total_steps

@@ -21,10 +21,9 @@ from ramet.errors import ConfigError, RametError, raise_all
 from ramet.models.check import check_model
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_tokenizer
-from ramet.sft.data import SftData, read_data
+from ramet.sft.conversations import Conversation, SftData, read_data
 from ramet.sft.encode import Example, TraceEncoder
 from ramet.sft.output import may_replace
-from ramet.sft.rows import Conversation
 from ramet.sft.strategies import check_strategy
 from ramet.sft.world import launched_world
 from ramet.tracking.metrics import check_trackers

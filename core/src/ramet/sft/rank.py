@@ -20,8 +20,8 @@ from ramet.models.loading import resolve_device
 from ramet.models.torch_setup import set_up_torch
 from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.job import work
+from ramet.sft.rank_messages import ARRIVED, RankFailure, RankInputs
 from ramet.sft.strategies import prepare_process
-from ramet.sft.task import ARRIVED, Failure, RankTask
 from ramet.sft.world import World, world_here
 from ramet.tracking.log import set_up_logging
 
@@ -29,7 +29,7 @@ from ramet.tracking.log import set_up_logging
 def main(file: str) -> int:
     """Returns the exit code. An error is reported to the process that started this one, which prints it."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    task, world = RankTask.load(Path(file)), world_here()
+    task, world = RankInputs.load(Path(file)), world_here()
     _set_up_logging(task.log_level, world)
     patience = timedelta(seconds=task.config.cluster.timeout_s)
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, patience)
@@ -38,12 +38,12 @@ def main(file: str) -> int:
     except Stopped as stopped:
         return stopped.code
     except BaseException as error:  # the boundary of the process: whatever it is, the other process shows it
-        Failure.report(store, world.rank, error)
+        RankFailure.report(store, world.rank, error)
         return 1
     return 0
 
 
-def _train(task: RankTask, world: World, store: Store) -> None:
+def _train(task: RankInputs, world: World, store: Store) -> None:
     config, stop = task.config, StopListener()
     with stop.listening():
         prepare_process(config)

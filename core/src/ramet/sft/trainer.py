@@ -24,9 +24,8 @@ from ramet.errors import ConfigError
 from ramet.models.loading import resolve_device
 from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.batches import Collator, EvenShuffle, Examples
+from ramet.sft.checkpoints import SftLayout, newest_complete, step_of
 from ramet.sft.encode import Example
-from ramet.sft.layouts import SftLayout
-from ramet.sft.resume import newest_complete, step_of
 from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
 from ramet.sft.world import ALONE, World
 from ramet.tracking.metrics import Tracker

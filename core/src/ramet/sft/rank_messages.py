@@ -22,7 +22,7 @@ ARRIVED, FAILURE, FAILURES = "arrived/{}", "failure/{}", "failures"  # keys of t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTask:
+class RankInputs:
     """What every rank is told: the data as the first process encoded it, and the sections that a training reads."""
 
     config: Config
@@ -35,7 +35,7 @@ class RankTask:
     fingerprint: str
 
     @classmethod
-    def of(cls, config: Config, prepared: PreparedSft, run: Path) -> RankTask:
+    def of(cls, config: Config, prepared: PreparedSft, run: Path) -> RankInputs:
         return cls(
             config=Config(
                 run=config.run, model=config.model, sft=config.sft, cluster=config.cluster, trackers=config.trackers
@@ -55,11 +55,11 @@ class RankTask:
             pickle.dump(self, opened)
 
     @staticmethod
-    def load(file: Path) -> RankTask:
+    def load(file: Path) -> RankInputs:
         """Only for a file that the process that started this one has written."""
         with file.open("rb") as opened:
             task = pickle.load(opened)
-        assert isinstance(task, RankTask)
+        assert isinstance(task, RankInputs)
         return task
 
     def prepared(self) -> PreparedSft:
@@ -74,7 +74,7 @@ class RankTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class RankFailure:
     """What a rank raised. Ranks that lose another one fail too, so the order counts."""
 
     order: int  # 1: the first that was reported
@@ -96,7 +96,7 @@ class Failure:
         store.set(FAILURE.format(rank), json.dumps(asdict(failure)))
 
     @classmethod
-    def read(cls, store: Store, rank: int) -> Failure | None:
+    def read(cls, store: Store, rank: int) -> RankFailure | None:
         """None if this rank has reported nothing, as one that was killed."""
         key = FAILURE.format(rank)
         return cls(**json.loads(store.get(key))) if store.check([key]) else None

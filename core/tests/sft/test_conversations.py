@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramet.sft.data import read_data
-from ramet.sft.rows import Returned, Written, read_row
+from ramet.sft.conversations import Returned, Written, read_data, read_row
 
 
 def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
