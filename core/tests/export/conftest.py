@@ -57,7 +57,7 @@ def policy(base: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def pristine_run(tmp_path_factory: pytest.TempPathFactory, base: Path, policy: PreTrainedModel) -> Path:
-    """Two checkpoints: behind step 1 the base, behind step 2 the policy; rollouts of step 2."""
+    """Two checkpoints: step 1 is the base, step 2 the policy; rollouts of step 2."""
     run = tmp_path_factory.mktemp("run")
     (run / "config.yaml").write_text(CONFIG.format(path=base))
     manifest = Manifest(

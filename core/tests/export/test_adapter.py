@@ -25,7 +25,7 @@ RANK = 2
 
 @pytest.fixture
 def trained(base: Path, run: Path) -> PreTrainedModel:
-    """The adapted model whose adapter lies behind step 3 of `run`."""
+    """The adapted model whose adapter is in the checkpoint of step 3 of `run`."""
     model = add_adapter(AutoModelForCausalLM.from_pretrained(base).eval(), RANK)
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():

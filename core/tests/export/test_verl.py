@@ -48,7 +48,7 @@ def test_plain_tensors_are_joined_along_dimension_0(make_shards: MakeShards, pol
 
 
 def test_a_mesh_stored_as_torch_2_6_did_is_read(make_shards: MakeShards, policy: PreTrainedModel):
-    """The reference ran on torch 2.6, whose meshes and specs have other attributes than those of now."""
+    """The reference ran on torch 2.6, whose meshes and specs have other attributes than the current ones."""
     folder = make_shards(2)
     for rank, file in enumerate(sorted(folder.glob("*.pt"))):
         state = torch.load(file, weights_only=True)

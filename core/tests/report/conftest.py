@@ -35,7 +35,7 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte; ids are those of the bytes' places in the alphabet."""
+    """One token per byte; ids are the bytes' positions in the alphabet."""
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(ALPHABET)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -74,7 +74,7 @@ def call(turn: int, text: str, *, status: CallStatus = CallStatus.OK) -> ToolRec
 
 
 def forked_group(task_id: str, question: str, texts: Sequence[str], result: str = "391") -> tuple[Rollout, ...]:
-    """Two roots; root 0 has forks 0.0 and 0.1 behind its first tool result, 0.0 has 0.0.0, root 1 is masked."""
+    """Two roots; root 0 has forks 0.0 and 0.1 after its first tool result, 0.0 has 0.0.0, root 1 is masked."""
     task = Task(id=task_id, prompt=user_prompt(question), answer=("391",), data_source="arithmetic")
     prompt = segment(SegmentKind.PROMPT, 0, f"<|user|>{question}<|end|><|assistant|>")
     ask = segment(SegmentKind.TURN, 0, f"<think>{texts[0]}</think><python>print(17 * 23)</python>")

@@ -45,7 +45,7 @@ def test_a_torn_last_line_is_skipped_and_reported(path: Path, caplog: pytest.Log
     assert "line 2" in caplog.text and str(path) in caplog.text
 
 
-def test_a_resumed_tracker_never_writes_behind_a_torn_line(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resumed_tracker_never_writes_after_a_torn_line(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     JsonlTracker(path).log(1, {"a": 1.0})
     with path.open("ab") as file:
         file.write(b'{"step": 2, "ti')

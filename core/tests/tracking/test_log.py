@@ -1,4 +1,4 @@
-"""What is said on a terminal cannot steer it, whoever says it."""
+"""What is written to a terminal cannot steer it, whoever writes it."""
 
 from __future__ import annotations
 

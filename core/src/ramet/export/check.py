@@ -23,7 +23,7 @@ from ramet.types import Rollout
 
 THRESHOLDS = {Dtype.FLOAT32: 1e-5, Dtype.BFLOAT16: 1.0}  # the largest difference; a wrong weight costs several nats
 COUNT = 4
-LONGEST = 2048  # tokens; what lies behind is cut off, which changes nothing of what lies before
+LONGEST = 2048  # tokens; the rest is cut off, which changes nothing before it
 RANDOM = 64  # tokens of a made-up sequence
 FILE = re.compile(r"step_(\d{6,})\.jsonl\.gz")
 
@@ -70,7 +70,7 @@ def random_sequences(vocab_size: int) -> list[SampleSequence]:
 
 
 def logprobs(model: PreTrainedModel, sequences: Sequence[SampleSequence], temperature: float) -> Tensor:
-    """Of all compared tokens, one behind the other, float32."""
+    """Of all compared tokens, sequence after sequence: [tokens], float32."""
     found = []
     with torch.no_grad():
         for sequence in sequences:
@@ -93,7 +93,7 @@ def compare(before: Tensor, after: Tensor, sequences: Sequence[SampleSequence], 
 
 
 def different_weights(before: PreTrainedModel, after: PreTrainedModel) -> list[str]:
-    """Names of weights that are not equal to the bit, or stand on one side only."""
+    """Names of weights that are not equal to the bit, or are on one side only."""
     return different_tensors(before.state_dict(), after.state_dict())
 
 

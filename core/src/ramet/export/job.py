@@ -1,6 +1,7 @@
 """Write a Hugging Face folder, load it again, and compare it with what it was made from.
 
-The folder is written beside its place and moved there after the comparison: what is there has been checked.
+It is written to a temporary folder next to its path and renamed after the comparison, so a folder that is there was
+checked.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def export_run(
     model: Path | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """The newest whole checkpoint, or the one behind `step`. `dtype` None: the run's; `model`: where its base lies now.
+    """The newest whole checkpoint, or that of `step`. `dtype` None: the run's; `model`: where its base model is now.
 
-    `trust_remote_code` lets the code run that the base model's folder brings; what the run says of it counts for
-    nothing. Raises `ConfigError`, and `InfraError` if the folder cannot be written or is not the trained policy.
+    `trust_remote_code` lets the code run that the base model's folder brings; what the run's configuration has for it
+    does not count. Raises `ConfigError`, and `InfraError` if the folder cannot be written or is not the trained policy.
     """
     _begin(out)
     saved, config, checkpoint = _find(run, step, model, trust_remote_code)
@@ -83,7 +84,7 @@ def export_run(
 def export_adapter(
     run: Path, out: Path, *, step: int | None = None, model: Path | None = None, trust_remote_code: bool = False
 ) -> Exported:
-    """As `export_run`, the adapter of a run with `policy.lora_rank` only, in float32, beside which peft needs the base.
+    """As `export_run`, but only the adapter of a run with `policy.lora_rank`, in float32; peft also needs the base.
 
     Raises as `export_run`.
     """
@@ -127,7 +128,7 @@ def export_verl(
 
 
 def find_checkpoint(root: Path, step: int | None) -> Checkpoint:
-    """The newest whole one, or the one behind `step`. Only reads: the run may be under way. Raises `ConfigError`."""
+    """The newest whole one, or that of `step`. Only reads, since the run may still be running. Raises `ConfigError`."""
     steps = sorted(int(found[1]) for path in root.glob("step_*") if (found := NAME.fullmatch(path.name)))
     if step is not None and step not in steps:
         raise ConfigError(f"--step={step}: no such checkpoint in {root}; there: {', '.join(map(str, steps)) or 'none'}")
@@ -178,7 +179,7 @@ def _merged(adapter: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Ten
 def _export(
     trained: PreTrainedModel, config: ModelConfig, out: Path, sequences: list[SampleSequence], temperature: float
 ) -> Comparison:
-    """Rounds `trained` to the wanted type on the way."""
+    """Also rounds `trained` to the wanted type."""
     tokenizer = load_tokenizer(config)
     before = logprobs(trained, sequences, temperature)
     with _temporary(out) as folder:
@@ -245,7 +246,7 @@ def _compared(before: Tensor, after: Tensor, sequences: list[SampleSequence], dt
 
 @contextlib.contextmanager
 def _temporary(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its place at the end, or goes."""
+    """A temporary folder that is renamed to `out` at the end of the block, or deleted if it raises."""
     folder: Path | None = None
     try:
         folder = temporary_folder(out)

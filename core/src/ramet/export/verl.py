@@ -54,7 +54,7 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def model_folder(folder: Path) -> Path:
-    """Where configuration and tokenizer lie. Raises `ConfigError`."""
+    """The folder of configuration and tokenizer. Raises `ConfigError`."""
     for candidate in (folder / "huggingface", folder):
         if (candidate / "config.json").is_file():
             return candidate
@@ -85,7 +85,7 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def _quiet_meshes() -> Iterator[None]:
-    """torch says of every file that its process groups are not there; nothing here needs them."""
+    """torch warns for every file that its process groups are missing; nothing here needs them."""
     log = logging.getLogger("torch.distributed.device_mesh")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -115,7 +115,7 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
         raise ValueError("a DTensor on some ranks and a plain tensor on others")
     placements = _placements(parts[0])
     if any(_placements(part) != placements for part in parts):
-        raise ValueError("the ranks say different things about how it is sharded")
+        raise ValueError("the ranks differ in how it is sharded")
     local = [_local(part) for part in parts]
     if all(isinstance(placement, Replicate) for placement in placements):
         return local[0]

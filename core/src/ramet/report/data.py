@@ -1,4 +1,4 @@
-"""What the report says about a run apart from its rollouts: curves, facts, the before/after table, evaluations."""
+"""What the report shows of a run besides its rollouts: curves, facts, the before/after table, evaluations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 MAX_POINTS = 600  # per curve; longer ones are thinned by means of neighbours
 SFT_AREA = "sft/"  # metrics of SFT, on their own axis of optimiser steps
 SFT_FOLDER = "sft"  # where a run of several phases keeps those of its SFT
-MAIN = ("reward/", "valid/", "train/kl_reference", "sft/loss")  # metrics that are shown at once, beside the console's
+MAIN = ("reward/", "valid/", "train/kl_reference", "sft/loss")  # metrics that are shown at once, with the console's
 
 Json = dict[str, Any]
 
@@ -54,7 +54,7 @@ def overview(run: Path) -> Json:
 
 
 def tokenizer_folders(run: Path) -> list[Path]:
-    """Where the run's tokenizer may lie: in the run itself, or in the folders that its configuration names."""
+    """Where the run's tokenizer may be: in the run itself, or in the folders that its configuration names."""
     config = _config(run / "config.yaml")
     named = [OmegaConf.select(config, key) for key in ("model.tokenizer", "model.path")]
     return [run / "tokenizer", run / "model", *(Path(value) for value in named if isinstance(value, str))]
@@ -101,7 +101,7 @@ def _finite(value: float) -> float | None:
 
 
 def _summary(body: Json | None) -> Json | None:
-    """Pairs `X_before`, `X_after` become rows of a table; the other numbers stand below it."""
+    """Pairs `X_before`, `X_after` become rows of a table; the other numbers are listed below it."""
     if not body:
         return None
     names = [key.removesuffix("_before") for key in body if key.endswith("_before")]
@@ -130,7 +130,7 @@ def _results(path: Path) -> list[list[Any]]:
 
 
 def _facts(manifest: Json | None) -> list[list[str]]:
-    """The manifest without its lists, which stand below as JSON."""
+    """The manifest without its lists, which are shown below it as JSON."""
     return _flat({key: value for key, value in (manifest or {}).items() if not isinstance(value, list)})
 
 

@@ -26,12 +26,12 @@ Node = dict[str, Any]  # JSON; the keys are those that the page's script reads
 
 class Splitter(Protocol):
     def __call__(self, segment: Segment) -> list[str] | None:
-        """One text per token, joining to the segment's text; None where that cannot be had."""
+        """One text per token, joining to the segment's text; None where that is impossible."""
         ...
 
 
 def no_splitter(segment: Segment) -> list[str] | None:
-    """For runs whose tokenizer is not at hand: entropies are then drawn as bars."""
+    """For runs whose tokenizer is not found: entropies are then drawn as bars."""
     return None
 
 
@@ -50,7 +50,7 @@ def find_splitter(folders: Sequence[Path]) -> Splitter:
 
 
 class TokenizerSplitter:
-    """Decodes token by token. A character of several tokens stands at the last of them."""
+    """Decodes token by token. A character of several tokens is shown at the last of them."""
 
     def __init__(self, file: Path) -> None:
         from tokenizers import Tokenizer
@@ -74,7 +74,7 @@ class TokenizerSplitter:
 
 
 def group_data(record: GroupRecord, index: int, split: Splitter) -> Node:
-    """The group as JSON data. `index` is its place in the step, as in a link `#s3/g2`."""
+    """The group as JSON data. `index` is its position in the step, as in a link `#s3/g2`."""
     scored = record.group.rollouts
     by_id = {one.rollout.id: one.rollout for one in scored}
     return {
@@ -171,7 +171,7 @@ def _segments(rollout: Rollout, start: int, advantages: array[float] | None, spl
 
 
 def _response(rollout: Rollout) -> Iterable[tuple[Segment, int]]:
-    """The segments behind the prompt, each with its first position on the response axis."""
+    """The segments after the prompt, each with its first position on the response axis."""
     position = 0
     for segment in rollout.segments[_n_prompt(rollout) :]:
         yield segment, position
@@ -233,5 +233,5 @@ def _numbers(values: Iterable[float] | None) -> list[float | None] | None:
 
 
 def _number(value: float | None, digits: int = 4) -> float | None:
-    """Rounded, since the page shows no more; None for what JSON cannot say."""
+    """Rounded, since the page shows no more; None for what JSON lacks."""
     return None if value is None or not math.isfinite(value) else round(value, digits)

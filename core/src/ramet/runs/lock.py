@@ -1,7 +1,7 @@
 """One process per run directory. The kernel holds the lock (`flock`), so it ends with its owner, also after kill -9.
 
 The file's text (host, pid, start) names the owner in messages, and tells a lock that a forked child of a dead owner
-still holds from one whose owner lives.
+still holds from one whose owner is alive.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Owner:
 
     @property
     def dead(self) -> bool:
-        """True if the process is known to be gone; one that cannot be seen from here counts as alive."""
+        """Whether the process is known to have ended; one that this process cannot see counts as alive."""
         if self.host != socket.gethostname() or self.namespace != _namespace():
             return False
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return True
-        except PermissionError:  # it lives and belongs to somebody else
+        except PermissionError:  # it is alive and belongs to another user
             return False
         return False
 
@@ -54,7 +54,7 @@ class RunLock:
         self._file: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock, also from a dead owner. Raises `ConfigError` that names the owner of one in use."""
+        """Take the lock, also from a dead owner. Raises `ConfigError`, which names the owner, for one in use."""
         while True:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             try:
@@ -72,7 +72,7 @@ class RunLock:
             self._file = None
 
     def _take(self, file: int) -> bool:
-        """True if the lock is ours now, False to try again with a new file."""
+        """True if this process has the lock now, False to try again with a new file."""
         owner = _read(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,7 +95,7 @@ class RunLock:
         return True
 
     def _is_current(self, file: int) -> bool:
-        """False if somebody replaced the file between our opening and locking it."""
+        """False if another process replaced the file between opening and locking it."""
         try:
             return os.fstat(file).st_ino == os.stat(self.path).st_ino
         except FileNotFoundError:

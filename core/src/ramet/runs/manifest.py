@@ -156,7 +156,7 @@ def read_config(file: Path) -> DictConfig:
     """A run's `config.yaml`. Raises `BROKEN_CONFIG`."""
     text = file.read_text(encoding="utf-8")
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-        raise ValueError("holds YAML aliases, few of which may stand for millions of values; Ramet writes none")
+        raise ValueError("holds YAML aliases, few of which may expand to millions of values; Ramet writes none")
     found = OmegaConf.create(text)
     if not isinstance(found, DictConfig):
         raise ValueError("holds no sections")
@@ -166,8 +166,8 @@ def read_config(file: Path) -> DictConfig:
 def read_run(run: Path) -> SavedRun:
     """Read `manifest.json` and `config.yaml`. Raises `ConfigError` if this is no run directory, or they are broken.
 
-    `model.trust_remote_code` is false whatever it says: runs are given away, and whether a model's own code may
-    run is said on the command line of whoever runs it.
+    `model.trust_remote_code` is false whatever the file has: runs are given away, and whether a model's own code may
+    run is decided on the command line of whoever runs it.
     """
     file = run / "config.yaml"
     if missing := [name for name in (file.name, "manifest.json") if not (run / name).is_file()]:
@@ -190,11 +190,11 @@ def model_files(model: ModelConfig) -> list[Path]:
     return [Path(name) for name in dict.fromkeys(named) if name is not None]
 
 
-def model_fingerprint(*places: Path) -> str:
+def model_fingerprint(*paths: Path) -> str:
     """sha256 over files and the files of folders; of large files their size, beginning and end."""
     digest = hashlib.sha256()
-    for place in sorted(set(places)):
-        for path in sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else [place]:
+    for one in sorted(set(paths)):
+        for path in sorted(path for path in one.iterdir() if path.is_file()) if one.is_dir() else [one]:
             size = path.stat().st_size
             digest.update(f"{path.name}\0{size}\0".encode())
             with path.open("rb") as file:

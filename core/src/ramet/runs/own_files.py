@@ -1,7 +1,7 @@
 """Which files of a run directory Ramet has written, known by their names: nothing else there is deleted or replaced.
 
 A directory without a manifest is taken over only if it holds what a start leaves that was killed before it could write
-one: the lock, the two folders, then (only beside those) configuration, overrides and what the jobs begin with.
+one: the lock, the two folders, then (only together with those) configuration, overrides and the jobs' first files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ramet.runs.manifest import read_manifest
 
 LOCK, MANIFEST = "LOCK", "manifest.json"
 FOLDERS = ("rollouts", "checkpoints")
-SERVICES = "services"  # of components, which start before
+SERVICES = "services"  # of components, which start before the manifest is written
 UNFINISHED = "results.json.partial.jsonl"  # of `ramet eval`
 FIRST_FILES = ("config.yaml", "overrides.txt", UNFINISHED)
 NO_LINKS = (*FOLDERS, SERVICES, "model", "metrics.jsonl", UNFINISHED, "sft_loss.png")  # written through their names
@@ -94,7 +94,7 @@ def _is_lock(path: Path) -> bool:
 
 @contextlib.contextmanager
 def file_rights(*, private: bool) -> Iterator[None]:
-    """What is made inside is for its owner alone if `private`, also by the processes that are started inside."""
+    """What is made in the block is for its owner alone if `private`, also by the processes that are started in it."""
     before = os.umask(0o077) if private else None
     try:
         yield

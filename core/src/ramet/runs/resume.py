@@ -1,4 +1,4 @@
-"""Whether a run may go on with the configuration, data, model and plugins of now, or would become another run.
+"""Whether a run may go on with the current configuration, data, model and plugins, or would become another run.
 
 Changes that cannot alter the numbers pass. Others are refused with both values unless `run.allow_config_change`. Other
 training data, or another order of it, is refused always: the next step would skip some tasks and repeat others, and
@@ -33,7 +33,7 @@ VALIDATION = (  # of a training run
 )  # fmt: skip
 SAFE_SECTIONS = ("trackers", "data.valid", "evaluate", "cluster")
 ABSENT = "(absent)"
-# What may change on the way of an evaluation besides: it decides how much fails, not what is measured.
+# What else may change in the course of an evaluation: it decides how much fails, not what is measured.
 EVAL_SAFE = re.compile(
     r"rollout\.(max_concurrent|step_deadline_s|max_infra_rate)|tools\.\w+\.concurrency"
     r"|engine\.params\.(slots|kv_cache_bytes|gpu_memory_utilization|tensor_parallel)"
@@ -124,7 +124,7 @@ def _within(key: str, sections: tuple[str, ...]) -> bool:
 
 
 def _matters_here(key: str, old: str, new: str) -> bool:
-    """Whether what is safe in other runs is not in this one: checkpoints are compared by what validation said."""
+    """Whether a key that is safe in other runs is not safe here: `train.keep_best` compares results of validation."""
     if key == "train.steps":
         return _steps_set_the_rate(new)
     return _within(key, VALIDATION) and _keep_best(old) == _keep_best(new) is not None

@@ -81,7 +81,7 @@ class RunDir:
             self.path.chmod(0o700)  # it may have been made before
         write_file(self.path / "config.yaml", resolved.text)
         write_file(self.path / "overrides.txt", "".join(f"{hide_argument(text)}\n" for text in resolved.overrides))
-        write_manifest(self._manifest_path, manifest)  # last: it says that the others are there
+        write_manifest(self._manifest_path, manifest)  # last: where it is, the others are too
         self._manifest = manifest
 
     def finish(self, status: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs that a signal ends: who hears it, what is raised, and the command that goes on."""
+"""Runs that a signal ends: its handler, what is raised, and the command that resumes the run."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class StopListener:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Only a main thread can listen. A signal that is ignored, as under nohup, stays so."""
-        mine = threading.current_thread() is threading.main_thread()
-        before = {number: signal.getsignal(number) for number in SIGNALS if mine}
-        heard = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
-        for number in heard:
-            signal.signal(number, self._hear)
+        """Handle signals inside the block, in the main thread only. One that is ignored, as under nohup, stays so."""
+        numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        handlers = {number: signal.getsignal(number) for number in numbers}
+        replaced = {number: old for number, old in handlers.items() if old not in (signal.SIG_IGN, None)}
+        for number in replaced:
+            signal.signal(number, self._handle)
         try:
             yield
         finally:
-            for number, handler in heard.items():
-                signal.signal(number, handler)
+            for number, old in replaced.items():
+                signal.signal(number, old)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -60,25 +60,25 @@ class StopListener:
             self._deferred = False
 
     def _defers(self) -> bool:
-        """Called with the first signal, which is kept already. True: it raises nothing."""
+        """Called at the first signal, when `signal` is set. True: nothing is raised."""
         return self._deferred
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
-            say(f"{signal.Signals(number).name} again: ended at once")
+            write_stderr(f"{signal.Signals(number).name} again: ended at once")
             os._exit(128 + number)
         self.signal = number
         if not self._defers():
             raise Stopped(number)
 
 
-def say(text: str) -> None:
+def write_stderr(text: str) -> None:
     """Past the log, whose stream may be in the middle of a write when a signal comes."""
     os.write(2, f"{text}\n".encode())
 
 
 def resume_command(resolved: Resolved, name: str) -> str:
-    """The command line that goes on with this run, in the working directory of this one."""
+    """The command line that resumes this run, in the current working directory."""
     given = [text for text in resolved.overrides if text.partition("=")[0].lstrip("+~") != "run.name"]
-    place = [] if resolved.config_dir is None else ["--config-dir", str(resolved.config_dir)]
-    return shlex.join(["ramet", resolved.job, *place, *given, f"run.name={name}"])
+    folder = [] if resolved.config_dir is None else ["--config-dir", str(resolved.config_dir)]
+    return shlex.join(["ramet", resolved.job, *folder, *given, f"run.name={name}"])

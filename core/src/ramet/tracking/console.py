@@ -77,7 +77,7 @@ VALID = "valid/"  # metrics that get a line of their own
 
 
 class ConsoleTracker:
-    """Prints to `console`. `total_steps` gives the progress bar and the time that is left; 0: unknown."""
+    """Prints to `console`. `total_steps` gives the progress bar and the time left; 0: unknown."""
 
     def __init__(self, total_steps: int = 0, console: Console | None = None) -> None:
         self.total_steps = total_steps

@@ -1,7 +1,7 @@
 """The metrics file: append-only `metrics.jsonl`, one JSON object per line (`step`, `time`, then the metrics).
 
-It is the truth that every other tracker repeats. A line torn by a kill is dropped and reported, never guessed; steps
-order the file, the clock does not. Numbers that JSON lacks stand as the strings "nan", "inf" and "-inf".
+The report is made from it. A line torn by a kill is dropped and reported, never guessed; steps
+order the file, the clock does not. Numbers that JSON lacks are written as the strings "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations

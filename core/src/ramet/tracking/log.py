@@ -1,7 +1,7 @@
-"""What reaches a terminal or a log: visible text without secrets, whichever logger says it and whoever formats it.
+"""What reaches a terminal or a log: visible text without secrets, from any logger and through any formatter.
 
-Messages quote data, weight files and what tools raise. Libraries bring handlers of their own, so the records are made
-harmless and not one handler's output.
+Messages quote data, weight files and what tools raise. Libraries bring handlers of their own, so the records themselves
+are made harmless, not the output of one handler.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def harmless(text: str) -> str:
 class HarmlessRecord(logging.LogRecord):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        if self.exc_info and self.exc_info[0] is not None:  # formatters take a text that is there already
+        if self.exc_info and self.exc_info[0] is not None:  # formatters use this text if it is set
             self.exc_text = harmless("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
 
     def getMessage(self) -> str:
@@ -34,13 +34,13 @@ class HarmlessRecord(logging.LogRecord):
 
 
 def make_records_harmless() -> None:
-    """From now on, of all loggers and of `warnings`."""
+    """All loggers' and those of `warnings`, from this call on."""
     logging.setLogRecordFactory(HarmlessRecord)
     warnings.formatwarning = lambda *given, **named: harmless(_format_warning(*given, **named))
 
 
 def set_up_logging(level: int) -> None:
-    """Lines on stderr: warnings of all, and of Ramet what is of `level`."""
+    """Lines on stderr: warnings of all loggers, and those of Ramet's from `level` on."""
     make_records_harmless()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("ramet").setLevel(level)

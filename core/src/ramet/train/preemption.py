@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ramet.runs.stopped import StopListener, Stopped, say
+from ramet.runs.stopped import StopListener, Stopped, write_stderr
 
 T = TypeVar("T")
 CANCEL_S = 5.0  # for what is dropped to notice; the state is saved whether it did or not
@@ -85,7 +85,7 @@ class Preemption(StopListener):
         self._at = time.monotonic()
         if self._loop is None:
             return False
-        say(
+        write_stderr(
             f"{signal.Signals(self.signal).name}: saving and stopping, within {self.grace_s:g} s if the step allows; a "
             "second signal ends at once"
         )

@@ -1,4 +1,4 @@
-// The group at a glance: one lane per rollout, x = tokens, colour = who wrote them, forks hung on their parent's lane.
+// The group at a glance: one lane per rollout, x = tokens, colour = who wrote them, forks joined to their parent's lane.
 
 const LANE = { width: 1000, left: 64, right: 170, height: 20, bar: 11, top: 22 };
 
@@ -21,21 +21,21 @@ function inOrder(group) {
 
 function lanes(group, open) {
   const order = inOrder(group);
-  const place = new Map();
+  const drawn = new Map();
   for (const { rollout } of order) {
-    const owner = rollout.at ? place.get(rollout.at[0]) : null;
+    const owner = rollout.at ? drawn.get(rollout.at[0]) : null;
     const start = owner ? owner.starts[rollout.at[1]] : 0;
     const starts = [start];
     for (const segment of rollout.segments) starts.push(starts[starts.length - 1] + segment.n);
-    place.set(rollout.id, { lane: place.size, starts, owner });
+    drawn.set(rollout.id, { lane: drawn.size, starts, owner });
   }
-  const longest = Math.max(1, ...[...place.values()].map((p) => p.starts[p.starts.length - 1]));
+  const longest = Math.max(1, ...[...drawn.values()].map((p) => p.starts[p.starts.length - 1]));
   const x = (tokens) => LANE.left + (tokens / longest) * (LANE.width - LANE.left - LANE.right);
   const y = (lane) => LANE.top + lane * LANE.height;
   const height = LANE.top + order.length * LANE.height + 6;
   const picture = svg("svg", { class: "lanes", viewBox: `0 0 ${LANE.width} ${height}`, role: "img", "aria-label": "rollouts of the group over tokens" });
   picture.append(...laneAxis(longest, x, height));
-  for (const { rollout } of order) picture.append(lane(rollout, place.get(rollout.id), x, y, open));
+  for (const { rollout } of order) picture.append(lane(rollout, drawn.get(rollout.id), x, y, open));
   return el("div", { class: "scroll" }, picture);
 }
 

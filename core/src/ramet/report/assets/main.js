@@ -1,4 +1,4 @@
-// Where the reader is stands in the address: #overview, #tasks, #s3/g2, #s3/g2/r0.1.
+// The address holds what is shown: #overview, #tasks, #s3/g2, #s3/g2/r0.1.
 
 const page = document.getElementById("page");
 const root = document.documentElement;

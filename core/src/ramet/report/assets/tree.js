@@ -1,4 +1,4 @@
-// One group: rollouts as flat chains of segments; only a fork is indented, at the place where it leaves its parent.
+// One group: rollouts as flat chains of segments; only a fork is indented, where it leaves its parent.
 
 const SHADES = 9;
 const FULL_ENTROPY = 3; // nats of the darkest shade; the scale is a square root, so that small entropies show
@@ -136,7 +136,7 @@ function tokenTitle(segment, i) {
   return plain(`${JSON.stringify(segment.tokens[i])}\nentropy ${number(at(segment.entropies))} nats\nlog-probability ${number(at(segment.logprobs))}\nadvantage ${signed(at(segment.advantages))}`);
 }
 
-// Without token texts the entropies stand below the text, one bar per token.
+// Without token texts the entropies are drawn below the text, one bar per token.
 function bars(segment) {
   const n = segment.entropies.length;
   const strip = svg("svg", { class: "strip", viewBox: `0 0 ${n} 20`, preserveAspectRatio: "none", role: "img", "aria-label": "entropy per token" });
