@@ -40,7 +40,7 @@ def group(*rollouts: RolloutView, budget: int = 16, left: int = 8) -> GroupView:
 
 
 def after(entropies: tuple[float, ...], *, left: int = 8, turn: int = 1, **config: object) -> list[BranchAction]:
-    """What is decided where a root with baseline (1, 1) sampled `entropies` behind a tool result."""
+    """What is decided where a root with baseline (1, 1) sampled `entropies` after a tool result."""
     policy = Arpo(ArpoConfig(**config))  # type: ignore[arg-type]
     event = FirstTokens(rollout="0", turn=turn, entropies=entropies)
     return list(policy.decide(event, group(view("0", (1.0, 1.0)), left=left), Random(0)))

@@ -39,7 +39,7 @@ def play(entropy: Any, *, group_size: int = 6, initial: int = 2) -> Group:
     return asyncio.run(main())
 
 
-def test_forks_stand_right_behind_the_tool_result_where_the_entropy_rose() -> None:
+def test_forks_start_right_after_the_tool_result_where_the_entropy_rose() -> None:
     group = play(lambda path, turn: 2.0 if (path, turn) == ("1", 2) else 1.0)
     forks = [r for r in group.rollouts if r.parent]
     assert [(r.id, r.fork_turn) for r in forks] == [("1.0", 2)]

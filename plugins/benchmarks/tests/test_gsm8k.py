@@ -35,7 +35,7 @@ def test_the_benchmark_keeps_the_contract_on_local_files(folder: Path) -> None:
     check_benchmark(Gsm8k(Gsm8kConfig(path=str(folder))))
 
 
-def test_the_gold_answer_is_the_number_behind_the_mark(folder: Path) -> None:
+def test_the_gold_answer_is_the_number_after_the_separator(folder: Path) -> None:
     tasks = list(Gsm8k(Gsm8kConfig(path=str(folder / "test.jsonl"))).load("test", None))
     assert [(task.id, task.answer) for task in tasks] == [("gsm8k/test/0", ("18",)), ("gsm8k/test/1", ("1000",))]
 

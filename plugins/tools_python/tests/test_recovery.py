@@ -68,7 +68,7 @@ def test_a_program_that_kills_its_slot_is_an_infrastructure_error_and_harms_no_l
     assert bench.session(steps, slots=2) == "alive"
 
 
-def test_a_slot_that_hangs_is_replaced_behind_the_second_deadline(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_hangs_is_replaced_after_the_second_deadline(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module, "GRACE_S", 0.3)
     seen: list[int] = []
 

@@ -1,4 +1,4 @@
-"""ARPO (arXiv 2507.19849): forks behind tool results where the entropy rose."""
+"""ARPO (arXiv 2507.19849): forks after tool results where the entropy rose."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Fork where the entropy rose behind a tool result (arXiv 2507.19849, §3.1).
+"""Fork where the entropy rose after a tool result (arXiv 2507.19849, §3.1).
 
 N rollouts start from the prompt. The entropies of a root's first k tokens are the baseline of the root and of all that
-descend from it. When the first k tokens behind a tool result are there, `change = normalize(H_t - H_initial)`; the
-rollout is forked behind that tool result if `alpha + beta * change > tau`, and goes on itself. Budget that is left when
+descend from it. When the first k tokens after a tool result are known, `change = normalize(H_t - H_initial)`; the
+rollout is forked after that tool result if `alpha + beta * change > tau`, and goes on itself. Budget that is left when
 everything has finished goes to whole rollouts from the prompt, all at once.
 
 Deviations from the paper, each an option or stated in the README: the scale of the change (`normalizer`), and vectors

@@ -10,7 +10,7 @@ _BOX = "\\boxed{"
 
 
 def unboxed(answer: str) -> str:
-    r"""What stands in the last `\boxed{…}`, if there is one. Numbers hold no braces, so the next one closes it."""
+    r"""The content of the last `\boxed{…}`, if there is one. Numbers hold no braces, so the next one closes it."""
     start = answer.rfind(_BOX)
     end = answer.find("}", start)
     return (answer[start + len(_BOX) : end] if 0 <= start < end else answer).strip()
@@ -23,7 +23,7 @@ def integer(answer: str) -> int | None:
 
 
 def number(answer: str) -> Fraction | None:
-    """The one number of the answer, whatever unit stands around it; None if there is none or more than one."""
+    """The one number of the answer, whatever unit is around it; None if there is none or more than one."""
     text = unboxed(answer).replace("\\$", "$").replace("{,}", ",").replace("\\,", "")
     found = _NUMBER.findall(text)
     if len(found) != 1:

@@ -1,6 +1,6 @@
 """`gsm8k`: grade-school word problems (Cobbe et al. 2021, arXiv 2110.14168), scored by equality of numbers.
 
-The gold answer is what stands behind `####`, without thousands separators.
+The gold answer is the number after `####`, without thousands separators.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Gsm8k:
 def _task(where: str, id: str, row: Any) -> Task:
     try:
         question, solution = row["question"], row["answer"]
-        _, mark, gold = solution.rpartition("####")
+        _, separator, gold = solution.rpartition("####")
     except (TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{where}: needs the texts `question` and `answer`, found {row!r:.200}") from error
     gold = gold.strip().replace(",", "")
-    if not mark or number(gold) is None:
+    if not separator or number(gold) is None:
         raise ConfigError(f"{where}: `answer` must end in #### and a number, found {solution[-60:]!r}")
     return Task(id=id, prompt=user_prompt(str(question)), answer=(gold,), data_source="gsm8k")
 

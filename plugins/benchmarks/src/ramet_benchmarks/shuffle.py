@@ -16,10 +16,10 @@ def shuffled(n: int, seed: int) -> Iterator[int]:
     half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
     keys = [mix(seed, round) for round in range(_ROUNDS)]
     for number in range(n):
-        place = _permute(number, half_bits, keys)
-        while place >= n:
-            place = _permute(place, half_bits, keys)
-        yield place
+        index = _permute(number, half_bits, keys)
+        while index >= n:
+            index = _permute(index, half_bits, keys)
+        yield index
 
 
 def mix(*numbers: int) -> int:

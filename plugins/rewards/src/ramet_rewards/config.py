@@ -14,7 +14,7 @@ class MathConfig:
 
 @dataclass(kw_only=True, slots=True)
 class FormatConfig:
-    """Tag names stand without brackets."""
+    """Tag names are without brackets."""
 
     paired: list[str] = field(default_factory=lambda: ["think", "python", "search", "answer"])  # closed, not crossing
     required: list[str] = field(default_factory=lambda: ["answer"])  # at least one pair of each

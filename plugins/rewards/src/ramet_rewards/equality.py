@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 MAX_DIGITS = 400  # of one number
-MAX_LITERAL = 2000  # characters of one number with all that may stand around it
+MAX_LITERAL = 2000  # characters of one number with all that may be around it
 ROUNDED = 6  # decimals: where two numbers agree so far they are equal
 SIGNIFICANT = 3  # digits that must agree as well where so many decimals hold fewer of the gold answer
 
@@ -70,7 +70,7 @@ def number(text: str) -> Fraction | None:
 
 
 def literals(answer: str) -> list[Fraction]:
-    """What an answer says that writes one number down; empty if it is anything else.
+    """The values of an answer that writes one number down; empty if it is anything else.
 
     A number (also in scientific notation), a fraction or a percentage, perhaps with `x =` in front and a unit after
     it. A percentage is read both ways: "what share" and "how many per cent" have the same kind of gold answer.

@@ -35,7 +35,7 @@ def _pattern(names: Sequence[str]) -> re.Pattern[str]:
 
 
 def _well_formed(text: str, tags: re.Pattern[str], config: FormatConfig) -> bool:
-    """Every tag is closed before the one around it, none stands within its like, and required ones are there."""
+    """Every tag is closed before the one around it, none is within one of its own name, and required ones are there."""
     stack: list[str] = []
     seen: set[str] = set()
     for slash, name in tags.findall(text):

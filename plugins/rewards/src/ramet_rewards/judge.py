@@ -85,7 +85,7 @@ class _Worker:
         return self._process.poll() is None
 
     def ask(self, request: dict[str, object], timeout_s: float) -> bool:
-        """Raises OSError or EOFError if no verdict comes; `ended_by_the_answer` then says why, and ends the process."""
+        """Raises OSError or EOFError without a verdict; then `ended_by_the_answer` tells why and ends the process."""
         self._at_answer = False
         self._socket.settimeout(START_S)
         self._lines.write(json.dumps(request) + "\n")

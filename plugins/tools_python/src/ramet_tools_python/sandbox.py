@@ -1,7 +1,7 @@
-"""A pool of slots: runs programs side by side, and replaces whatever died.
+"""A pool of slots: runs programs concurrently, and replaces what died.
 
-A *place* in the pool is a running slot or None; whoever takes an empty place starts a slot there. So everything starts
-lazily, and a lost slot or zygote is replaced by the next call that needs it.
+The pool's queue holds running slots, and None for each slot that is not started yet or was lost: the call that takes a
+None starts a slot. So everything starts lazily, and a lost slot or zygote is replaced by the next call that needs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ramet_tools_python.result import PythonResult, Status, read_reply
 from ramet_tools_python.zygote import Slot, Zygote
 
 logger = logging.getLogger(__name__)
-GRACE_S = 2.0  # behind the slot's own deadline; then it counts as hung
+GRACE_S = 2.0  # after the slot's own deadline; then it counts as hung
 READY_S = 15.0  # for a new slot, or for one that cleans up after a program
 ATTEMPTS = 2
 LEVELS = {0: "limits and no privileges, but programs can read this user's files, write them and use the network"}
@@ -34,12 +34,12 @@ class Sandbox:
 
     def __init__(self, config: PythonConfig) -> None:
         self.config = config
-        self._places: asyncio.Queue[Slot | None] = asyncio.Queue()
+        self._pool: asyncio.Queue[Slot | None] = asyncio.Queue()
         for _ in range(config.slots):
-            self._places.put_nowait(None)
+            self._pool.put_nowait(None)
         self._busy: set[Slot] = set()
         self._zygote: Zygote | None = None
-        self._told: int | None = None  # level that was logged
+        self._logged_level: int | None = None  # level that was logged
         self._starting = asyncio.Lock()
         self._stopping: set[asyncio.Future[None]] = set()
 
@@ -53,22 +53,22 @@ class Sandbox:
         raise InfraError(f"the python tool failed {ATTEMPTS} times, last with {result.status}: {result.stderr}")
 
     async def close(self) -> None:
-        """End everything, calls under way too. A later call starts afresh."""
+        """End everything, running calls too. A later call starts anew."""
         for slot in self._busy:
             slot.hang_up()
-        for _ in range(self._places.qsize()):
-            place = self._places.get_nowait()
-            self._places.put_nowait(None)
-            if place is not None:
-                place.close()
+        for _ in range(self._pool.qsize()):
+            idle = self._pool.get_nowait()
+            self._pool.put_nowait(None)
+            if idle is not None:
+                idle.close()
         if self._zygote is not None:
             self._retire(self._zygote)
         await asyncio.gather(*self._stopping, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Let go of everything where the event loop is gone: sockets close, and the processes end by that."""
-        places = [self._places.get_nowait() for _ in range(self._places.qsize())]
-        for slot in [*self._busy, *places]:
+        """Drop everything where the event loop is gone: sockets are closed, and that ends the processes."""
+        idle = [self._pool.get_nowait() for _ in range(self._pool.qsize())]
+        for slot in [*self._busy, *idle]:
             if slot is not None:
                 slot.close()
         if self._zygote is not None:
@@ -98,12 +98,12 @@ class Sandbox:
         """A running slot for one call. It goes back to the pool only if the call ended well."""
         try:
             async with asyncio.timeout(self.config.queue_timeout_s):
-                place = await self._places.get()
+                idle = await self._pool.get()
         except TimeoutError as error:
             raise QueueTimeout("no slot became free in time") from error
         slot = kept = None
         try:
-            slot = await self._occupy(place)
+            slot = await self._usable_slot(idle)
             self._busy.add(slot)
             yield slot
             kept = slot
@@ -112,16 +112,16 @@ class Sandbox:
                 self._busy.discard(slot)
                 if kept is None:
                     slot.close()
-            self._places.put_nowait(kept)
+            self._pool.put_nowait(kept)
 
-    async def _occupy(self, place: Slot | None) -> Slot:
-        """The place's own slot if it still serves, else a new one."""
-        if place is not None:
-            if place.zygote is self._zygote and place.zygote.alive and await self._serves(place):
-                return place
-            place.close()
+    async def _usable_slot(self, idle: Slot | None) -> Slot:
+        """The idle slot if it still answers, else a new one."""
+        if idle is not None:
+            if idle.zygote is self._zygote and idle.zygote.alive and await self._is_ready(idle):
+                return idle
+            idle.close()
         for _ in range(ATTEMPTS):  # a zygote may have died unnoticed until it is asked for something
-            zygote = await self._living_zygote()
+            zygote = await self._running_zygote()
             slot = await self._new_slot(zygote)
             if slot is not None:
                 return slot
@@ -133,12 +133,12 @@ class Sandbox:
             slot = zygote.new_slot()
         except OSError:
             return None
-        if await self._serves(slot):
+        if await self._is_ready(slot):
             return slot
         slot.close()
         return None
 
-    async def _serves(self, slot: Slot) -> bool:
+    async def _is_ready(self, slot: Slot) -> bool:
         try:
             async with asyncio.timeout(READY_S):
                 await slot.ready()
@@ -149,19 +149,19 @@ class Sandbox:
             raise
         return True
 
-    async def _living_zygote(self) -> Zygote:
+    async def _running_zygote(self) -> Zygote:
         async with self._starting:
             if self._zygote is not None and not self._zygote.alive:
                 self._retire(self._zygote)
             if self._zygote is None:
                 self._zygote = await Zygote.start(self.config)
-                self._tell(self._zygote.level)
+                self._log_level(self._zygote.level)
             return self._zygote
 
-    def _tell(self, level: int) -> None:
-        if level != self._told:
+    def _log_level(self, level: int) -> None:
+        if level != self._logged_level:
             logger.info("python tool: isolation level %d (%s)", level, LEVELS[level])
-            self._told = level
+            self._logged_level = level
 
     def _retire(self, zygote: Zygote) -> None:
         """End this zygote in the background, unless that was begun already. The next call starts another."""

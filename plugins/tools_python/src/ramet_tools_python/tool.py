@@ -33,7 +33,7 @@ class PythonTool:
         check(config)
         self.config = config
         self._sandbox: Sandbox | None = None
-        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None  # process and loop that the sandbox belongs to
+        self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None  # process and loop that the sandbox belongs to
 
     def __reduce__(self) -> tuple[type[PythonTool], tuple[PythonConfig]]:
         return PythonTool, (self.config,)
@@ -59,13 +59,13 @@ class PythonTool:
             await sandbox.close()
 
     def _own_sandbox(self) -> Sandbox:
-        """The sandbox of this process and loop: sockets must not be shared with a forked process or a dead loop."""
-        home = (os.getpid(), asyncio.get_running_loop())
-        if self._sandbox is not None and home != self._home:
+        """The sandbox of this process and loop: sockets must not be shared with a forked process or a closed loop."""
+        owner = (os.getpid(), asyncio.get_running_loop())
+        if self._sandbox is not None and owner != self._owner:
             self._sandbox.abandon()
             self._sandbox = None
         if self._sandbox is None:
-            self._sandbox, self._home = Sandbox(self.config), home
+            self._sandbox, self._owner = Sandbox(self.config), owner
         return self._sandbox
 
 

@@ -72,7 +72,7 @@ class Zygote:
         except (OSError, EOFError, TimeoutError) as error:
             await asyncio.to_thread(zygote.stop)
             raise InfraError("the interpreter of the python tool did not start") from error
-        except BaseException:  # cancelled: nobody can wait, so the end is left to a thread
+        except BaseException:  # cancelled: waiting is not possible here, so a thread stops it
             asyncio.get_running_loop().run_in_executor(None, zygote.stop)
             raise
         if "error" in reply:
@@ -140,7 +140,7 @@ class Slot:
     async def ready(self) -> None:
         """Wait until the slot has cleaned up after the last program. Raises EOFError if it is gone."""
         await receive(self.sock)
-        with contextlib.suppress(BlockingIOError):  # that is: nothing more to read, and somebody there
+        with contextlib.suppress(BlockingIOError):  # nothing to read, and the slot is there
             if not self.sock.recv(1, socket.MSG_PEEK):
                 raise EOFError("the slot is gone")
 
@@ -149,7 +149,7 @@ class Slot:
         return await receive(self.sock)
 
     def hang_up(self) -> None:
-        """Wake whoever waits on this connection; they close it."""
+        """Wake the call that waits on this connection; it closes it."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 

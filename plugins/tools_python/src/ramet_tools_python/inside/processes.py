@@ -1,7 +1,7 @@
 """Linux process control that `os` does not offer: parent-death signal, subreaper, privileges, and killing strays.
 
-A subreaper inherits the orphans of its descendants, so whoever runs a program can find every process that the program
-left behind, however often it forked and whatever session it joined.
+A subreaper inherits the orphans of its descendants, so one that runs a program can find every process that the
+program left, however often it forked and whatever session it joined.
 """
 
 from __future__ import annotations

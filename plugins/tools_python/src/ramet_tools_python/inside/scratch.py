@@ -11,14 +11,14 @@ import os
 
 
 def remove(folder: str) -> None:
-    """Remove `folder` and everything in it. Does nothing if it is gone; a link in its place is not followed."""
+    """Remove `folder` and everything in it. Does nothing if it is gone; a link with its name is not followed."""
     empty(folder)
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(folder)
 
 
 def empty(folder: str) -> None:
-    """Remove everything in `folder`, and a link or file in its place."""
+    """Remove everything in `folder`, or the link or file of that name."""
     while os.path.lexists(folder):
         try:
             if os.path.islink(folder) or not os.path.isdir(folder):
@@ -27,12 +27,12 @@ def empty(folder: str) -> None:
                 os.chmod(folder, 0o700)
                 _Walk(folder).empty()
             return
-        except FileNotFoundError:  # somebody else, a slot that ends, removes the same things: look again
+        except FileNotFoundError:  # a slot that ends removes the same things: look again
             continue
 
 
 class _Walk:
-    """Empties one directory; `here` is the descriptor of where the walk stands."""
+    """Empties one directory; `here` is the descriptor of the current folder."""
 
     def __init__(self, folder: str) -> None:
         self.here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,7 +1,7 @@
 """A slot: runs one program after the other for the client, each in a child of its own.
 
-The slot owns the deadline, the pipes and the clean-up. Its life line is the socket: end-of-file means that the client
-is gone or has given the call up, and the slot ends with everything it started.
+The slot owns the deadline, the pipes and the clean-up. It lives as long as its socket: end-of-file means that the
+client is gone or has given up the call, and the slot ends with everything it started.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Capture:
 
 
 class Call:
-    """One program from fork to burial."""
+    """One program, from the fork until it is reaped."""
 
     def __init__(self, code: str, timeout_s: float, folder: str, limits: child.Limits) -> None:
         self.limits, self.timeout_s, self.cpu_s = limits, timeout_s, math.ceil(timeout_s) + 1
@@ -91,7 +91,7 @@ class Call:
         finally:
             os.close(ended)
 
-    def bury(self, verdict: str | None) -> dict[str, Any]:
+    def finish(self, verdict: str | None) -> dict[str, Any]:
         """Kill what is left, collect output and exit code."""
         processes.kill_group(self.pid)
         _, code, usage = os.wait4(self.pid, 0)
@@ -142,7 +142,7 @@ def serve(client: socket.socket, folder: str, limits: child.Limits) -> None:
             os.makedirs(folder, 0o700, exist_ok=True)
             call = Call(request["code"], request["timeout_s"], folder, limits)
             verdict = call.watch(client)
-            reply = call.bury(verdict)
+            reply = call.finish(verdict)
             if verdict == GONE:
                 return
             wire.send(client, reply)
