@@ -1,6 +1,6 @@
 """What every bench needs: which machine this is, how a run is timed, and one JSON file with all raw numbers.
 
-Wall time and CPU time are kept side by side: on a shared machine only the second says what a program costs.
+Wall time and CPU time are kept side by side: on a shared machine only the second shows what a program costs.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Sequence[str], chat_template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
-    """At most 1024 tokens, learned from these texts; every byte has one, so any text can be said."""
+    """At most 1024 tokens, learned from these texts; every byte has one, so any text can be encoded."""
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)  # numbers of one width have one length
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])

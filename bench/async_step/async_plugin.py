@@ -1,4 +1,4 @@
-"""A plugin for this bench, loaded by `RAMET_PLUGINS`: rollouts that wait for a slow tool, whatever the model says."""
+"""A plugin for this bench, loaded by `RAMET_PLUGINS`: rollouts that wait for a slow tool, whatever the model writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CALLS = 2
 
 
 class Calls:
-    """`CALLS` tool calls, each behind a turn, and a last turn."""
+    """`CALLS` tool calls, each after a turn, and a last turn."""
 
     def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
         return ""
@@ -67,8 +67,8 @@ class Slow:
 
 def even_bytes(rollout: Rollout) -> float:
     """The share of even bytes in the response: something that can be learned."""
-    said = rollout.response.encode()
-    return sum(byte % 2 == 0 for byte in said) / max(1, len(said))
+    response = rollout.response.encode()
+    return sum(byte % 2 == 0 for byte in response) / max(1, len(response))
 
 
 @hookimpl

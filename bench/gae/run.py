@@ -1,4 +1,4 @@
-"""The estimator `gae` beside a Python loop over time, on one thread: how much does vectorising it save?
+"""The estimator `gae` compared with a Python loop over time, on one thread: how much does vectorising it save?
 
     python bench/gae/run.py [--repeats 25]
 
@@ -34,7 +34,7 @@ SIDES = ("loop", "ramet")
 
 
 def batch_of(shape: tuple[int, int], *, tools: bool, seed: int) -> AdvantageInputs:
-    """Ragged rollouts whose reward stands at the last sampled token."""
+    """Ragged rollouts whose reward is at the last sampled token."""
     n, length = shape
     generator = torch.Generator().manual_seed(seed)
     position = torch.arange(length)

@@ -1,4 +1,4 @@
-"""The engine `torch` on this device: sampled tokens per second, and whether the trainer agrees with what it says."""
+"""The engine `torch` on this device: sampled tokens per second, and its log-probabilities against the trainer's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `run.sh` needs of this machine; says what is missing and exits with 2. Imports torch last, since it is slow."""
+"""What `run.sh` needs of this machine: prints what is missing, exits with 2. Imports torch last, since it is slow."""
 
 from __future__ import annotations
 

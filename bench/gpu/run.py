@@ -1,4 +1,4 @@
-"""Measures one GPU and prints one table; `run.sh` says how it is started and what it needs."""
+"""Measures one GPU and prints one table; how it is started and what it needs is in `run.sh`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from update import run_update
 from ramet.config.schema import Attention, ModelConfig
 from ramet.errors import RametError
 
-LIMIT_S = 540  # behind it no further part is begun
+LIMIT_S = 540  # after it no further part begins
 UPDATES = (  # (checkpointing, compile, attention)
     (False, False, Attention.AUTO),
     (False, True, Attention.AUTO),

@@ -36,7 +36,7 @@ class Size:
     prompt: int = 512
     tokens: int = 4096
     sequences: int = 16
-    updates: int = 2  # that are timed, behind one that is not
+    updates: int = 2  # that are timed, after one that is not
     slots: int = 64
     sampled: int = 256
 

@@ -1,4 +1,4 @@
-"""The policy worker's update: tokens per second, model FLOPs utilisation, and its peak memory beside the plan's."""
+"""The policy worker's update: tokens per second, model FLOPs utilisation, and its peak memory next to the plan's."""
 
 from __future__ import annotations
 

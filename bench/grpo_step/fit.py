@@ -1,4 +1,4 @@
-"""A tiny Qwen3 that has learned one task by heart, so that every rollout samples the same tokens."""
+"""A tiny Qwen3 that has memorised one task, so that every rollout samples the same tokens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How the two sides are driven: one line in, one line out, one training step each. Standard library only.
 
-Both processes stay alive and take turns, so a step of one and the next of the other meet the same machine.
+Both processes stay alive and take turns, so a step of one and the next of the other run on the same machine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-MARK = "BENCH "  # what a side prints besides this is only noise
+PREFIX = "BENCH "  # of a side's messages; what else it prints is ignored
 
 
 @dataclass(slots=True)
-class Gate:
-    """Blocks a trainer between two steps. `latency_s` is what the tool must take in the step under way."""
+class StepBarrier:
+    """Blocks a trainer between two steps. `latency_s` is what the tool must take in the current step."""
 
     latency_s: float = 0.0
     calls: int = 0  # of the tool, in this step
@@ -27,7 +27,7 @@ class Gate:
     _cpu: float = field(default=0.0)
 
     def wait(self) -> None:
-        """Until the next step is asked for; the clock starts then. Ends the process when nobody asks any more."""
+        """Until the next step is requested; the clock starts then. Ends the process at the end of the input."""
         line = sys.stdin.readline()
         if not line.strip():
             os._exit(0)  # trainers have no other way out between two steps
@@ -36,9 +36,9 @@ class Gate:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def report(self, work: dict[str, float], phases: dict[str, float]) -> None:
-        """The step is over."""
+        """Send the numbers of the step that is over."""
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
-        say(
+        send(
             {
                 "wall_s": wall,
                 "cpu_s": cpu,
@@ -48,14 +48,14 @@ class Gate:
             }
         )
 
-    def enter(self) -> None:
+    def enter_tool(self) -> None:
         self.calls += 1
         self.running += 1
         self.most_running = max(self.most_running, self.running)
 
-    def leave(self) -> None:
+    def leave_tool(self) -> None:
         self.running -= 1
 
 
-def say(content: dict[str, Any]) -> None:
-    print(MARK + json.dumps(content), flush=True)
+def send(content: dict[str, Any]) -> None:
+    print(PREFIX + json.dumps(content), flush=True)

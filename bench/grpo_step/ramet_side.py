@@ -21,7 +21,7 @@ import search_plugin
 import torch
 import transformers
 from fit import fit
-from protocol import say
+from protocol import send
 from task import FILL, GROUP_SIZE, LEARNING_RATE, MAX_COMPLETION, N_QUESTIONS, TASKS, Example, Lengths, question
 from transformers import PreTrainedTokenizerFast
 from words import CHAT_TEMPLATE
@@ -84,7 +84,7 @@ def tokenizer_of(work: Path) -> PreTrainedTokenizerFast:
 
 
 class Steps:
-    """A tracker that hands over the step's numbers, and holds the loop until the next step is asked for."""
+    """A tracker that hands over the step's numbers, and blocks the loop until the next step is requested."""
 
     def __init__(self, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
@@ -99,8 +99,8 @@ class Steps:
             "trained_tokens": metrics["train/tokens"],
         }
         phases = {name: value for name, value in metrics.items() if name.startswith("time/")}
-        search_plugin.gate.report(work, phases)
-        search_plugin.gate.wait()
+        search_plugin.barrier.report(work, phases)
+        search_plugin.barrier.wait()
 
     def rewind(self, step: int) -> None:
         """Nothing was logged before."""
@@ -120,7 +120,7 @@ def serve(work: Path) -> None:
             "algorithm=grpo",
             "engine=torch",
             "tools=[search]",
-            "rewards=[by_place]",
+            "rewards=[by_position]",
             f"model.path={work / 'ramet_model'}",
             f"data.train=[{data}]",
             "run.threads=1",
@@ -163,8 +163,8 @@ def serve(work: Path) -> None:
         stop=Preemption(grace_s=0),
     )
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    say({"ready": "ramet", "ramet": ramet.__version__, **versions})
-    search_plugin.gate.wait()
+    send({"ready": "ramet", "ramet": ramet.__version__, **versions})
+    search_plugin.barrier.wait()
     asyncio.run(loop.run())
 
 

@@ -1,4 +1,4 @@
-"""A full GRPO step with a tool, beside TRL 1.16: rollouts, rewards, update, on a tiny real model and one CPU thread.
+"""A full GRPO step with a tool in Ramet and in TRL 1.16: rollouts, rewards, update; a tiny real model, one CPU thread.
 
     python bench/grpo_step/run.py [--rounds 5] [--work FOLDER] [--trl-python PYTHON]
 
@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import print_table, shown, spread, write_results
-from protocol import MARK
+from protocol import PREFIX
 from task import Lengths, longest
 
 HERE = Path(__file__).resolve().parent
@@ -47,7 +47,7 @@ def trl_python(work: Path) -> str:
 
 
 def prepare(work: Path, trl: str) -> None:
-    """One tokenizer, texts of equal length on both sides, and two models that know them by heart."""
+    """One tokenizer, texts of equal length on both sides, and two models that have memorised them."""
     if (work / "ready").exists():
         return
     call("ramet", "texts", work, trl)
@@ -98,8 +98,8 @@ class Side:
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(MARK):
-                content: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            if line.startswith(PREFIX):
+                content: dict[str, Any] = json.loads(line.removeprefix(PREFIX))
                 return content
         raise RuntimeError(f"{self.name} ended with code {self._process.wait()}; see {self._log.name}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from protocol import Gate
+from protocol import StepBarrier
 from task import FILL
 
 from ramet import Register, Reward, Rollout, Tool, ToolCall, ToolResult, ToolSchema, hookimpl, per_rollout
@@ -16,23 +16,23 @@ SCHEMA = ToolSchema(
     parameters={"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
 )
 RESULT = "result for capital"
-gate = Gate()
+barrier = StepBarrier()
 
 
 class Search:
-    """Waits as long as the step under way says. `fill`: filling words in its result, set by the bench."""
+    """Waits as long as the current step requires. `fill`: filling words in its result, set by the bench."""
 
     schema = SCHEMA
     fill = 0
 
     async def __call__(self, call: ToolCall) -> ToolResult:
-        gate.enter()
-        await asyncio.sleep(gate.latency_s)
-        gate.leave()
+        barrier.enter_tool()
+        await asyncio.sleep(barrier.latency_s)
+        barrier.leave_tool()
         return ToolResult(text=RESULT + FILL * Search.fill)
 
 
-def by_place(rollout: Rollout) -> float:
+def by_position(rollout: Rollout) -> float:
     """Unequal within a group, so that there is something to learn."""
     return 0.01 * int(rollout.id)
 
@@ -44,4 +44,4 @@ def register_tools(register: Register[Tool]) -> None:
 
 @hookimpl
 def register_rewards(register: Register[Reward]) -> None:
-    register("by_place", lambda: per_rollout(by_place))
+    register("by_position", lambda: per_rollout(by_position))

@@ -1,6 +1,6 @@
 """The task of both sides: one question, one tool call, one answer, with the same number of tokens in each part.
 
-Each side says it in its own format. Filling words make the shorter text as long as the other. Standard library only.
+Each side has it in its own format. Filling words make the shorter text as long as the other. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TRL's side, in TRL's own environment: `trl_side.py tokenizer|measure|fit|serve FOLDER`.
 
-TRL decides what it says: its Qwen3 chat template with the tool's JSON schema, its parser, its tool loop.
+TRL decides the texts: its Qwen3 chat template with the tool's JSON schema, its parser, its tool loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import transformers
 import trl
 from datasets import Dataset
 from fit import fit
-from protocol import Gate, say
+from protocol import StepBarrier, send
 from task import FILL, GROUP_SIZE, LEARNING_RATE, MAX_COMPLETION, N_QUESTIONS, TASKS, Example, Lengths, question
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -38,7 +38,7 @@ CALL = (
 ANSWER = "<think>\n\n</think>\n\nThe answer is 42.<|im_end|>"
 RESULT = "result for capital"
 AROUND = ("\n<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
-gate = Gate()
+barrier = StepBarrier()
 
 
 async def search(query: str) -> str:
@@ -51,9 +51,9 @@ async def search(query: str) -> str:
     Returns:
         The result.
     """
-    gate.enter()
-    await asyncio.sleep(gate.latency_s)
-    gate.leave()
+    barrier.enter_tool()
+    await asyncio.sleep(barrier.latency_s)
+    barrier.leave_tool()
     return RESULT
 
 
@@ -75,7 +75,7 @@ def example(tokenizer: Any, number: int, fill: Lengths) -> Example:
 
 
 def make_tokenizer(work: Path) -> None:
-    """One tokenizer for both sides, learned from what either says."""
+    """One tokenizer for both sides, learned from the texts of either."""
     theirs = json.loads((work / "ramet_texts.json").read_text(encoding="utf-8"))
     plain = train_tokenizer([CALL], qwen3_chat_template)
     prompt = plain.apply_chat_template(talk(0, 0), tools=[search], add_generation_prompt=True, tokenize=False)
@@ -115,10 +115,10 @@ class Steps(TrainerCallback):
     trainer: Trainer
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        gate.wait()
+        barrier.wait()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        gate.report(self.trainer.work, {})
+        barrier.report(self.trainer.work, {})
 
 
 def reward(completions: list[Any], **_: Any) -> list[float]:
@@ -156,7 +156,7 @@ def serve(work: Path) -> None:
         ),
     )
     steps.trainer = trainer
-    say({"ready": "trl", "trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__})
+    send({"ready": "trl", "trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__})
     trainer.train()
 
 

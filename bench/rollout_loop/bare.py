@@ -10,7 +10,7 @@ import asyncio
 import re
 from array import array
 
-from rollout_loop.work import QUESTION, SYSTEM, Load, Parts, Played, Said, ToolFailedError, Tools
+from rollout_loop.work import QUESTION, SYSTEM, CannedTurn, Fixture, Load, Played, ToolFailedError, Tools
 
 FIND_CALL = re.compile(r"<search>(.*?)</search>", re.DOTALL)
 
@@ -18,14 +18,14 @@ FIND_CALL = re.compile(r"<search>(.*?)</search>", re.DOTALL)
 class Loop:
     """Holds what its rollouts share."""
 
-    def __init__(self, parts: Parts, load: Load, tools: Tools) -> None:
-        self.parts = parts
+    def __init__(self, fixture: Fixture, load: Load, tools: Tools) -> None:
+        self.fixture = fixture
         self.load = load
         self.tools = tools
-        self._encode = parts.tokenizer.encode
-        self._decode = parts.tokenizer.decode
+        self._encode = fixture.tokenizer.encode
+        self._decode = fixture.tokenizer.decode
         self._before = self._encode(" <result>\n", add_special_tokens=False)
-        self._behind = self._encode("\n</result>", add_special_tokens=False)
+        self._after = self._encode("\n</result>", add_special_tokens=False)
 
     async def free(self) -> list[Played]:
         groups = range(self.load.n_tasks)
@@ -39,8 +39,8 @@ class Loop:
         played = [_new(prompts[task]) for task, _ in keys]
         active = list(range(len(keys)))
         for turn in range(self.load.calls + 1):
-            said = await asyncio.gather(*(self._generate(played[i], turn) for i in active))
-            asked = [i for i, one in zip(active, said, strict=True) if self._append(played[i], one)]
+            sampled = await asyncio.gather(*(self._generate(played[i], turn) for i in active))
+            asked = [i for i, one in zip(active, sampled, strict=True) if self._append(played[i], one)]
             await asyncio.gather(*(self._use(played[i], *keys[i], turn) for i in asked))
             active = [i for i in asked if not played[i].lost]
         return played
@@ -57,22 +57,22 @@ class Loop:
 
     def _prompt(self, task: int) -> array[int]:
         talk = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION.format(task)}]
-        text = self.parts.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+        text = self.fixture.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
         return array("i", self._encode(text, add_special_tokens=False))
 
-    async def _generate(self, played: Played, turn: int) -> Said:
-        """The fake engine is handed all tokens so far, and gives way once."""
+    async def _generate(self, played: Played, turn: int) -> CannedTurn:
+        """The fake engine is given all tokens so far, and yields to the event loop once."""
         request = played.prompt + played.ids
         await asyncio.sleep(0)
         assert len(request) >= len(played.prompt)
-        return self.parts.said(turn, self.load.calls)
+        return self.fixture.turn(turn, self.load.calls)
 
-    def _append(self, played: Played, said: Said) -> bool:
-        """Take what was sampled; says whether it calls a tool."""
-        played.ids.extend(said.ids)
-        played.mask.extend([1] * len(said.ids))
-        played.logprobs.extend(said.logprobs)
-        return FIND_CALL.search(str(self._decode(said.ids.tolist()))) is not None
+    def _append(self, played: Played, sampled: CannedTurn) -> bool:
+        """Append what was sampled; True if it calls a tool."""
+        played.ids.extend(sampled.ids)
+        played.mask.extend([1] * len(sampled.ids))
+        played.logprobs.extend(sampled.logprobs)
+        return FIND_CALL.search(str(self._decode(sampled.ids.tolist()))) is not None
 
     async def _use(self, played: Played, task: int, member: int, turn: int) -> None:
         try:
@@ -80,7 +80,7 @@ class Loop:
         except ToolFailedError:
             played.lost = True
             return
-        inserted = self._before + self._encode(result, add_special_tokens=False) + self._behind
+        inserted = self._before + self._encode(result, add_special_tokens=False) + self._after
         played.ids.extend(inserted)
         played.mask.extend([0] * len(inserted))
         played.logprobs.extend([0.0] * len(inserted))

@@ -1,4 +1,4 @@
-"""The same work through Ramet: its rollout worker and its step `tags`, with a fake engine that only gives way."""
+"""The same work through Ramet: its rollout worker and its step `tags`, with a fake engine that computes nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rollout_loop.work import QUESTION, SYSTEM, Load, Parts, Played, Tools
+from rollout_loop.work import QUESTION, SYSTEM, Fixture, Load, Played, Tools
 from torch import Tensor
 
 from ramet import Message, Rollout, Task, ToolCall, ToolResult, ToolSchema
@@ -19,30 +19,30 @@ from ramet.rollout.worker import RolloutWorker
 
 
 class FakeEngine:
-    """Says what stands in `Parts`, whatever it is asked."""
+    """Answers every request with the canned turns of `Fixture`."""
 
     policy_version = 0
 
-    def __init__(self, parts: Parts, load: Load) -> None:
-        self.parts = parts
+    def __init__(self, fixture: Fixture, load: Load) -> None:
+        self.fixture = fixture
         self.load = load
         self.info = EngineInfo(
-            name="fake", capabilities=frozenset(Capability), vocab_size=parts.encoder.vocab_size, max_tokens=1 << 20
+            name="fake", capabilities=frozenset(Capability), vocab_size=fixture.encoder.vocab_size, max_tokens=1 << 20
         )
 
     async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
         await asyncio.sleep(0)
         turn = int(request.id.rpartition("/")[2])
-        said = self.parts.said(turn, self.load.calls)
+        sampled = self.fixture.turn(turn, self.load.calls)
         if on_first is not None:
-            on_first(FirstReport(request=request.id, entropies=tuple(said.entropies[: request.first_tokens])))
+            on_first(FirstReport(request=request.id, entropies=tuple(sampled.entropies[: request.first_tokens])))
         return Completion(
-            token_ids=said.ids,
-            logprobs=said.logprobs,
-            entropies=said.entropies,
+            token_ids=sampled.ids,
+            logprobs=sampled.logprobs,
+            entropies=sampled.entropies,
             finish=FinishReason.STOP,
             stop="</search>" if turn < self.load.calls else "</answer>",
-            policy_versions=array("i", [0]) * len(said.ids),
+            policy_versions=array("i", [0]) * len(sampled.ids),
             prompt_tokens=len(request.token_ids),
             cached_tokens=0,
         )
@@ -91,7 +91,7 @@ class SearchTool:
 class Product:
     """A worker for one load."""
 
-    def __init__(self, parts: Parts, load: Load, tools: Tools, *, retries: int) -> None:
+    def __init__(self, fixture: Fixture, load: Load, tools: Tools, *, retries: int) -> None:
         self.tasks = [
             Task(
                 id=str(i),
@@ -100,8 +100,8 @@ class Product:
             for i in range(load.n_tasks)
         ]
         self.worker = RolloutWorker(
-            engine=FakeEngine(parts, load),
-            encoder=parts.encoder,
+            engine=FakeEngine(fixture, load),
+            encoder=fixture.encoder,
             step=Tags(TagsConfig()),
             branch_policy=NoBranching(),
             tools={"search": (SearchTool(tools), ToolConfig(retries=retries, concurrency=load.rollouts))},
@@ -117,7 +117,7 @@ class Product:
         self._rollouts = [rollout for group in groups for rollout in group.rollouts]
 
     def played(self) -> list[Played]:
-        """What was made, in the words of the bare loop. Not timed: the product keeps segments."""
+        """The rollouts in the form of the bare loop. Not timed: Ramet keeps segments."""
         return [_played(rollout) for rollout in self._rollouts]
 
 

@@ -1,12 +1,13 @@
-"""Ramet's rollout loop beside a bare asyncio loop, on a fake engine: what does the framework itself cost?
+"""Ramet's rollout loop and a bare asyncio loop, on a fake engine: what does the framework itself cost?
 
     python bench/rollout_loop/run.py [--repeats 7]
 
-`speed`: one tool call of 0.2 s per rollout. `tails`: several calls, of which 5 % take 20 times as long, beside the same
-loop with a barrier per round. `failures`: 5 % of the calls raise. The loops take turns; the first round is not counted.
+`speed`: one tool call of 0.2 s per rollout. `tails`: several calls, of which 5 % take 20 times as long, compared with
+the same loop with a barrier per round. `failures`: 5 % of the calls raise. The loops take turns; the first round is
+not counted.
 
 Every run is made twice: by the clock on the wall, and by a clock that other programs on the machine cannot disturb (see
-`quiet.py`). Medians stand in front of their ranges.
+`quiet.py`). Medians are printed before their ranges.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from harness import measured, print_table, shown, spread, write_results
 from rollout_loop.bare import Loop
 from rollout_loop.product import Product
 from rollout_loop.quiet import QuietLoop
-from rollout_loop.work import Load, Parts, Played, Tools, difference
+from rollout_loop.work import Fixture, Load, Played, Tools, difference
 
 CLOCKS = {"wall": asyncio.new_event_loop, "undisturbed": QuietLoop}
 UNDISTURBED_REPEATS = 15  # they take no longer than they compute, and every round draws other slow calls
@@ -76,14 +77,14 @@ def cases(repeats: int) -> list[Case]:
     ]
 
 
-def play(loop: str, clock: str, parts: Parts, load: Load, seed: int) -> tuple[dict[str, Any], list[Played]]:
+def play(loop: str, clock: str, fixture: Fixture, load: Load, seed: int) -> tuple[dict[str, Any], list[Played]]:
     """One timed run of one loop, in an event loop of its own."""
     tools = Tools(load, seed)
     if loop.startswith("ramet"):
-        ours = Product(parts, load, tools, retries=2 if "retries" in loop else 0)
+        ours = Product(fixture, load, tools, retries=2 if "retries" in loop else 0)
         run: Callable[[], Awaitable[Any]] = ours.run
     else:
-        bare = Loop(parts, load, tools)
+        bare = Loop(fixture, load, tools)
         run = bare.free if loop == "bare" else bare.barrier
 
     async def timed() -> tuple[float, Any]:
@@ -99,14 +100,14 @@ def play(loop: str, clock: str, parts: Parts, load: Load, seed: int) -> tuple[di
     return {**numbers, "load": process.load, "survivors": survivors, "tool_runs": tools.n_runs}, played
 
 
-def run_case(case: Case, parts: Parts) -> list[dict[str, Any]]:
+def run_case(case: Case, fixture: Fixture) -> list[dict[str, Any]]:
     """All repeats of all loops, interleaved. Raises if two loops did not do the same work."""
     runs = []
     for repeat in range(UNDISTURBED_REPEATS + 1):
         first: list[Played] = []
         clocks = CLOCKS if repeat <= case.repeats else ("undisturbed",)
         for clock, loop in product(clocks, case.loops):
-            numbers, played = play(loop, clock, parts, case.load, seed=repeat)
+            numbers, played = play(loop, clock, fixture, case.load, seed=repeat)
             first = first or played
             wrong = None if "retries" in loop else difference(first, played)
             if wrong:
@@ -159,12 +160,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name begins so")
     arguments = parser.parse_args()
     logging.getLogger("ramet").setLevel(logging.ERROR)  # a masked rollout is expected here
-    parts = Parts()
+    fixture = Fixture()
     chosen = [case for case in cases(arguments.repeats) if case.name.startswith(arguments.only)]
     runs: list[dict[str, Any]] = []
     rows, summary = [], {}
     for case in chosen:
-        own = run_case(case, parts)
+        own = run_case(case, fixture)
         runs += own
         compared = compare(case, own)
         summary[case.name] = {loop: {k: spread(v) for k, v in one.items()} for loop, one in compared.items()}

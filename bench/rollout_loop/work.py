@@ -1,7 +1,7 @@
-"""The work that all loops do: the tasks, what the fake engine says, and how long tools take and when they fail.
+"""The work that all loops do: the tasks, what the fake engine answers, and how long tools take and when they fail.
 
 A rollout makes `calls` tool calls and then answers. Whether a call is slow or fails is drawn per (task, member, turn)
-before the clock starts, so every loop meets the same slow and failing calls.
+before the clock starts, so every loop has the same slow and failing calls.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CannedTurn:
     """One turn of the fake engine."""
 
     ids: array[int]
@@ -92,21 +92,21 @@ class Said:
     entropies: array[float]
 
 
-class Parts:
-    """Tokenizer and canned turns, made once."""
+class Fixture:
+    """Tokenizer, encoder and canned turns, made once."""
 
     def __init__(self) -> None:
         questions = [QUESTION.format(i) for i in range(200)]
         self.tokenizer = train_tokenizer([SYSTEM, CALL, ANSWER, RESULT] * 20 + questions)
         self.encoder = Encoder(self.tokenizer)
-        self._call, self._answer = self._say(CALL), self._say(ANSWER)
+        self._call, self._answer = self._canned(CALL), self._canned(ANSWER)
 
-    def said(self, turn: int, calls: int) -> Said:
+    def turn(self, turn: int, calls: int) -> CannedTurn:
         return self._call if turn < calls else self._answer
 
-    def _say(self, text: str) -> Said:
+    def _canned(self, text: str) -> CannedTurn:
         ids = self.encoder.markup(text)
-        return Said(ids, array("f", [LOGPROB] * len(ids)), array("f", [ENTROPY] * len(ids)))
+        return CannedTurn(ids, array("f", [LOGPROB] * len(ids)), array("f", [ENTROPY] * len(ids)))
 
 
 @dataclass(slots=True)

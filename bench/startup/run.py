@@ -2,7 +2,8 @@
 
     python bench/startup/run.py [--repeats 15]
 
-Each is a fresh process, beside a Python process that does nothing; they take turns, and the first round is not counted.
+Each is a fresh process, compared with a Python process that does nothing; they take turns, and the first round is not
+counted.
 """
 
 from __future__ import annotations
