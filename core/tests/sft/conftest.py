@@ -16,7 +16,7 @@ from ramet.types import Insert, Markup, Sampled, TracePart, Untrusted
 
 
 class Brackets:
-    """A step of the tests: what stands between `<result>` and `</result>` was inserted, if a tool exists at all."""
+    """A step of the tests: what is between `<result>` and `</result>` was inserted, if a tool exists at all."""
 
     def system_prompt(self, tools: Sequence[object]) -> str:
         return f"You have {len(tools)} tools."
@@ -83,7 +83,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sft_arguments(tiny_model: Path, traces: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """24 steps with checkpoints at 8 and 16. Every run of a module stands in one folder."""
+    """24 steps with checkpoints at 8 and 16. All runs of a module are in one folder."""
     return [
         f"model.path={tiny_model}", f"sft.data=[{traces}]", f"run.root={tmp_path_factory.mktemp('runs')}",
         "run.threads=1", "sft.lr=3e-3", "sft.batch_size=4", "sft.max_steps=24", "sft.save_every=8", "sft.log_every=1",

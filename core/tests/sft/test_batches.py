@@ -4,7 +4,7 @@ from array import array
 
 import torch
 
-from ramet.sft.batches import IGNORED, NOTHING, Collator, EvenShuffle, Examples
+from ramet.sft.batches import EMPTY, IGNORED, Collator, EvenShuffle, Examples
 from ramet.sft.encode import Example
 
 
@@ -48,6 +48,6 @@ def test_a_pass_over_several_ranks_holds_every_example_once_and_is_filled_with_n
 def test_what_fills_a_batch_has_no_label() -> None:
     examples = Examples([example([1, 2], [0, 1])])
     assert len(examples) == 1
-    assert examples[1] == NOTHING
+    assert examples[1] == EMPTY
     batch = Collator(pad_id=0)([examples[1], examples[1]])
     assert batch["labels"].tolist() == [[IGNORED] * 8] * 2

@@ -1,4 +1,4 @@
-"""How ranks are started and watched, with shell scripts in the place of Python: they begin at once."""
+"""How ranks are started and watched, with shell scripts instead of Python, which start at once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 from ramet.errors import InfraError
 from ramet.runs.stopped import StopListener, Stopped
-from ramet.sft.launch import Ranks
+from ramet.sft.launch import RankProcesses
 
 
-def ranks(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: float = 20.0) -> Ranks:
+def ranks(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: float = 20.0) -> RankProcesses:
     """Two ranks that run this script."""
     program = folder / "program"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    made = Ranks(2, timeout_s)
+    made = RankProcesses(2, timeout_s)
     made.start(folder / "task", None)
     return made
 
@@ -44,11 +44,11 @@ def test_the_rank_that_failed_first_is_named_with_its_cause(
         started.kill()
 
 
-def test_ranks_that_do_not_arrive_in_time_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_are_not_ready_in_time_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = ranks("sleep 60", tmp_path, monkeypatch, timeout_s=0.5)
     begin = time.monotonic()
     try:
-        with pytest.raises(InfraError, match=r"did not arrive within cluster\.timeout_s=0\.5: 0, 1"):
+        with pytest.raises(InfraError, match=r"were not ready within cluster\.timeout_s=0\.5: 0, 1"):
             started.watch(StopListener())
     finally:
         started.kill()
@@ -56,19 +56,19 @@ def test_ranks_that_do_not_arrive_in_time_are_named(tmp_path: Path, monkeypatch:
 
 
 def test_a_signal_is_passed_on_and_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = StopListener()
+    signals = StopListener()
     started = ranks("trap 'exit 143' TERM; sleep 60 & wait", tmp_path, monkeypatch)
-    stop.signal = signal.SIGINT
+    signals.signal = signal.SIGINT
     time.sleep(0.5)  # for the scripts to set their trap
     try:
         with pytest.raises(Stopped, match="SIGINT") as stopped:
-            started.watch(stop)
+            started.watch(signals)
     finally:
         started.kill()
     assert stopped.value.code == 130
 
 
-def test_what_other_ranks_print_is_marked_with_their_number(
+def test_what_other_ranks_print_has_their_number_in_front(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started = ranks('[ "$RANK" = 0 ] || echo "loading $WORLD_SIZE"', tmp_path, monkeypatch)

@@ -64,7 +64,7 @@ def read(messages: list[dict[str, str]], tool: EchoTool, rule: SystemPrompt) -> 
 
 
 def tokens(encoder: Encoder, rollout: Rollout) -> tuple[list[int], list[int]]:
-    """Ids and mask of a rollout, with the end of sequence that SFT puts behind every reply."""
+    """Ids and mask of a rollout, with the end of sequence that SFT puts after every reply."""
     ids = list(chain.from_iterable(segment.token_ids for segment in rollout.segments))
     mask = list(chain.from_iterable([int(segment.is_sampled)] * len(segment) for segment in rollout.segments))
     if ids[-1] != encoder.eos_id:  # the closing tag of the answer ended it

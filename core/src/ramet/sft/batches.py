@@ -17,11 +17,11 @@ from ramet.sft.encode import Example
 
 IGNORED = -100  # label that the loss of transformers leaves out
 MULTIPLE = 8
-NOTHING = Example(token_ids=array("i", [0]), trained=array("b", [0]))
+EMPTY = Example(token_ids=array("i", [0]), trained=array("b", [0]))
 
 
 class Examples(Dataset[Example]):
-    """The examples as `transformers.Trainer` wants them. The index behind the last one stands for `NOTHING`."""
+    """The examples as `transformers.Trainer` wants them. The index after the last one gives `EMPTY`."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self._examples = examples
@@ -30,11 +30,11 @@ class Examples(Dataset[Example]):
         return len(self._examples)
 
     def __getitem__(self, index: int) -> Example:
-        return self._examples[index] if index < len(self._examples) else NOTHING
+        return self._examples[index] if index < len(self._examples) else EMPTY
 
 
 class EvenShuffle(Sampler[int]):
-    """The indices of all examples in the order of one rank's Trainer, then as many of `NOTHING` as fill a multiple."""
+    """The indices of all examples in the order of one rank's Trainer, then as many of `EMPTY` as fill a multiple."""
 
     def __init__(self, examples: int, *, multiple: int, seed: int) -> None:
         self._examples = examples
@@ -58,7 +58,7 @@ class EvenShuffle(Sampler[int]):
 class Collator:
     """Pads one batch on the right: positions are those of a rollout, and a causal model needs no attention mask.
 
-    No token attends to what stands behind it, so padding reaches no label. Without a mask attention runs its causal
+    No token attends to later ones, so padding reaches no label. Without a mask attention runs its causal
     kernel, which is faster.
     """
 
@@ -66,6 +66,7 @@ class Collator:
         self._pad_id = pad_id
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """`input_ids` and `labels`, both int64 [examples, width]."""
         width = -(-max(map(len, examples)) // MULTIPLE) * MULTIPLE
         input_ids = torch.full((len(examples), width), self._pad_id, dtype=torch.int64)
         labels = torch.full_like(input_ids, IGNORED)

@@ -30,7 +30,7 @@ ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-FOLLOWS = {  # what may stand behind what; the conversation ends with an assistant's turn
+FOLLOWS = {  # which roles may follow a role (None: the beginning); an assistant's turn is the last
     None: ("system", "user"),
     "system": ("user",),
     "user": ("assistant",),
@@ -219,8 +219,8 @@ def _order_problems(roles: list[str]) -> list[str]:
     before: str | None = None
     for index, role in enumerate(roles):
         if role not in FOLLOWS[before]:
-            place = f"behind {before}" if before else "at the beginning"
-            return [f"turn {index} has role {role} {place}; allowed there: {' or '.join(FOLLOWS[before])}"]
+            position = f"after {before}" if before else "at the beginning"
+            return [f"turn {index} has role {role} {position}; allowed there: {' or '.join(FOLLOWS[before])}"]
         before = role
     if before != "assistant":
         return [f"ends with role {before}; the last turn must be an assistant's"]

@@ -1,8 +1,8 @@
 """Traces become token ids and masks exactly as rollouts make them (DESIGN.md §5).
 
 The prompt is encoded as a rollout's prompt. The reply is cut by the rollout step into what the policy writes and what
-is inserted, and each part is encoded on its own, as in a rollout, where a result is never tokenised together with what
-stands before it. A conversation of n exchanges gives n examples, because that is what a chat template makes of it:
+is inserted, and each part is encoded on its own, as in a rollout, where a result is never tokenised together with the
+text before it. A conversation of n exchanges gives n examples, because that is what a chat template makes of it:
 many templates render an earlier reply differently from the one that is being written.
 """
 

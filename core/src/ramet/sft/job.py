@@ -1,7 +1,7 @@
 """`ramet sft`: check everything, encode, train, leave a model folder. A run that was killed goes on where it was.
 
 Without a strategy the training runs in this process. With one it runs in ranks, which this process starts on its
-machine and watches; under torchrun this process is itself one of them.
+machine and watches; started by torchrun, this process is one of the ranks.
 """
 
 from __future__ import annotations
@@ -52,28 +52,28 @@ def run(resolved: Resolved) -> SftResult:
     """The job. Raises `ConfigErrors` before anything is written if something is wrong, and `Stopped` if a signal ended
     the run.
     """
-    config, stop = resolved.config, StopListener()
-    with stop.listening(), file_rights(private=config.run.private):
+    config, signals = resolved.config, StopListener()
+    with signals.listening(), file_rights(private=config.run.private):
         prepared = prepare(resolved)
         set_up_torch(config.run)
         launched = launched_world()
         if launched is None:
-            return _run(resolved, prepared, ALONE, stop)
+            return _run(resolved, prepared, ALONE, signals)
         prepare_process(config)
         with launched.joined(config.cluster.timeout_s, gpus=resolve_device(config.model).type == "cuda"):
-            return _run(resolved, prepared, launched, stop)
+            return _run(resolved, prepared, launched, signals)
 
 
-def _run(resolved: Resolved, prepared: PreparedSft, world: World, stop: StopListener) -> SftResult:
+def _run(resolved: Resolved, prepared: PreparedSft, world: World, signals: StopListener) -> SftResult:
     """As the only process, which may start others, or as one that torchrun started."""
     config = resolved.config
     with ExitStack() as opened:
         path = world.from_first(lambda: _open(resolved, prepared, opened))
         try:
             if config.sft.strategy is Strategy.NONE or world.joins:
-                work(config, prepared, path, stop, world)
+                train_and_save(config, prepared, path, signals, world)
             elif finished(config, prepared, path) is None:
-                run_ranks(config, prepared, path, stop)
+                run_ranks(config, prepared, path, signals)
         except (KeyboardInterrupt, InfraError):
             if world.first:
                 logger.warning("resume with: %s", resume_command(resolved, path.name))
@@ -115,7 +115,9 @@ def out_folder(config: Config, run: Path) -> Path:
     return Path(config.sft.out) if config.sft.out is not None else run / "model"
 
 
-def work(config: Config, prepared: PreparedSft, run: Path, stop: StopListener, world: World = ALONE) -> None:
+def train_and_save(
+    config: Config, prepared: PreparedSft, run: Path, signals: StopListener, world: World = ALONE
+) -> None:
     """Train under the run directory `run` and leave the model, the curve and the summary there.
 
     Every rank of `world` calls it, and the first one writes.
@@ -130,7 +132,7 @@ def work(config: Config, prepared: PreparedSft, run: Path, stop: StopListener, w
     if not world.joins:  # DeepSpeed and FSDP make their own float32 weights, of the part that a rank has
         _cast(model, torch.float32)  # what the optimiser needs; `model.dtype` is what is computed in
     pad_id = prepared.tokenizer.pad_token_id
-    trained = train(model, prepared.examples, config, run, pad_id=pad_id, tracker=tracker, stop=stop, world=world)
+    trained = train(model, prepared.examples, config, run, pad_id=pad_id, tracker=tracker, signals=signals, world=world)
     tracker.close()
     _cast(model, DTYPES[config.model.dtype])
     if world.first:

@@ -1,7 +1,16 @@
-"""Starts the ranks of a training on this machine and watches over them: all of them end, or none goes on.
+"""Starts the ranks of a training on this machine and watches them: all of them finish, or all are ended.
 
-A rank that dies leaves the others waiting for it in a collective operation. So whoever dies first ends all, and is
-named with its cause. The ranks meet in a store that lives here, where each says that it has arrived, or why it failed.
+A rank that dies leaves the others waiting for it in a collective operation. So the first death ends all, and the error
+names that rank and its cause. The ranks find each other through a TCPStore in this process, where each also notes that
+it is ready, or why it failed.
+
+Not torch's `elastic_launch` and `@record`, which were tried (torch 2.13):
+
+* Of a rank that was killed and another that lost its connection to it, they name the other: it writes its error before
+  the agent notices the kill. Here the others get a moment to fail too, and a signal counts before an error.
+* After SIGTERM, ranks have 30 s for the rest of their step and its checkpoint before they are killed, and a second
+  signal starts the wait again instead of ending the run at once.
+* A launcher that is killed by SIGKILL leaves its ranks running.
 """
 
 from __future__ import annotations
@@ -22,52 +31,54 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 
 from ramet.config.schema import Config
 from ramet.errors import ConfigErrors, InfraError
+from ramet.processes import ownership
 from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.prepare import PreparedSft
-from ramet.sft.rank_messages import ARRIVED, RankFailure, RankInputs
+from ramet.sft.rank_messages import READY, RankFailure, RankInputs
 from ramet.tracking.log import harmless
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.1
-SETTLE_S = 3.0  # for the others to fail too, when one has: who was killed is told from who lost it
-KILL_S = 30.0  # for the kernel to take a killed process away
+SETTLE_S = 3.0  # for the others to fail too, when one has: the cause is told from its consequences
+KILL_S = 30.0  # for the kernel to end a killed process
 HOST = "127.0.0.1"
 
 
-def run_ranks(config: Config, prepared: PreparedSft, run: Path, stop: StopListener) -> None:
+def run_ranks(config: Config, prepared: PreparedSft, run: Path, signals: StopListener) -> None:
     """Train with `cluster.policy_workers` processes under the run directory `run`; returns when all are done.
 
-    Raises `ConfigError` or `InfraError` with what the rank that failed first said, and `Stopped`. None is left then.
+    Raises the error of the rank that failed first, as `ConfigError` or `InfraError`, or `Stopped`. Whatever happens, no
+    rank is running afterwards.
     """
-    task = run / f".ranks.{os.getpid()}.tmp"  # a name that the next process removes if this one is killed
-    RankInputs.of(config, prepared, run).save(task)
-    ranks = Ranks(config.cluster.policy_workers, config.cluster.timeout_s)
+    inputs = run / f".ranks.{os.getpid()}.tmp"  # a name that the next process removes if this one is killed
+    RankInputs.of(config, prepared, run).save(inputs)
+    ranks = RankProcesses(config.cluster.policy_workers, config.cluster.timeout_s)
     try:
-        with stop.deferred():
-            ranks.start(task, config.run.threads)
-            ranks.watch(stop)
+        with signals.deferred():
+            ranks.start(inputs, config.run.threads)
+            ranks.watch(signals)
     finally:
         ranks.kill()
-        task.unlink(missing_ok=True)
+        inputs.unlink(missing_ok=True)
 
 
-class Ranks:
+class RankProcesses:
     """The processes, by rank."""
 
     def __init__(self, size: int, timeout_s: float) -> None:
         self._size = size
         self._timeout_s = timeout_s
-        patience = timedelta(seconds=timeout_s)
-        self._store = TCPStore(HOST, 0, None, True, patience, wait_for_workers=False)
+        timeout = timedelta(seconds=timeout_s)
+        self._store = TCPStore(HOST, 0, None, True, timeout, wait_for_workers=False)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
 
-    def start(self, task: Path, threads: int | None) -> None:
+    def start(self, inputs: Path, threads: int | None) -> None:
         for rank in range(self._size):
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ramet.sft.rank", str(task)],
+                [sys.executable, "-P", "-m", "ramet.sft.rank", str(inputs)],
                 env=self._environment(rank, threads),
-                stdin=subprocess.PIPE,  # never written to: its end tells the rank that this process is gone
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if rank > 0 else None,
                 stderr=subprocess.STDOUT if rank > 0 else None,
                 start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
@@ -78,36 +89,34 @@ class Ranks:
                 reader.start()
                 self._readers.append(reader)
 
-    def watch(self, stop: StopListener) -> None:
-        """Returns when all have ended well."""
-        arrive_by: float | None = time.monotonic() + self._timeout_s
+    def watch(self, signals: StopListener) -> None:
+        """Returns when all have ended without an error."""
+        ready_by: float | None = time.monotonic() + self._timeout_s
         end_by: float | None = None
         while any(process.poll() is None for process in self._processes):
             time.sleep(POLL_S)
-            if stop.asked and end_by is None:
-                logger.info("stopping behind the step that has begun; a second signal ends at once")
+            if signals.asked and end_by is None:
+                logger.info("stopping after the current step; a second signal ends at once")
                 self._signal(signal.SIGTERM)
                 end_by = time.monotonic() + self._timeout_s
             if end_by is not None and (time.monotonic() > end_by or self._failed()):
                 break
             if end_by is None and self._failed():
                 raise self._failure()
-            if arrive_by is not None:
-                arrive_by = self._check_arrived(arrive_by)
-        if self._failed() and not stop.asked:
+            if ready_by is not None:
+                ready_by = self._check_ready(ready_by)
+        if self._failed() and not signals.asked:
             raise self._failure()
         if any(process.poll() != 0 for process in self._processes):
-            raise Stopped(stop.signal or signal.SIGTERM)  # it may have reached the ranks alone
+            raise Stopped(signals.signal or signal.SIGTERM)  # the ranks alone may have received one
 
     def kill(self) -> None:
-        """End what still runs, with what it has started, and wait for it."""
+        """Kill the ranks that still run, with what they have started, and wait for their end."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):  # nothing of it is left
                 os.killpg(process.pid, signal.SIGKILL)
         for process in self._processes:
             process.wait(KILL_S)
-            assert process.stdin is not None
-            process.stdin.close()
         for reader in self._readers:
             reader.join(KILL_S)
 
@@ -116,6 +125,7 @@ class Ranks:
         return {
             "OMP_NUM_THREADS": str(cores),
             **os.environ,
+            **ownership(),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self._size),
@@ -132,15 +142,15 @@ class Ranks:
         """Whether a rank ended with an error. One that ended because it was asked to has not."""
         return any(process.poll() not in (None, 0, 128 + signal.SIGTERM) for process in self._processes)
 
-    def _check_arrived(self, arrive_by: float) -> float | None:
-        """The deadline, None if all ranks have arrived. Raises `InfraError` behind it."""
-        late = [str(rank) for rank in range(self._size) if not self._store.check([ARRIVED.format(rank)])]
-        if late and time.monotonic() > arrive_by:
+    def _check_ready(self, ready_by: float) -> float | None:
+        """The deadline, None if all ranks are ready. Raises `InfraError` after it."""
+        late = [str(rank) for rank in range(self._size) if not self._store.check([READY.format(rank)])]
+        if late and time.monotonic() > ready_by:
             raise InfraError(
-                f"sft: of {self._size} ranks these did not arrive within cluster.timeout_s={self._timeout_s:g}: "
+                f"sft: of {self._size} ranks these were not ready within cluster.timeout_s={self._timeout_s:g}: "
                 f"{', '.join(late)}"
             )
-        return arrive_by if late else None
+        return ready_by if late else None
 
     def _failure(self) -> Exception:
         """The error to raise for the rank that failed first."""
@@ -162,7 +172,7 @@ class Ranks:
             return self._error(f"rank {rank} failed: {failure.text}{rest}")
         rank = next(rank for rank, code in enumerate(codes) if code)
         code = codes[rank] or 0
-        how = _signalled(code) if code < 0 else f"ended with exit code {code}; what it printed stands above"
+        how = _signalled(code) if code < 0 else f"ended with exit code {code}; what it printed is above"
         return self._error(f"rank {rank} {how}{rest}")
 
     def _error(self, text: str) -> InfraError:
@@ -176,7 +186,7 @@ def _signalled(code: int) -> str:
             f"was killed by {name}, as the kernel does when memory runs out (see dmesg); less is needed with a smaller "
             "sft.batch_size or sft.max_tokens, or with sft.strategy=zero3 or fsdp over more ranks"
         )
-    return f"died of {name}; what it printed stands above"
+    return f"died of {name}; what it printed is above"
 
 
 def _forward(rank: int, stream: IO[bytes]) -> None:

@@ -27,7 +27,7 @@ class Summary:
     model: str  # folder
     rows: int
     rows_too_long: int  # left out
-    rows_with_unread_results: int  # trained on although a tool's result seems to stand in them unmasked
+    rows_with_unread_results: int  # trained on although they seem to hold a tool's result, unmasked
     examples: int  # one per exchange of a row
     trained_tokens: int  # in one pass over the examples
     steps: int
@@ -47,7 +47,7 @@ def save_model(
     """Write a Hugging Face folder, replacing an earlier one only when the new one is complete.
 
     `weights` are written in the model's dtype instead of its own, of which it may hold a part. Raises `InfraError` if
-    something else has taken the folder's place.
+    something else has been put where the folder belongs.
     """
     for stale in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
         if _is_ours(stale):  # left by a process that was killed
@@ -68,7 +68,7 @@ def save_model(
 
 
 def may_replace(folder: Path) -> bool:
-    """Whether a trained model may take this place: nothing is there, or nothing but an earlier one."""
+    """Whether a trained model may be written there: nothing exists, or nothing but an earlier one."""
     if not os.path.lexists(folder):
         return True
     return _is_ours(folder) or (folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()))

@@ -18,24 +18,24 @@ def plan(resolved: Resolved) -> DryRun:
     """Raises `ConfigErrors` with every problem found."""
     config = resolved.config
     prepared = prepare(resolved)
-    place = plan_run(resolved, sft_manifest(resolved, prepared))
-    raise_all([*place.problems, *SftLayout.of(config).check(place.path / CHECKPOINTS)])
+    run_plan = plan_run(resolved, sft_manifest(resolved, prepared))
+    raise_all([*run_plan.problems, *SftLayout.of(config).check(run_plan.path / CHECKPOINTS)])
     workers = config.cluster.policy_workers
     steps = total_steps(config.sft, len(prepared.examples), workers)
     ranks = f" x {workers} workers" if workers > 1 else ""
     return DryRun(
         job="sft",
         facts={
-            "directory": str(place),
+            "directory": str(run_plan),
             "rows": f"{prepared.rows} from {', '.join(config.sft.data)}" + _left_out(prepared),
             "steps": f"{steps} of {config.sft.batch_size} x {config.sft.accumulate}{ranks} sequences",
             "tokens": f"{prepared.trained_tokens:,} trained a pass; a sequence has at most {config.sft.max_tokens}",
             "placement": _placement(config),
         },
         files=[
-            *(f"{place.path}/{name}" for name in (*RECORDS, CURVE, SUMMARY)),
-            *([f"{place.path}/{CHECKPOINTS}/checkpoint-…/"] if config.sft.save_every < steps else []),
-            f"{config.sft.out or place.path / 'model'}/",
+            *(f"{run_plan.path}/{name}" for name in (*RECORDS, CURVE, SUMMARY)),
+            *([f"{run_plan.path}/{CHECKPOINTS}/checkpoint-…/"] if config.sft.save_every < steps else []),
+            f"{config.sft.out or run_plan.path / 'model'}/",
         ],
     )
 

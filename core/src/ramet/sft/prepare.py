@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSft:
-    """What the training needs, and what the summary says of the data."""
+    """What the training needs, and what the summary tells about the data."""
 
     examples: list[Example]
     rows: int  # trained on

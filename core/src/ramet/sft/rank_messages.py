@@ -18,12 +18,12 @@ from ramet.models.loading import load_tokenizer
 from ramet.sft.encode import Example
 from ramet.sft.prepare import PreparedSft
 
-ARRIVED, FAILURE, FAILURES = "arrived/{}", "failure/{}", "failures"  # keys of the store; {}: the rank
+READY, FAILURE, FAILURES = "ready/{}", "failure/{}", "failures"  # keys of the store; {}: the rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInputs:
-    """What every rank is told: the data as the first process encoded it, and the sections that a training reads."""
+    """What every rank is given: the data as the first process encoded it, and the sections that a training reads."""
 
     config: Config
     run: Path
@@ -75,7 +75,7 @@ class RankInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """What a rank raised. Ranks that lose another one fail too, so the order counts."""
+    """What a rank raised. Ranks that lose another one fail too, hence the order."""
 
     order: int  # 1: the first that was reported
     text: str

@@ -21,13 +21,15 @@ from ramet.sft.world import World, missing_variables
 
 STAGES = {Strategy.ZERO0: 0, Strategy.ZERO2: 2, Strategy.ZERO3: 3, Strategy.ZERO3_OFFLOAD: 3}  # of ZeRO
 SPREAD = "zero0, zero2, zero3, zero3_offload (GPUs only), fsdp"
-INERT = ("cluster.address", "cluster.rollout_workers", "cluster.colocate")
+UNREAD_KEYS = ("cluster.address", "cluster.rollout_workers", "cluster.colocate")
 
 
 def check_strategy(resolved: Resolved, launched: World | None) -> list[str]:
     """Why these processes cannot train with this strategy. `launched`: this process as a rank of torchrun, if it is."""
     config = resolved.config
-    problems = [f"{key}: `ramet sft` does not read it; leave it out" for key in INERT if key in resolved.set_by_user]
+    problems = [
+        f"{key}: `ramet sft` does not read it; leave it out" for key in UNREAD_KEYS if key in resolved.set_by_user
+    ]
     if config.cluster.name != "local":
         problems.append(
             f"cluster.name={config.cluster.name}: `ramet sft` starts its processes on this machine itself; set "
@@ -74,7 +76,7 @@ def _check_devices(config: Config, launched: World | None) -> list[str]:
     try:
         device = resolve_device(config.model)
     except ConfigError:
-        return []  # the check of the model says so
+        return []  # the check of the model reports it
     if device.type == "cpu":
         if config.sft.strategy is Strategy.ZERO3_OFFLOAD:
             return ["sft.strategy=zero3_offload: for GPUs only, and this training runs on the CPU; use zero3 or fsdp"]

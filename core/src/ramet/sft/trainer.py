@@ -1,6 +1,6 @@
 """`transformers.Trainer` on our data and masks: its arguments, its progress to our trackers, its resume.
 
-The loss is the mean over the trained tokens of an optimiser step, whatever micro-batch they stand in.
+The loss is the mean over the trained tokens of an optimiser step, whatever micro-batch they are in.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def total_steps(config: SftConfig, examples: int, workers: int = 1) -> int:
 
 
 def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) -> TrainingArguments:
-    """All arguments of Trainer in one place."""
+    """All arguments of Trainer."""
     sft = config.sft
     fsdp = fsdp_config(sft.strategy)
     saves = sft.save_every < steps
@@ -141,10 +141,10 @@ class _Passes(TrainerCallback):
 class _SftProgress(TrainerCallback):
     """Hands Trainer's numbers to the trackers, stops at a loss that is no number, and when a signal asks for it."""
 
-    def __init__(self, tracker: Tracker, lr: float, stop: StopListener, world: World) -> None:
+    def __init__(self, tracker: Tracker, lr: float, signals: StopListener, world: World) -> None:
         self._tracker = tracker
         self._lr = lr
-        self._stop = stop
+        self._signals = signals
         self._world = world
         self._last: tuple[float, int] | None = None
 
@@ -154,8 +154,8 @@ class _SftProgress(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:
             control.should_log = True  # the last steps may be fewer than `log_every`
-            control.should_save = False  # the model folder follows at once; Trainer cannot resume behind the last step
-        elif self._world.any(self._stop.asked):  # all ranks leave behind the same step
+            control.should_save = False  # the model folder follows at once; Trainer cannot resume after the last step
+        elif self._world.any(self._signals.asked):  # all ranks end after the same step
             control.should_log = control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -176,7 +176,7 @@ class _SftProgress(TrainerCallback):
             "sft/epoch": logs["epoch"],
             "sft/steps_per_s": (state.global_step - step) / max(now - then, 1e-9),
         }
-        if "grad_norm" in logs:  # DeepSpeed tells none with zero0 in float32
+        if "grad_norm" in logs:  # DeepSpeed reports none with zero0 in float32
             metrics["sft/grad_norm"] = logs["grad_norm"]
         self._tracker.log(state.global_step, metrics)
 
@@ -189,14 +189,15 @@ def train(
     *,
     pad_id: int,
     tracker: Tracker,
-    stop: StopListener | None = None,
+    signals: StopListener | None = None,
     world: World = ALONE,
 ) -> Trained:
     """Train `model` in place, from the newest complete checkpoint under `run` if there is one.
 
-    Every rank of `world` calls it. Raises `Stopped`, behind a checkpoint, if a signal asked for it.
+    Every rank of `world` calls it. If a signal asked for it, writes a checkpoint and raises
+    `Stopped`.
     """
-    stop = StopListener() if stop is None else stop
+    signals = StopListener() if signals is None else signals
     steps = total_steps(config.sft, len(examples), world.size)
     checkpoint = world.from_first(lambda: _checkpoint(run, config, steps))
     device = resolve_device(config.model) if world.joins else next(model.parameters()).device
@@ -205,18 +206,18 @@ def train(
         args=training_arguments(config, run, steps=steps, use_cpu=device.type == "cpu"),
         data_collator=Collator(pad_id),
         train_dataset=Examples(examples),
-        callbacks=[_SftProgress(tracker, config.sft.lr, stop, world)],
+        callbacks=[_SftProgress(tracker, config.sft.lr, signals, world)],
     )
     trainer.remove_callback(PrinterCallback)
     resumed = step_of(checkpoint)
     tracker.rewind(resumed)
     start = time.monotonic()
-    with stop.deferred():
+    with signals.deferred():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
     if trainer.state.global_step < steps:
         if world.first:
             logger.info("saved step %d of %d", trainer.state.global_step, steps)
-        raise Stopped(stop.signal or signal.SIGTERM)  # another rank may have heard it alone
+        raise Stopped(signals.signal or signal.SIGTERM)  # another rank alone may have received it
     return Trained(
         steps=trainer.state.global_step,
         resumed_step=resumed,

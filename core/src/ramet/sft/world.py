@@ -40,9 +40,10 @@ class World:
 
     @contextmanager
     def joined(self, timeout_s: float, *, gpus: bool, store: Store | None = None) -> Iterator[None]:
-        """Meet the other ranks, each with a GPU of its own if `gpus`. Later waits for a rank have this deadline too.
+        """Inside, the process group exists, over gloo and, with a GPU for each rank, NCCL.
 
-        They meet in `store`, or where the environment says.
+        Ranks find each other through `store`, or at the address of the environment. This and every later collective
+        operation raise after `timeout_s`.
         """
         if not self.joins:
             yield
@@ -92,10 +93,10 @@ def launched_world() -> World | None:
     """The rank that a launcher such as torchrun made of this process; None if there is none, or it made only one."""
     if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
         return None
-    return world_here()
+    return world_of_environment()
 
 
-def world_here() -> World:
+def world_of_environment() -> World:
     """The rank that the environment describes."""
     rank, size, local_rank, local_size = (int(os.environ.get(name, 0)) for name in VARIABLES[:4])
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, joins=True)
