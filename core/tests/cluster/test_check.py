@@ -1,4 +1,4 @@
-"""What is said about `cluster.*` before anything starts."""
+"""Problems of `cluster.*` that are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_defaults_are_fine():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         ({"policy_workers": 2}, "cluster.policy_workers=2: cluster.name=local has one of each"),
         ({"rollout_workers": 3}, "cluster.rollout_workers=3: cluster.name=local has one of each"),
@@ -30,17 +30,17 @@ def test_defaults_are_fine():
         ({"address": "auto"}, "cluster.address=auto: cluster.name=local joins no cluster"),
     ],
 )
-def test_what_needs_ray_is_refused_in_one_process_with_both_keys(settings, said):
+def test_settings_that_need_ray_are_refused_in_one_process_with_both_keys(settings, expected):
     [problem] = problems(**settings)
-    assert problem.startswith(said) and problem.endswith("set cluster=ray")
+    assert problem.startswith(expected) and problem.endswith("set cluster=ray")
 
 
-def test_a_missing_ray_is_said_with_the_command_that_installs_it(monkeypatch):
+def test_a_missing_ray_is_reported_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert problems(name="ray") == ['cluster=ray: Ray is not installed; pip install "ramet[ray]"']
 
 
-def test_what_cannot_take_turns_is_refused():
+def test_workers_that_cannot_share_gpus_are_refused():
     pytest.importorskip("ray")
     assert problems(name="ray", colocate=True) == []
     [problem] = problems("cpu", name="ray", colocate=True)

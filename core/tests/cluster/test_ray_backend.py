@@ -89,10 +89,11 @@ def test_no_room_is_reported_with_what_was_requested_what_there_is_and_what_to_c
             asyncio.run(placement.reserve(1.0))
     finally:
         placement.release()
-    said = str(caught.value)
-    assert "no room for 3 policy and 2 rollout workers: they ask for 5 GPU (the cluster has 4, " in said
+    message = str(caught.value)
+    assert "no room for 3 policy and 2 rollout workers: they ask for 5 GPU (the cluster has 4, " in message
     assert (
-        "not free within cluster.timeout_s=1. Lower cluster.policy_workers or cluster.rollout_workers, or set" in said
+        "not free within cluster.timeout_s=1. Lower cluster.policy_workers or cluster.rollout_workers, or set"
+        in message
     )
     own = WorkerPlacement(config("auto", policy_workers=5), with_policy=True, is_own=True)
     with pytest.raises(ConfigError, match=r"6 GPU .*; it has less in all"):
@@ -165,8 +166,8 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
 
     with caplog.at_level(logging.INFO, logger="ramet"):
         devices = asyncio.run(steps())
-    said = [r.message.removeprefix("rollout worker 0: ") for r in caplog.records if "on GPUs" in r.message]
-    assert [line.partition(" ")[0] for line in said] == [
+    logged = [r.message.removeprefix("rollout worker 0: ") for r in caplog.records if "on GPUs" in r.message]
+    assert [line.partition(" ")[0] for line in logged] == [
         "start",
         "run_group",
         "sleep",
@@ -174,7 +175,7 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
         "update_weights",
         "run_group",
     ]
-    [seen] = {line.partition("GPUs ")[2] for line in said}
+    [seen] = {line.partition("GPUs ")[2] for line in logged}
     assert sorted(seen.split(",")) == devices and len(devices) == 2
 
 
@@ -284,11 +285,11 @@ def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, 
         more = [f"cluster={name}", f"run.name={name}", f"evaluate.out={out}"]
         evaluate(compose([*common, *more], job="eval"))
         [results[name]] = json.loads(out.read_text())["results"]
-    said = {
+    responses = {
         name: {task["prompt"]: [r["response"] for r in task["rollouts"]] for task in found["tasks"]}
         for name, found in results.items()
     }
-    assert said["ray"] == said["local"] and len(said["ray"]) == 4
+    assert responses["ray"] == responses["local"] and len(responses["ray"]) == 4
     for name in results:
         left = [file.name for file in (tmp_path / name / "services" / "tools.two").iterdir()]
         assert len(left) == 2 and any(file.endswith(".closed") for file in left), left

@@ -81,9 +81,9 @@ class Stub(Actor):
             time.sleep(4)  # the event loop, and nothing else
 
     async def update_weights(self, weights: list[Any], version: int, in_flight: bool) -> int:
-        [said] = await asyncio.gather(*weights)
+        [offset] = await asyncio.gather(*weights)
         self.version = version
-        return version + said
+        return version + offset
 
     async def counts(self) -> Counts:
         return Counts(tools={}, engine={"engine/prompt_tokens": 10.0, "engine/cached_tokens": float(self.version)})
@@ -248,11 +248,11 @@ def test_a_worker_that_dies_is_replaced_with_the_current_weights_and_only_its_gr
     assert len(list(tmp_path.glob("dies_once-1.*"))) == 2
     assert sum(len(list(tmp_path.glob(f"short-{i}.*"))) for i in (0, 2, 3)) <= 4, "at most one shared its fate"
     assert metrics["rollout/restarts"] == 1 and metrics["rollout/rollouts"] == 24
-    [said] = [record.message for record in caplog.records if "is lost" in record.message]
+    [message] = [record.message for record in caplog.records if "is lost" in record.message]
     assert re.match(
         r"rollout worker \d \(node [\d.]+, pid \d+\) is lost: its process ended at once: killed \(SIGKILL, out of "
         r"memory\) or crashed \(.*\); replacing it \(1 of at most 3 in this run\), and its groups are run again$",
-        said,
+        message,
     )
     assert re.search(r"rollout worker \d: ready", caplog.text)
     for worker in (0, 1):

@@ -1,4 +1,4 @@
-"""What rollouts begin with: who describes the tools, and tags in prompts that name none of them."""
+"""Prompts of rollouts: where the tools are described, and tags in prompts that name no tool."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_variable_without_effect_is_refused(model: Path, name: str, problem: s
     assert check_model(wrong.model) == [f"model.chat_template_kwargs.{name}: {problem}"]
 
 
-def test_a_system_prompt_of_ours_that_names_a_tool_which_is_not_there_is_refused(model: Path) -> None:
+def test_a_system_prompt_of_ours_that_names_a_tool_that_does_not_exist_is_refused(model: Path) -> None:
     assert check_prompts(config(model)) == []
     assert check_prompts(config(model, "tools=[calc,misled]")) == [
         "rollout_step=tags: the system prompt that it makes of the tools' descriptions names tags of no configured "
@@ -172,7 +172,7 @@ def training(model: Path, file: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_the_plan_says_how_tasks_are_chosen(model: Path, tmp_path: Path) -> None:
+def test_the_plan_prints_how_tasks_are_chosen(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "sums.jsonl"
     file.write_text("".join(json.dumps({"prompt": "q", "answer": "1", "level": i}) + "\n" for i in range(4)))
     chosen = [
@@ -189,23 +189,23 @@ def test_the_plan_says_how_tasks_are_chosen(model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not PUBLISHED.is_file(), reason="needs ../shared/data/rl")
-def test_the_published_prompts_name_a_search_that_a_run_with_python_alone_has_not(model: Path) -> None:
+def test_the_published_prompts_name_a_search_tool_that_a_run_with_python_alone_does_not_have(model: Path) -> None:
     tasks = load_tasks([str(PUBLISHED)], limit=5).tasks
     assert {tag: len(ids) for tag, ids in foreign_tags(config(model), tasks).items()} == {"search": 5, "python": 5}
 
 
-def test_inspection_and_plan_say_it_too(
+def test_inspection_and_plan_print_the_warning_too(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     messages = [{"role": message.role, "content": message.content} for message in task().prompt]
     file = tmp_path / "tasks.jsonl"
     file.write_text(json.dumps({"prompt": messages, "answer": "1"}) + "\n")
     assert main(["data", "inspect", str(file), "tools=[calc]"]) == 0
-    said = "prompts of tasks name tags of no tool that they may use: <search> in 1 (tasks/0); configured: calc."
-    assert f"  tags        {said}" in capsys.readouterr().out
+    expected = "prompts of tasks name tags of no tool that they may use: <search> in 1 (tasks/0); configured: calc."
+    assert f"  tags        {expected}" in capsys.readouterr().out
     overrides = training(model, file)
     with caplog.at_level(logging.WARNING):
         plan(compose(overrides, job="train"))
-    assert [said in record.getMessage() for record in caplog.records].count(True) == 1
+    assert [expected in record.getMessage() for record in caplog.records].count(True) == 1
     with pytest.raises(ConfigErrors, match="names tags of no configured tool: search; configured: misled"):
         plan(compose([*overrides, "tools=[misled]"], job="train"))

@@ -26,7 +26,7 @@ async def times(limiter: Limiter, calls: int, into: list[float]) -> None:
         into.append(time.monotonic())
 
 
-def test_the_rate_holds_over_all_who_use_a_limiter_of_one_name(tmp_path: Path) -> None:
+def test_the_rate_holds_over_all_users_of_a_limiter_of_one_name(tmp_path: Path) -> None:
     async def main() -> list[float]:
         run, let_through = services(tmp_path), list[float]()
         first, second = (run.of(name).limiter("api", 100) for name in ("tools.a", "rewards.b"))
@@ -43,7 +43,7 @@ def test_the_rate_holds_over_all_who_use_a_limiter_of_one_name(tmp_path: Path) -
     assert let_through[-1] - let_through[0] >= 49 / 100 - BURST_S - 0.01
 
 
-def test_who_comes_first_is_served_first_and_several_count_as_several() -> None:
+def test_waiters_are_served_in_order_and_several_permits_count_as_several() -> None:
     async def main() -> tuple[list[str], float]:
         limiter, order = LocalLimiters().limiter("api", 50), list[str]()
 
@@ -60,7 +60,7 @@ def test_who_comes_first_is_served_first_and_several_count_as_several() -> None:
     assert seconds >= 30 / 50 - BURST_S - 0.01
 
 
-def test_a_pause_holds_everyone_also_those_who_wait_already() -> None:
+def test_a_pause_holds_all_including_those_that_wait_already() -> None:
     async def main() -> float:
         limiter = LocalLimiters().limiter("api", 10)
         await limiter.wait(3)
@@ -74,7 +74,7 @@ def test_a_pause_holds_everyone_also_those_who_wait_already() -> None:
     assert asyncio.run(main()) >= 0.49
 
 
-def test_who_gives_up_keeps_nobody_waiting() -> None:
+def test_a_cancelled_waiter_delays_no_other() -> None:
     async def main() -> float:
         limiter = LocalLimiters().limiter("api", 2)
         await limiter.wait()
@@ -106,7 +106,7 @@ def test_a_rate_is_a_number_over_0(rate: Any) -> None:
     assert str(caught.value) == f"limiter 'api': a rate of {rate!r} per s; allowed: a finite number over 0"
 
 
-def test_a_component_has_a_folder_of_its_own_that_is_made_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_component_has_a_folder_of_its_own_that_is_created_at_its_first_use(tmp_path: Path) -> None:
     mine = services(tmp_path / "services").of("tools.a")
     assert not (tmp_path / "services").exists()
     assert mine.folder == tmp_path / "services" / "tools.a" and mine.folder.is_dir()
@@ -132,7 +132,9 @@ class Starts:
         (OSError("disk full"), "tool 'a' could not start: OSError: disk full"),
     ],
 )
-def test_a_component_that_cannot_start_says_why(tmp_path: Path, error: Exception, expected: str) -> None:
+def test_a_component_that_cannot_start_is_reported_with_the_reason(
+    tmp_path: Path, error: Exception, expected: str
+) -> None:
     kind = type(error) if isinstance(error, ConfigError | InfraError) else PluginError
     with pytest.raises(kind) as caught:
         asyncio.run(start_component(Starts(error), "tool 'a'", services(tmp_path).of("tools.a")))

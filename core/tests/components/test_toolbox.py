@@ -66,7 +66,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, factory in offered.items():
         entry: Entry[Any] = Entry(
-            kind="tool", name=name, factory=factory, config=None, plugin="house", distribution="house-dist"
+            kind="tool", name=name, factory=factory, config=None, plugin="demo", distribution="demo-dist"
         )
         registries.tools.add(entry)
     for module in ("toolbox", "build"):
@@ -84,7 +84,7 @@ def opened(config: Config, folder: Path, **options: Any) -> Toolbox:
     return asyncio.run(open_tools(config, RunServices(folder=folder, seed=1), **options))
 
 
-def test_instances_are_told_apart_and_each_is_started_once(tmp_path: Path) -> None:
+def test_instances_are_distinct_and_each_is_started_once(tmp_path: Path) -> None:
     box = opened(configured(search=None, web="search"), tmp_path)
     assert {name: schema.name for name, schema in box.schemas.items()} == {"search": "search", "web": "web"}
     assert box.tools["search"][0] is not box.tools["web"][0]
@@ -130,15 +130,15 @@ def test_a_set_that_has_other_tools_than_before_stops_the_run(
     with pytest.raises(PluginError) as caught:
         opened(config, tmp_path, expected=expected)
     assert str(caught.value) == (
-        f"tool 'files' of plugin 'house' (house-dist): the tool set has other tools than before the start: {change}"
+        f"tool 'files' of plugin 'demo' (demo-dist): the tool set has other tools than before the start: {change}"
     )
     assert Files.made[-1].events[-1] == "close"
 
 
-def test_a_tool_that_is_described_otherwise_than_before_stops_the_run(tmp_path: Path) -> None:
+def test_a_tool_with_another_description_than_before_stops_the_run(tmp_path: Path) -> None:
     config = configured(files=None)
     first, second = tool_names(config).sets["files"]
-    with pytest.raises(PluginError, match=r"before the start: read_file is described otherwise$"):
+    with pytest.raises(PluginError, match=r"before the start: read_file has another description$"):
         opened(config, tmp_path, expected={"files": (replace(first, description="Reads."), second)})
 
 
@@ -158,11 +158,11 @@ def test_a_name_that_two_entries_offer_is_refused_before_the_start(order: tuple[
         (
             OSError("refused"),
             PluginError,
-            "tool 'files' of plugin 'house' (house-dist): `open` raised OSError: refused",
+            "tool 'files' of plugin 'demo' (demo-dist): `open` raised OSError: refused",
         ),
     ],
 )
-def test_a_set_that_cannot_be_opened_says_why(
+def test_a_set_that_cannot_be_opened_is_reported_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], expected: str
 ) -> None:
     monkeypatch.setattr(Files, "error", error)
@@ -191,7 +191,7 @@ def test_two_tools_of_a_set_have_two_names(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(PluginError) as caught:
         tool_names(configured(files=None))
     assert str(caught.value) == (
-        "tool 'files' of plugin 'house' (house-dist): `open` returned several tools named 'read_file'"
+        "tool 'files' of plugin 'demo' (demo-dist): `open` returned several tools named 'read_file'"
     )
 
 
@@ -224,6 +224,6 @@ def test_limiters_of_many_processes_are_made_only_where_one_may_be_asked_for(
     assert wants_services(configured(**tools)) is wants
 
 
-def test_a_plan_says_what_an_instance_is() -> None:
+def test_a_plan_prints_what_an_instance_is() -> None:
     assert entries_in_words(configured(search=None, web="search").tools) == "search, web (search)"
     assert entries_in_words({}) == "none"

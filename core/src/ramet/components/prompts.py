@@ -1,7 +1,7 @@
 """The prompts of a run's tasks, and tags in them that name no tool of the run.
 
-A model that is told of a tool which is not there invents what it returns. Where the text is ours that is refused;
-where a task brings it along, it is said once, with the tags and the tasks.
+A model whose prompt names a tool that does not exist invents its results. Such a system prompt of ours is refused;
+if prompts of tasks do it, one warning lists the tags and the tasks.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ramet.rollout.prompts import Prompt, make_prompt
 from ramet.types import Message, Task
 
 logger = logging.getLogger(__name__)
-SHOWN = 3  # tasks of each tag
+SHOWN = 3  # ids of tasks listed for each tag
 
 
 @runtime_checkable
 class ReadsTags(Protocol):
-    """What a rollout step offers besides, if it calls tools by tags that a prompt may name."""
+    """Offered by rollout steps that call tools by tags, which a prompt may name."""
 
     def foreign_tags(self, messages: Sequence[Message], tools: Sequence[str]) -> list[str]:
-        """Names of tags that these messages present to the model and that belong to nothing it has."""
+        """Names of tags in these messages that belong to none of `tools`, nor to the step itself."""
         ...
 
 
 def task_prompts(config: Config, tools: ToolNames) -> Callable[[Task], Prompt]:
-    """What a rollout of a task begins with, by `rollout_step` and the task's tools."""
+    """A function that builds the prompt of a task from `rollout_step` and the tools that the task may use."""
     step, rule = build_step(config), config.rollout_step
 
     def prompt(task: Task) -> Prompt:
@@ -41,7 +41,7 @@ def task_prompts(config: Config, tools: ToolNames) -> Callable[[Task], Prompt]:
 
 
 def check_prompts(config: Config, tools: ToolNames) -> list[str]:
-    """What is wrong with the prompts whatever the tasks are. Step and tokenizer must be such as can be built."""
+    """Problems of the prompts that no task causes. It must be possible to build the rollout step and the tokenizer."""
     from ramet.models.check import reads_tools
     from ramet.models.loading import load_tokenizer  # torch: looking at data without a model needs none
 
@@ -76,7 +76,7 @@ def foreign_tags(config: Config, tasks: Iterable[Task], tools: ToolNames) -> dic
 
 
 def describe_foreign_tags(found: dict[str, list[str]], tools: ToolNames) -> str:
-    """One line."""
+    """The result of `foreign_tags` in one line."""
     tags = [
         f"<{tag}> in {len(ids)} ({', '.join(ids[:SHOWN])}{', …' if len(ids) > SHOWN else ''})"
         for tag, ids in found.items()

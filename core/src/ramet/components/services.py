@@ -14,14 +14,14 @@ from ramet.plugin_code import raised_at
 from ramet.types import Limiter, Services
 
 START_TIMEOUT_S = 120.0
-BURST_S = 0.1  # what was not used in so many seconds may be used later, so that late timers do not lower the rate
+BURST_S = 0.1  # permits unused in this time may be used later, so that late timers do not lower the rate
 
 
 class TokenBucket:
     """A `Limiter` for one event loop: at most `per_s * (t + BURST_S) + 1` in any `t` seconds, first come, first served.
 
     The next one is allowed at `_next`, less the burst; this is the token bucket in the form of the "virtual scheduling
-    algorithm" (ITU-T I.371, GCRA). Who waits holds the lock, and asyncio's lock is handed on in the order of arrival.
+    algorithm" (ITU-T I.371, GCRA). The first that waits has the lock; asyncio passes it on in order of arrival.
     """
 
     def __init__(self, per_s: float) -> None:
@@ -49,7 +49,7 @@ class Limiters(Protocol):
 
 @dataclass(slots=True)
 class LocalLimiters:
-    """For runs within one process, and inside the process that keeps them for all others."""
+    """For runs within one process, and inside the process that holds them for all others."""
 
     _buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ def check_same_rate(name: str, first: float, per_s: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunServices:
-    """The services of a run in one process. `folder` is the run's own for what components keep."""
+    """The services of a run in one process. `folder` is where the run's components keep their files."""
 
     folder: Path
     seed: int
@@ -87,7 +87,7 @@ class RunServices:
 
 
 class _ComponentServices:
-    """`ramet.Services`. The folder is made when it is first asked for."""
+    """`ramet.Services`. The folder is created at its first use."""
 
     def __init__(self, folder: Path, seed: int, limiters: Limiters) -> None:
         self._folder = folder
@@ -103,8 +103,8 @@ class _ComponentServices:
         return self._limiters.limiter(name, per_s)
 
 
-async def start_component(component: object, who: str, services: Services) -> None:
-    """Call its `start`, if it has one. `who` is for messages.
+async def start_component(component: object, label: str, services: Services) -> None:
+    """Call its `start`, if it has one. `label` names it in messages.
 
     Raises its `RametError` as it is, `InfraError` if it does not return, `PluginError` for anything else.
     """
@@ -118,5 +118,5 @@ async def start_component(component: object, who: str, services: Services) -> No
         raise
     except Exception as error:
         if deadline.expired():
-            raise InfraError(f"{who} did not start within {START_TIMEOUT_S:g} s") from error
-        raise PluginError(f"{who} could not start: {type(error).__name__}: {error}{raised_at(error)}") from error
+            raise InfraError(f"{label} did not start within {START_TIMEOUT_S:g} s") from error
+        raise PluginError(f"{label} could not start: {type(error).__name__}: {error}{raised_at(error)}") from error

@@ -1,6 +1,6 @@
 """The tools of a run: built, started, and tool sets opened.
 
-A tool set is opened twice: before the start, for its schemas, and by each rollout worker, which compares.
+A tool set is opened before the start, for its schemas, and again by each rollout worker, which compares them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Schemas = tuple[ToolSchema, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Toolbox:
-    """Tools by the names that the model is told, with their limits. `sets`: what each set stands for."""
+    """Tools by the names that the model sees, with their limits. `sets`: the names of the tools of each set."""
 
     tools: dict[str, tuple[Tool, ToolConfig]] = field(default_factory=dict)
     sets: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -49,13 +49,13 @@ class Toolbox:
         return {name: tuple(schemas[tool] for tool in tools) for name, tools in self.sets.items()}
 
     async def close_sets(self) -> None:
-        """After the tools themselves, which a rollout worker closes. Never raises: the run is over."""
+        """To be called after a rollout worker has closed the tools. Never raises: the run is over."""
         for name, tool_set in self.opened:
             await _close(f"tool set {name}", tool_set)
         self.opened.clear()
 
     async def close(self) -> None:
-        """Tools and sets, where no rollout worker was made of them. Never raises."""
+        """Tools and sets, where no rollout worker was built with them. Never raises."""
         for name, tool in self.started:
             if hasattr(tool, "aclose"):
                 await _close(f"tool {name}", tool)
@@ -74,9 +74,9 @@ async def _close(what: str, component: Any) -> None:
 async def open_tools(
     config: Config, services: RunServices, *, expected: Mapping[str, Schemas] | None = None, for_schemas: bool = False
 ) -> Toolbox:
-    """All configured tools, ready to be called. `expected`: what the sets' schemas were before the start.
+    """All configured tools, ready to be called. `expected`: by set, the schemas found before the start.
 
-    `for_schemas` starts sets alone. Raises `ConfigError` for names that are taken twice, `PluginError` for broken
+    `for_schemas` starts sets alone. Raises `ConfigError` for names that are used twice, `PluginError` for broken
     components, `InfraError` if a set cannot be reached.
     """
     box = Toolbox()
@@ -99,39 +99,39 @@ async def _add_entry(
 ) -> None:
     entry = load_plugins().get("tools", settings.use or name)
     built: Any = entry.build(settings.params)
-    who = f"tool {name!r} of plugin {entry.plugin!r} ({entry.distribution})"
+    label = f"tool {name!r} of plugin {entry.plugin!r} ({entry.distribution})"
 
     async def start(component: object) -> None:
-        await start_component(component, who, services.of(f"tools.{name}"))
+        await start_component(component, label, services.of(f"tools.{name}"))
 
     if not is_tool_set(built):
-        _add(box, name, built, settings, of=name)
+        _add(box, name, built, settings, entry=name)
         if not for_schemas:
             await start(built)
             box.started.append((name, built))
         return
     await start(built)
     box.opened.append((name, built))
-    tools = await _open(built, name, who)
+    tools = await _open(built, name, label)
     if expected is not None:
-        _compare(who, expected.get(name, ()), tuple(tool.schema for tool in tools))
+        _compare(label, expected.get(name, ()), tuple(tool.schema for tool in tools))
     for tool in tools:
-        _add(box, tool.schema.name, tool, settings, of=name)
+        _add(box, tool.schema.name, tool, settings, entry=name)
         if not for_schemas:
             await start(tool)
             box.started.append((tool.schema.name, tool))
     box.sets[name] = tuple(tool.schema.name for tool in tools)
 
 
-def _add(box: Toolbox, name: str, tool: Tool, settings: ToolConfig, *, of: str) -> None:
+def _add(box: Toolbox, name: str, tool: Tool, settings: ToolConfig, *, entry: str) -> None:
     owners = {one: owner for owner, names in box.sets.items() for one in (*names, owner)}
-    taken = owners.get(name) or owners.get(of) or (name if name in box.tools else None)
-    if taken is not None and taken != of:
-        raise ConfigError(f"tools: {of!r} and {taken!r} both offer a tool named {name!r}; leave one of them out")
+    taken = owners.get(name) or owners.get(entry) or (name if name in box.tools else None)
+    if taken is not None and taken != entry:
+        raise ConfigError(f"tools: {entry!r} and {taken!r} both offer a tool named {name!r}; leave one of them out")
     box.tools[name] = (tool, settings)
 
 
-async def _open(tool_set: ToolSet, name: str, who: str) -> Sequence[Tool]:
+async def _open(tool_set: ToolSet, name: str, label: str) -> Sequence[Tool]:
     try:
         async with asyncio.timeout(OPEN_TIMEOUT_S) as deadline:
             opened = list(await tool_set.open())
@@ -140,37 +140,38 @@ async def _open(tool_set: ToolSet, name: str, who: str) -> Sequence[Tool]:
     except Exception as error:
         if deadline.expired():
             raise InfraError(f"tools.{name}: the tool set did not open within {OPEN_TIMEOUT_S:g} s") from error
-        raise PluginError(f"{who}: `open` raised {type(error).__name__}: {error}{raised_at(error)}") from error
+        raise PluginError(f"{label}: `open` raised {type(error).__name__}: {error}{raised_at(error)}") from error
     for tool in opened:
         wrong = misfits(tool, "tool")
         if wrong or is_tool_set(tool):
-            raise PluginError(f"{who}: `open` returned {tool!r:.80}, which is no tool: {'; '.join(wrong) or 'a set'}")
+            raise PluginError(f"{label}: `open` returned {tool!r:.80}, which is no tool: {'; '.join(wrong) or 'a set'}")
     names = [tool.schema.name for tool in opened]
     twice = sorted({tool for tool in names if names.count(tool) > 1})
     if twice:
-        raise PluginError(f"{who}: `open` returned several tools named {', '.join(map(repr, twice))}")
+        raise PluginError(f"{label}: `open` returned several tools named {', '.join(map(repr, twice))}")
     return opened
 
 
-def _compare(who: str, before: Schemas, now: Schemas) -> None:
-    if before == now:
+def _compare(label: str, before: Schemas, after: Schemas) -> None:
+    if before == after:
         return
-    known, found = {schema.name: schema for schema in before}, {schema.name: schema for schema in now}
+    known, found = {schema.name: schema for schema in before}, {schema.name: schema for schema in after}
     changes = [
         *(f"{name} is gone" for name in known if name not in found),
         *(f"{name} is new" for name in found if name not in known),
-        *(f"{name} is described otherwise" for name in known if name in found and known[name] != found[name]),
+        *(f"{name} has another description" for name in known if name in found and known[name] != found[name]),
     ]
     raise PluginError(
-        f"{who}: the tool set has other tools than before the start: {', '.join(changes) or 'their order has changed'}"
+        f"{label}: the tool set has other tools than before the start: "
+        f"{', '.join(changes) or 'their order has changed'}"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolNames:
-    """What the configured tools are called and how they are described. `sets`: schemas of the tools of each set.
+    """Names and schemas of the configured tools, known before the start. `sets`: schemas of the tools of each set.
 
-    `stateful`: those that hold states of rollouts.
+    `stateful`: tools that hold states of rollouts.
     """
 
     schemas: Mapping[str, ToolSchema] = field(default_factory=dict)
@@ -193,11 +194,11 @@ class ToolNames:
 def tool_names(config: Config) -> ToolNames:
     """Before the start: sets are opened for their schemas, and closed again. Raises as `open_tools` does."""
 
-    async def look() -> ToolNames:
+    async def find() -> ToolNames:
         with tempfile.TemporaryDirectory(prefix="ramet-tools-") as folder:
             box = await open_tools(config, RunServices(folder=Path(folder), seed=config.run.seed), for_schemas=True)
             await box.close_sets()
         tools = {name: (tool, settings.timeout_s) for name, (tool, settings) in box.tools.items()}
         return ToolNames(schemas=box.schemas, sets=box.set_schemas, stateful=tool_components(tools))
 
-    return run_async(look())
+    return run_async(find())
