@@ -57,7 +57,7 @@ def test_a_worker_gets_keys_settings_modules_and_folder_and_keeps_what_is_its_ow
 
 WORKER = """
 import logging, os
-from ramet.cluster.ray.actors import Actor
+from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.config.compose import compose
 

@@ -24,7 +24,7 @@ from ray import cloudpickle
 from ray.util import placement_group_table
 
 from ramet.cluster.ray import policy, rollouts
-from ramet.cluster.ray.actors import Actor
+from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.errors import death_cause
 from ramet.cluster.ray.placement import WorkerPlacement

@@ -26,7 +26,7 @@ import ray
 from ray import cloudpickle
 
 from ramet.cluster.ray import health_monitor, rollouts
-from ramet.cluster.ray.actors import Actor, Counts
+from ramet.cluster.ray.actor_base import Actor, Counts
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig

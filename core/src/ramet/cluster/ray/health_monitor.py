@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from ramet.cluster.ray.actors import LogLine
+from ramet.cluster.ray.actor_base import LogLine
 from ramet.cluster.ray.errors import WorkerLost, translated
 from ramet.cluster.ray.worker import RayWorker
 

@@ -10,7 +10,8 @@ from typing import Any
 import ray
 from ray import ObjectRef
 
-from ramet.cluster.ray.actors import PolicyActor, PolicySetup
+from ramet.cluster.ray.actor_base import PolicySetup
+from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.errors import WorkerLost
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import RayWorker

@@ -17,7 +17,8 @@ from pathlib import Path
 from ray import ObjectRef
 
 from ramet.cluster.interfaces import OnGroup
-from ramet.cluster.ray.actors import Counts, RolloutActor, RolloutSetup, total_metrics
+from ramet.cluster.ray.actor_base import Counts, RolloutSetup, total_metrics
+from ramet.cluster.ray.actors import RolloutActor
 from ramet.cluster.ray.errors import WorkerLost
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import RayWorker

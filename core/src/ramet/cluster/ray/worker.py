@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ramet.cluster.ray.actors import HEALTH, SAVE, ActorProcess
+from ramet.cluster.ray.actor_base import HEALTH, SAVE, ActorProcess
 from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.cluster.ray.errors import translated
 from ramet.cluster.ray.placement import PlacementSlot

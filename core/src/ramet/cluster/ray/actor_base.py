@@ -1,0 +1,140 @@
+"""What all actors are given and can do: the driver's environment, pings, and logs that the next ping returns.
+
+`ping` is answered by a thread of its own, which tells a process that computes from one that is stuck. Errors are raised
+by methods, never by `__init__`: only a method's error reaches the driver as it was. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import cloudpickle
+
+from ramet.cluster.ray.driver_environment import DriverEnvironment
+from ramet.components.services import RunServices
+from ramet.components.toolbox import Schemas
+from ramet.config.schema import Config, RunConfig
+from ramet.engines.counters import merged
+from ramet.rollout.tools.stats import ToolStats, tool_metrics
+from ramet.tracking.log import make_records_harmless
+
+if TYPE_CHECKING:
+    from ramet.policy.spec import CriticSpec, PolicySpec
+
+HEALTH = "health"  # concurrency group of pings
+SAVE = "save"  # of writing checkpoints while training continues
+MAX_LOG_LINES = 10_000  # kept for the next ping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of a worker's log. `level` is one of `logging`'s."""
+
+    logger: str
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorProcess:
+    """Where a worker runs."""
+
+    node: str  # address
+    pid: int
+    devices: tuple[str, ...]  # GPUs that Ray gave it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSetup:
+    """What a rollout worker starts with."""
+
+    config: Config
+    branching: bool
+    services: RunServices
+    tool_sets: Mapping[str, Schemas]  # as opened before the start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySetup:
+    """What a policy rank starts with."""
+
+    run: RunConfig
+    timeout_s: float
+    spec: PolicySpec
+    critic: CriticSpec | None
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a rollout worker has counted since the last call, in a form that adds up over workers."""
+
+    tools: dict[str, ToolStats]
+    engine: dict[str, float]
+
+
+def total_metrics(found: Sequence[Counts]) -> dict[str, float]:
+    """The metrics of all workers together."""
+    tools: dict[str, ToolStats] = {}
+    for counts in found:
+        for name, stats in counts.tools.items():
+            tools.setdefault(name, ToolStats()).add(stats)
+    return {**tool_metrics(tools), **merged([counts.engine for counts in found])}
+
+
+def node_address() -> str:
+    """This node's address."""
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+class _LogBuffer(logging.Handler):
+    """Keeps lines for the next ping; the oldest are dropped if there are too many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[LogLine] = deque(maxlen=MAX_LOG_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(LogLine(logger=record.name, level=record.levelno, text=self.format(record)))
+
+    def take(self) -> list[LogLine]:
+        return [self._lines.popleft() for _ in range(len(self._lines))]
+
+
+class Actor:
+    """What all workers can do. `setup` is pickled: it may need modules that only `driver` makes importable here."""
+
+    def __init__(self, driver: DriverEnvironment, setup: bytes, devices: Sequence[str] | None) -> None:
+        driver.apply()
+        if devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        self._driver = driver
+        self._setup = setup
+        self._log = _LogBuffer()
+        make_records_harmless()  # Ray keeps the log in files that other users can read
+        handlers = [self._log, logging.StreamHandler()]
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers, force=True)
+        logging.getLogger("ramet").setLevel(driver.log_level)
+
+    @ray.method(concurrency_group=HEALTH)
+    def process(self) -> ActorProcess:
+        context = ray.get_runtime_context()
+        devices = context.get_accelerator_ids().get("GPU", [])
+        return ActorProcess(node=node_address(), pid=os.getpid(), devices=tuple(map(str, devices)))
+
+    @ray.method(concurrency_group=HEALTH)
+    def ping(self) -> list[LogLine]:
+        """Lines logged since the last ping."""
+        return self._log.take()
+
+    def _read_setup(self) -> Any:
+        """The setup. Raises `ConfigErrors` if this node differs from the driver's."""
+        self._driver.check(node_address())
+        return cloudpickle.loads(self._setup)
