@@ -67,6 +67,7 @@ class Objective:
         `policy` is pi, with gradient; `counts` are those of the whole optimiser step.
         """
         train = self._spec.train
+        # The three terms by token. KL and entropies are reported also with a coefficient of 0.
         old = policy.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
         output = self._policy_loss(policy, inputs, old)
         off_policy = truncated_weights(old, inputs.engine_logprobs, train.tis_cap)
@@ -79,6 +80,7 @@ class Objective:
             metrics.token_mean("train/entropy", policy.entropies, policy.mask)
             if train.entropy_coef:
                 per_token = per_token - train.entropy_coef * policy.entropies
+        # The loss's own metrics, the off-policy weights and the tails of the ratio.
         for name, values in output.metrics.items():
             metrics.token_mean(f"train/{name}", values, policy.mask)
         metrics.token_mean("train/tis_weight", off_policy.weight, policy.mask)

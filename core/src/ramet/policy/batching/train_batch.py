@@ -16,15 +16,15 @@ from ramet.policy.batching.batch import Floats, Row, unpadded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInputs:
-    """What a loss needs beside the forward pass, on the response axis `[T]` of one micro-batch."""
+    """What a loss needs besides the forward pass: each field is `[T]` on the response axis of one micro-batch."""
 
     advantages: Tensor
-    old_logprobs: Tensor | None  # None: the policy itself, before its only optimiser step
-    engine_logprobs: Tensor
-    sequence_ids: Tensor
+    old_logprobs: Tensor | None  # pi_old; None: the policy itself, before its only optimiser step
+    engine_logprobs: Tensor  # mu
+    sequence_ids: Tensor  # 0 to the number of sequences - 1
     group_ids: Tensor
     turn_ids: Tensor
-    policy_versions: Tensor
+    policy_versions: Tensor  # -1 on inserted tokens
     ref_logprobs: Tensor | None
     returns: Tensor | None
 
@@ -38,7 +38,7 @@ class TrainBatch:
 
     rows: Sequence[Row]
     advantages: Sequence[Floats]
-    old_logprobs: Sequence[Floats] | None = None  # pi_old; None: found as train.old_logprobs says
+    old_logprobs: Sequence[Floats] | None = None  # pi_old; None: computed as train.old_logprobs asks
     ref_logprobs: Sequence[Floats] | None = None  # None: of the worker's reference, if it has one
     returns: Sequence[Floats] | None = None  # what the critic is trained towards
     values: Sequence[Floats] | None = None  # the critic's before this step's update
@@ -69,7 +69,7 @@ class TrainBatch:
         return bool(self.advantages[row][self.rows[row].mask].any())
 
     def inputs(self, chosen: Sequence[int], device: torch.device) -> TokenInputs:
-        """The concatenated response axis of these rows."""
+        """These rows' responses one after another: T is the sum of their lengths."""
         rows = [self.rows[i] for i in chosen]
 
         def joined(arrays: Sequence[NDArray[Any]]) -> Tensor:
