@@ -213,6 +213,14 @@ def test_a_trace_is_cut_into_sampled_and_inserted_parts_that_join_to_it() -> Non
     assert "".join(part.text for part in parts) == trace
 
 
+@pytest.mark.parametrize("opening", ["</x><result>", "</python><result>", "</python> "])
+def test_a_trace_of_many_openings_is_read_in_one_pass(opening: str) -> None:
+    trace = opening * 100_000  # the whole text searched from each opening would take hours
+    assert Tags(TagsConfig()).read(trace, ["python"]) == [Sampled(text=trace)]
+    closed = trace + "</result>"
+    assert "".join(part.text for part in Tags(TagsConfig()).read(closed, ["python"])) == closed
+
+
 def test_a_trace_of_an_unknown_tool_is_all_sampled() -> None:
     trace = "<web>x</web> <result>\ny\n</result>"
     assert Tags(TagsConfig()).read(trace, ["python"]) == [Sampled(text=trace)]

@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -39,12 +40,24 @@ from ramet.types import (
     Untrusted,
 )
 
+MOST_STOPS = 64  # sets of stop strings that are kept
 TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)>")
 HTML = frozenset(
     "a abbr b blockquote body br button code dd del div dl dt em font form h1 h2 h3 h4 h5 h6 head hr html i img input "
     "ins kbd label li link main math meta nav ol option p pre q s script section select small span strong style sub "
     "sup svg table tbody td textarea tfoot th thead title tr tt u ul var".split()
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stops:
+    """The strings that end a turn. `tools` and `missing`: closing tag -> name of a tool that there is, or is not."""
+
+    tools: Mapping[str, str]
+    missing: Mapping[str, str]
+    answer: str
+    result: str
+    strings: tuple[str, ...]  # all of them
 
 
 class Tags:
@@ -55,7 +68,8 @@ class Tags:
         # A result that spells these could seem to end itself, or to hold the model's answer.
         self._forged = re.compile(rf"<(?=/?(?:{re.escape(config.result)}|{re.escape(config.answer)})>)")
         tag = re.escape(config.result)
-        self._block = re.compile(rf"(</([^<>/\s]+)>|<{tag}>)(\s*<{tag}>\n?)(.*?)(\n?</{tag}>)", re.DOTALL)
+        self._opening = re.compile(rf"(</([^<>/\s]+)>|<{tag}>)(\s*<{tag}>\n?)")  # of a result block, after a tag
+        self._known_stops: dict[tuple[tuple[str, ...], ...], _Stops] = {}
 
     def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
         self._check_names(tools)
@@ -76,24 +90,41 @@ class Tags:
         return "\n".join(lines)
 
     async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
-        self._check_names(ctx.tools)
-        tools = {f"</{tool.name}>": tool for tool in ctx.tools}
-        system = [message for message in state.task.prompt if message.role == "system"]
-        missing = {f"</{name}>": name for name in self.foreign_tags(system, [tool.name for tool in ctx.tools])}
-        answer, result = f"</{self.config.answer}>", f"<{self.config.result}>"
-        generation = await ctx.generate(stop=[*tools, answer, result, *missing])
-        if generation.stop in tools:
-            return await self._use(tools[generation.stop], generation.text, state, ctx)
-        if generation.stop in missing:
-            return await self._use_missing(missing[generation.stop], generation.text, state, ctx)
-        if generation.stop == result:
+        stops = self._stops(ctx.tools, state.task.prompt)
+        generation = await ctx.generate(stop=stops.strings)
+        if generation.stop in stops.tools:
+            name = stops.tools[generation.stop]
+            tool = next(tool for tool in ctx.tools if tool.name == name)
+            return await self._use(tool, generation.text, state, ctx)
+        if generation.stop in stops.missing:
+            return await self._use_missing(stops.missing[generation.stop], generation.text, state, ctx)
+        if generation.stop == stops.result:
             return self._inserted(
                 "A result is written for you once a tool has run: never write one yourself. "
                 f"Tools: {', '.join(tool.name for tool in ctx.tools) or 'none'}."
             )
-        if generation.stop == answer:
+        if generation.stop == stops.answer:
             return self._answer(generation.text)
         return StepResult(stop=_reason(generation), answer=_stripped(_last_block(generation.text, self.config.answer)))
+
+    def _stops(self, tools: Sequence[ToolSchema], prompt: Sequence[Message]) -> _Stops:
+        """Kept by what they depend on, since they are the same in every turn of a task and in most tasks."""
+        names = tuple([tool.name for tool in tools])
+        key = names, tuple([message.content for message in prompt if message.role == "system"])
+        stops = self._known_stops.get(key)
+        if stops is None:
+            self._check_names(tools)
+            if len(self._known_stops) >= MOST_STOPS:
+                self._known_stops.clear()
+            stops = self._known_stops[key] = self._new_stops(names, prompt)
+        return stops
+
+    def _new_stops(self, names: Sequence[str], prompt: Sequence[Message]) -> _Stops:
+        system = [message for message in prompt if message.role == "system"]
+        tools = {f"</{name}>": name for name in names}
+        missing = {f"</{name}>": name for name in self.foreign_tags(system, names)}
+        answer, result = f"</{self.config.answer}>", f"<{self.config.result}>"
+        return _Stops(tools, missing, answer, result, strings=(*tools, answer, result, *missing))
 
     def _answer(self, text: str) -> StepResult:
         answer = _last_block(text, self.config.answer)
@@ -154,22 +185,28 @@ class Tags:
         return list(self._parts(text, tools))
 
     def _parts(self, text: str, tools: Sequence[str]) -> Iterator[TracePart]:
-        done = position = 0
-        while (found := self._block.search(text, position)) is not None:
-            position = found.end(1)
-            if not self._is_inserted(found, tools):
+        closing, done, position = f"</{self.config.result}>", 0, 0
+        while (opening := self._opening.search(text, position)) is not None:
+            position = opening.end(1)
+            if not self._is_inserted(opening, text, tools):
                 continue
-            yield Sampled(text=text[done : found.end(1)])
-            yield Markup(text=found[3])
-            yield Untrusted(text=found[4])
-            yield Markup(text=found[5])
-            done = position = found.end()
+            start = opening.end()
+            tag = text.find(closing, start)
+            if tag < 0:
+                break  # no later block is closed either
+            end = tag - text.endswith("\n", start, tag)
+            yield Sampled(text=text[done:position])
+            yield Markup(text=opening[3])
+            yield Untrusted(text=text[start:end])
+            done = position = tag + len(closing)
+            yield Markup(text=text[end:done])
         if done < len(text):
             yield Sampled(text=text[done:])
 
-    def _is_inserted(self, block: re.Match[str], tools: Sequence[str]) -> bool:
-        name = block[2]  # None: after an opening tag of a result
-        return name in (*tools, self.config.answer, None) or block[4].startswith(f"There is no tool {name}.")
+    def _is_inserted(self, opening: re.Match[str], text: str, tools: Sequence[str]) -> bool:
+        name = opening[2]  # None: after an opening tag of a result
+        no_tool = f"There is no tool {name}."
+        return name in (*tools, self.config.answer, None) or text.startswith(no_tool, opening.end())
 
     def _check_names(self, tools: Sequence[ToolSchema]) -> None:
         own = {self.config.think, self.config.result, self.config.answer}
