@@ -25,6 +25,11 @@ from ramet.types import (
     Untrusted,
 )
 
+# In tuples, since `A | B` would be built at each of the calls, of which a step has many.
+INSERTS = (Markup, Untrusted)
+NUMBERS = (int, float)
+LISTS = (tuple, list)
+
 
 def advantage_problem(output: object, batch: AdvantageInputs) -> str | None:
     """Type, shape `[N, T]`, float32, no gradient, finite within the mask, zero outside, metrics that are numbers."""
@@ -118,7 +123,7 @@ def _json_problem(info: object) -> str | None:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, NUMBERS) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def begin_problem(inserts: object) -> str | None:
@@ -129,7 +134,7 @@ def begin_problem(inserts: object) -> str | None:
 
 
 def _are_inserts(value: object) -> bool:
-    return isinstance(value, tuple | list) and all(isinstance(part, Markup | Untrusted) for part in value)
+    return isinstance(value, LISTS) and all([isinstance(part, INSERTS) for part in value])
 
 
 def tool_problem(result: object) -> str | None:

@@ -146,6 +146,8 @@ class GroupScheduler:
         self._report(RolloutEvent(live.path, Phase.BEGIN, live.turn, **self._turn_summary(live, live.turn - 1)))
 
     def _turn_summary(self, live: LiveRollout, turn: int) -> _TurnSummary:
+        if not self.history.budget_left:  # the policy is not asked any more
+            return {"n_tokens": 0, "entropies": (), "calls": ()}
         sampled = [s for s in live.segments[live.starts[turn] :] if s.is_sampled]
         calls = [c for c in live.tool_calls if c.turn == turn]
         read = sampled if self._reads_entropies else ()
@@ -179,10 +181,13 @@ class GroupScheduler:
             self._fill()
 
     def _apply(self, event: RolloutEvent) -> None:
-        self.history.apply(event)
         live = self._live[event.path]
-        if self.history.budget_left and (branch_event := _branch_event(event, live)) is not None:
-            self._ask(branch_event, live.key, event.turn)
+        if self.history.budget_left:
+            self.history.apply(event)
+            if (branch_event := _branch_event(event, live)) is not None:
+                self._ask(branch_event, live.key, event.turn)
+        else:
+            self.history.count(event)
         if event.phase is Phase.BEGIN and self.states is not None:
             self.states.decided(event.path, event.turn)
         if event.phase is Phase.END:

@@ -60,6 +60,8 @@ class RolloutMetrics:
             rollout_ms=int(1000 * rollout.stats.get("seconds", 0.0)),
         )
         for key, value in rollout.stats.items():
+            if not key.startswith("step"):
+                continue
             area, _, name = key.partition("/")
             if area == "step":
                 self._step.setdefault(name, []).append(value)

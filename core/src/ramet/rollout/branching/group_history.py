@@ -94,6 +94,10 @@ class GroupHistory:
             rollout.finished, rollout.stop = True, event.stop
             self.n_live -= 1
 
+    def count(self, event: RolloutEvent) -> None:
+        """As `apply`, once the budget is used up: no policy is asked any more, so the views may stay as they are."""
+        self.n_live -= event.phase is Phase.END
+
     def view(self) -> GroupView:
         return GroupView(
             task=self.task,

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Coroutine, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ramet.config.schema import ToolConfig
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 10.0
+UNCHANGEABLE = frozenset({str, int, float, bool, type(None)})  # nearly all arguments; they need no copy
 CUT = "\n[... cut ...]\n"
 CHARS_PER_TOKEN = 32  # no more characters than this per allowed token are ever tokenised
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -106,13 +107,25 @@ class ToolExecutor:
         started = time.perf_counter()
         self.stats.executed += 1
         try:
-            arguments = deepcopy(dict(call.arguments))  # a tool may change them; the record and a retry may not
-            call = replace(call, arguments=arguments, deadline_s=self._left(progress.ends_at))
+            call = self._own_call(call, self._left(progress.ends_at))
             with self._watchdog.wait(f"tool:{self.name} rollout {call.rollout}"):
                 return self._checked(await self._within(self._call(call, progress), self.config.timeout_s))
         finally:
             self._slots.release()
             progress.run_s += time.perf_counter() - started
+
+    def _own_call(self, call: ToolCall, deadline_s: float) -> ToolCall:
+        """With a copy of the arguments, since a tool may change its own; the record and a retry must not see that."""
+        return ToolCall(
+            name=call.name,
+            arguments={name: _copied(value) for name, value in call.arguments.items()},
+            rollout=call.rollout,
+            turn=call.turn,
+            task=call.task,
+            deadline_s=deadline_s,
+            state=call.state,
+            environment=call.environment,
+        )
 
     def _left(self, ends_at: float | None) -> float:
         """Seconds that an attempt has that begins now."""
@@ -180,6 +193,10 @@ class ToolExecutor:
                 await self._within(work, CLOSE_TIMEOUT_S)
         except Exception as error:
             logger.warning("%s failed: %s: %s", name, type(error).__name__, error)
+
+
+def _copied(value: Any) -> Any:
+    return value if type(value) in UNCHANGEABLE else deepcopy(value)
 
 
 def _json(metadata: object, name: str) -> Mapping[str, Any]:
