@@ -67,7 +67,7 @@ def _run(loss: PolicyLoss, batch: LossInputs) -> _Run:
     for name, value in _tensors(batch).items():
         expect(torch.equal(value.detach(), before[name]), f"changed the input {name} in place: work on a copy")
     _check_output(output, batch)
-    # What the core sums: masked tokens only, whatever stands elsewhere.
+    # What the core sums: masked tokens only, whatever the others are.
     total = torch.where(batch.mask, output.per_token, 0.0).sum()
     (gradient,) = torch.autograd.grad(total, [batch.logprobs], allow_unused=True)
     gradient = torch.zeros_like(batch.logprobs) if gradient is None else gradient

@@ -168,7 +168,7 @@ def test_what_breaks_the_contract_stops_at_once_and_names_plugin_and_task(return
     reward = returning(*returned)
     with pytest.raises(PluginError) as caught:
         score(group("a", "b"), weighted(reward))
-    where = f"core/tests/contract/test_scoring.py:{reward.__code__.co_firstlineno}"
+    where = f"core/tests/rollout/test_scoring.py:{reward.__code__.co_firstlineno}"
     assert str(caught.value) == f"reward 'length' of plugin 'mine', task 'sums/7': {problem} ({where})"
 
 
@@ -188,7 +188,7 @@ def test_a_reward_that_raises_says_in_which_line_and_with_debug_how_it_came_ther
     def fails(rollout: Rollout) -> float:
         return 1 / 0
 
-    line = f"core/tests/contract/test_scoring.py:{fails.__code__.co_firstlineno + 1}"
+    line = f"core/tests/rollout/test_scoring.py:{fails.__code__.co_firstlineno + 1}"
     message = f"ZeroDivisionError('division by zero') ({line})"
     for level, traceback in ((logging.INFO, False), (logging.DEBUG, True)):
         caplog.clear()
@@ -207,7 +207,7 @@ def test_a_configuration_error_of_a_reward_stops_the_run_with_its_name() -> None
     def names_itself(rollout: Rollout) -> float:
         raise ConfigError("rewards.length: no key in the environment")
 
-    line = f"core/tests/contract/test_scoring.py:{fails.__code__.co_firstlineno + 1}"
+    line = f"core/tests/rollout/test_scoring.py:{fails.__code__.co_firstlineno + 1}"
     for function, message in (
         (fails, f"reward 'length' of plugin 'mine': no key in the environment ({line})"),
         (names_itself, "rewards.length: no key in the environment"),
