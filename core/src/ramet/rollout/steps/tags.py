@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -53,8 +53,8 @@ HTML = frozenset(
 class _Stops:
     """The strings that end a turn. `tools` and `missing`: closing tag -> name of a tool that there is, or is not."""
 
-    tools: Mapping[str, str]
-    missing: Mapping[str, str]
+    tools: dict[str, str]
+    missing: dict[str, str]
     answer: str
     result: str
     strings: tuple[str, ...]  # all of them
@@ -254,7 +254,7 @@ def _arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
     return arguments
 
 
-@lru_cache(maxsize=64)  # the same few system messages, asked about every turn
+@lru_cache(maxsize=64)  # the same few system messages, asked about for every task
 def _pairs(text: str) -> tuple[str, ...]:
     """Names of the tags that a text both opens and closes, in order, without attributes."""
     found = TAG.findall(text)
