@@ -7,15 +7,16 @@ asked to end (SIGTERM).
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
 import ramet
 from ramet import extensions
 from ramet.cli.commands import COMMANDS
-from ramet.cli.extras import missing_package
 from ramet.cli.terminal import accept_any_text, print_problems
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.extensions import extension
@@ -23,6 +24,7 @@ from ramet.runs.stopped import Stopped
 from ramet.tracking.log import harmless, set_up_logging
 
 OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
+_EXTRA = re.compile(r"([\w.-]+).*\bextra\s*==\s*['\"]([\w-]+)['\"]")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,13 +51,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: internal: something left the program with exit code {error.code}", file=sys.stderr)
         return INTERNAL
     except Exception as error:
-        missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
+        missing = _missing_package(error) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None:
             print(f"error: {missing}", file=sys.stderr)
             return USER
         _print_trace()  # a defect, not the user's mistake: whoever repairs it needs this
         print(harmless(f"error: internal: {type(error).__name__}: {error}"), file=sys.stderr)
         return INTERNAL
+
+
+def _missing_package(error: ModuleNotFoundError) -> str | None:
+    """The message for a package that an extra brings; None for any other module, which is a defect."""
+    module = (error.name or "").partition(".")[0]
+    extra = _extras().get(module)
+    if extra is None:
+        return None
+    return f"this needs the package {module!r}, which is not installed; install it with: pip install 'ramet[{extra}]'"
+
+
+def _extras() -> dict[str, str]:
+    """Module -> extra. The modules of all of them are named like their distributions."""
+    try:
+        lines = requires("ramet") or []
+    except PackageNotFoundError:
+        return {}
+    found = (_EXTRA.match(line) for line in lines)
+    return {match[1].replace("-", "_"): match[2] for match in found if match}
 
 
 def _print_trace() -> None:

@@ -6,10 +6,15 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramet.cli.job import JobCommand
 from ramet.cli.terminal import Parser, say
 from ramet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ramet.config.provenance import ValueOrigin
+    from ramet.scaffold import Package
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")  # of `ramet tiny-model`
 
@@ -70,12 +75,21 @@ def _config(arguments: Sequence[str]) -> int:
     found = parser.read(arguments)
     if found is None:
         return 0
-    config = importlib.import_module("ramet.cli.config")
+    from ramet.config.compose import compose, layers
+
     if found.why is None:
-        say(config.show(found.job, found.overrides, found.config_dir))
+        say(compose(found.overrides, job=found.job, config_dir=found.config_dir).text.rstrip("\n"))
     else:
-        say(config.why(found.why, found.job, found.overrides, found.config_dir))
+        composed = layers(found.overrides, job=found.job, config_dir=found.config_dir)
+        say(_origins_text(found.why, composed.origins(found.why)))
     return 0
+
+
+def _origins_text(key: str, origins: Sequence[ValueOrigin]) -> str:
+    """Every file, preset or argument that set a key, one a line; the last one counts."""
+    widths = [max(len(getattr(origin, part)) for origin in origins) for part in ("kind", "value")]
+    lines = [f"  {one.kind:{widths[0]}}  {one.value:{widths[1]}}  {one.where}" for one in origins]
+    return "\n".join([f"{key} = {origins[-1].value}", *lines])
 
 
 def _data(arguments: Sequence[str]) -> int:
@@ -149,14 +163,15 @@ def _check_logprobs(arguments: Sequence[str]) -> int:
 
 
 def _new(arguments: Sequence[str]) -> int:
-    new = importlib.import_module("ramet.cli.new")
+    from ramet.scaffold import KINDS, write_package
+
     parser = Parser(
         prog="ramet new",
         add_help=False,
         usage="ramet new KIND NAME [--dir DIR]",
         description="A plugin package of your own, with tests that pass.",
     )
-    parser.add_argument("kind", nargs="?", metavar="KIND", help=new.describe_kinds())
+    parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(KINDS)} (what each is: docs/plugins.md)")
     parser.add_argument("name", nargs="?", metavar="NAME", help="as in the configuration: count_words, exact_match")
     parser.add_argument("--dir", type=Path, help="the folder to make; default: ramet-NAME in the working directory")
     found = parser.read(arguments)
@@ -164,8 +179,22 @@ def _new(arguments: Sequence[str]) -> int:
         return 0
     if found.kind is None or found.name is None:
         raise ConfigError("new: give a kind and a name, as in `ramet new tool count_words`; see `ramet new --help`")
-    say(new.make(found.kind, found.name, found.dir))
+    say(_made(write_package(found.kind, found.name, found.dir)))
     return 0
+
+
+def _made(package: Package) -> str:
+    files = "\n".join(f"  {file}" for file in package.files)
+    return f"""made {package.folder}/ ({package.distribution}: the {package.kind.noun} {package.name!r}) with
+{files}
+
+next:
+  cd {package.folder}
+  python -m pip install -e ".[test]"    # add --find-links FOLDER where Ramet's wheels are in a folder
+  python -m pytest        # what it does, and that it keeps the contract
+  ramet plugins           # lists it
+  ramet {package.kind.use.format(name=package.name)} …
+README.md says how to publish it."""
 
 
 def _tiny_model(arguments: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ramet.config.option import problem_of
 from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, DataConfig, TrainConfig
@@ -47,8 +48,8 @@ def _allowed(config: Config, job: str) -> Iterator[str]:
     for section in JOBS[job]:
         for path, settings in _parts(config, section):
             for field in dataclasses.fields(settings):
-                allowed, value = field.metadata.get("allowed"), getattr(settings, field.name)
-                if allowed is not None and (problem := allowed.problem(value)):
+                value = getattr(settings, field.name)
+                if problem := problem_of(field, value):
                     yield f"{path}.{field.name}={value}: {problem}"
     name = config.run.name
     if name is not None and not RUN_NAME.fullmatch(name):

@@ -38,6 +38,12 @@ class Allowed:
         )
 
 
+def problem_of(field: dataclasses.Field[Any], value: Any) -> str | None:
+    """What is wrong with a value of this field; None for an allowed one, and for a field made without `option`."""
+    allowed: Allowed | None = field.metadata.get("allowed")
+    return None if allowed is None else allowed.problem(value)
+
+
 @overload
 def option(
     default: T,
