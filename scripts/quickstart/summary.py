@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ramet.config.schema import Config
-from ramet.tracking.metrics import curves_of, read_metrics
+from ramet.tracking.jsonl import curves_of, read_metrics
 from ramet.tracking.plots import plot_curves
 
 CURVES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ramet.cli import main
-from ramet.tracking.metrics import check_trackers, make_trackers
+from ramet.tracking.trackers import check_trackers, make_trackers
 from ramet.types import TrackedRun
 
 Install = Callable[..., None]

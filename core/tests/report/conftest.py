@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.tracking.metrics import JsonlTracker
+from ramet.tracking.jsonl import JsonlTracker
 from ramet.types import (
     CallStatus,
     Fault,

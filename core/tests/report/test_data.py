@@ -11,7 +11,7 @@ from ramet.evaluate.header import Header
 from ramet.evaluate.results import PartialResults
 from ramet.evaluate.tasks import task_result
 from ramet.report.data import MAX_POINTS, overview, tokenizer_folders
-from ramet.tracking.metrics import JsonlTracker
+from ramet.tracking.jsonl import JsonlTracker
 from ramet.types import BenchmarkInfo, Group, Rollout, StopReason, Task, user_prompt
 
 

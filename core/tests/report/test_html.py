@@ -12,7 +12,7 @@ import pytest
 import ramet.report.html as report
 from ramet.errors import ConfigError
 from ramet.report.html import ranges, safe_json, spread, write_report
-from ramet.tracking.metrics import JsonlTracker
+from ramet.tracking.jsonl import JsonlTracker
 
 
 def embedded(page: str, kind: str) -> list[str]:

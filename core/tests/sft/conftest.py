@@ -11,7 +11,7 @@ import pytest
 from ramet.config.compose import compose
 from ramet.models.tiny import make_tiny_model
 from ramet.sft.job import run
-from ramet.tracking.metrics import read_metrics
+from ramet.tracking.jsonl import read_metrics
 from ramet.types import Insert, Markup, Sampled, TracePart, Untrusted
 
 

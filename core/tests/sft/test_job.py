@@ -23,7 +23,7 @@ from ramet.runs.run_dir import RunDir
 from ramet.runs.stopped import Stopped
 from ramet.sft.job import SftResult, run
 from ramet.sft.rank_messages import RankInputs
-from ramet.tracking.metrics import read_metrics
+from ramet.tracking.jsonl import read_metrics
 
 SCRIPT = """
 import sys

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ramet.tracking.metrics import JsonlTracker, curves_of, read_metrics
+from ramet.tracking.jsonl import JsonlTracker, curves_of, read_metrics
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from ramet.sft.prepare import PreparedSft, prepare
 from ramet.sft.strategies import prepare_process
 from ramet.sft.trainer import Trained, total_steps, train
 from ramet.sft.world import ALONE, World, launched_world
-from ramet.tracking.metrics import Trackers, make_trackers
 from ramet.tracking.plots import plot_curves
+from ramet.tracking.trackers import Trackers, make_trackers
 from ramet.types import TrackedRun
 
 logger = logging.getLogger(__name__)

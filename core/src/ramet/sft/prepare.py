@@ -26,7 +26,7 @@ from ramet.sft.encode import Example, TraceEncoder
 from ramet.sft.output import may_replace
 from ramet.sft.strategies import check_strategy
 from ramet.sft.world import launched_world
-from ramet.tracking.metrics import check_trackers
+from ramet.tracking.trackers import check_trackers
 from ramet.types import RolloutStep, TraceReader
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from ramet.sft.checkpoints import SftLayout, newest_complete, step_of
 from ramet.sft.encode import Example
 from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
 from ramet.sft.world import ALONE, World
-from ramet.tracking.metrics import Tracker
+from ramet.types import Tracker
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"

@@ -22,13 +22,14 @@ from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
 from ramet.runs.stopped import resume_command
 from ramet.tracking.jsonl import NAME as METRICS
-from ramet.tracking.metrics import Tracker, make_trackers, read_metrics
+from ramet.tracking.jsonl import read_metrics
+from ramet.tracking.trackers import make_trackers
 from ramet.train.loop import Loop
 from ramet.train.plan import will_fit
 from ramet.train.preemption import Preemption
 from ramet.train.prepare import PreparedRun, prepare
 from ramet.train.state import TrainState
-from ramet.types import CriticOptions, Need, TrackedRun
+from ramet.types import CriticOptions, Need, TrackedRun, Tracker
 
 logger = logging.getLogger(__name__)
 

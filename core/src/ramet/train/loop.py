@@ -29,7 +29,6 @@ from ramet.policy.spec import CriticSpec
 from ramet.rollout.record import GroupRecord, write_records
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.rollout.worker import RolloutPlan
-from ramet.tracking.metrics import Tracker
 from ramet.train.algorithm import estimate
 from ramet.train.async_rollouts import AsyncRollouts
 from ramet.train.choosing import PlayedStep, TaskChooser
@@ -39,7 +38,7 @@ from ramet.train.saving import Saver
 from ramet.train.state import TrainState
 from ramet.train.step_metrics import lag_metrics, reward_metrics, warn_of_silence
 from ramet.train.validation import Validation, ValidData
-from ramet.types import Need, Task
+from ramet.types import Need, Task, Tracker
 
 logger = logging.getLogger(__name__)
 GREEDY = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy", counted=False)

@@ -32,7 +32,7 @@ from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch
 from ramet.policy.check import check_policy
 from ramet.runs.manifest import DataRecord, model_files, model_fingerprint
-from ramet.tracking.metrics import check_trackers
+from ramet.tracking.trackers import check_trackers
 from ramet.train.needs import check_needs
 from ramet.train.validation import ValidData
 from ramet.types import Task

@@ -8,19 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from ramet.errors import ConfigError, PluginError, raise_all
 from ramet.extensions import TRACKERS, extension
 from ramet.tracking.console import ConsoleTracker
-from ramet.tracking.jsonl import NAME, JsonlTracker, curves_of, read_metrics
+from ramet.tracking.jsonl import NAME, JsonlTracker
 from ramet.types import TrackedRun, Tracker
-
-__all__ = [
-    "ConsoleTracker",
-    "JsonlTracker",
-    "Tracker",
-    "Trackers",
-    "check_trackers",
-    "curves_of",
-    "make_trackers",
-    "read_metrics",
-]
 
 logger = logging.getLogger(__name__)
 
