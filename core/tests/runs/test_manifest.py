@@ -1,0 +1,169 @@
+"""What a run records of itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ramet.config.resolved import Resolved
+from ramet.errors import ConfigError
+from ramet.planning.run_plan import plan_run
+from ramet.plugin_code import code_hash
+from ramet.runs.manifest import (
+    WHOLE,
+    Manifest,
+    git_state,
+    make_manifest,
+    model_fingerprint,
+    read_manifest,
+    write_manifest,
+)
+from ramet.runs.run_dir import RunDir
+
+
+def test_the_manifest_says_what_ran_and_holds_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manifest: Callable[..., Manifest]
+):
+    monkeypatch.setenv("API_KEY", "hunter2")
+    write_manifest(tmp_path / "manifest.json", manifest())
+    text = (tmp_path / "manifest.json").read_text()
+    assert "hunter2" not in text
+    found = read_manifest(tmp_path / "manifest.json")
+    assert found == read_manifest(tmp_path / "manifest.json")
+    assert found.versions["ramet"] and found.versions["python"]
+    assert found.plugins[0].name == "core"
+    assert found.resume_level.startswith("A, exact state") and "C, statistical" in found.resume_level
+    assert found.attempts[0].argv == sys.argv
+
+
+def test_secrets_of_the_command_line_are_not_recorded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resolved: Callable[..., Resolved],
+    manifest: Callable[..., Manifest],
+):
+    typed = [
+        "engine.params.api_key=swordfish",
+        "engine.params.api_key='${oc.env:KEY}'",
+        "x.url=https://me:pw@h/",
+        "a=1",
+    ]
+    shown = ["engine.params.api_key=***", typed[1], "x.url=https://me:***@h/", "a=1"]
+    monkeypatch.setattr(sys, "argv", ["ramet", "train", *typed])
+    with RunDir.open(tmp_path, "mine") as run:
+        run.record(replace(resolved(), overrides=typed), manifest())
+    assert read_manifest(tmp_path / "mine/manifest.json").attempts[0].argv == ["ramet", "train", *shown]
+    assert (tmp_path / "mine/overrides.txt").read_text().splitlines() == shown
+
+
+def test_a_deterministic_run_promises_exact_numbers(resolved: Callable[..., Resolved]):
+    config = resolved()
+    config.config.run.deterministic = True
+    assert "B, exact numbers" in make_manifest(config).resume_level
+
+
+def test_the_state_of_the_repository_is_recorded(tmp_path: Path):
+    assert git_state(tmp_path) is None
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@x"]
+    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m"], cwd=tmp_path, check=True)
+    clean = git_state(tmp_path)
+    (tmp_path / "new").touch()
+    dirty = git_state(tmp_path)
+    assert clean is not None and dirty is not None
+    assert (clean["dirty"], dirty["dirty"], clean["sha"] == dirty["sha"]) == (False, True, True)
+
+
+@pytest.mark.parametrize("key", ["core.fsmonitor", "core.hooksPath", "filter.my.clean", "filter.my.process"])
+def test_a_shared_repository_runs_nothing_when_its_state_is_recorded(tmp_path: Path, key: str):
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@x"]
+    (tmp_path / "file").write_text("one")
+    for command in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "m"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    hooks = tmp_path / ".git/attack"
+    hooks.mkdir()
+    script = hooks / "post-index-change"  # the name matters to core.hooksPath alone
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/.git/ran\n")
+    script.chmod(0o755)
+    subprocess.run(["git", "config", key, str(hooks if key == "core.hooksPath" else script)], cwd=tmp_path, check=True)
+    (tmp_path / ".git/info/attributes").write_text("* filter=my\n")
+    os.utime(tmp_path / "file", (1, 1))
+    state = git_state(tmp_path)
+    assert state is not None and state["dirty"] is False
+    assert not (tmp_path / ".git/ran").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1}'])
+def test_a_file_that_is_no_manifest_is_named(tmp_path: Path, text: str):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"manifest\.json"):
+        read_manifest(tmp_path / "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "[Errno 2] No such file or directory: {file!r}"),
+        ("a: [1", "while parsing a flow sequence in"),
+        (
+            "a: &a [x, x, x]\nb: &b [*a, *a, *a]\nc: [*b, *b, *b]\n",
+            "holds YAML aliases, few of which may expand to millions of values; Ramet writes none",
+        ),
+        ("\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+    ],
+)
+def test_a_run_whose_configuration_cannot_be_read_is_named_before_and_at_the_start(
+    tmp_path: Path, text: str | None, reason: str, resolved: Callable[..., Resolved], manifest: Callable[..., Manifest]
+):
+    with RunDir.open(tmp_path, "mine") as run:
+        run.record(resolved(), manifest())
+    file = run.path / "config.yaml"
+    file.unlink()
+    if text is not None:
+        file.write_bytes(text.encode("latin-1"))
+    expected = f"{file}: cannot be read: {reason.format(file=str(file))}"
+    now = resolved()
+    now.config.run.root, now.config.run.name = str(tmp_path), "mine"
+    [problem] = plan_run(now, manifest()).problems
+    assert problem.startswith(expected) and "\n" not in problem
+    with RunDir.open(tmp_path, "mine") as run, pytest.raises(ConfigError) as caught:
+        run.check_resume(now, manifest())
+    assert str(caught.value) == problem
+
+
+def test_a_models_fingerprint_sees_every_file_and_the_ends_of_large_ones(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "weights").open("wb") as file:
+        file.truncate(WHOLE + 1)
+    first = model_fingerprint(tmp_path)
+    assert model_fingerprint(tmp_path) == first
+    with (tmp_path / "weights").open("r+b") as file:
+        file.seek(WHOLE)
+        file.write(b"x")
+    second = model_fingerprint(tmp_path)
+    (tmp_path / "config.json").write_text("{ }")
+    assert len({first, second, model_fingerprint(tmp_path)}) == 3
+
+
+def test_the_manifest_holds_a_hash_of_each_plugins_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manifest: Callable[..., Manifest]
+):
+    package = tmp_path / "edited_plugin"
+    (package / "deeper").mkdir(parents=True)
+    (package / "__init__.py").write_text("ONE = 1\n")
+    (package / "deeper/tool.py").write_text("TWO = 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first = code_hash("edited_plugin.deeper")
+    (package / "notes.txt").write_text("not code")
+    assert code_hash("edited_plugin") == first
+    (package / "deeper/tool.py").write_text("TWO = 3\n")
+    assert code_hash("edited_plugin") not in (first, None)
+    assert code_hash("no_such_plugin_at_all") is None
+    core = manifest().plugins[0]
+    assert (core.name, core.code) == ("core", code_hash("ramet"))

@@ -1,0 +1,138 @@
+"""What may change between two processes of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ramet.config.resolved import Resolved
+from ramet.errors import ConfigError
+from ramet.runs.manifest import Manifest, PluginRecord
+from ramet.runs.resume import RunState, check_resume
+from ramet.runs.run_dir import RunDir
+
+OLD = (
+    "run:\n  name: a\npolicy:\n  lr: 1.0e-06\ntrain:\n  steps: 5\ntools:\n  python:\n    timeout_s: 1\ntrackers: [x]\n"
+)
+SAFE = (
+    "run:\n  name: b\npolicy:\n  lr: 1.0e-06\ntrain:\n  steps: 9\ntools:\n  python:\n    timeout_s: 1\ntrackers: []\n"
+)
+
+
+@pytest.fixture
+def state(manifest: Callable[..., Manifest]) -> Callable[..., RunState]:
+    """Makes what decides whether two processes work on the same run."""
+
+    def make(config: str = OLD, record: Manifest | None = None) -> RunState:
+        return RunState(config=config, manifest=record or manifest())
+
+    return make
+
+
+def test_changes_that_cannot_alter_the_numbers_are_allowed(state: Callable[..., RunState]):
+    assert check_resume(state(), state(SAFE)) == []
+
+
+def test_other_changes_are_refused_with_both_values(state: Callable[..., RunState]):
+    new = OLD.replace("1.0e-06", "2.0e-06").replace("timeout_s: 1", "timeout_s: 3")
+    problems = check_resume(state(), state(new))
+    assert len(problems) == 2
+    assert problems[0].startswith("policy.lr was 1e-06, is 2e-06; resuming would mix two runs")
+    assert problems[1].startswith("tools.python.timeout_s was 1, is 3")
+    assert check_resume(state(), state(new), allow=True) == []
+
+
+def test_a_key_that_came_or_went_is_a_change(state: Callable[..., RunState]):
+    problems = check_resume(state(), state(OLD.replace("tools:\n  python:\n    timeout_s: 1\n", "tools: {}\n")))
+    assert [p.partition(";")[0] for p in problems] == [
+        "tools.python.timeout_s was 1, is (absent)",
+    ]
+
+
+def test_other_training_data_is_refused_always_and_names_the_files(
+    manifest: Callable[..., Manifest], state: Callable[..., RunState]
+):
+    new = state(record=manifest(data="e", tasks=4))
+    for allow in (False, True):
+        problems = check_resume(state(), new, allow=allow)
+        assert len(problems) == 1
+        assert "the training data changed: the run began with 3 tasks of a.jsonl" in problems[0]
+
+
+@pytest.mark.parametrize(
+    "line", ["run:\n  seed: 2", "data:\n  shuffle: false", "data:\n  curriculum: true", "train:\n  tasks_per_step: 9"]
+)
+def test_what_decides_which_tasks_a_step_gets_is_refused_always(line: str, state: Callable[..., RunState]):
+    for allow in (False, True):
+        [problem] = check_resume(state(""), state(line + "\n"), allow=allow)
+        assert "it decides which tasks a step gets" in problem
+
+
+def test_more_steps_are_another_learning_rate_where_the_schedule_stretches_over_them(state: Callable[..., RunState]):
+    old, new = (f"train:\n  steps: {n}\npolicy:\n  schedule: cosine\n" for n in (5, 9))
+    assert check_resume(state(old), state(new))[0].startswith("train.steps was 5, is 9; resuming would mix two runs")
+    assert check_resume(state(old), state(new), allow=True) == []
+    assert check_resume(state(old.replace("cosine", "constant")), state(new.replace("cosine", "constant"))) == []
+
+
+def test_another_model_or_plugin_version_is_refused_unless_allowed(
+    manifest: Callable[..., Manifest], state: Callable[..., RunState]
+):
+    new = state(record=manifest(model="n" * 12, plugin="2.0"))
+    problems = check_resume(state(), new)
+    assert [p.partition(";")[0] for p in problems] == [
+        "files of the model, tokenizer or chat template: sha256 was mmmmmmmmmmmm, is nnnnnnnnnnnn",
+        "plugin core was ramet 1.0, is ramet 2.0",
+    ]
+    assert check_resume(state(), new, allow=True) == []
+
+
+def test_a_plugin_whose_code_changed_in_the_same_version_is_refused_if_the_run_uses_it(
+    manifest: Callable[..., Manifest], state: Callable[..., RunState]
+):
+    def with_code(code: str | None) -> Manifest:
+        made = manifest()
+        made.plugins = [
+            PluginRecord(name="arpo", distribution="ramet-arpo", version="0.1.0", contract="1",
+                         offers={"branch_policy": ["arpo"]}, broken=None, code=code),
+            PluginRecord(name="mine", distribution="my-tools", version="1.2", contract="1",
+                         offers={"tools": ["search", "weather"]}, broken=None, code=code),
+        ]  # fmt: skip
+        return made
+
+    text = "branch_policy:\n  name: none\ntools:\n  weather:\n    timeout_s: 3\n"
+    before, after = state(text, with_code("a" * 64)), state(text, with_code("b" * 64))
+    assert check_resume(before, after) == [
+        "code of plugin mine (my-tools 1.2): sha256 was aaaaaaaaaaaa, is bbbbbbbbbbbb; resuming would mix two runs: "
+        "undo it, choose another run.name, or set run.allow_config_change=true"
+    ]
+    assert check_resume(before, after, allow=True) == []
+    instance = text.replace("timeout_s: 3", "timeout_s: 3\n  other:\n    use: search").replace("weather", "gone")
+    assert len(check_resume(state(instance, with_code("a")), state(instance, with_code("b")))) == 1
+    assert check_resume(state("tools: {}\n", with_code("a")), state("tools: {}\n", with_code("b"))) == []
+    assert check_resume(before, state(text, with_code(None))) == []
+
+
+def test_the_directory_of_another_job_is_refused(manifest: Callable[..., Manifest], state: Callable[..., RunState]):
+    other = manifest()
+    other.job = "sft"
+    assert check_resume(state(record=other), state()) == [
+        "the run directory holds a `ramet sft` run, not `ramet train`"
+    ]
+
+
+def test_a_resume_reads_what_the_directory_recorded(
+    tmp_path: Path, resolved: Callable[..., Resolved], manifest: Callable[..., Manifest]
+):
+    with RunDir.open(tmp_path, "mine") as run:
+        run.record(resolved(), manifest())
+    with RunDir.open(tmp_path, "mine") as run:
+        changed = resolved("run:\n  seed: 1\npolicy:\n  lr: 2\n")
+        assert run.check_resume(changed, manifest())[0].startswith("policy.lr was (absent), is 2")
+        assert run.check_resume(replace(changed, config=resolved(allow=True).config), manifest()) == []
+        (run.path / "config.yaml").unlink()
+        with pytest.raises(ConfigError, match=r"config\.yaml: cannot be read"):
+            run.check_resume(changed, manifest())
