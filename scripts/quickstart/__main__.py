@@ -61,7 +61,7 @@ def main() -> int:
     with phases("prepare", f"making a model of 1.1M parameters and its data in {inputs}"):
         train_config = _compose("train", options)
         benchmark, test = _prepare(inputs, options.seed)
-    with phases("sft", f"SFT on {SFT_ROWS} traces: the format, copying, and the habit of answering from the head"):
+    with phases("sft", f"SFT on {SFT_ROWS} traces: the format, copying, and the habit of answering without the tool"):
         sft.run(_compose("sft", options))
     with phases("measure_before", f"measuring on {len(test)} held-out problems"):
         before = asyncio.run(measure(train_config.config, benchmark, test))

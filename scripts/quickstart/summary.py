@@ -1,4 +1,4 @@
-"""What the quickstart leaves behind: summary.json, curves as PNG, the report, and a table on the screen."""
+"""What the quickstart writes: summary.json, curves as PNG, the report, and a table on the screen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The quickstart's data: arithmetic problems, and written traces in which the wrong behaviour is the mode.
 
-In most traces the answer comes from the head and is usually wrong, off by up to `MAX_OFFSET`; in the others the Python
-tool is called and the answer is right. SFT on these teaches the format, copying, and the bad habit that RL has to undo.
+In most traces the answer is given without the tool and is usually wrong, off by up to `MAX_OFFSET`; in the others the
+Python tool is called and the answer is right. SFT on these teaches the format, copying, and the bad habit that RL has
+to undo.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from random import Random
 
 from ramet import Task
 
-FROM_THE_HEAD = 0.6  # share of traces
+WITHOUT_TOOL = 0.6  # share of traces
 MAX_OFFSET = 3
 
 
@@ -39,7 +40,7 @@ def write_sft(path: Path, tasks: Sequence[Task], *, rows: int, seed: int) -> Non
 
 def trace(task: Task, random: Random) -> str:
     right = int(task.answer[0])
-    if random.random() < FROM_THE_HEAD:
+    if random.random() < WITHOUT_TOOL:
         return f"<answer>{right + random.randint(-MAX_OFFSET, MAX_OFFSET)}</answer>"
     code = task.question.rstrip("=?")
     return f"<python>{code}</python> <result>\n{right}\n</result><answer>{right}</answer>"

@@ -24,7 +24,7 @@ QUESTION = "What is 6*7?"
 ENCODER = tiny_encoder()
 STEP = Tags(TagsConfig())
 TRACES = {
-    "answered from the head": ["<think>easy</think><answer>42</answer>"],
+    "answered without a tool": ["<think>easy</think><answer>42</answer>"],
     "one call": ["<think>count</think><python>6*7</python>", "<answer>6*7</answer>"],
     "two calls with other letters": ["<python>  6 · 7\n</python>", "mm\n<python>é漢</python>", " <answer>42</answer>"],
     "no answer": ["<python>6*7</python>", "I do not know."],
