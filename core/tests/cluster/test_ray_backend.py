@@ -26,11 +26,11 @@ from ray.util import placement_group_table
 from ramet.cluster.ray import policy, rollouts
 from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.backend import RayBackend
-from ramet.cluster.ray.errors import death_cause
 from ramet.cluster.ray.placement import WorkerPlacement
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.session import _connect
 from ramet.cluster.ray.weights import BUCKET_BYTES, Bucket, buckets, tensors
+from ramet.cluster.ray.worker import death_cause
 from ramet.components.toolbox import ToolNames
 from ramet.config.compose import compose
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig

@@ -13,8 +13,7 @@ from typing import Any
 import ray
 
 from ramet.cluster.ray.actor_base import LogLine
-from ramet.cluster.ray.errors import WorkerLost, translated
-from ramet.cluster.ray.worker import RayWorker
+from ramet.cluster.ray.worker import RayWorker, WorkerLost, translated
 
 PERIOD_S = 1.0
 SILENCE_S = 10.0

@@ -11,7 +11,7 @@ import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 
-from ramet.cluster.ray.errors import translated
+from ramet.cluster.ray.worker import translated
 from ramet.components.services import LocalLimiters, check_rate, check_same_rate
 from ramet.types import Limiter
 

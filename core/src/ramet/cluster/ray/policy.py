@@ -12,9 +12,8 @@ from ray import ObjectRef
 
 from ramet.cluster.ray.actor_base import PolicySetup
 from ramet.cluster.ray.actors import PolicyActor
-from ramet.cluster.ray.errors import WorkerLost
 from ramet.cluster.ray.weights import Bucket
-from ramet.cluster.ray.worker import RayWorker
+from ramet.cluster.ray.worker import RayWorker, WorkerLost
 from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch

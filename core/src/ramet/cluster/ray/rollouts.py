@@ -19,9 +19,8 @@ from ray import ObjectRef
 from ramet.cluster.interfaces import OnGroup
 from ramet.cluster.ray.actor_base import Counts, RolloutSetup, total_metrics
 from ramet.cluster.ray.actors import RolloutActor
-from ramet.cluster.ray.errors import WorkerLost
 from ramet.cluster.ray.weights import Bucket
-from ramet.cluster.ray.worker import RayWorker
+from ramet.cluster.ray.worker import RayWorker, WorkerLost
 from ramet.cluster.ray.worker_pool import WorkerPool, run_together
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
