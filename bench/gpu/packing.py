@@ -15,8 +15,8 @@ from ramet.algorithms.logprobs import Entropy
 from ramet.config.schema import Attention, Dtype, ModelConfig
 from ramet.models.loading import load_model
 from ramet.models.varlen import has_varlen
-from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import PackedLayout, micro_batch
+from ramet.policy.batching.rows import Row
 from ramet.policy.logprob_model import token_logprobs
 
 LIMITS = {torch.float32: (1e-3, 1e-3), torch.bfloat16: (0.15, 0.05)}  # log-probabilities in nats; gradients, relative

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ramet.engines.protocol import Completion
-from ramet.policy.batching.batch import Row
+from ramet.policy.batching.rows import Row
 from ramet.types import StopReason
 
 

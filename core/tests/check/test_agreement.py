@@ -9,7 +9,7 @@ import pytest
 
 from ramet.check.agreement import DEFAULTS, Agreement, Statistic, Threshold, Token, compare
 from ramet.config.schema import Dtype
-from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.rows import Floats, Row
 from ramet.types import StopReason
 
 

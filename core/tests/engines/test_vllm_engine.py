@@ -41,7 +41,7 @@ from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model
 from ramet.models.tiny import make_tokenizer
-from ramet.policy.batching.batch import Row, rows_of
+from ramet.policy.batching.rows import Row, rows_of
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker

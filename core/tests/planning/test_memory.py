@@ -25,7 +25,7 @@ from ramet.planning.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, TrainedM
 from ramet.planning.memory_table import table
 from ramet.planning.model_shape import count, read_shape, shape_of
 from ramet.planning.placement import check_placement, plan_devices
-from ramet.policy.batching.batch import Row
+from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker

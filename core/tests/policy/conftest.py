@@ -24,7 +24,7 @@ from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
 from ramet.models.tiny import make_tiny_model
-from ramet.policy.batching.batch import Row
+from ramet.policy.batching.rows import Row
 from ramet.policy.spec import PolicySpec
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import Fault, Origin, Rollout, Segment, SegmentKind, StopReason, Task, user_prompt

@@ -16,7 +16,7 @@ from torch import Tensor
 from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.errors import RametError
-from ramet.policy.batching.batch import Row
+from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.distributed.ranks import gather_on_first, sum_over_ranks
 from ramet.policy.spec import PolicySpec

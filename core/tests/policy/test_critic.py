@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ramet.config.schema import Dtype, ModelConfig, PolicyConfig, TrainConfig
-from ramet.policy.batching.batch import Floats, Row, padded, unpadded
+from ramet.policy.batching.rows import Floats, Row, padded, unpadded
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticWorker
 from ramet.policy.errors import CheckpointError, TrainingDiverged

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import (
     MicroBatch,
     PackedLayout,
@@ -22,6 +21,7 @@ from ramet.policy.batching.packing import (
     model_cost,
     similar_lengths,
 )
+from ramet.policy.batching.rows import Row
 from ramet.policy.logprob_model import hidden_states
 
 MakeRows = Callable[..., list[Row]]

@@ -8,9 +8,9 @@ from itertools import chain
 
 import pytest
 
-from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import Cost
 from ramet.policy.batching.partition import RankLayout, own_micro_batches, partition
+from ramet.policy.batching.rows import Row
 
 COST = Cost(token=6.0 * 32, pair=1.0, best_tokens=sys.maxsize)
 

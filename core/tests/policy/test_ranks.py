@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ramet.config.schema import Dtype, LossAggregation, ModelConfig, Offload
 from ramet.errors import InfraError
-from ramet.policy.batching.batch import Row
+from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.distributed.ranks import gather_on_first, join_ranks, leave_ranks, require_ranks, sum_over_ranks
 from ramet.policy.spec import PolicySpec

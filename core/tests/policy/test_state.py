@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ramet.config.schema import ModelConfig
 from ramet.models.tiny import make_tiny_model
-from ramet.policy.batching.batch import Row
+from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.checkpoint.state import rng_state, saved_weights, set_rng_state
 from ramet.policy.checkpoint.store import Checkpoints

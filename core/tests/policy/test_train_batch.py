@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramet.policy.batching.batch import Row
+from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 
 MakeRows = Callable[..., list[Row]]

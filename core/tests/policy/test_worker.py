@@ -18,8 +18,8 @@ from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, OldLogprobs
 from ramet.errors import ConfigError, PluginError
-from ramet.policy.batching.batch import Row
 from ramet.policy.batching.partition import minibatches
+from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.logprob_model import TokenLogprobs

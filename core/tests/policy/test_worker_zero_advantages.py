@@ -12,8 +12,8 @@ from torch import Tensor
 from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import LossAggregation
-from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import MicroBatch
+from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.objective import Objective
 from ramet.policy.spec import PolicySpec

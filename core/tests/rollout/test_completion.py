@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramet.models.encoder import Encoder
-from ramet.policy.batching.batch import rows_of
+from ramet.policy.batching.rows import rows_of
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.testing.doubles import Reply, ScriptedEngine

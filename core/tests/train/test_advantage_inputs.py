@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramet.policy.batching.batch import rows_of
+from ramet.policy.batching.rows import rows_of
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.train.algorithm import estimate

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ramet.errors import InfraError, PluginError, RametError
-from ramet.policy.batching.batch import rows_of
+from ramet.policy.batching.rows import rows_of
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import (
     UNJUDGED,

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramet.config.schema import Dtype
-from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.rows import Floats, Row
 
 Numbers = NDArray[np.float64]
 

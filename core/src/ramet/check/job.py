@@ -27,7 +27,7 @@ from ramet.event_loop import run_async
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
-from ramet.policy.batching.batch import Row, rows_of
+from ramet.policy.batching.rows import Row, rows_of
 from ramet.policy.worker import PolicyWorker
 from ramet.rollout.plan import check_groups
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout

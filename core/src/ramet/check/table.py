@@ -9,7 +9,7 @@ from rich.table import Table
 from ramet.check.agreement import Agreement, Spread, Threshold, Token, Weights
 from ramet.io.json_values import visible_lines
 from ramet.models.encoder import Encoder
-from ramet.policy.batching.batch import Row
+from ramet.policy.batching.rows import Row
 
 AROUND = 16  # tokens of text on each side of the worst one
 

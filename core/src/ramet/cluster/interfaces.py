@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ramet.components.services import RunServices
 from ramet.engines.protocol import EngineInfo
-from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import Group, Task

@@ -23,7 +23,7 @@ from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
-from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticWorker
 from ramet.policy.lora import AdapterMerger

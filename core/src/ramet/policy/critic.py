@@ -29,9 +29,9 @@ from ramet.algorithms.aggregation import aggregate
 from ramet.algorithms.value_loss import value_loss
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
-from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.partition import RankLayout, minibatches
+from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.check import check_policy_options
 from ramet.policy.distributed.ranks import gather_on_first, require_ranks, sequence_parallel_group

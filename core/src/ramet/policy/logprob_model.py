@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from ramet.algorithms.logprobs import Entropy, logprobs_from_hidden
 from ramet.errors import ConfigError
-from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.batching.packing import MicroBatch
+from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.distributed.ulysses import join_values, ulysses_states
 
 

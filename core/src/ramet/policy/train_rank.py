@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig
 from ramet.models.loading import resolve_device
-from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.partition import RankLayout, own_micro_batches
+from ramet.policy.batching.rows import Row
 from ramet.policy.checkpoint.state import Progress, Staged, load_state, stage_state, write_state
 from ramet.policy.distributed.ranks import host_group, sum_over_ranks
 from ramet.policy.distributed.sharding import reshard

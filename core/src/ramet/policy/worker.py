@@ -25,9 +25,9 @@ from ramet.algorithms.logprobs import Entropy
 from ramet.config.schema import OldLogprobs
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
-from ramet.policy.batching.batch import Floats, Row
 from ramet.policy.batching.packing import empty_micro_batch
 from ramet.policy.batching.partition import RankLayout, minibatches
+from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.check import check_policy_options
 from ramet.policy.checkpoint.state import export_model

@@ -10,7 +10,7 @@ from ramet.errors import ConfigError, PluginError, RametError
 from ramet.output_checks import advantage_problem
 from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
-from ramet.policy.batching.batch import Floats, Row, advantage_inputs, engine_entropies
+from ramet.policy.batching.rows import Floats, Row, advantage_inputs, engine_entropies
 from ramet.policy.mutation_guard import unchanged
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, Need
 

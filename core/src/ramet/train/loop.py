@@ -21,7 +21,7 @@ from ramet.config.schema import Config, OldLogprobs
 from ramet.data.sampler import Sampler
 from ramet.errors import PluginError, RametError
 from ramet.plugins import origin
-from ramet.policy.batching.batch import Floats, Row, row_metrics, rows_of
+from ramet.policy.batching.rows import Floats, Row, row_metrics, rows_of
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.checkpoint.store import Checkpoints, CheckpointScore
 from ramet.policy.errors import TrainingDiverged

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ramet.errors import InfraError
-from ramet.policy.batching.batch import Row
+from ramet.policy.batching.rows import Row
 from ramet.rollout.scoring import ScoredGroup, n_unjudged
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from ramet.engines.protocol import EngineInfo
 from ramet.engines.sleeping import Sleeper
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
-from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticWorker
 from ramet.policy.distributed.ranks import join_ranks

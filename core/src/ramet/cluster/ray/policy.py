@@ -15,7 +15,7 @@ from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.weights import Bucket
 from ramet.cluster.ray.worker import RayWorker, WorkerLost
 from ramet.cluster.ray.worker_pool import WorkerPool
-from ramet.policy.batching.batch import Floats, Row
+from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import CriticSpec, PolicySpec
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramet.policy.batching.batch import Row
+from ramet.policy.batching.rows import Row
 
 
 class PackedLayout(StrEnum):

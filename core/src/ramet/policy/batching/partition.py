@@ -13,8 +13,8 @@ from itertools import pairwise
 from random import Random
 
 from ramet.config.schema import TrainConfig
-from ramet.policy.batching.batch import Row
 from ramet.policy.batching.packing import Cost, MicroBatch, empty_micro_batch, micro_batch, plan
+from ramet.policy.batching.rows import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

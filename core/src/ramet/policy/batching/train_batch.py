@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramet.policy.batching.batch import Floats, Row, unpadded
+from ramet.policy.batching.rows import Floats, Row, unpadded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

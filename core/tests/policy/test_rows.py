@@ -12,7 +12,7 @@ import torch
 from ramet.algorithms.config import GrpoConfig
 from ramet.algorithms.grpo import Grpo
 from ramet.errors import PluginError
-from ramet.policy.batching.batch import Row, advantage_inputs, engine_entropies, row_metrics, rows_of, unpadded
+from ramet.policy.batching.rows import Row, advantage_inputs, engine_entropies, row_metrics, rows_of, unpadded
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import (
     CallStatus,
