@@ -25,7 +25,6 @@ LONGEST = (  # each takes ten seconds or more
     "tests/e2e/test_published_data.py",
     "tests/e2e/test_deterministic.py",
     "tests/e2e/test_signals.py",
-    "core/tests/policy/test_compiled.py",
     "core/tests/cli/test_sweep.py",
     "core/tests/policy/test_ulysses.py",
     "core/tests/cluster/test_ray_limits.py",

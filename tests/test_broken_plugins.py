@@ -1,6 +1,6 @@
 """Broken, double, missing and unpackaged plugins, as a user meets them: fake distributions, real commands.
 
-A distribution is written as the importer finds it: a module beside a `.dist-info` folder, on PYTHONPATH.
+A distribution is written as the importer finds it: a module next to a `.dist-info` folder, on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def register_toolz(register):
 
 
 @dataclass(frozen=True)
-class House:
+class Workspace:
     """A folder of fake distributions, and commands that see them."""
 
     site: Path
@@ -70,8 +70,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
 
 
 HOOKS = (
@@ -134,86 +134,86 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_plugin_is_listed_with_its_reason_and_the_others_are_healthy(house: House, name: str) -> None:
+def test_a_broken_plugin_is_listed_with_its_reason_and_the_others_are_healthy(workspace: Workspace, name: str) -> None:
     code, reason = BROKEN[name]
-    house.install(f"dist-{name}", name, code)
-    house.install("dist-good", "good_plugin", GOOD.format(name="kind"))
-    (house.site / "raising_helper.py").write_text("def fail(what):\n    raise KeyError(what)\n")
-    listed = house.listed()
+    workspace.install(f"dist-{name}", name, code)
+    workspace.install("dist-good", "good_plugin", GOOD.format(name="kind"))
+    (workspace.site / "raising_helper.py").write_text("def fail(what):\n    raise KeyError(what)\n")
+    listed = workspace.listed()
     assert listed[name]["broken"] == reason
     assert listed[name]["distribution"] == f"dist-{name}"
     assert listed["good_plugin"]["broken"] is None and listed["good_plugin"]["offers"] == {"rewards": ["kind"]}
     assert listed["core"]["broken"] is None
 
 
-def test_help_names_the_broken_plugins_as_the_table_does(house: House) -> None:
-    house.install("dist-odd", "odd", "raise RuntimeError('line one\\nline two')")
-    told = house.ramet("train", "--help").stdout
+def test_help_names_the_broken_plugins_as_the_table_does(workspace: Workspace) -> None:
+    workspace.install("dist-odd", "odd", "raise RuntimeError('line one\\nline two')")
+    told = workspace.ramet("train", "--help").stdout
     assert told.endswith(
         "\nPlugins that failed to load:\n  odd  — dist-odd; BROKEN: RuntimeError: line one line two (odd.py:1)\n"
     )
 
 
-def test_presets_are_listed_also_of_a_package_without_code(house: House) -> None:
+def test_presets_are_listed_also_of_a_package_without_code(workspace: Workspace) -> None:
     for name in ("with_code", "only_presets"):
-        house.install(f"dist-{name}", name, GOOD.format(name=name))
-        info = house.site / f"dist_{name}-1.0.dist-info" / "entry_points.txt"
+        workspace.install(f"dist-{name}", name, GOOD.format(name=name))
+        info = workspace.site / f"dist_{name}-1.0.dist-info" / "entry_points.txt"
         code = f"[ramet]\n{name} = {name}\n" if name == "with_code" else ""
         info.write_text(f"{code}[ramet.conf]\n{name} = {name}_conf\n")
-        folder = house.site / f"{name}_conf" / "algorithm"
+        folder = workspace.site / f"{name}_conf" / "algorithm"
         folder.mkdir(parents=True)
         (folder.parent / "__init__.py").touch()
         (folder / f"{name}_wide.yaml").write_text("# @package _global_\n")
-    listed = house.listed()
+    listed = workspace.listed()
     assert listed["with_code"]["presets"] == {"algorithm": ["with_code_wide"]}
     assert listed["only_presets"]["presets"] == {"algorithm": ["only_presets_wide"]}
-    assert "rewards: with_code; presets: algorithm=with_code_wide\n" in house.ramet("plugins").stdout
-    blocked = house.listed(RAMET_BLOCK_PLUGINS="only_presets")
+    assert "rewards: with_code; presets: algorithm=with_code_wide\n" in workspace.ramet("plugins").stdout
+    blocked = workspace.listed(RAMET_BLOCK_PLUGINS="only_presets")
     assert "only_presets" not in blocked
 
 
-def test_the_table_says_broken_and_why_on_one_line(house: House) -> None:
-    house.install("dist-odd", "odd", "raise RuntimeError('line one\\nline two')")
-    ran = house.ramet("plugins")
+def test_the_table_says_broken_and_why_on_one_line(workspace: Workspace) -> None:
+    workspace.install("dist-odd", "odd", "raise RuntimeError('line one\\nline two')")
+    ran = workspace.ramet("plugins")
     assert ran.returncode == 0
     (line,) = [line for line in ran.stdout.splitlines() if line.startswith("odd ")]
     assert "dist-odd" in line and "BROKEN RuntimeError: line one line two" in line
 
 
-def test_the_whole_traceback_of_a_broken_plugin_is_shown_with_debug(house: House) -> None:
-    house.install("dist-odd", "odd", RAISES)
-    (house.site / "raising_helper.py").write_text("def fail(what):\n    raise KeyError(what)\n")
-    plain, debug = house.ramet("plugins"), house.ramet("plugins", "--debug")
+def test_the_whole_traceback_of_a_broken_plugin_is_shown_with_debug(workspace: Workspace) -> None:
+    workspace.install("dist-odd", "odd", RAISES)
+    (workspace.site / "raising_helper.py").write_text("def fail(what):\n    raise KeyError(what)\n")
+    plain, debug = workspace.ramet("plugins"), workspace.ramet("plugins", "--debug")
     assert "Traceback" not in plain.stderr
     assert "plugin 'odd' of dist-odd is broken\nTraceback (most recent call last):" in debug.stderr
-    assert f'File "{house.site}/raising_helper.py", line 2, in fail' in debug.stderr
+    assert f'File "{workspace.site}/raising_helper.py", line 2, in fail' in debug.stderr
 
 
-def test_a_distribution_without_metadata_is_listed_as_unknown(house: House) -> None:
-    house.install("dist-odd", "odd", GOOD.format(name="kind"))
-    (house.site / "dist_odd-1.0.dist-info" / "METADATA").unlink()
-    assert house.ramet("plugins").returncode == 0
-    assert house.listed()["odd"]["distribution"] == "unknown"
+def test_a_distribution_without_metadata_is_listed_as_unknown(workspace: Workspace) -> None:
+    workspace.install("dist-odd", "odd", GOOD.format(name="kind"))
+    (workspace.site / "dist_odd-1.0.dist-info" / "METADATA").unlink()
+    assert workspace.ramet("plugins").returncode == 0
+    assert workspace.listed()["odd"]["distribution"] == "unknown"
 
 
-def compose(house: House, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return house.ramet("train", "--cfg", "job", "model.path=none", *overrides, **environment)
+def compose(workspace: Workspace, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return workspace.ramet("train", "--cfg", "job", "model.path=none", *overrides, **environment)
 
 
-def test_a_broken_plugin_hurts_only_a_run_that_selects_from_it(house: House) -> None:
-    house.install("dist-odd", "odd", "import no_such_library")
-    healthy = compose(house)
+def test_a_broken_plugin_hurts_only_a_run_that_selects_from_it(workspace: Workspace) -> None:
+    workspace.install("dist-odd", "odd", "import no_such_library")
+    healthy = compose(workspace)
     assert healthy.returncode == 0, healthy.stderr
-    selecting = compose(house, "rewards=[odd_reward]")
+    selecting = compose(workspace, "rewards=[odd_reward]")
     assert selecting.returncode == 1
     assert "rewards: no" in selecting.stderr and "'odd_reward'" in selecting.stderr
     assert "Plugins that failed to load: odd" in selecting.stderr
 
 
-def test_one_name_from_two_packages_is_fatal_and_names_both(house: House) -> None:
-    house.install("dist-one", "one", GOOD.format(name="same"))
-    house.install("dist-two", "two", GOOD.format(name="same"))
-    for ran in (house.ramet("plugins"), compose(house)):
+def test_one_name_from_two_packages_is_fatal_and_names_both(workspace: Workspace) -> None:
+    workspace.install("dist-one", "one", GOOD.format(name="same"))
+    workspace.install("dist-two", "two", GOOD.format(name="same"))
+    for ran in (workspace.ramet("plugins"), compose(workspace)):
         assert ran.returncode == 1
         assert ran.stderr == (
             "error: reward 'same' is registered twice: by plugin 'one' (dist-one) and by plugin 'two' (dist-two); "
@@ -221,46 +221,46 @@ def test_one_name_from_two_packages_is_fatal_and_names_both(house: House) -> Non
         )
 
 
-def test_blocking_one_of_two_packages_with_one_name_mends_it(house: House) -> None:
-    house.install("dist-one", "one", GOOD.format(name="same"))
-    house.install("dist-two", "two", GOOD.format(name="same"))
-    listed = house.listed(RAMET_BLOCK_PLUGINS="one")
+def test_blocking_one_of_two_packages_with_one_name_mends_it(workspace: Workspace) -> None:
+    workspace.install("dist-one", "one", GOOD.format(name="same"))
+    workspace.install("dist-two", "two", GOOD.format(name="same"))
+    listed = workspace.listed(RAMET_BLOCK_PLUGINS="one")
     assert "one" not in listed and listed["two"]["offers"] == {"rewards": ["same"]}
 
 
-def test_one_plugin_name_in_two_distributions_is_fatal_and_names_both(house: House) -> None:
-    house.install("dist-one", "one", GOOD.format(name="first"), plugin="twin")
-    house.install("dist-two", "two", GOOD.format(name="second"), plugin="twin")
-    ran = house.ramet("plugins")
+def test_one_plugin_name_in_two_distributions_is_fatal_and_names_both(workspace: Workspace) -> None:
+    workspace.install("dist-one", "one", GOOD.format(name="first"), plugin="twin")
+    workspace.install("dist-two", "two", GOOD.format(name="second"), plugin="twin")
+    ran = workspace.ramet("plugins")
     assert ran.returncode == 1
     for part in ("'twin' is used twice", "dist-one", "dist-two"):
         assert part in ran.stderr
 
 
-def test_a_name_of_the_core_cannot_be_taken(house: House) -> None:
+def test_a_name_of_the_core_cannot_be_taken(workspace: Workspace) -> None:
     code = GOOD.format(name="none").replace("register_rewards", "register_branch_policies")
-    house.install("dist-thief", "thief", code)
-    ran = house.ramet("plugins")
+    workspace.install("dist-thief", "thief", code)
+    ran = workspace.ramet("plugins")
     assert ran.returncode == 1
     assert ran.stderr == (
         "error: branch policy 'none' is registered twice: by plugin 'core' (ramet) and by plugin 'thief' (dist-thief); "
         "Ramet itself cannot be blocked: rename it there, or set RAMET_BLOCK_PLUGINS=thief\n"
     )
-    assert house.ramet("plugins", RAMET_BLOCK_PLUGINS="thief").returncode == 0
+    assert workspace.ramet("plugins", RAMET_BLOCK_PLUGINS="thief").returncode == 0
 
 
-def test_the_plugin_name_of_the_core_cannot_be_taken(house: House) -> None:
-    house.install("dist-thief", "thief", GOOD.format(name="loot"), plugin="core")
-    ran = house.ramet("plugins")
+def test_the_plugin_name_of_the_core_cannot_be_taken(workspace: Workspace) -> None:
+    workspace.install("dist-thief", "thief", GOOD.format(name="loot"), plugin="core")
+    ran = workspace.ramet("plugins")
     assert (ran.returncode, ran.stderr) == (
         1,
         "error: plugin name 'core' is Ramet's own: give the entry point of dist-thief another name, or uninstall it\n",
     )
 
 
-def test_a_name_that_one_plugin_registers_twice_is_its_own_to_remove(house: House) -> None:
-    house.install("dist-odd", "odd", GOOD.format(name="same") + '    register("same", dict)\n')
-    ran = house.ramet("plugins")
+def test_a_name_that_one_plugin_registers_twice_is_its_own_to_remove(workspace: Workspace) -> None:
+    workspace.install("dist-odd", "odd", GOOD.format(name="same") + '    register("same", dict)\n')
+    ran = workspace.ramet("plugins")
     assert (ran.returncode, ran.stderr) == (
         1,
         "error: reward 'same' is registered twice: plugin 'odd' (dist-odd) does both; remove one\n",
@@ -275,56 +275,56 @@ def test_a_name_that_one_plugin_registers_twice_is_its_own_to_remove(house: Hous
         ("good_plugim", "no plugin named 'good_plugim' is installed. Did you mean 'good_plugin'? Installed: "),
     ],
 )
-def test_a_name_that_cannot_be_blocked_is_refused(house: House, blocked: str, problem: str) -> None:
-    house.install("dist-good", "good_plugin", GOOD.format(name="kind"))
-    installed = ", ".join(sorted(name for name in house.listed() if name != "core"))
-    ran = house.ramet("plugins", RAMET_BLOCK_PLUGINS=blocked)
+def test_a_name_that_cannot_be_blocked_is_refused(workspace: Workspace, blocked: str, problem: str) -> None:
+    workspace.install("dist-good", "good_plugin", GOOD.format(name="kind"))
+    installed = ", ".join(sorted(name for name in workspace.listed() if name != "core"))
+    ran = workspace.ramet("plugins", RAMET_BLOCK_PLUGINS=blocked)
     told = problem + installed if problem.endswith(": ") else problem
     assert (ran.returncode, ran.stderr) == (1, f"error: RAMET_BLOCK_PLUGINS: {told}\n")
 
 
-def test_a_module_that_is_no_distribution_can_be_blocked_too(house: House) -> None:
-    (house.site / "experiment.py").write_text(GOOD.format(name="shiny"))
-    assert "experiment" not in house.listed(RAMET_PLUGINS="experiment", RAMET_BLOCK_PLUGINS="experiment")
+def test_a_module_that_is_no_distribution_can_be_blocked_too(workspace: Workspace) -> None:
+    (workspace.site / "experiment.py").write_text(GOOD.format(name="shiny"))
+    assert "experiment" not in workspace.listed(RAMET_PLUGINS="experiment", RAMET_BLOCK_PLUGINS="experiment")
 
 
-def removed(house: House) -> subprocess.CompletedProcess[str]:
-    return compose(house, "branch_policy=arpo", RAMET_BLOCK_PLUGINS="arpo")
+def removed(workspace: Workspace) -> subprocess.CompletedProcess[str]:
+    return compose(workspace, "branch_policy=arpo", RAMET_BLOCK_PLUGINS="arpo")
 
 
-def absent(house: House) -> subprocess.CompletedProcess[str]:
-    return compose(house, "branch_policy=nobody")
+def absent(workspace: Workspace) -> subprocess.CompletedProcess[str]:
+    return compose(workspace, "branch_policy=nobody")
 
 
 @pytest.mark.parametrize(("select", "name"), [(removed, "arpo"), (absent, "nobody")])
 def test_a_plugin_that_is_not_installed_is_named_with_what_is(
-    house: House, select: Callable[[House], subprocess.CompletedProcess[str]], name: str
+    workspace: Workspace, select: Callable[[Workspace], subprocess.CompletedProcess[str]], name: str
 ) -> None:
-    ran = select(house)
+    ran = select(workspace)
     assert ran.returncode == 1
     assert "branch_policy: no" in ran.stderr and f"'{name}'" in ran.stderr
     assert "Installed: " in ran.stderr and "none, random" in ran.stderr
 
 
-def test_a_misspelt_name_gets_a_suggestion(house: House) -> None:
-    assert "Did you mean 'random'?" in compose(house, "branch_policy=randon").stderr
+def test_a_misspelt_name_gets_a_suggestion(workspace: Workspace) -> None:
+    assert "Did you mean 'random'?" in compose(workspace, "branch_policy=randon").stderr
 
 
-def test_an_unpackaged_module_is_loaded_by_name(house: House) -> None:
-    (house.site / "experiment.py").write_text(GOOD.format(name="shiny"))
-    assert "experiment" not in house.listed()
-    assert house.listed(RAMET_PLUGINS="experiment")["experiment"]["offers"] == {"rewards": ["shiny"]}
-    ran = compose(house, "rewards=[shiny]", RAMET_PLUGINS="experiment")
+def test_an_unpackaged_module_is_loaded_by_name(workspace: Workspace) -> None:
+    (workspace.site / "experiment.py").write_text(GOOD.format(name="shiny"))
+    assert "experiment" not in workspace.listed()
+    assert workspace.listed(RAMET_PLUGINS="experiment")["experiment"]["offers"] == {"rewards": ["shiny"]}
+    ran = compose(workspace, "rewards=[shiny]", RAMET_PLUGINS="experiment")
     assert ran.returncode == 0, ran.stderr
     assert "shiny" in ran.stdout
 
 
-def test_an_unpackaged_module_that_is_not_there_is_broken(house: House) -> None:
-    listed = house.listed(RAMET_PLUGINS="nowhere")
+def test_an_unpackaged_module_that_is_not_there_is_broken(workspace: Workspace) -> None:
+    listed = workspace.listed(RAMET_PLUGINS="nowhere")
     assert listed["nowhere"]["broken"] == "ModuleNotFoundError: No module named 'nowhere'"
 
 
-def test_options_that_cannot_be_typed_spoil_only_their_own_component(house: House) -> None:
+def test_options_that_cannot_be_typed_spoil_only_their_own_component(workspace: Workspace) -> None:
     code = """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -341,14 +341,14 @@ class Options:
 def register_rewards(register):
     register("untyped", lambda options: per_rollout(lambda rollout: 1.0), config=Options)
 """
-    house.install("dist-odd", "odd", code)
-    listed = house.listed()["odd"]
+    workspace.install("dist-odd", "odd", code)
+    listed = workspace.listed()["odd"]
     reason = "its options Options cannot be typed: Unexpected type annotation: Callable[int, int]"
     assert (listed["broken"], listed["unusable"]) == (None, {"rewards.untyped": reason})
-    table, told = house.ramet("plugins").stdout, house.ramet("train", "--help").stdout
+    table, told = workspace.ramet("plugins").stdout, workspace.ramet("train", "--help").stdout
     assert f"rewards: untyped; UNUSABLE rewards.untyped: {reason}\n" in table
     assert f"  untyped  — odd (dist-odd); UNUSABLE: {reason}\n" in told
-    healthy, selecting = compose(house), compose(house, "rewards=[untyped]")
+    healthy, selecting = compose(workspace), compose(workspace, "rewards=[untyped]")
     assert healthy.returncode == 0, healthy.stderr
     assert selecting.returncode == 1
     assert "'untyped'" in selecting.stderr and "odd (dist-odd)" in selecting.stderr

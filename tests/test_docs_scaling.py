@@ -38,12 +38,12 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def commands() -> list[str]:
-    """Every `ramet …` of the page, with lines that go on joined; what the shell adds behind it is cut off."""
+    """Every `ramet …` of the page, with lines that go on joined; what the shell adds after it is cut off."""
     text = "\n".join(block for _, block in BLOCKS).replace("\\\n", " ")
     return [line.strip().removesuffix("&").strip() for line in text.splitlines() if line.startswith("ramet ")]
 
 
-def test_the_page_has_commands_for_every_place() -> None:
+def test_the_page_has_commands_for_every_backend() -> None:
     joined = "\n".join(commands())
     assert len(commands()) >= 7
     assert all(

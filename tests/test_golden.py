@@ -131,7 +131,7 @@ class KeepsTheMean(Grpo):
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any], str, Any], None]:
-    """Another factory behind a registered name."""
+    """Another factory under a registered name."""
 
     def put(registry: Registry[Any], name: str, factory: Any) -> None:
         monkeypatch.setitem(registry._entries, name, dataclasses.replace(registry.get(name), factory=factory))

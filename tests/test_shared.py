@@ -59,7 +59,7 @@ def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
 
 def test_a_test_that_looks_there_says_what_it_needs() -> None:
     """In the words that the line at the end and `tests/test_wheels.py` know."""
-    files = [path for place in ("core/tests", "plugins", "tests") for path in (ROOT / place).rglob("*.py")]
+    files = [path for folder in ("core/tests", "plugins", "tests") for path in (ROOT / folder).rglob("*.py")]
     looking = [path for path in files if LOOKS in path.read_text(encoding="utf-8") and path != Path(__file__)]
     assert looking
     assert not [path for path in looking if 'reason="needs ../shared/data/' not in path.read_text(encoding="utf-8")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = sorted(path for place in ("core/tests", "plugins/*/tests", "tests") for path in ROOT.glob(f"{place}/**/*.py"))
+TESTS = sorted(path for folder in ("core/tests", "plugins/*/tests", "tests") for path in ROOT.glob(f"{folder}/**/*.py"))
 KIT = ROOT / "core/src/ramet/testing"  # its checks raise AssertionError
 ANYTHING = {"Exception", "BaseException"}
 ASSERTING = ("assert_", "raises", "warns", "fail")  # calls that raise by themselves

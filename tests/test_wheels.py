@@ -1,4 +1,4 @@
-"""Every wheel works beside the core alone: those of this repository, and those of what `ramet new` writes.
+"""Every wheel works with the core alone: those of this repository, and those of what `ramet new` writes.
 
 `scripts/check_wheels.sh` proves it in fresh virtual environments; it runs once for all the tests here. Scaffolds that
 need torch are tried in this environment instead, since a second torch would take minutes.
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Proof:
-    """What the script said, and the directory that it left behind."""
+    """What the script said, and the directory that it left."""
 
     code: int
     said: str
@@ -99,7 +99,7 @@ def test_only_an_absent_extra_or_published_data_keeps_modules_and_tests_of_a_pac
 
 
 def excused(reason: str) -> bool:
-    """An extra that is not installed, or published data that is not beside the repository."""
+    """An extra that is not installed, or published data that is not next to the repository."""
     data = re.fullmatch(r"needs (\.\./shared/data/[\w./-]+)", reason)
     return bool(re.match(r"ramet[\w-]*\[\w+\]", reason)) or (data is not None and not (ROOT / data[1]).exists())
 
@@ -107,7 +107,7 @@ def excused(reason: str) -> bool:
 def test_nothing_else_excuses_a_skipped_test() -> None:
     assert excused("ramet-benchmarks[hub] is not installed") and excused("needs ../shared/data/no/such/folder")
     assert not excused("needs ../shared/golden/no_such.json")
-    assert not excused("the published data is not beside the repository")
+    assert not excused("the published data is not next to the repository")
 
 
 def test_the_bare_core_installs_in_seconds_and_without_torch(proof: Proof) -> None:
@@ -131,7 +131,7 @@ def test_a_wheel_holds_types_and_licence_and_no_tests(proof: Proof, package: Pat
 
 
 @pytest.mark.parametrize("kind", LIGHT)
-def test_a_scaffold_stands_beside_the_core_alone(kind: str, proof: Proof) -> None:
+def test_a_scaffold_works_with_the_core_alone(kind: str, proof: Proof) -> None:
     row = proof.row(f"ramet-my-{kind.replace('_', '-')}")
     assert row.endswith("  ok")
     assert "1 compose" in row and "skipped" not in row

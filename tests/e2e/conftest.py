@@ -32,7 +32,7 @@ class Ended:
 
 @dataclass
 class Running:
-    """A command under way."""
+    """A running command."""
 
     pid: int
     folder: Path
@@ -69,7 +69,7 @@ class Ramet:
 
 
 @dataclass(frozen=True)
-class House:
+class Workspace:
     """What all runs share, and the command line that trains with it."""
 
     folder: Path
@@ -79,7 +79,7 @@ class House:
         return self.folder / "model"
 
     def train(self, *more: str) -> list[str]:
-        """A deterministic run: 3 tasks x 8 rollouts a step, of which at most 16 are under way; 5 roots, forks."""
+        """A deterministic run: 3 tasks x 8 rollouts a step, of which at most 16 run at once; 5 roots, forks."""
         return [
             "train", f"model.path={self.model}", f"data.train=[{self.folder / 'tasks.jsonl'}]",
             f"data.valid=[{self.folder / 'valid.jsonl'}]", "data.max_prompt_tokens=32",
@@ -120,12 +120,12 @@ def ramet(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
-def house(ramet: Ramet, tmp_path_factory: pytest.TempPathFactory) -> House:
-    house = House(tmp_path_factory.mktemp("house"))
-    assert ramet("make-model", str(house.model), cwd=house.folder).code == 0
-    write_tasks(house.folder / "tasks.jsonl", [f"task {i}" for i in range(TASKS)])
-    write_tasks(house.folder / "valid.jsonl", ["one", "two"])
-    return house
+def workspace(ramet: Ramet, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("workspace"))
+    assert ramet("make-model", str(workspace.model), cwd=workspace.folder).code == 0
+    write_tasks(workspace.folder / "tasks.jsonl", [f"task {i}" for i in range(TASKS)])
+    write_tasks(workspace.folder / "valid.jsonl", ["one", "two"])
+    return workspace
 
 
 def write_tasks(path: Path, prompts: Sequence[str]) -> None:

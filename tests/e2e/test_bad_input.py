@@ -19,7 +19,7 @@ ROWS = {
     "bad_rows": [{"prompt": "a", "answer": "b"}, {"prompt": 3, "answer": "b"}, {"prompt": "a", "answer": [True]}],
     "hammer": [{"prompt": "a", "answer": "b", "tools": ["hammer"]}] * 3,
 }
-# overrides ({data} is the folder of the files above) -> what each error line begins with, or holds behind "…"
+# overrides ({data} is the folder of the files above) -> what each error line begins with, or contains after "…"
 MISTAKES = {
     "unknown_key": (["train.stepz=3"], ["train.stepz: no such key. Did you mean 'train.steps'?"]),
     "unknown_plugin": (["branch_policy=arpp"], ["branch_policy: no 'arpp'. Did you mean 'arpo'?"]),
@@ -82,12 +82,12 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def data(house, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     for name, rows in ROWS.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    without(house.model, folder / "no_eos", "eos_token")
-    without(house.model, folder / "no_pad", "pad_token")
+    without(workspace.model, folder / "no_eos", "eos_token")
+    without(workspace.model, folder / "no_pad", "pad_token")
     return folder
 
 
@@ -108,9 +108,9 @@ def holds(line: str, expected: str) -> bool:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named_before_anything_starts(ramet, house, data: Path, tmp_path: Path, mistake: str):
+def test_a_mistake_is_named_before_anything_starts(ramet, workspace, data: Path, tmp_path: Path, mistake: str):
     overrides, expected = ([text.replace("{data}", str(data)) for text in texts] for texts in MISTAKES[mistake])
-    ended = ramet(*house.train(f"run.root={tmp_path / 'runs'}", *overrides), cwd=tmp_path)
+    ended = ramet(*workspace.train(f"run.root={tmp_path / 'runs'}", *overrides), cwd=tmp_path)
     assert ended.code == 1
     assert "Traceback" not in ended.err
     unmatched = [text for text in expected if not any(holds(line, text) for line in ended.errors)]
@@ -119,8 +119,10 @@ def test_a_mistake_is_named_before_anything_starts(ramet, house, data: Path, tmp
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_tokenizer_without_pad_trains_and_says_what_it_pads_with(ramet, house, data: Path, tmp_path: Path):
-    ended = ramet(*house.train(f"run.root={tmp_path}", f"model.path={data / 'no_pad'}", "train.steps=1"), cwd=tmp_path)
+def test_a_tokenizer_without_pad_trains_and_says_what_it_pads_with(ramet, workspace, data: Path, tmp_path: Path):
+    ended = ramet(
+        *workspace.train(f"run.root={tmp_path}", f"model.path={data / 'no_pad'}", "train.steps=1"), cwd=tmp_path
+    )
     assert ended.code == 0
     assert ended.err.count("has no pad token: its end-of-sequence token is used") == 1
 
@@ -132,18 +134,20 @@ def test_a_tokenizer_without_pad_trains_and_says_what_it_pads_with(ramet, house,
         ("e2e_few", "returned 7 scores for 8 rollouts: return one per rollout, None where it cannot judge"),
     ],
 )
-def test_a_reward_that_breaks_the_contract_stops_the_run(ramet, house, tmp_path: Path, reward: str, problem: str):
-    ended = ramet(*house.train(f"run.root={tmp_path}", "train.eval_first=false", f"rewards=[{reward}]"), cwd=tmp_path)
+def test_a_reward_that_breaks_the_contract_stops_the_run(ramet, workspace, tmp_path: Path, reward: str, problem: str):
+    ended = ramet(
+        *workspace.train(f"run.root={tmp_path}", "train.eval_first=false", f"rewards=[{reward}]"), cwd=tmp_path
+    )
     assert ended.code == 1
     assert "Traceback" not in ended.err
     [line] = ended.errors
     assert line.startswith(f"reward '{reward}' of plugin 'e2e_plugin', task 'tasks/") and problem in line
 
 
-def test_a_resume_with_other_data_or_configuration_is_refused(ramet, house, tmp_path: Path):
+def test_a_resume_with_other_data_or_configuration_is_refused(ramet, workspace, tmp_path: Path):
     tasks = tmp_path / "tasks.jsonl"
-    shutil.copy(house.folder / "tasks.jsonl", tasks)
-    command = house.train(f"run.root={tmp_path}", "run.name=mine", f"data.train=[{tasks}]", "train.steps=1")
+    shutil.copy(workspace.folder / "tasks.jsonl", tasks)
+    command = workspace.train(f"run.root={tmp_path}", "run.name=mine", f"data.train=[{tasks}]", "train.steps=1")
     assert ramet(*command, cwd=tmp_path).code == 0
     before = (tmp_path / "mine/config.yaml").read_text()
     with tasks.open("a") as file:
@@ -159,8 +163,8 @@ def test_a_resume_with_other_data_or_configuration_is_refused(ramet, house, tmp_
     assert (tmp_path / "mine/config.yaml").read_text() == before
 
 
-def test_a_run_directory_in_use_is_refused_at_once_until_its_owner_is_dead(ramet, house, tmp_path: Path):
-    command = house.train(f"run.root={tmp_path}", "run.name=mine", "train.eval_first=false", "train.steps=1")
+def test_a_run_directory_in_use_is_refused_at_once_until_its_owner_is_dead(ramet, workspace, tmp_path: Path):
+    command = workspace.train(f"run.root={tmp_path}", "run.name=mine", "train.eval_first=false", "train.steps=1")
     first = ramet.start(*command, cwd=tmp_path, E2E_LATENCY_S="600")
     lock = tmp_path / "mine/LOCK"
     while not (lock.exists() and lock.read_text()):

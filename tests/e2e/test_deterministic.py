@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 STEPS = 4
-# A chain is one run that is killed again and again, each time at a later place of its steps, and then left in peace.
+# A chain is one run that is killed again and again, each time at a later point of its steps, and then left alone.
 CHAINS = {
     "rollouts": (2, ["start:0", "first_requests:1", "tools:2", "fork:3", "late_requests:4"]),
     "engine": (1, ["generating:1", "scoring:2", "restore:0", "scored:3", "sync:4"]),
@@ -67,10 +67,10 @@ def timeless(group: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ramet, house) -> Run:
-    ended = ramet(*house.train(f"run.root={house.folder}", "run.name=undisturbed"), cwd=house.folder)
+def undisturbed(ramet, workspace) -> Run:
+    ended = ramet(*workspace.train(f"run.root={workspace.folder}", "run.name=undisturbed"), cwd=workspace.folder)
     assert ended.code == 0, ended.err
-    return Run(house.folder / "undisturbed")
+    return Run(workspace.folder / "undisturbed")
 
 
 def same(run: Run, other: Run) -> None:
@@ -94,9 +94,11 @@ def test_the_undisturbed_run_has_forks_signal_and_every_step(undisturbed: Run):
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_a_run_killed_in_every_phase_of_a_step_ends_as_the_undisturbed_one(ramet, house, undisturbed, tmp_path, chain):
+def test_a_run_killed_in_every_phase_of_a_step_ends_as_the_undisturbed_one(
+    ramet, workspace, undisturbed, tmp_path, chain
+):
     save_every, kills = CHAINS[chain]
-    command = house.train(f"run.root={tmp_path}", "run.name=killed", f"train.save_every={save_every}")
+    command = workspace.train(f"run.root={tmp_path}", "run.name=killed", f"train.save_every={save_every}")
     killed = Run(tmp_path / "killed")
     for kill in kills:
         log = tmp_path / f"{kill}.json"
@@ -109,10 +111,10 @@ def test_a_run_killed_in_every_phase_of_a_step_ends_as_the_undisturbed_one(ramet
     assert ended.code == 0, ended.err
     same(killed, undisturbed)
     assert killed.leftovers() == []
-    for place in {"first_requests", "generating", "tools", "fork"} & {kill.partition(":")[0] for kill in kills}:
-        log = json.loads(next(tmp_path.glob(f"{place}:*.json")).read_text())
+    for point in {"first_requests", "generating", "tools", "fork"} & {kill.partition(":")[0] for kill in kills}:
+        log = json.loads(next(tmp_path.glob(f"{point}:*.json")).read_text())
         assert len(log["rollouts"]) >= 8, log
-        assert place != "fork" or any("." in path for path in log["rollouts"]), log
+        assert point != "fork" or any("." in path for path in log["rollouts"]), log
 
 
 @pytest.mark.parametrize(
@@ -121,16 +123,18 @@ def test_a_run_killed_in_every_phase_of_a_step_ends_as_the_undisturbed_one(ramet
     ids=["instant_tools", "slow_tools", "one_group_at_a_time"],
 )
 def test_numbers_do_not_depend_on_what_happens_at_the_same_time(
-    ramet, house, undisturbed, tmp_path, latency_s, max_concurrent
+    ramet, workspace, undisturbed, tmp_path, latency_s, max_concurrent
 ):
-    command = house.train(f"run.root={tmp_path}", "run.name=other", f"rollout.max_concurrent={max_concurrent}")
+    command = workspace.train(f"run.root={tmp_path}", "run.name=other", f"rollout.max_concurrent={max_concurrent}")
     ended = ramet(*command, cwd=tmp_path, E2E_LATENCY_S=latency_s)
     assert ended.code == 0, ended.err
     same(Run(tmp_path / "other"), undisturbed)
 
 
-def test_the_installed_command_killed_from_outside_goes_on_in_a_new_process(environment, house, undisturbed, tmp_path):
-    command = [Path(sys.executable).with_name("ramet"), *house.train(f"run.root={tmp_path}", "run.name=killed")]
+def test_the_installed_command_killed_from_outside_goes_on_in_a_new_process(
+    environment, workspace, undisturbed, tmp_path
+):
+    command = [Path(sys.executable).with_name("ramet"), *workspace.train(f"run.root={tmp_path}", "run.name=killed")]
     run = Run(tmp_path / "killed")
     threads_as_it_likes = {key: value for key, value in environment.items() if key != "OMP_NUM_THREADS"}
     where = {"cwd": tmp_path, "env": threads_as_it_likes}

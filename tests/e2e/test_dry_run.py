@@ -11,7 +11,7 @@ PLACEMENT = "placement cluster local: engine torch and the policy in this proces
 
 
 def everything(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Path -> kind, size and time of change of all that stands in a folder."""
+    """Path -> kind, size and time of change of everything in a folder."""
     found = {path: path.lstat() for path in [folder, *folder.rglob("*")]}
     return {str(path): (stat.st_mode, stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
 
@@ -24,11 +24,11 @@ def traces(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_training_says_what_it_would_do_and_does_nothing(ramet, house, tmp_path: Path):
-    command = house.train("run.root=runs", "run.name=new", "data.limit=5")
-    before = everything(tmp_path), everything(house.folder)
+def test_a_training_says_what_it_would_do_and_does_nothing(ramet, workspace, tmp_path: Path):
+    command = workspace.train("run.root=runs", "run.name=new", "data.limit=5")
+    before = everything(tmp_path), everything(workspace.folder)
     ended = ramet(*command, "--dry-run", cwd=tmp_path)
-    assert (everything(tmp_path), everything(house.folder)) == before
+    assert (everything(tmp_path), everything(workspace.folder)) == before
     assert ended.code == 0, ended.err
     lines = [" ".join(line.split()) for line in ended.out.splitlines()]
     memory = slice(lines.index(PLACEMENT) + 1, lines.index("would write"))
@@ -38,7 +38,7 @@ def test_a_training_says_what_it_would_do_and_does_nothing(ramet, house, tmp_pat
     assert lines == [
         "ramet train would do this, and has done nothing:",
         "directory runs/new (new)",
-        f"tasks 5 of 5 from {house.folder}/tasks.jsonl",
+        f"tasks 5 of 5 from {workspace.folder}/tasks.jsonl",
         "validation 2 tasks, 1 rollout each, before the first step and every 2 steps",
         "steps 4 of 3 tasks x 8 rollouts = 24, 2 optimiser steps each",
         "old policy one pass a step, since several optimiser steps move away from it",
@@ -56,8 +56,8 @@ def test_a_training_says_what_it_would_do_and_does_nothing(ramet, house, tmp_pat
     ]
 
 
-def test_the_files_of_the_plan_are_those_of_the_run(ramet, house, tmp_path: Path):
-    command = house.train("run.root=runs", "run.name=short", "train.steps=1", "train.eval_every=0")
+def test_the_files_of_the_plan_are_those_of_the_run(ramet, workspace, tmp_path: Path):
+    command = workspace.train("run.root=runs", "run.name=short", "train.steps=1", "train.eval_every=0")
     planned = ramet(*command, "--dry-run", cwd=tmp_path).out.partition("would write\n")[2].splitlines()
     assert ramet(*command, cwd=tmp_path).code == 0
     names = {line.split("/")[2].split()[0] for line in planned}
@@ -70,9 +70,9 @@ def test_the_files_of_the_plan_are_those_of_the_run(ramet, house, tmp_path: Path
     assert everything(tmp_path) == before
 
 
-def test_fine_tuning_and_evaluation_have_a_dry_run_too(ramet, house, traces: Path, tmp_path: Path):
+def test_fine_tuning_and_evaluation_have_a_dry_run_too(ramet, workspace, traces: Path, tmp_path: Path):
     before = everything(tmp_path)
-    common = [f"model.path={house.model}", "run.name=new", "--dry-run"]
+    common = [f"model.path={workspace.model}", "run.name=new", "--dry-run"]
     ended = ramet("sft", *common, f"sft.data=[{traces}]", "sft.max_steps=3", "sft.out=trained", cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert f"rows 4 from {traces}" in " ".join(ended.out.split())
@@ -89,20 +89,20 @@ def test_fine_tuning_and_evaluation_have_a_dry_run_too(ramet, house, traces: Pat
     assert everything(tmp_path) == before
 
 
-def test_a_dry_run_finds_every_problem_that_the_run_would(ramet, house, tmp_path: Path):
+def test_a_dry_run_finds_every_problem_that_the_run_would(ramet, workspace, tmp_path: Path):
     broken = ["data.train=[nowhere.jsonl]", "train.save_every=0", "model.path=nomodel", "--dry-run"]
-    ended = ramet(*house.train(f"run.root={tmp_path}"), *broken, cwd=tmp_path)
+    ended = ramet(*workspace.train(f"run.root={tmp_path}"), *broken, cwd=tmp_path)
     assert ended.code == 1
     assert [error.partition(":")[0] for error in ended.errors] == [
         "train.save_every=0", "model.path", "nowhere.jsonl",
     ]  # fmt: skip
     (tmp_path / "file").touch()
-    ended = ramet(*house.train("run.root=file", "run.name=x"), "--dry-run", cwd=tmp_path)
+    ended = ramet(*workspace.train("run.root=file", "run.name=x"), "--dry-run", cwd=tmp_path)
     assert ended.code == 1 and "run.root: 'file/x' cannot be written" in ended.err
 
 
-def test_a_dry_run_plans_for_another_machine_and_refuses_what_does_not_fit_there(ramet, house, tmp_path: Path):
-    command = [*house.train(f"run.root={tmp_path}"), "--dry-run"]
+def test_a_dry_run_plans_for_another_machine_and_refuses_what_does_not_fit_there(ramet, workspace, tmp_path: Path):
+    command = [*workspace.train(f"run.root={tmp_path}"), "--dry-run"]
     ended = ramet(*command, "--on", "1x80GiB", cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert "cuda 0: policy and engine, GiB each" in ended.out and "of 80.0 GiB" in ended.out

@@ -106,13 +106,13 @@ def check_tasks(steps: dict[int, list[GroupRecord]], data: DataRecord) -> None:
     """Both steps hold the tasks that one sampler gives, whole prompts and gold answers, and a score for each."""
     groups = [record.group for step in (1, 2) for record in steps[step]]
     ids = {task.id: number for number, task in enumerate(load_tasks(data.files, limit=LIMIT).tasks)}
-    places = [ids[group.task.id] for group in groups]
-    assert len(set(places)) == 4
+    positions = [ids[group.task.id] for group in groups]
+    assert len(set(positions)) == 4
     kept = LIMIT - data.too_long
     sampler = Sampler(kept, 2, SEED)
     positions = sampler.draw(2) + sampler.draw(2)
     order = sorted(range(4), key=positions.__getitem__)
-    assert [places[i] for i in order] == sorted(places)  # leaving out keeps the order of the file
+    assert [positions[i] for i in order] == sorted(positions)  # leaving out keeps the order of the file
     for group in groups:
         prompt = group.task.prompt
         assert [message.role for message in prompt] == ["system", "user"]

@@ -75,12 +75,12 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def train(ramet, house, tmp_path):
+def train(ramet, workspace, tmp_path):
     """Runs `ramet train` in this test's folder to its end."""
 
     def train(name: str, *more: str, **env: str) -> Command:
         mark = uuid.uuid4().hex
-        command = house.train(f"run.root={tmp_path}", f"run.name={name}", "policy_loss=e2e_gradient", *more)
+        command = workspace.train(f"run.root={tmp_path}", f"run.name={name}", "policy_loss=e2e_gradient", *more)
         running = ramet.start(*command, cwd=tmp_path, **PLUGINS, **env, **{MARK: mark})
         ended = running.wait()
         return Command(running.pid, mark, ended.code, ended.out, ended.err)
@@ -139,8 +139,8 @@ def test_two_ranks_and_two_engines_in_a_cluster_that_runs_take_the_same_first_st
     ended = train("ray", *more, *there)
     assert ended.code == 0, ended.err
     gone(ended, within_s=5.0)
-    [here, _], [beside, _] = metrics(tmp_path / "local"), metrics(tmp_path / "ray")
-    assert beside["train/loss"] == pytest.approx(here["train/loss"], abs=1e-5)
-    assert beside["train/grad_norm"] == pytest.approx(here["train/grad_norm"], rel=1e-4)
-    assert beside["reward/mean"] == here["reward/mean"]
-    assert beside["critic/loss"] == pytest.approx(here["critic/loss"], abs=1e-5)
+    [here, _], [on_ray, _] = metrics(tmp_path / "local"), metrics(tmp_path / "ray")
+    assert on_ray["train/loss"] == pytest.approx(here["train/loss"], abs=1e-5)
+    assert on_ray["train/grad_norm"] == pytest.approx(here["train/grad_norm"], rel=1e-4)
+    assert on_ray["reward/mean"] == here["reward/mean"]
+    assert on_ray["critic/loss"] == pytest.approx(here["critic/loss"], abs=1e-5)

@@ -14,18 +14,18 @@ import pytest
 from ramet.policy.checkpoint.store import verify
 
 STEPS = 4
-# A chain is one run that is stopped again and again, each time at a later place of its steps, and resumed as it said.
-# place:step where the signal comes, and the last step that is saved then.
+# A chain is one run that is stopped again and again, each time at a later point of its steps, and resumed as it said.
+# point:step where the signal comes, and the last step that is saved then.
 CHAINS = {
     "before_updates": [("first_requests:1", 0), ("generating:2", 1), ("scoring:2", 1), ("tools:3", 2), ("scored:4", 3)],
     "around_updates": [("estimated:1", 0), ("updated:1", 1), ("recorded:2", 1), ("update:3", 3), ("logged:4", 4)],
-    "behind_updates": [("validation:2", 2), ("sync:3", 3), ("sealing:4", 4), ("export:0", 4)],
+    "after_updates": [("validation:2", 2), ("sync:3", 3), ("sealing:4", 4), ("export:0", 4)],
 }
 
 
-def train(house, root: Path, *more: str) -> list[str]:
+def train(workspace, root: Path, *more: str) -> list[str]:
     """A run that saves only its last step by itself."""
-    return house.train(f"run.root={root}", "run.name=run", "train.save_every=100", *more)
+    return workspace.train(f"run.root={root}", "run.name=run", "train.save_every=100", *more)
 
 
 def steps(root: Path) -> list[int]:
@@ -58,25 +58,25 @@ def outcome(root: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ramet, house, tmp_path_factory) -> dict[str, Any]:
+def undisturbed(ramet, workspace, tmp_path_factory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("undisturbed")
-    assert ramet(*train(house, root), cwd=root).code == 0
+    assert ramet(*train(workspace, root), cwd=root).code == 0
     return outcome(root)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_sigterm_in_every_phase_saves_the_last_whole_step_and_the_printed_command_goes_on_exactly(
-    ramet, house, undisturbed, tmp_path, chain
+    ramet, workspace, undisturbed, tmp_path, chain
 ):
-    command = train(house, tmp_path)
-    for place, saved in CHAINS[chain]:
-        log = tmp_path / place
-        ended = ramet(*command, cwd=tmp_path, E2E_KILL=place, E2E_SIGNAL="SIGTERM", E2E_KILL_LOG=str(log))
-        assert log.exists(), f"the signal did not strike at {place}"
+    command = train(workspace, tmp_path)
+    for point, saved in CHAINS[chain]:
+        log = tmp_path / point
+        ended = ramet(*command, cwd=tmp_path, E2E_KILL=point, E2E_SIGNAL="SIGTERM", E2E_KILL_LOG=str(log))
+        assert log.exists(), f"the signal did not come at {point}"
         assert ended.code == 143, ended.err
         assert "Traceback" not in ended.err and "never retrieved" not in ended.err, ended.err
         assert ended.err.splitlines()[-1] == "stopped by SIGTERM"
-        assert steps(tmp_path)[-1:] == [saved][:saved], place
+        assert steps(tmp_path)[-1:] == [saved][:saved], point
         assert json.loads((tmp_path / "run/manifest.json").read_text())["attempts"][-1]["status"] == "interrupted"
         [said] = [line for line in ended.err.splitlines() if line.startswith("resume with: ramet train ")]
         command = shlex.split(said)[3:]
@@ -85,28 +85,28 @@ def test_sigterm_in_every_phase_saves_the_last_whole_step_and_the_printed_comman
     assert outcome(tmp_path) == undisturbed
 
 
-def test_ctrl_c_ends_with_130_and_saves_too(ramet, house, tmp_path):
+def test_ctrl_c_ends_with_130_and_saves_too(ramet, workspace, tmp_path):
     more = {"E2E_KILL": "tools:2", "E2E_SIGNAL": "SIGINT", "E2E_KILL_LOG": str(tmp_path / "log")}
-    ended = ramet(*train(house, tmp_path), cwd=tmp_path, **more)
+    ended = ramet(*train(workspace, tmp_path), cwd=tmp_path, **more)
     assert (ended.code, steps(tmp_path)) == (130, [1])
     assert ended.err.splitlines()[-1] == "stopped by SIGINT"
 
 
-def test_before_the_first_step_there_is_nothing_to_wait_for(ramet, house, tmp_path):
+def test_before_the_first_step_there_is_nothing_to_wait_for(ramet, workspace, tmp_path):
     more = {"E2E_KILL": "start:0", "E2E_SIGNAL": "SIGTERM", "E2E_KILL_LOG": str(tmp_path / "log")}
-    ended = ramet(*train(house, tmp_path), cwd=tmp_path, **more)
+    ended = ramet(*train(workspace, tmp_path), cwd=tmp_path, **more)
     assert (ended.code, steps(tmp_path)) == (143, [])
     assert "resume with: ramet train " in ended.err and "saving" not in ended.err
 
 
 def test_a_second_signal_during_the_save_ends_at_once_and_the_checkpoint_before_stays_whole(
-    ramet, house, undisturbed, tmp_path
+    ramet, workspace, undisturbed, tmp_path
 ):
     """F21."""
-    command, log = train(house, tmp_path), str(tmp_path / "log")
+    command, log = train(workspace, tmp_path), str(tmp_path / "log")
     assert ramet(*command, cwd=tmp_path, E2E_KILL="tools:2", E2E_SIGNAL="SIGTERM", E2E_KILL_LOG=log).code == 143
-    for places, whole in (("tools:3,sealing:3", [1]), ("tools:3,sealed:3", [1]), ("tools:4,renamed:4", [1, 3])):
-        ended = ramet(*command, cwd=tmp_path, E2E_KILL=places, E2E_SIGNAL="SIGTERM", E2E_KILL_LOG=log)
+    for points, whole in (("tools:3,sealing:3", [1]), ("tools:3,sealed:3", [1]), ("tools:4,renamed:4", [1, 3])):
+        ended = ramet(*command, cwd=tmp_path, E2E_KILL=points, E2E_SIGNAL="SIGTERM", E2E_KILL_LOG=log)
         assert (ended.code, ended.err.splitlines()[-1]) == (143, "SIGTERM again: ended at once")
         assert steps(tmp_path) == whole
     ended = ramet(*command, cwd=tmp_path)
@@ -114,8 +114,8 @@ def test_a_second_signal_during_the_save_ends_at_once_and_the_checkpoint_before_
     assert outcome(tmp_path) == undisturbed
 
 
-def test_a_grace_of_nothing_leaves_the_validation_out_and_saves_the_step(ramet, house, tmp_path):
+def test_a_grace_of_nothing_leaves_the_validation_out_and_saves_the_step(ramet, workspace, tmp_path):
     more = {"E2E_KILL": "update:2", "E2E_SIGNAL": "SIGTERM", "E2E_KILL_LOG": str(tmp_path / "log")}
-    ended = ramet(*train(house, tmp_path, "train.grace_s=0"), cwd=tmp_path, **more)
+    ended = ramet(*train(workspace, tmp_path, "train.grace_s=0"), cwd=tmp_path, **more)
     assert (ended.code, steps(tmp_path)) == (143, [2])
     assert "step 2: no time left for its weight sync and validation" in ended.err

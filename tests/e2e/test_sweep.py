@@ -7,8 +7,8 @@ from pathlib import Path
 from ramet.runs.manifest import read_manifest
 
 
-def test_two_points_are_trained_one_after_the_other_and_resumed(ramet, house, tmp_path: Path):
-    command = house.train("-m", "run.root=runs", "run.name=grid", "policy.lr=0.001,0.01", "train.eval_first=false")
+def test_two_points_are_trained_one_after_the_other_and_resumed(ramet, workspace, tmp_path: Path):
+    command = workspace.train("-m", "run.root=runs", "run.name=grid", "policy.lr=0.001,0.01", "train.eval_first=false")
     assert ramet(*command, "train.steps=1", cwd=tmp_path).code == 0
     ended = ramet(*command, "train.steps=2", cwd=tmp_path)
     assert ended.code == 0, ended.err

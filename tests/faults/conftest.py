@@ -21,7 +21,7 @@ TASKS = 7  # no multiple of what a step needs, so that epochs end within a step
 
 
 @dataclass(frozen=True)
-class House:
+class Workspace:
     """What the runs of one test share, and where they lie."""
 
     model: Path
@@ -53,7 +53,7 @@ class House:
         ]  # fmt: skip
 
     def records(self, name: str, step: int) -> list[dict[str, Any]]:
-        """The groups of one step as they stand on disk."""
+        """The groups of one step as they are on disk."""
         with gzip.open(self.runs / name / f"rollouts/step_{step:06d}.jsonl.gz", "rt") as lines:
             return [json.loads(line) for line in lines]
 
@@ -87,7 +87,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plugin() -> Iterator[None]:
-    """The tests' own plugin beside the installed ones, as long as one file of tests runs."""
+    """The tests' own plugin along with the installed ones, as long as one file of tests runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(PLUGIN))
         patch.setenv("RAMET_PLUGINS", "faults_plugin")
@@ -97,8 +97,8 @@ def plugin() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def house(plugin: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> House:
-    folder = tmp_path_factory.mktemp("house")
-    return House(
+def workspace(plugin: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    folder = tmp_path_factory.mktemp("workspace")
+    return Workspace(
         model, write_tasks(folder / "tasks.jsonl", [f"task {i}" + "!" * i for i in range(TASKS)]), folder / "runs"
     )

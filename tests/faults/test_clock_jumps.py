@@ -31,42 +31,42 @@ def jumping_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: steady() + next(jumps))
 
 
-def test_a_run_is_the_same_whatever_the_clock_says(house, jumping_clock, monkeypatch):
+def test_a_run_is_the_same_whatever_the_clock_says(workspace, jumping_clock, monkeypatch):
     """F24."""
-    house.train("jumping", steps=3)
+    workspace.train("jumping", steps=3)
     monkeypatch.undo()
-    house.train("steady", steps=3)
-    times = [line["time"] for line in house.metrics("jumping")]
+    workspace.train("steady", steps=3)
+    times = [line["time"] for line in workspace.metrics("jumping")]
     assert times != sorted(times), "the clock did go back"
-    assert [line["step"] for line in house.metrics("jumping")] == [1, 2, 3]
-    assert all(line["rollout/masked_share"] == 0 for line in house.metrics("jumping"))
+    assert [line["step"] for line in workspace.metrics("jumping")] == [1, 2, 3]
+    assert all(line["rollout/masked_share"] == 0 for line in workspace.metrics("jumping"))
     for step in (1, 2, 3):
-        assert house.sampled("jumping", step) == house.sampled("steady", step)
-    assert all(0 <= line["time/step_s"] < 60 for line in house.metrics("jumping"))
-    [training] = overview(house.runs / "jumping")["sections"]
+        assert workspace.sampled("jumping", step) == workspace.sampled("steady", step)
+    assert all(0 <= line["time/step_s"] < 60 for line in workspace.metrics("jumping"))
+    [training] = overview(workspace.runs / "jumping")["sections"]
     assert all(curve["x"] == sorted(curve["x"]) for curve in training["curves"])
 
 
-def test_a_hanging_call_ends_by_its_deadline_although_the_clock_goes_back(house, jumping_clock):
+def test_a_hanging_call_ends_by_its_deadline_although_the_clock_goes_back(workspace, jumping_clock):
     """F24."""
     started = time.monotonic()
     hanging = ["tools.fault_tool.params.straggler=/1", "tools.fault_tool.timeout_s=0.3", "tools.fault_tool.retries=0"]
-    house.train("hanging", *hanging, "rollout.max_infra_rate=1", steps=1)
+    workspace.train("hanging", *hanging, "rollout.max_infra_rate=1", steps=1)
     assert time.monotonic() - started < 60
-    masked = [r["id"] for group in house.records("hanging", 1) for r in group["rollouts"] if r["fault"]]
+    masked = [r["id"] for group in workspace.records("hanging", 1) for r in group["rollouts"] if r["fault"]]
     assert masked == ["1", "1", "1"]
 
 
-def test_a_run_resumes_behind_its_last_step_whatever_the_times_of_its_files_say(house):
+def test_a_run_resumes_after_its_last_step_whatever_the_times_of_its_files_say(workspace):
     """F24: the checkpoint of the highest number counts, not the one that was touched last."""
-    house.train("touched", steps=2)
-    run = house.runs / "touched"
+    workspace.train("touched", steps=2)
+    run = workspace.runs / "touched"
     os.utime(run / "checkpoints/step_000001", (time.time() + DAY_S,) * 2)
     os.utime(run / "checkpoints/step_000002", (0.0, 0.0))
     newest = Checkpoints(run / "checkpoints", keep=3).newest()
     assert newest is not None and newest.step == 2
-    house.train("touched", steps=3)
-    assert [line["step"] for line in house.metrics("touched")] == [1, 2, 3]
+    workspace.train("touched", steps=3)
+    assert [line["step"] for line in workspace.metrics("touched")] == [1, 2, 3]
 
 
 def test_the_clock_on_the_wall_is_read_for_labels_only():

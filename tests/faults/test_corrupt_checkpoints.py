@@ -36,9 +36,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(house) -> Path:
+def whole(workspace) -> Path:
     """A run of three steps, all of which are saved."""
-    return house.train("whole", steps=3)
+    return workspace.train("whole", steps=3)
 
 
 def contents(folder: Path) -> list[bytes]:
@@ -47,14 +47,14 @@ def contents(folder: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_skipped_with_its_reason_and_written_anew_from_the_one_before(
-    house, whole, caplog, damage
+    workspace, whole, caplog, damage
 ):
     harm, reason = DAMAGE[damage]
     name = f"damaged_{damage.replace(' ', '_')}"
-    newest = shutil.copytree(whole, house.runs / name) / "checkpoints/step_000003"
+    newest = shutil.copytree(whole, workspace.runs / name) / "checkpoints/step_000003"
     harm(newest)
     with caplog.at_level(logging.INFO, logger="ramet"):
-        house.train(name, steps=3)
+        workspace.train(name, steps=3)
     [skipped] = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
     assert skipped.startswith("checkpoint step_000003 skipped: ") and reason in skipped
     assert "resumed behind step 2" in caplog.text
@@ -62,27 +62,27 @@ def test_a_damaged_checkpoint_is_skipped_with_its_reason_and_written_anew_from_t
     assert contents(newest) == contents(whole / "checkpoints/step_000003")
 
 
-def test_if_all_are_damaged_the_run_begins_anew_and_every_reason_is_told(house, whole, caplog):
-    run = shutil.copytree(whole, house.runs / "all_damaged")
+def test_if_all_are_damaged_the_run_begins_anew_and_every_reason_is_told(workspace, whole, caplog):
+    run = shutil.copytree(whole, workspace.runs / "all_damaged")
     for folder in (run / "checkpoints").iterdir():
         truncate(folder)
-    house.train("all_damaged", steps=3)
+    workspace.train("all_damaged", steps=3)
     skipped = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
     assert [text.split()[1] for text in skipped] == ["step_000003", "step_000002", "step_000001"]
-    assert [line["step"] for line in house.metrics("all_damaged")] == [1, 2, 3]
+    assert [line["step"] for line in workspace.metrics("all_damaged")] == [1, 2, 3]
 
 
-def test_a_checkpoint_of_another_world_size_goes_on_with_the_same_weights(house, whole, caplog):
-    newest = shutil.copytree(whole, house.runs / "ranks") / "checkpoints/step_000003"
+def test_a_checkpoint_of_another_world_size_goes_on_with_the_same_weights(workspace, whole, caplog):
+    newest = shutil.copytree(whole, workspace.runs / "ranks") / "checkpoints/step_000003"
     state = torch.load(newest / "rank_00000.pt", weights_only=True)
     torch.save({**state, "world_size": 2}, newest / "rank_00000.pt")
     (newest / MANIFEST).unlink()
     checkpoint._seal(newest)
     with caplog.at_level(logging.INFO, logger="ramet"):
-        house.train("ranks", steps=4)
+        workspace.train("ranks", steps=4)
     assert "was written by 2 policy ranks, now there are 1" in caplog.text
-    house.train("one", steps=4)
+    workspace.train("one", steps=4)
     assert (
-        contents(house.runs / "ranks/checkpoints/step_000004")[:1]
-        == contents(house.runs / "one/checkpoints/step_000004")[:1]
+        contents(workspace.runs / "ranks/checkpoints/step_000004")[:1]
+        == contents(workspace.runs / "one/checkpoints/step_000004")[:1]
     )

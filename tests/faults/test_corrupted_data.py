@@ -24,11 +24,11 @@ def rows() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def prepared(house) -> Callable[..., PreparedRun]:
+def prepared(workspace) -> Callable[..., PreparedRun]:
     """What `ramet train` does before it writes anything."""
 
     def with_data(file: Path, *more: str) -> PreparedRun:
-        return prepare(compose(house.overrides("damaged", f"data.train=[{file}]", *more), job="train"))
+        return prepare(compose(workspace.overrides("damaged", f"data.train=[{file}]", *more), job="train"))
 
     return with_data
 
@@ -77,14 +77,14 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_one_bad_row_of_thousands_is_named_or_skipped_and_counted(house, prepared, rows, tmp_path, damage):
+def test_one_bad_row_of_thousands_is_named_or_skipped_and_counted(workspace, prepared, rows, tmp_path, damage):
     """F16."""
     what = damage(tmp_path / "data.parquet", list(rows))
     [file] = tmp_path.iterdir()
     [problem] = problems(prepared, file)
     assert problem.startswith(f"{file}, row {BAD}")
     assert what in problem
-    assert not (house.runs / "damaged").exists()
+    assert not (workspace.runs / "damaged").exists()
     found = prepared(file, "data.on_bad_row=skip")
     assert len(found.tasks) == ROWS - 1
     assert found.data["train"].skipped == 1
@@ -105,7 +105,7 @@ def with_a_damaged_page(whole: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [cut_short, without_its_end, with_a_damaged_page])
 @pytest.mark.parametrize("on_bad_row", ["error", "skip"])
-def test_a_damaged_parquet_file_is_named_and_never_skipped(house, prepared, rows, tmp_path, damage, on_bad_row):
+def test_a_damaged_parquet_file_is_named_and_never_skipped(workspace, prepared, rows, tmp_path, damage, on_bad_row):
     """F16: what cannot be read may hold anything, so it is no matter of skipping rows."""
     file = tmp_path / "data.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows[:500]), file)

@@ -36,33 +36,33 @@ def checkpoints(run: Path) -> list[str]:
     return [folder.name for folder in found]
 
 
-def test_one_full_disk_costs_one_checkpoint_and_is_said_loudly(house, fill_disk, caplog):
+def test_one_full_disk_costs_one_checkpoint_and_is_said_loudly(workspace, fill_disk, caplog):
     fill_disk(2, 4)
-    run = house.train("once", steps=5)
+    run = workspace.train("once", steps=5)
     assert checkpoints(run) == ["step_000001", "step_000003", "step_000005"]
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     [said] = [text for text in warnings if text.startswith("CHECKPOINT OF STEP 2 NOT SAVED")]
     assert "No space left on device" in said and "loses the work behind step 1" in said
-    assert [line["step"] for line in house.metrics("once")] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in workspace.metrics("once")] == [1, 2, 3, 4, 5]
     assert (run / "model/model.safetensors").exists()
 
 
-def test_two_in_a_row_stop_the_run_and_the_older_checkpoint_is_resumed(house, fill_disk, caplog):
+def test_two_in_a_row_stop_the_run_and_the_older_checkpoint_is_resumed(workspace, fill_disk, caplog):
     fill_disk(2, 3)
     with pytest.raises(CheckpointError, match=r"2 saves in a row failed, so the run stops: .*step_000003: not written"):
-        house.train("twice", steps=5)
-    run = house.runs / "twice"
+        workspace.train("twice", steps=5)
+    run = workspace.runs / "twice"
     assert checkpoints(run) == ["step_000001"]
     fill_disk()
     with caplog.at_level(logging.INFO, logger="ramet"):
-        house.train("twice", steps=5)
+        workspace.train("twice", steps=5)
     assert "resumed behind step 1" in caplog.text
     assert checkpoints(run) == ["step_000003", "step_000004", "step_000005"]
-    assert [line["step"] for line in house.metrics("twice")] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in workspace.metrics("twice")] == [1, 2, 3, 4, 5]
 
 
-def test_where_no_save_comes_after_it_the_first_failure_is_an_error(house, fill_disk):
+def test_where_no_save_comes_after_it_the_first_failure_is_an_error(workspace, fill_disk):
     fill_disk(2)
     with pytest.raises(CheckpointError, match=r"step_000002: not written: .*No space left"):
-        house.train("last", steps=2)
-    assert checkpoints(house.runs / "last") == ["step_000001"]
+        workspace.train("last", steps=2)
+    assert checkpoints(workspace.runs / "last") == ["step_000001"]

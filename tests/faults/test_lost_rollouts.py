@@ -40,7 +40,7 @@ def nothing_at_all(groups: list[Group]) -> list[Group]:
         (nothing_at_all, "asked for 12 rollouts of 3 tasks, got 0 of 0"),
     ],
 )
-def test_a_step_that_lost_rollouts_stops_the_run_and_names_both_counts(house, monkeypatch, lose, message):
+def test_a_step_that_lost_rollouts_stops_the_run_and_names_both_counts(workspace, monkeypatch, lose, message):
     """F33."""
     played = LocalRollouts.run
 
@@ -50,19 +50,19 @@ def test_a_step_that_lost_rollouts_stops_the_run_and_names_both_counts(house, mo
     monkeypatch.setattr(LocalRollouts, "run", losing)
     name = lose.__name__
     with pytest.raises(RametError, match=message):
-        house.train(name, steps=1)
-    assert not list((house.runs / name).glob("rollouts/step_*")), "nothing was learned from what was left"
-    assert not (house.runs / name / "metrics.jsonl").exists()
+        workspace.train(name, steps=1)
+    assert not list((workspace.runs / name).glob("rollouts/step_*")), "nothing was learned from what was left"
+    assert not (workspace.runs / name / "metrics.jsonl").exists()
 
 
-def test_masked_rollouts_are_not_lost_ones(house):
+def test_masked_rollouts_are_not_lost_ones(workspace):
     """F33: masks explain what is missing from a group's statistics."""
-    house.train("masked", "rollout.deadline_s=1e-6", "rollout.max_infra_rate=1", steps=1)
-    assert all(rollout["fault"] for group in house.records("masked", 1) for rollout in group["rollouts"])
-    assert house.metrics("masked")[0]["rollout/masked_share"] == 1
+    workspace.train("masked", "rollout.deadline_s=1e-6", "rollout.max_infra_rate=1", steps=1)
+    assert all(rollout["fault"] for group in workspace.records("masked", 1) for rollout in group["rollouts"])
+    assert workspace.metrics("masked")[0]["rollout/masked_share"] == 1
 
 
-def test_an_evaluation_that_lost_a_rollout_stops_before_the_task_counts_as_finished(house, monkeypatch):
+def test_an_evaluation_that_lost_a_rollout_stops_before_the_task_counts_as_finished(workspace, monkeypatch):
     """F33, in `ramet eval`, where a resume would otherwise leave the task as it is."""
     played = LocalRollouts.run
 
@@ -70,7 +70,7 @@ def test_an_evaluation_that_lost_a_rollout_stops_before_the_task_counts_as_finis
         return await played(self, tasks, on_group=lambda group: on_group(without_last_rollout([group])[0]), **more)
 
     monkeypatch.setattr(LocalRollouts, "run", losing)
-    resolved = compose(house.measure("lost"), job="eval")
+    resolved = compose(workspace.measure("lost"), job="eval")
     with pytest.raises(RametError, match="asked for 2 rollouts of 1 tasks, got 1 of 1"):
         evaluate(resolved)
-    assert len((house.runs / "lost/results.json.partial.jsonl").read_text().splitlines()) == 1  # the header
+    assert len((workspace.runs / "lost/results.json.partial.jsonl").read_text().splitlines()) == 1  # the header

@@ -23,42 +23,42 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return all(torch.equal(left[name], right[name]) for name in left)
 
 
-def train(house, name: str, *more: str, bad: tuple[int, int], steps: int) -> Path:
+def train(workspace, name: str, *more: str, bad: tuple[int, int], steps: int) -> Path:
     params = [f"policy_loss.params.first_bad={bad[0]}", f"policy_loss.params.last_bad={bad[1]}"]
-    return house.train(name, "policy_loss=fault_loss", *params, *more, steps=steps)
+    return workspace.train(name, "policy_loss=fault_loss", *params, *more, steps=steps)
 
 
-def test_one_bad_step_is_skipped_and_leaves_weights_and_optimizer_as_they_were(house):
-    run = train(house, "one", bad=(2, 2), steps=3)
+def test_one_bad_step_is_skipped_and_leaves_weights_and_optimizer_as_they_were(workspace):
+    run = train(workspace, "one", bad=(2, 2), steps=3)
     for kind in ("model", "optimizer"):
         assert same(saved(run, 1, kind), saved(run, 2, kind))
         assert not same(saved(run, 2, kind), saved(run, 3, kind))
-    assert [line["train/skipped_updates"] for line in house.metrics("one")] == [0, 1, 0]
-    assert house.records("one", 2), "what the step learned from is on disk"
+    assert [line["train/skipped_updates"] for line in workspace.metrics("one")] == [0, 1, 0]
+    assert workspace.records("one", 2), "what the step learned from is on disk"
 
 
-def test_three_in_a_row_stop_the_run_and_the_last_good_state_is_saved(house):
-    good = train(house, "good", bad=(2, 2), steps=2)
+def test_three_in_a_row_stop_the_run_and_the_last_good_state_is_saved(workspace):
+    good = train(workspace, "good", bad=(2, 2), steps=2)
     with pytest.raises(TrainingDiverged, match=r"step 4: loss nan.*3 times in a row"):
-        train(house, "three", "train.save_every=100", bad=(2, 9), steps=9)
-    run = house.runs / "three"
+        train(workspace, "three", "train.save_every=100", bad=(2, 9), steps=9)
+    run = workspace.runs / "three"
     assert [folder.name for folder in (run / "checkpoints").iterdir()] == ["step_000003"]
     assert verify(run / "checkpoints/step_000003") == []
     assert same(saved(run, 3, "model"), saved(good, 1, "model"))
-    assert house.records("three", 4)
+    assert workspace.records("three", 4)
 
 
-def test_a_resume_of_a_run_that_diverged_does_not_begin_to_count_anew(house):
+def test_a_resume_of_a_run_that_diverged_does_not_begin_to_count_anew(workspace):
     with pytest.raises(TrainingDiverged, match=r"step 4: .*3 times in a row"):
-        train(house, "again", "train.save_every=100", bad=(2, 9), steps=9)
+        train(workspace, "again", "train.save_every=100", bad=(2, 9), steps=9)
     with pytest.raises(TrainingDiverged, match=r"step 4: .*in a row"):
-        train(house, "again", "train.save_every=100", bad=(2, 9), steps=9)
+        train(workspace, "again", "train.save_every=100", bad=(2, 9), steps=9)
     allowed = ["train.save_every=100", "run.allow_config_change=true"]
-    run = train(house, "again", *allowed, bad=(2, 3), steps=5)  # the cause is gone
+    run = train(workspace, "again", *allowed, bad=(2, 3), steps=5)  # the cause is gone
     assert not same(saved(run, 3, "model"), saved(run, 5, "model"))
 
 
-def test_weights_between_two_steps_are_never_saved_as_those_of_a_step(house, monkeypatch):
+def test_weights_between_two_steps_are_never_saved_as_those_of_a_step(workspace, monkeypatch):
     """A good optimiser step, and then three bad ones, all within step 2."""
     from ramet.policy.worker import PolicyWorker
 
@@ -73,5 +73,5 @@ def test_weights_between_two_steps_are_never_saved_as_those_of_a_step(house, mon
 
     monkeypatch.setattr(PolicyWorker, "_optimizer_step", breaking)
     with pytest.raises(TrainingDiverged):
-        house.train("within", "train.minibatches=4", "train.save_every=100", steps=3)
-    assert not list((house.runs / "within/checkpoints").iterdir())
+        workspace.train("within", "train.minibatches=4", "train.save_every=100", steps=3)
+    assert not list((workspace.runs / "within/checkpoints").iterdir())

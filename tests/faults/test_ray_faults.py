@@ -58,20 +58,20 @@ def two_cpus() -> Iterator[None]:
         ray.shutdown()
 
 
-def outcome(house: Any, name: str, steps: int) -> dict[str, Any]:
+def outcome(workspace: Any, name: str, steps: int) -> dict[str, Any]:
     """What training made: token ids, log-probabilities, rewards and advantages of all steps, metrics, weights."""
     kept = ("step", "reward/", "group/", "train/")
     return {
         "rollouts": [
             (group["segments"], [(r["id"], r["segments"], r["reward"], r["advantages"]) for r in group["rollouts"]])
             for step in range(1, steps + 1)
-            for group in house.records(name, step)
+            for group in workspace.records(name, step)
         ],
         "metrics": [
             {k: v for k, v in line.items() if k.startswith(kept) and not k.endswith(("_s", "_per_s"))}
-            for line in house.metrics(name)
+            for line in workspace.metrics(name)
         ],
-        "weights": hashlib.sha256((house.runs / name / "model/model.safetensors").read_bytes()).hexdigest(),
+        "weights": hashlib.sha256((workspace.runs / name / "model/model.safetensors").read_bytes()).hexdigest(),
     }
 
 
@@ -96,18 +96,18 @@ def actors() -> list[str]:
     return found
 
 
-def test_killed_and_hanging_rollout_workers_cost_time_and_change_no_number(house, tmp_path, monkeypatch, caplog):
+def test_killed_and_hanging_rollout_workers_cost_time_and_change_no_number(workspace, tmp_path, monkeypatch, caplog):
     """F4, F5, F32: the first is killed inside a tree, by the tool call of a fork, and the second one is stopped."""
     monkeypatch.setattr(health_monitor, "SILENCE_S", 3.0)
-    house.train("undisturbed", *SETTINGS, steps=3)
-    played = [rollout for group in house.records("undisturbed", 2) for rollout in group["rollouts"]]
+    workspace.train("undisturbed", *SETTINGS, steps=3)
+    played = [rollout for group in workspace.records("undisturbed", 2) for rollout in group["rollouts"]]
     fork = next(r["id"] for r in played if r["parent"] is not None and r["tool_calls"])
     struck = [f"tools.ray_tool.params.{key}" for key in (f"folder={tmp_path}", f"kill=2/{fork}", "stop=3/1")]
-    house.train("struck", *SETTINGS, "cluster=ray", *struck, steps=3)
+    workspace.train("struck", *SETTINGS, "cluster=ray", *struck, steps=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["struck_SIGKILL", "struck_SIGSTOP"]
-    assert outcome(house, "struck", 3) == outcome(house, "undisturbed", 3)
-    assert [line["rollout/restarts"] for line in house.metrics("struck")] == [0, 1, 1]
-    assert [line["rollout/rollouts"] for line in house.metrics("struck")] == [18, 18, 18]
+    assert outcome(workspace, "struck", 3) == outcome(workspace, "undisturbed", 3)
+    assert [line["rollout/restarts"] for line in workspace.metrics("struck")] == [0, 1, 1]
+    assert [line["rollout/rollouts"] for line in workspace.metrics("struck")] == [18, 18, 18]
     lost = [record.message for record in caplog.records if "is lost" in record.message]
     assert len(lost) == 2
     assert "its process ended at once: killed (SIGKILL, out of memory) or crashed" in lost[0]
@@ -115,11 +115,11 @@ def test_killed_and_hanging_rollout_workers_cost_time_and_change_no_number(house
     assert gone()
 
 
-def test_a_killed_policy_rank_ends_the_job_and_is_named_with_its_cause(house, tmp_path, capsys):
+def test_a_killed_policy_rank_ends_the_job_and_is_named_with_its_cause(workspace, tmp_path, capsys):
     """F3, F19: two ranks, of which the second is killed in the update of step 2."""
     loss = ["policy_loss=ray_loss", f"policy_loss.params.folder={tmp_path}", "policy_loss.params.step=2"]
     more = ["policy_loss.params.rank=1", "cluster=ray", "cluster.policy_workers=2", "run.deterministic=false"]
-    overrides = house.overrides("killed_rank", *SETTINGS, *loss, *more, steps=3)
+    overrides = workspace.overrides("killed_rank", *SETTINGS, *loss, *more, steps=3)
     code = main(["train", *overrides])
     ended = time.time()
     struck = tmp_path / "struck_SIGKILL"
@@ -131,5 +131,5 @@ def test_a_killed_policy_rank_ends_the_job_and_is_named_with_its_cause(house, tm
         said,
     )
     assert said.endswith("A policy rank cannot be replaced: resume from the last checkpoint")
-    assert [path.name for path in (house.runs / "killed_rank/checkpoints").iterdir()] == ["step_000001"]
+    assert [path.name for path in (workspace.runs / "killed_rank/checkpoints").iterdir()] == ["step_000001"]
     assert gone()

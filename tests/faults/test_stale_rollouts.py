@@ -15,48 +15,50 @@ AHEAD = ("run.deterministic=false", "tools.fault_tool.params.straggler=/0", "too
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
-def test_rollouts_lag_and_no_token_lags_more_than_allowed(house, staleness):
+def test_rollouts_lag_and_no_token_lags_more_than_allowed(workspace, staleness):
     name = f"ahead_{staleness}"
-    house.train(name, *AHEAD, f"train.staleness={staleness}", "train.async_save=true", steps=5)
-    lags = [line["train/version_lag_max"] for line in house.metrics(name)]
+    workspace.train(name, *AHEAD, f"train.staleness={staleness}", "train.async_save=true", steps=5)
+    lags = [line["train/version_lag_max"] for line in workspace.metrics(name)]
     assert lags[0] == 0 and max(lags) <= staleness
     assert any(lags[1:]), "the rollouts of no step began before the update of the step before it"
-    assert all("train/tis_weight" in line for line in house.metrics(name))
+    assert all("train/tis_weight" in line for line in workspace.metrics(name))
     for step in range(1, 6):
         versions = {
             segment["version"]
-            for group in house.records(name, step)
+            for group in workspace.records(name, step)
             for segment in group["segments"]
             if segment.get("version") is not None
         }
         assert versions <= set(range(max(0, step - 1 - staleness), step))
-    assert [verify(one) for one in sorted((house.runs / name / "checkpoints").glob("step_*"))] == [[], [], []]
+    assert [verify(one) for one in sorted((workspace.runs / name / "checkpoints").glob("step_*"))] == [[], [], []]
 
 
-def test_a_run_that_ran_ahead_resumes_with_the_next_tasks(house):
-    house.train("whole", *AHEAD, "train.staleness=1", steps=4)
-    house.train("cut", *AHEAD, "train.staleness=1", steps=2)
-    house.train("cut", *AHEAD, "train.staleness=1", steps=4)
-    assert [line["step"] for line in house.metrics("cut")] == [1, 2, 3, 4]
-    assert [house.seen("cut", step) for step in range(1, 5)] == [house.seen("whole", step) for step in range(1, 5)]
+def test_a_run_that_ran_ahead_resumes_with_the_next_tasks(workspace):
+    workspace.train("whole", *AHEAD, "train.staleness=1", steps=4)
+    workspace.train("cut", *AHEAD, "train.staleness=1", steps=2)
+    workspace.train("cut", *AHEAD, "train.staleness=1", steps=4)
+    assert [line["step"] for line in workspace.metrics("cut")] == [1, 2, 3, 4]
+    assert [workspace.seen("cut", step) for step in range(1, 5)] == [
+        workspace.seen("whole", step) for step in range(1, 5)
+    ]
 
 
-def test_validation_waits_for_rollouts_under_way_and_counts_apart(house):
-    more = (f"data.valid=[{house.tasks}]", "train.eval_every=1")
-    house.train("valid", *AHEAD, *more, "train.staleness=1", steps=3)
-    lines = house.metrics("valid")
+def test_validation_waits_for_rollouts_under_way_and_counts_apart(workspace):
+    more = (f"data.valid=[{workspace.tasks}]", "train.eval_every=1")
+    workspace.train("valid", *AHEAD, *more, "train.staleness=1", steps=3)
+    lines = workspace.metrics("valid")
     assert [line["rollout/rollouts"] for line in lines] == [12, 12, 12]
     assert all("valid/reward" in line for line in lines)
 
 
-def test_what_cannot_go_with_it_is_refused(house):
+def test_what_cannot_go_with_it_is_refused(workspace):
     wrong = ("train.staleness=1", "train.tis_cap=null")
-    problems = check(compose(house.overrides("no", *wrong), job="train"), "train")
+    problems = check(compose(workspace.overrides("no", *wrong), job="train"), "train")
     assert "run.deterministic=true: needs train.staleness=0, got 1" in problems
     assert any(text.startswith("train.staleness=1: needs train.tis_cap, which is null") for text in problems)
 
 
-def test_tokens_that_are_older_than_allowed_stop_the_run(house):
+def test_tokens_that_are_older_than_allowed_stop_the_run(workspace):
     class Row:
         def __init__(self, *versions: int) -> None:
             self.policy_versions = np.array(versions, np.int32)

@@ -16,7 +16,7 @@ from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
 from ramet.types import Task, user_prompt
 
-SHORT_S = 0.8  # stands for the deadlines of a real run
+SHORT_S = 0.8  # instead of the deadlines of a real run
 MARGIN_S = 5.0
 BY_CALL = ["tools.fault_tool.timeout_s=0.5", "tools.fault_tool.retries=0"]
 BY_ROLLOUT = ["tools.fault_tool.timeout_s=600", f"rollout.deadline_s={SHORT_S}"]
@@ -24,27 +24,27 @@ BY_STEP = ["tools.fault_tool.timeout_s=600", f"rollout.step_deadline_s={SHORT_S}
 
 
 @pytest.fixture(scope="module")
-def straggler(house) -> str:
-    """A rollout of the first step. Beside it stands a run in which nothing straggles."""
-    house.train("undisturbed", steps=1)
+def straggler(workspace) -> str:
+    """A rollout of the first step. Next to it: a run in which nothing straggles."""
+    workspace.train("undisturbed", steps=1)
     return f"tasks/{Sampler(7, 3, 11).draw(3)[1]}/2"
 
 
 @pytest.mark.parametrize(
     ("deadline", "where"), [(BY_CALL, "tool:fault_tool"), (BY_ROLLOUT, "deadline"), (BY_STEP, "deadline")]
 )
-def test_a_training_step_ends_by_the_deadline_and_learns_from_the_other_rollouts(house, straggler, deadline, where):
+def test_a_training_step_ends_by_the_deadline_and_learns_from_the_other_rollouts(workspace, straggler, deadline, where):
     """F10: the deadline of a call, of a rollout and of a step."""
     name = f"{where.partition(':')[0]}_{deadline[-1].partition('=')[0]}"
     started = time.monotonic()
-    house.train(name, *deadline, f"tools.fault_tool.params.straggler={straggler}", steps=1)
+    workspace.train(name, *deadline, f"tools.fault_tool.params.straggler={straggler}", steps=1)
     assert time.monotonic() - started < SHORT_S + MARGIN_S
-    rollouts = {f"{g['task']['id']}/{r['id']}": r for g in house.records(name, 1) for r in g["rollouts"]}
+    rollouts = {f"{g['task']['id']}/{r['id']}": r for g in workspace.records(name, 1) for r in g["rollouts"]}
     assert {key: r["fault"]["where"] for key, r in rollouts.items() if r["fault"]} == {straggler: where}
     assert rollouts[straggler]["reward"] is None and rollouts[straggler]["advantages"] is None
-    masked, undisturbed = house.sampled(name, 1), house.sampled("undisturbed", 1)
+    masked, undisturbed = workspace.sampled(name, 1), workspace.sampled("undisturbed", 1)
     assert {key for key in undisturbed if masked[key] != undisturbed[key]} == {straggler}
-    [line] = house.metrics(name)
+    [line] = workspace.metrics(name)
     assert line["train/grad_norm"] > 0 and line["rollout/masked_share"] == pytest.approx(1 / 12)
     assert line["time/step_s"] < SHORT_S + MARGIN_S
 

@@ -19,15 +19,15 @@ from ramet.tracking.jsonl import read_metrics
 
 
 @pytest.fixture(scope="module")
-def finished(house) -> str:
-    house.train("finished", steps=2)
+def finished(workspace) -> str:
+    workspace.train("finished", steps=2)
     return "finished"
 
 
 @pytest.fixture
-def torn(house, finished, tmp_path) -> Path:
+def torn(workspace, finished, tmp_path) -> Path:
     """A copy of a finished run, for a test to tear."""
-    return Path(shutil.copytree(house.runs / finished, tmp_path / "torn"))
+    return Path(shutil.copytree(workspace.runs / finished, tmp_path / "torn"))
 
 
 def tear(file: Path, left: float) -> None:
@@ -46,14 +46,14 @@ def test_a_report_of_a_run_with_torn_metrics_shows_the_whole_lines_and_says_so(t
     assert write_report(torn).is_file()
 
 
-def test_a_run_goes_on_behind_torn_metrics_and_writes_every_step_once(house, finished, caplog):
+def test_a_run_goes_on_after_torn_metrics_and_writes_every_step_once(workspace, finished, caplog):
     """F35: `metrics.jsonl`, written on. A step is reported before its checkpoint, so a torn line has none."""
-    shutil.copytree(house.runs / finished, house.runs / "goes_on")
-    tear(house.runs / "goes_on/metrics.jsonl", 0.5)
-    shutil.rmtree(house.runs / "goes_on/checkpoints/step_000002")
-    house.train("goes_on", steps=4)
+    shutil.copytree(workspace.runs / finished, workspace.runs / "goes_on")
+    tear(workspace.runs / "goes_on/metrics.jsonl", 0.5)
+    shutil.rmtree(workspace.runs / "goes_on/checkpoints/step_000002")
+    workspace.train("goes_on", steps=4)
     assert "metrics.jsonl: dropped a torn last line of" in caplog.text
-    assert [line["step"] for line in house.metrics("goes_on")] == [1, 2, 3, 4]
+    assert [line["step"] for line in workspace.metrics("goes_on")] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("left", [0.2, 0.7, 0.99])
@@ -72,7 +72,7 @@ def test_a_torn_file_of_rollouts_gives_its_whole_groups_and_says_so(torn, caplog
 
 
 def test_a_broken_line_that_is_not_the_last_is_no_torn_one(torn):
-    """F35: what stands in the middle was not torn by a kill, and is not passed over in silence."""
+    """F35: what is in the middle was not torn by a kill, and is not passed over in silence."""
     file = torn / "rollouts/step_000002.jsonl.gz"
     lines = gzip.decompress(file.read_bytes()).splitlines(keepends=True)
     file.write_bytes(gzip.compress(b"".join([lines[0][:50] + b"\n", *lines[1:]])))
@@ -81,23 +81,23 @@ def test_a_broken_line_that_is_not_the_last_is_no_torn_one(torn):
 
 
 @pytest.mark.parametrize("line", [1, 3], ids=["the header", "a task"])
-def test_an_evaluation_goes_on_behind_a_torn_line(house, monkeypatch, caplog, line):
+def test_an_evaluation_goes_on_after_a_torn_line(workspace, monkeypatch, caplog, line):
     """F35: `results.json.partial.jsonl`. What was torn is measured again; the results are those of a whole run."""
     name = f"torn_{line}"
-    evaluate(compose(house.measure(f"whole_{line}"), job="eval"))
+    evaluate(compose(workspace.measure(f"whole_{line}"), job="eval"))
     monkeypatch.setattr("ramet.evaluate.results.PartialResults.finish", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(compose(house.measure(name), job="eval"))
+        evaluate(compose(workspace.measure(name), job="eval"))
     monkeypatch.undo()
-    partial = house.runs / name / "results.json.partial.jsonl"
+    partial = workspace.runs / name / "results.json.partial.jsonl"
     partial.write_bytes(b"".join(partial.read_bytes().splitlines(keepends=True)[:line]))
     tear(partial, 0.5)
     with caplog.at_level(logging.INFO, logger="ramet"):
-        evaluate(compose(house.measure(name), job="eval"))
+        evaluate(compose(workspace.measure(name), job="eval"))
     assert "results.json.partial.jsonl: dropped a torn last line of" in caplog.text
     assert ("resumed with 1 finished tasks" in caplog.text) == (line == 3)
     results = [
-        json.loads((house.runs / run / "results.json").read_text())["results"] for run in (name, f"whole_{line}")
+        json.loads((workspace.runs / run / "results.json").read_text())["results"] for run in (name, f"whole_{line}")
     ]
     scores = [[(task["task"], len(task["rollouts"])) for task in found[0]["tasks"]] for found in results]
     assert scores[0] == scores[1]

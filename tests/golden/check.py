@@ -2,8 +2,8 @@
 
 Without a file, those of `values/` are checked. One line per function with the number of cases that passed, failed and
 are not implemented, and one for every known difference. Exit code 1 if a case failed or a known difference is none any
-more, 2 for a file that is no file of golden values. Which function of ours stands for which of the reference's is said
-by the adapters beside this file.
+more, 2 for a file that is no file of golden values. Which function of ours answers to which of the reference's is in
+the adapters next to this file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-if str(Path(__file__).parent) not in sys.path:  # these modules stand beside this file, not in a package
+if str(Path(__file__).parent) not in sys.path:  # these modules are next to this file, not in a package
     sys.path.insert(0, str(Path(__file__).parent))
 
 import golden_algorithms

@@ -1,4 +1,4 @@
-"""What stands between a case and our code. An adapter arranges inputs and calls; it computes nothing itself."""
+"""The layer between a case and our code. An adapter arranges inputs and calls; it computes nothing itself."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ METRICS = {"pg_clipfrac": "clip_fraction", "pg_clipfrac_lower": "clip_fraction_l
 
 
 def floats(values: Any) -> Tensor:
-    """Nested lists of numbers, in which `nan` and `inf` stand as strings."""
+    """Nested lists of numbers, in which `nan` and `inf` are strings."""
     return torch.tensor(_numbers(values), dtype=torch.float32)
 
 

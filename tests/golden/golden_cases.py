@@ -20,7 +20,7 @@ HOSTILE = "hostile_snippets"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     function: str
-    where: str  # file and place in it
+    where: str  # file and position in it
     input: Any
     output: Any
     raises: bool = False  # the reference raised instead of returning

@@ -17,7 +17,7 @@ from golden_cases import Case
 class KnownDifference:
     function: str
     applies: Callable[[Mapping[str, Any]], bool]  # of a case's input
-    ours: Callable[[Case], Any]  # the output in place of the release's
+    ours: Callable[[Case], Any]  # the output instead of the release's
     why: str
 
 

@@ -1,8 +1,8 @@
-"""Send this process a signal at exact places of its steps: `E2E_KILL=place:step`, or several with a comma between them.
+"""Send this process a signal at exact points of its steps: `E2E_KILL=point:step`, or several with a comma between them.
 
 The signal is SIGKILL, or the one that `E2E_SIGNAL` names. Product code knows nothing of it.
 
-A place is a call of a function of Ramet, which is wrapped from here. What was going on then is written to the file
+A point is a call of a function of Ramet, which is wrapped from here. What was going on then is written to the file
 `E2E_KILL_LOG` first, so that a test can see that the signal struck, and what it struck.
 """
 
@@ -27,66 +27,66 @@ HEARD_S = 0.5  # for the main thread, which hears all signals, while the thread 
 
 @dataclass(frozen=True)
 class KillPoint:
-    """The `call`-th call of `target` in the step, and whether the kill strikes before it or behind it."""
+    """The `call`-th call of `target` in the step, and whether the signal is sent before it or after it."""
 
     target: str  # module:attribute, where callers look it up
     call: int = 1
-    behind: bool = False
+    after: bool = False
 
 
-PLACES = {
+KILL_POINTS = {
     "start": KillPoint("ramet.runs.run_dir:RunDir.record"),
     "first_requests": KillPoint("ramet.engines.torch.engine:TorchEngine.generate", call=8),
-    "generating": KillPoint("ramet.engines.torch.batcher:TorchBatcher.step", call=12, behind=True),
+    "generating": KillPoint("ramet.engines.torch.batcher:TorchBatcher.step", call=12, after=True),
     "tools": KillPoint("e2e_plugin:Digest.wait", call=9),
-    "fork": KillPoint("ramet.rollout.tree:LiveRollout.fork", call=3, behind=True),
+    "fork": KillPoint("ramet.rollout.tree:LiveRollout.fork", call=3, after=True),
     "late_requests": KillPoint("ramet.engines.torch.engine:TorchEngine.generate", call=50),
     "scoring": KillPoint("e2e_plugin:EvenBytes.score", call=10),
     "scored": KillPoint("ramet.train.loop:rows_of"),
-    "estimated": KillPoint("ramet.train.loop:estimate", behind=True),
-    "recording": KillPoint("ramet.rollout.record:_line", call=2, behind=True),
-    "recorded": KillPoint("ramet.train.loop:write_records", behind=True),
-    "update": KillPoint("ramet.policy.worker:PolicyWorker._optimizer_step", behind=True),  # half of the mini-batches
-    "updated": KillPoint("ramet.policy.worker:PolicyWorker.update", behind=True),
-    "sync": KillPoint("ramet.engines.torch.model_runner:copy_weights", behind=True),  # in the engine's thread
-    "validation": KillPoint("ramet.train.validation:play", behind=True),
-    "saving": KillPoint("ramet.policy.worker:PolicyWorker.write_staged", behind=True),
+    "estimated": KillPoint("ramet.train.loop:estimate", after=True),
+    "recording": KillPoint("ramet.rollout.record:_line", call=2, after=True),
+    "recorded": KillPoint("ramet.train.loop:write_records", after=True),
+    "update": KillPoint("ramet.policy.worker:PolicyWorker._optimizer_step", after=True),  # half of the mini-batches
+    "updated": KillPoint("ramet.policy.worker:PolicyWorker.update", after=True),
+    "sync": KillPoint("ramet.engines.torch.model_runner:copy_weights", after=True),  # in the engine's thread
+    "validation": KillPoint("ramet.train.validation:play", after=True),
+    "saving": KillPoint("ramet.policy.worker:PolicyWorker.write_staged", after=True),
     "sealing": KillPoint("ramet.policy.checkpoint.store:_seal"),  # all files, no manifest
-    "sealed": KillPoint("ramet.policy.checkpoint.store:_seal", behind=True),  # manifest, not renamed
+    "sealed": KillPoint("ramet.policy.checkpoint.store:_seal", after=True),  # manifest, not renamed
     "renamed": KillPoint("ramet.policy.checkpoint.store:Checkpoints._prune"),
-    "saved": KillPoint("ramet.policy.checkpoint.store:Checkpoints.save", behind=True),
+    "saved": KillPoint("ramet.policy.checkpoint.store:Checkpoints.save", after=True),
     "logging": KillPoint("ramet.tracking.jsonl:JsonlTracker.log"),
-    "logged": KillPoint("ramet.tracking.jsonl:JsonlTracker.log", behind=True),
+    "logged": KillPoint("ramet.tracking.jsonl:JsonlTracker.log", after=True),
     "export": KillPoint("ramet.policy.checkpoint.state:load_tokenizer"),  # weights are written, the tokenizer is not
-    "restore": KillPoint("ramet.policy.worker:PolicyWorker.load", behind=True),
+    "restore": KillPoint("ramet.policy.worker:PolicyWorker.load", after=True),
 }
 
 
 class Killer:
-    """Counts the calls of one place within one step (0: before the first)."""
+    """Counts the calls of one point within one step (0: before the first)."""
 
     def __init__(self, name: str, step: int, log: Path) -> None:
         self.name = name
         self.step = step
         self.log = log
-        self.place = PLACES[name]
+        self.point = KILL_POINTS[name]
         self.now = 0
         self.calls = 0
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def due(self) -> bool:
         self.calls += self.now == self.step
-        return self.now == self.step and self.calls == self.place.call
+        return self.now == self.step and self.calls == self.point.call
 
     def strike(self) -> None:
         with self.log.open("w") as file:
-            json.dump({"place": self.name, "step": self.step, "rollouts": self.rollouts()}, file)
+            json.dump({"point": self.name, "step": self.step, "rollouts": self.rollouts()}, file)
         os.kill(os.getpid(), signal.Signals[os.environ.get("E2E_SIGNAL", "SIGKILL")])
         if threading.current_thread() is not threading.main_thread():
             time.sleep(HEARD_S)
 
     def rollouts(self) -> list[str]:
-        """Branch paths of the rollouts under way."""
+        """Branch paths of the running rollouts."""
         tasks = [] if self.loop is None else asyncio.all_tasks(self.loop)
         return [task.get_name().rpartition("/")[2] for task in tasks if task.get_name().startswith("rollout ")]
 
@@ -95,12 +95,12 @@ class Killer:
 
 
 def arm() -> None:
-    """Wrap the places that the environment names, if it names any."""
+    """Wrap the points that the environment names, if it names any."""
     for wanted in filter(None, os.environ.get("E2E_KILL", "").split(",")):
         name, _, step = wanted.partition(":")
         killer = Killer(name, int(step), Path(os.environ["E2E_KILL_LOG"]))
         replace("ramet.train.loop:Loop._step", functools.partial(noting, killer))
-        replace(killer.place.target, functools.partial(watched, killer))
+        replace(killer.point.target, functools.partial(watched, killer))
 
 
 def replace(target: str, wrap: Callable[[Any], Any]) -> None:
@@ -120,11 +120,11 @@ def noting(killer: Killer, step: Callable[..., Any]) -> Callable[..., Any]:
 
 def watched(killer: Killer, function: Callable[..., Any]) -> Callable[..., Any]:
     def before() -> bool:
-        """Whether it is still to strike, behind the call."""
+        """Whether the signal is still to be sent, after the call."""
         due = killer.due()
-        if due and not killer.place.behind:
+        if due and not killer.point.after:
             killer.strike()
-        return due and killer.place.behind
+        return due and killer.point.after
 
     async def wrapped_async(*arguments: Any, **named: Any) -> Any:
         due = before()

@@ -41,7 +41,7 @@ clock = random.SystemRandom()
 
 
 class ShortTurns:
-    """Four turns of a few bytes, with a tool call behind each of the first three."""
+    """Four turns of a few bytes, with a tool call after each of the first three."""
 
     def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
         return ""

@@ -1,7 +1,7 @@
 """A plugin for the tests of faults, loaded through `RAMET_PLUGINS`: turns that are certain to call a tool.
 
 A model with random weights never writes a tag. This rollout step needs none: it calls the tool once, whatever was
-sampled, and ends behind the next turn. Which calls straggle is an option of the tool.
+sampled, and ends after the next turn. Which calls straggle is an option of the tool.
 """
 
 from __future__ import annotations

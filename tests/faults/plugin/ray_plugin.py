@@ -39,7 +39,7 @@ ramet_contract = "1"
 
 
 class TwoCalls:
-    """Three turns of a few bytes, with a tool call behind each of the first two: forks call the tool too."""
+    """Three turns of a few bytes, with a tool call after each of the first two: forks call the tool too."""
 
     def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
         return ""

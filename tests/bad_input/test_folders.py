@@ -1,4 +1,4 @@
-"""Odd places: names of folders, bare environments, a home that cannot be written. It works, or says why it does not."""
+"""Odd names of folders, bare environments, a home that cannot be written: it works, or the message says why not."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def test_a_run_its_model_and_its_data_may_lie_in_any_folder(train, model, tasks,
     shutil.copytree(model, folder / "model")
     shutil.copy(tasks, folder / "tasks.jsonl")
     text = str(folder).replace("'", r"\'")
-    places = [f"run.root='{text}'", f"model.path='{text}/model'", f"data.train=['{text}/tasks.jsonl']"]
-    run(compose([*train, *places], job="train"))
-    run(compose([*train, *places, "train.steps=2"], job="train"))
+    options = [f"run.root='{text}'", f"model.path='{text}/model'", f"data.train=['{text}/tasks.jsonl']"]
+    run(compose([*train, *options], job="train"))
+    run(compose([*train, *options, "train.steps=2"], job="train"))
     [*groups] = read_records(folder / "here/rollouts/step_000002.jsonl.gz")
     assert len(groups) == 2
     assert write_report(folder / "here").is_file()
     assert sorted(path.name for path in (folder / "here/checkpoints").iterdir()) == ["step_000001", "step_000002"]
 
 
-def test_a_run_directory_behind_a_link_is_the_same_run(train, tmp_path):
+def test_a_run_directory_reached_by_a_link_is_the_same_run(train, tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     run(compose([*train, f"run.root={tmp_path / 'link'}"], job="train"))
@@ -42,7 +42,7 @@ def test_a_run_directory_behind_a_link_is_the_same_run(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("folder", "message"),
     [
         (lambda folder: folder / ("x" * 300), "cannot write the run directory .*File name too long"),
         (lambda folder: folder / "tasks.jsonl", "cannot write the run directory"),
@@ -50,10 +50,10 @@ def test_a_run_directory_behind_a_link_is_the_same_run(train, tmp_path):
     ],
     ids=["too long", "a file", "not writable"],
 )
-def test_a_place_where_nothing_can_be_written_is_named(train, tasks, tmp_path, place, message):
+def test_a_folder_where_nothing_can_be_written_is_named(train, tasks, tmp_path, folder, message):
     shutil.copy(tasks, tmp_path)
     with pytest.raises(ConfigError, match=message):
-        run(compose([*train, f"run.root='{place(tmp_path)}'"], job="train"))
+        run(compose([*train, f"run.root='{folder(tmp_path)}'"], job="train"))
 
 
 def test_a_relative_path_is_that_of_the_working_directory_and_a_missing_one_says_which(train, tmp_path, monkeypatch):
