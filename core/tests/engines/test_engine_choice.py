@@ -13,7 +13,7 @@ from ramet.components.engines import build_engine, engine_capabilities
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, RunConfig
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.protocol import Capability
-from ramet.engines.vllm import VllmAsyncEngine, VllmEngine
+from ramet.engines.vllm import VllmEngine
 from ramet.errors import ConfigError
 from ramet.models.encoder import Encoder
 from ramet.testing.engine_subject import EngineUnderTest
@@ -37,22 +37,17 @@ def test_the_torch_engine_can_do_what_was_said_before_it_was_built(
     asyncio.run(engine.close())
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_vllm_measures_entropies_and_is_not_deterministic(tensor_parallel: int) -> None:
-    able = engine_capabilities(config("vllm", VllmEngineConfig(tensor_parallel=tensor_parallel), deterministic=True))
+def test_vllm_measures_entropies_and_is_not_deterministic() -> None:
+    able = engine_capabilities(config("vllm", VllmEngineConfig(), deterministic=True))
     assert Capability.ENTROPY in able and Capability.DETERMINISTIC not in able
 
 
-@pytest.mark.parametrize(("tensor_parallel", "kind"), [(1, VllmEngine), (2, VllmAsyncEngine)])
-def test_several_devices_mean_processes(
-    tensor_parallel: int, kind: type, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built: list[tuple[type, dict[str, Any]]] = []
-    for one in (VllmEngine, VllmAsyncEngine):
-        monkeypatch.setattr(engines, one.__name__, lambda params, one=one, **options: built.append((one, options)))
-    build_engine(config("vllm", VllmEngineConfig(tensor_parallel=tensor_parallel), colocate=True), encoder)
-    [(found, options)] = built
-    assert found is kind and options["colocate"]
+def test_vllm_is_told_whether_it_shares_its_devices(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[dict[str, Any]] = []
+    monkeypatch.setattr(engines, VllmEngine.__name__, lambda params, **options: built.append(options))
+    build_engine(config("vllm", VllmEngineConfig(), colocate=True), encoder)
+    [options] = built
+    assert options["colocate"]
 
 
 def test_an_unknown_engine_is_refused(encoder: Encoder) -> None:

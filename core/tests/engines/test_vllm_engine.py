@@ -1,14 +1,20 @@
 """The vLLM engine passes every engine check, agrees with the torch engine, and its faults reach whom they concern.
 
-Starting vLLM takes seconds, and one engine at most lives in a process: checks share one, which gets its first weights
-and an empty cache back after each. Tests that break or shape an engine start their own.
+Starting vLLM takes more than ten seconds, so tests share one engine for each architecture, which gets its first weights
+and an empty cache back after each test; the last tests of an architecture end its engine. With several workers:
+`test_vllm_parallel`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import random
+import signal
+import subprocess
+import sys
+import threading
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +30,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from ramet.algorithms.config import PpoClipConfig
 from ramet.algorithms.ppo_clip import PpoClip
 from ramet.config.schema import (
+    Dtype,
     ModelConfig,
     OldLogprobs,
     PolicyConfig,
@@ -38,6 +45,7 @@ from ramet.engines.sleeping import Sleeper
 from ramet.engines.torch import TorchEngine
 from ramet.engines.vllm import VllmEngine
 from ramet.errors import ConfigError, InfraError
+from ramet.export.job import export_verl
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model
 from ramet.models.tiny import make_tokenizer
@@ -70,6 +78,11 @@ pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not i
 
 BLOCK = 32  # tokens, of vLLM's prefix cache on a CPU
 KV_BYTES = 16 * 2**20
+OPTIONS: dict[str, dict[str, Any]] = {  # of each architecture's engine
+    "qwen2": {},
+    "qwen3": {"prefill_tokens": 16, "kv_cache_bytes": 8 * BLOCK * 2**10},  # small rounds, and a cache of 8 blocks
+    "llama": {},
+}
 SHAPES = {"qwen2": (2, 1, True), "qwen3": (2, 2, True), "llama": (2, 1, False)}  # heads, kv heads, tied head
 ENCODER = Encoder(make_tokenizer())
 
@@ -100,14 +113,28 @@ def save(model: PreTrainedModel, folder: Path) -> ModelConfig:
     return ModelConfig(path=str(folder), device="cpu")
 
 
+def export(model: PreTrainedModel, folder: Path) -> ModelConfig:
+    """The model as `ramet export` writes it, from a checkpoint beside a base model with other weights."""
+    save(changed_copy(model), folder / "base")
+    (folder / "shards").mkdir()
+    torch.save(dict(model.state_dict()), folder / "shards" / "model_world_size_1_rank_0.pt")
+    written = export_verl(folder / "shards", folder / "exported", dtype=Dtype.FLOAT32, model=folder / "base")
+    return ModelConfig(path=str(written.folder), device="cpu")
+
+
 def start(config: ModelConfig, **options: Any) -> VllmEngine:
-    max_tokens = options.pop("max_tokens", 160)
     params = VllmEngineConfig(**{"slots": 8, "kv_cache_bytes": KV_BYTES, **options})
-    return VllmEngine(params, model=config, encoder=ENCODER, max_tokens=max_tokens)
+    return VllmEngine(params, model=config, encoder=ENCODER, max_tokens=160)
 
 
-class Lent:
-    """The shared engine, for one check: closing it puts it back as it was."""
+def processes() -> list[Any]:
+    """Those of vLLM, below this one."""
+    psutil = pytest.importorskip("psutil")
+    return [one for one in psutil.Process().children(recursive=True) if one.name().startswith("VLLM")]
+
+
+class SharedEngine:
+    """The engine that is running, if any, for one check: closing it puts it back as it was."""
 
     def __init__(self, engine: VllmEngine, model: PreTrainedModel) -> None:
         self.engine = engine
@@ -121,8 +148,8 @@ class Lent:
         self.engine.metrics()
 
 
-class Shared:
-    """The engine that is alive, if any, and the models on disk."""
+class Engines:
+    """One engine at a time, and the models on disk. The first is served from an exported folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -132,24 +159,23 @@ class Shared:
 
     def model(self, architecture: str) -> tuple[PreTrainedModel, ModelConfig]:
         if architecture not in self.models:
-            model = make_model(architecture)
-            self.models[architecture] = model, save(model, self.folder / architecture)
+            model, folder = make_model(architecture), self.folder / architecture
+            config = export(model, folder) if architecture == "qwen2" else save(model, folder)
+            self.models[architecture] = model, config
         return self.models[architecture]
+
+    def running(self, architecture: str) -> VllmEngine:
+        if self.engine is None or self.architecture != architecture:
+            self.close()
+            config = self.model(architecture)[1]
+            self.engine, self.architecture = start(config, **OPTIONS[architecture]), architecture
+        return self.engine
 
     def subject(self, architecture: str) -> EngineUnderTest:
         """Checks of this subject share an engine, whatever number of slots they ask for."""
-        model, config = self.model(architecture)
-        if self.engine is None or self.architecture != architecture:
-            self.close()
-            self.engine, self.architecture = start(config), architecture
-        lent: Any = Lent(self.engine, model)
-        return EngineUnderTest(make=lambda **_: lent, model=model, encoder=ENCODER, block=BLOCK)
-
-    def fresh(self, architecture: str = "qwen2", **options: Any) -> EngineUnderTest:
-        """Every use starts and ends an engine of its own, with these options."""
-        self.close()
-        model, config = self.model(architecture)
-        return EngineUnderTest(make=lambda **_: start(config, **options), model=model, encoder=ENCODER, block=BLOCK)
+        engine, (model, _) = self.running(architecture), self.model(architecture)
+        shared: Any = SharedEngine(engine, model)
+        return EngineUnderTest(make=lambda **_: shared, model=model, encoder=ENCODER, block=BLOCK)
 
     def close(self) -> None:
         if self.engine is not None:
@@ -158,26 +184,39 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    shared = Shared(tmp_path_factory.mktemp("vllm"))
-    yield shared
-    shared.close()
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    engines = Engines(tmp_path_factory.mktemp("vllm"))
+    yield engines
+    engines.close()
+
+
+def test_an_exported_folder_is_served_with_the_log_probabilities_of_transformers(engines: Engines) -> None:
+    subject = engines.subject("qwen2")
+    requests = [subject.request(f"r{i}", text, seed=i) for i, text in enumerate(TEXTS)]
+    for request, completion in zip(requests, complete(subject, requests), strict=True):
+        expect_reference(subject, subject.model, request, completion)
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check is not check_close], ids=lambda c: c.__name__)
-def test_the_engine_passes(check: Callable[[EngineUnderTest], None], shared: Shared) -> None:
-    check(shared.subject("qwen2"))
+def test_the_engine_passes(check: Callable[[EngineUnderTest], None], engines: Engines) -> None:
+    check(engines.subject("qwen2"))
 
 
-def test_a_forgotten_reset_of_the_prefix_cache_is_caught(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = shared.subject("qwen2")
+def test_a_forgotten_reset_of_the_prefix_cache_is_caught(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    subject = engines.subject("qwen2")
     changed = changed_copy(subject.model)
+    pause = AsyncLLM.pause_generation
+
+    def forgetful(llm: AsyncLLM, **_: Any) -> Any:
+        return pause(llm, mode="keep", clear_cache=False)
 
     async def use(engine: Engine) -> None:
         request = subject.request("r", TEXTS[3])
         await engine.generate(request)
         with monkeypatch.context() as patch:
-            patch.setattr("vllm.LLMEngine.reset_prefix_cache", lambda self, **_: True)
+            patch.setattr(AsyncLLM, "pause_generation", forgetful)
             await engine.update_weights(changed.state_dict().items(), 1)
         stale = await engine.generate(request)
         assert stale.cached_tokens == BLOCK
@@ -188,7 +227,7 @@ def test_a_forgotten_reset_of_the_prefix_cache_is_caught(shared: Shared, monkeyp
 
     run(subject, use)
     with monkeypatch.context() as patch:
-        patch.setattr("vllm.LLMEngine.reset_prefix_cache", lambda self, **_: True)
+        patch.setattr(AsyncLLM, "pause_generation", forgetful)
         for check in (check_weight_update, check_forks_after_update_in_flight):
             with pytest.raises(AssertionError, match="a cache of the old weights was used"):
                 check(subject)
@@ -197,8 +236,8 @@ def test_a_forgotten_reset_of_the_prefix_cache_is_caught(shared: Shared, monkeyp
     complete(subject, [subject.request("puts the engine back")])
 
 
-def test_new_weights_are_copies(shared: Shared) -> None:
-    subject = shared.subject("qwen2")
+def test_new_weights_are_copies(engines: Engines) -> None:
+    subject = engines.subject("qwen2")
     weights = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
 
     async def use(engine: Engine) -> None:
@@ -211,23 +250,17 @@ def test_new_weights_are_copies(shared: Shared) -> None:
     run(subject, use)
 
 
-def test_temperatures_that_vllm_would_change_are_refused(shared: Shared) -> None:
-    subject = shared.subject("qwen2")
+def test_temperatures_that_vllm_would_change_are_refused(engines: Engines) -> None:
+    subject = engines.subject("qwen2")
     with pytest.raises(ValueError, match=r"'cold'.*temperature=0.001; allowed: 0 and at least 0.01"):
         complete(subject, [subject.request("cold", sampling=Sampling(max_tokens=4, temperature=0.001))])
 
 
-def test_two_engines_cannot_live_in_one_process(shared: Shared) -> None:
-    complete(shared.subject("qwen2"), [shared.subject("qwen2").request("r")])
-    with pytest.raises(RuntimeError, match="another vLLM engine lives in this process"):
-        start(shared.model("qwen2")[1])
-
-
-def test_sleep_holds_requests_back_and_drops_caches(shared: Shared, caplog: pytest.LogCaptureFixture) -> None:
-    subject = shared.subject("qwen2")
+def test_sleep_holds_requests_back_and_drops_caches(engines: Engines, caplog: pytest.LogCaptureFixture) -> None:
+    subject = engines.subject("qwen2")
 
     async def use(engine: Any) -> None:
-        assert isinstance(shared.engine, Sleeper)
+        assert isinstance(engines.engine, Sleeper)
         request = subject.request("r", TEXTS[3])
         await engine.generate(request)
         for _ in range(2):  # each call is one too many
@@ -312,8 +345,8 @@ def losses(model: ModelConfig, rows: list[Row]) -> list[float]:
     return [worker.update(TrainBatch.from_padded(rows, advantages), step)["train/loss"] for step in (1, 2)]
 
 
-def test_a_training_step_has_the_same_loss_with_both_engines(shared: Shared) -> None:
-    subject, (_, config) = shared.subject("qwen2"), shared.model("qwen2")
+def test_a_training_step_has_the_same_loss_with_both_engines(engines: Engines) -> None:
+    subject, (_, config) = engines.subject("qwen2"), engines.model("qwen2")
 
     async def both() -> tuple[list[Row], list[Row]]:
         other = TorchEngine(TorchEngineConfig(slots=8), model=load_model(config), encoder=ENCODER, max_tokens=160)
@@ -329,14 +362,80 @@ def test_a_training_step_has_the_same_loss_with_both_engines(shared: Shared) -> 
     assert losses(config, ours) == pytest.approx(losses(config, others), abs=1e-4)
 
 
+def test_weights_in_many_chunks_are_the_same_weights(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramet.engines.vllm.weight_transfer.CHUNK_BYTES", 2**15)  # splits between the parts of a layer
+    check_weight_update(engines.subject("qwen2"))
+
+
+def test_a_sender_elsewhere_drives_the_same_update(engines: Engines) -> None:
+    from ramet.engines.vllm.weight_transfer import chunks
+
+    subject, engine = engines.subject("qwen2"), engines.running("qwen2")
+    changed = changed_copy(subject.model)
+
+    async def use(shared: Engine) -> None:
+        await engine.connect_weights({})
+        await engine.receive_weights(chunks(list(changed.state_dict().items())), 4)
+        request = subject.request("r")
+        completion = await shared.generate(request)
+        assert set(completion.policy_versions) == {4}
+        expect_reference(subject, changed, request, completion)
+
+    run(subject, use)
+
+
+def test_what_the_callers_own_callback_raises_reaches_the_caller(engines: Engines) -> None:
+    subject = engines.subject("qwen2")
+
+    def on_first(report: object) -> None:
+        raise KeyError("mine")
+
+    async def use(engine: Engine) -> None:
+        with pytest.raises(KeyError, match="mine"):
+            await engine.generate(subject.request("r", sampling=Sampling(max_tokens=100)), on_first)
+        assert len((await engine.generate(subject.request("r"))).token_ids) == 12
+
+    run(subject, use)
+
+
+def test_a_ctrl_c_is_not_for_vllm(engines: Engines) -> None:
+    subject = engines.subject("qwen2")
+    [process] = processes()
+
+    async def use(engine: Engine) -> None:
+        running = asyncio.create_task(engine.generate(subject.request("running", sampling=Sampling(max_tokens=100))))
+        await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert len((await running).token_ids) == 100
+
+    run(subject, use)
+    complete(subject, [subject.request("later")])
+
+
+def test_vllm_computes_with_as_many_threads_as_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramet.engines.vllm.launch import _inherited_by_processes
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    with _inherited_by_processes(cpu=True):
+        inherited = subprocess.check_output(
+            [sys.executable, "-S", "-c", "import os; print(os.environ['OMP_NUM_THREADS'])"]
+        )
+    assert int(inherited) == torch.get_num_threads() == 1
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.parametrize(
+    "check", [check_logprobs_match, check_prefix_reuse, check_weight_update, check_queueing], ids=lambda c: c.__name__
+)
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_other_architectures_pass(architecture: str, shared: Shared) -> None:
-    for check in (check_logprobs_match, check_prefix_reuse, check_weight_update):
-        check(shared.subject(architecture))
+def test_other_architectures_pass(
+    check: Callable[[EngineUnderTest], None], architecture: str, engines: Engines
+) -> None:
+    check(engines.subject(architecture))
 
 
-def test_a_request_with_logits_that_are_not_finite_fails_alone(shared: Shared) -> None:
-    subject = shared.subject("llama")
+def test_a_request_with_logits_that_are_not_finite_fails_alone(engines: Engines) -> None:
+    subject = engines.subject("llama")
     poison = 200
     weights = copy.deepcopy(subject.model.state_dict())
     weights["model.embed_tokens.weight"][poison] = float("nan")
@@ -356,8 +455,8 @@ def test_a_request_with_logits_that_are_not_finite_fails_alone(shared: Shared) -
         assert isinstance(completion, Completion)
 
 
-def test_weights_that_are_not_finite_leave_nothing_behind(shared: Shared) -> None:
-    subject = shared.subject("llama")
+def test_weights_that_are_not_finite_leave_nothing_behind(engines: Engines) -> None:
+    subject = engines.subject("llama")
     broken = {name: torch.full_like(t, float("nan")) for name, t in subject.model.state_dict().items()}
 
     async def use(engine: Engine) -> None:
@@ -371,46 +470,39 @@ def test_weights_that_are_not_finite_leave_nothing_behind(shared: Shared) -> Non
     run(subject, use)
 
 
-def test_small_rounds_and_too_small_a_cache_change_no_numbers(shared: Shared) -> None:
-    check_queueing(shared.fresh(prefill_tokens=16, kv_cache_bytes=16 * 2**10 * 8))
+def test_closing_fails_running_requests_and_leaves_no_process_and_no_thread(engines: Engines) -> None:
+    subject, engine = engines.subject("llama"), engines.running("llama")
+    request = subject.request("running", sampling=Sampling(max_tokens=140))
+
+    async def use() -> None:
+        pending = asyncio.create_task(engine.generate(request))
+        await asyncio.sleep(0)
+        await engine.close()
+        await engine.close()
+        for job in (pending, engine.generate(request), engine.update_weights(subject.model.state_dict().items(), 1)):
+            with pytest.raises(InfraError, match="the vllm engine was closed"):
+                await job
+
+    assert processes()
+    asyncio.run(use())
+    assert not processes()
+    assert not [thread for thread in threading.enumerate() if thread.name == "ramet-vllm-engine"]
 
 
-def test_closing_fails_what_is_under_way(shared: Shared) -> None:
-    check_close(shared.fresh())
-
-
-def test_starting_leaves_threads_and_random_states_as_they_were(shared: Shared) -> None:
+def test_a_model_that_vllm_cannot_compute_is_refused_and_the_process_is_as_before(
+    engines: Engines, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engines.close()
+    config = save(make_model("qwen2", head_dim=12), tmp_path)
     set_num_threads = torch.set_num_threads
     states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1]
-
-    async def use(engine: Engine) -> None:
-        assert torch.set_num_threads is set_num_threads
-        assert random.getstate() == states[0]
-        assert torch.equal(torch.get_rng_state(), states[1])
-        assert (np.random.get_state()[1] == states[2]).all()
-
-    run(shared.fresh(), use)
-
-
-def test_an_exception_in_vllm_fails_all_requests(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = shared.fresh()
-
-    def broken(self: object) -> None:
-        raise RuntimeError("out of memory")
-
-    async def use(engine: Engine) -> None:
-        monkeypatch.setattr("vllm.LLMEngine.step", broken)
-        requests = [subject.request(f"r{i}") for i in range(3)]
-        found = await asyncio.gather(*(engine.generate(r) for r in requests), return_exceptions=True)
-        found += await asyncio.gather(engine.update_weights([], 1), return_exceptions=True)
-        for error in found:
-            assert isinstance(error, InfraError) and "the vllm engine failed: RuntimeError: out of memory" in str(error)
-            assert isinstance(error.__cause__, RuntimeError)
-
-    run(subject, use)
-
-
-def test_a_model_that_vllm_cannot_compute_is_refused_at_the_start(shared: Shared, tmp_path: Path) -> None:
-    shared.close()
-    with pytest.raises(ConfigError, match=r"vLLM cannot compute the model in .*head_dim=12"):
-        start(save(make_model("qwen2", head_dim=12), tmp_path))
+    threads = os.environ.get("OMP_NUM_THREADS")
+    with pytest.raises(ConfigError, match=r"vLLM cannot compute the model in .* See stack trace \(above\)"):
+        start(config)
+    assert "head_dim=12" in "".join(capfd.readouterr())
+    assert torch.set_num_threads is set_num_threads
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    assert (np.random.get_state()[1] == states[2]).all()
+    assert os.environ.get("OMP_NUM_THREADS") == threads
+    assert not processes()

@@ -9,8 +9,7 @@ import pytest
 
 from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
-from ramet.engines.vllm import VllmEngine, check_vllm
-from ramet.engines.vllm import engine as vllm_engine
+from ramet.engines.vllm import VllmEngine, check_vllm, environment
 from ramet.engines.vllm.environment import CPU_DEFAULTS, DEFAULTS, REQUIRED, prepare_environment
 from ramet.errors import ConfigError
 from ramet.models.encoder import Encoder
@@ -24,7 +23,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_vllm_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
-    monkeypatch.setattr(vllm_engine, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as error:
         VllmEngine(VllmEngineConfig(), model=ModelConfig(path="anywhere"), encoder=encoder, max_tokens=64)
     assert 'pip install "ramet[vllm]"' in str(error.value)
@@ -32,13 +31,13 @@ def test_without_vllm_the_error_says_how_to_install_it(monkeypatch: pytest.Monke
 
 
 def test_a_gpu_cannot_be_chosen_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_engine, "find_spec", lambda name: object())
+    monkeypatch.setattr(environment, "find_spec", lambda name: object())
     assert not check_vllm(ModelConfig(path="anywhere", device="cuda"), VllmEngineConfig())
     (problem,) = check_vllm(ModelConfig(path="anywhere", device="cuda:1"), VllmEngineConfig())
     assert "CUDA_VISIBLE_DEVICES" in problem
 
 
-def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_has_set_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     prepare_environment(cpu=True)
     assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
@@ -52,20 +51,20 @@ def test_settings_for_cpus_stay_off_gpus() -> None:
 
 
 def test_a_setting_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    with pytest.raises(ConfigError, match="needs VLLM_ENABLE_V1_MULTIPROCESSING=0 in the environment, got '1'"):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(ConfigError, match="needs VLLM_USE_V2_MODEL_RUNNER=0 in the environment, got '1'"):
         prepare_environment(cpu=True)
 
 
 def test_weights_between_gpus_are_refused_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_engine, "find_spec", lambda name: object())
+    monkeypatch.setattr(environment, "find_spec", lambda name: object())
     several = VllmEngineConfig(tensor_parallel=2, transfer="nccl")
     (problem,) = check_vllm(ModelConfig(path="anywhere", device="cpu"), several)
     assert "engine.params.transfer=nccl: the policy cannot send by it yet" in problem
 
 
 def test_more_devices_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_engine, "find_spec", lambda name: object())
+    monkeypatch.setattr(environment, "find_spec", lambda name: object())
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     gpu = ModelConfig(path="anywhere", device="cuda")

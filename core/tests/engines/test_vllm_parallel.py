@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
 from ramet.engines.protocol import Sampling
-from ramet.engines.vllm import VllmAsyncEngine
+from ramet.engines.vllm import VllmEngine
 from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tokenizer
@@ -65,13 +65,13 @@ def saved(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> M
     return ModelConfig(path=str(folder), device="cpu")
 
 
-def start(config: ModelConfig, *, tensor_parallel: int) -> VllmAsyncEngine:
+def start(config: ModelConfig, *, tensor_parallel: int) -> VllmEngine:
     params = VllmEngineConfig(slots=8, kv_cache_bytes=16 * 2**20, tensor_parallel=tensor_parallel)
-    return VllmAsyncEngine(params, model=config, encoder=ENCODER, max_tokens=160)
+    return VllmEngine(params, model=config, encoder=ENCODER, max_tokens=160)
 
 
 @pytest.fixture(scope="module")
-def engine(saved: ModelConfig) -> Iterator[VllmAsyncEngine]:
+def engine(saved: ModelConfig) -> Iterator[VllmEngine]:
     before = {path.name for path in SHARED_MEMORY.iterdir()}
     engine = start(saved, tensor_parallel=2)
     yield engine
@@ -84,7 +84,7 @@ def engine(saved: ModelConfig) -> Iterator[VllmAsyncEngine]:
 class Lent:
     """The shared engine, for one check: closing it puts it back as it was."""
 
-    def __init__(self, engine: VllmAsyncEngine, model: PreTrainedModel) -> None:
+    def __init__(self, engine: VllmEngine, model: PreTrainedModel) -> None:
         self.engine = engine
         self.model = model
 
@@ -97,7 +97,7 @@ class Lent:
 
 
 @pytest.fixture
-def subject(engine: VllmAsyncEngine, model: PreTrainedModel) -> EngineUnderTest:
+def subject(engine: VllmEngine, model: PreTrainedModel) -> EngineUnderTest:
     lent: Any = Lent(engine, model)
     return EngineUnderTest(make=lambda **_: lent, model=model, encoder=ENCODER, block=32)
 
@@ -119,8 +119,8 @@ def test_heads_that_cannot_be_split_are_refused_before_a_process_starts(saved: M
         start(saved, tensor_parallel=3)
 
 
-def test_a_killed_worker_fails_what_is_under_way_and_whatever_comes(
-    engine: VllmAsyncEngine, subject: EngineUnderTest
+def test_a_killed_worker_fails_running_requests_and_whatever_comes(
+    engine: VllmEngine, subject: EngineUnderTest
 ) -> None:
     psutil = pytest.importorskip("psutil")
     weights = subject.model.state_dict()
@@ -128,12 +128,12 @@ def test_a_killed_worker_fails_what_is_under_way_and_whatever_comes(
     async def use() -> None:
         begun = asyncio.Event()
         long = replace(subject.request("long", sampling=Sampling(max_tokens=140)), first_tokens=2)
-        under_way = asyncio.create_task(engine.generate(long, lambda report: begun.set()))
+        running = asyncio.create_task(engine.generate(long, lambda report: begun.set()))
         await begun.wait()
         workers = [one for one in psutil.Process().children(recursive=True) if "Worker" in one.name()]
         assert len(workers) == 2
         workers[1].kill()
-        for job in (under_way, engine.generate(subject.request("late")), engine.update_weights(weights.items(), 1)):
+        for job in (running, engine.generate(subject.request("late")), engine.update_weights(weights.items(), 1)):
             with pytest.raises(InfraError, match="the vllm engine failed: "):
                 await asyncio.wait_for(job, timeout=60)
 
@@ -141,7 +141,7 @@ def test_a_killed_worker_fails_what_is_under_way_and_whatever_comes(
     assert engine.policy_version == 0
 
 
-def test_closing_leaves_no_process_behind(engine: VllmAsyncEngine) -> None:
+def test_closing_leaves_no_process_behind(engine: VllmEngine) -> None:
     psutil = pytest.importorskip("psutil")
     asyncio.run(engine.close())
     assert not [one for one in psutil.Process().children(recursive=True) if one.name().startswith("VLLM")]

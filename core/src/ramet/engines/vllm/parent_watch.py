@@ -1,6 +1,6 @@
 """vLLM's processes end with the process that started them, however that ended.
 
-vLLM 0.32.0 tells them to end when the engine is closed; when the owner is killed, nobody does, and they compute on.
+vLLM 0.32.0 tells them to end when the engine is closed; when their parent is killed, nobody does, and they compute on.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import signal
 import threading
 from collections.abc import Callable
 
-VARIABLE = "RAMET_VLLM_OWNER"  # inherited by whatever vLLM starts
+VARIABLE = "RAMET_VLLM_PARENT"  # inherited by whatever vLLM starts
 
 
-def own() -> None:
-    """This process owns what vLLM starts from now on."""
+def be_parent() -> None:
+    """What vLLM starts from now on ends with this process."""
     os.environ[VARIABLE] = str(os.getpid())
 
 
-def follow_owner() -> None:
-    """In a process of vLLM: end, and with it the one between it and the owner, when the owner is gone."""
-    owner, parent = int(os.environ[VARIABLE]), os.getppid()
+def end_with_parent() -> None:
+    """In a process of vLLM: end, and with it the one between it and the parent, when the parent has ended."""
+    parent, starter = int(os.environ[VARIABLE]), os.getppid()
 
     def end() -> None:
-        if parent != owner:
-            os.kill(parent, signal.SIGKILL)
+        if starter != parent:
+            os.kill(starter, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    watch(owner, end)
+    watch(parent, end)
 
 
 def watch(pid: int, end: Callable[[], None]) -> None:
@@ -45,4 +45,4 @@ def watch(pid: int, end: Callable[[], None]) -> None:
         poll.poll()
         end()
 
-    threading.Thread(target=wait, name="ramet-owner-watch", daemon=True).start()
+    threading.Thread(target=wait, name="ramet-parent-watch", daemon=True).start()

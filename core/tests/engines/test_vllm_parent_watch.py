@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ramet.engines.vllm.owner import VARIABLE, follow_owner, watch
+from ramet.engines.vllm.parent_watch import VARIABLE, end_with_parent, watch
 
 
 @pytest.fixture
@@ -34,12 +34,14 @@ def test_the_end_of_a_process_is_noticed(other: subprocess.Popen[bytes]) -> None
     assert late.is_set()
 
 
-def test_a_process_of_vllm_ends_with_its_owner(other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_vllm_ends_with_its_parent(
+    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, str(other.pid))
     monkeypatch.setattr(os, "getppid", lambda: other.pid)  # this one must live on
     follower = os.fork()
     if follower == 0:
-        follow_owner()
+        end_with_parent()
         time.sleep(60)
         os._exit(0)
     other.kill()

@@ -1,4 +1,4 @@
-"""Cutting weights into chunks and putting them into shared memory; vLLM is imported, and nothing is started."""
+"""Splitting weights into chunks and putting them into shared memory; vLLM is imported, and nothing is started."""
 
 from __future__ import annotations
 
@@ -27,32 +27,34 @@ def weights() -> list[tuple[str, Tensor]]:
 
 
 @pytest.mark.parametrize(("limit", "count"), [(1, 4), (2000, 3), (10**6, 1)])
-def test_every_tensor_arrives_however_weights_are_cut(limit: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramet.engines.vllm import receive, transfer
+def test_every_tensor_arrives_however_weights_are_split(
+    limit: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramet.engines.vllm import weight_transfer
 
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", limit)
+    monkeypatch.setattr(weight_transfer, "CHUNK_BYTES", limit)
     sent = weights()
     arrived, segments = [], []
-    for info in transfer.chunks(sent):
+    for info in weight_transfer.chunks(sent):
         segments.append(info["segment"])
-        arrived += receive._copies(receive.HostMemoryChunk(**info), torch.device("cpu"))
+        arrived += weight_transfer._copies(weight_transfer.HostMemoryChunk(**info), torch.device("cpu"))
     assert len(segments) == count and len(set(segments)) == 1
     for (name, tensor), (wanted, original) in zip(arrived, sent, strict=True):
         assert name == wanted and tensor.dtype == original.dtype and torch.equal(tensor, original)
-    assert not (transfer.SHARED / segments[0]).exists()
+    assert not (weight_transfer.SHARED / segments[0]).exists()
 
 
 def test_a_full_shared_memory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramet.engines.vllm import transfer
+    from ramet.engines.vllm import weight_transfer
 
     class Usage(NamedTuple):
         free: int
 
-    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: Usage(7))
+    monkeypatch.setattr(weight_transfer.shutil, "disk_usage", lambda path: Usage(7))
     with pytest.raises(
         InfraError, match=r"needs [\d,]+ bytes of shared memory, and .* has 7 left; enlarge it .*shm-size"
     ):
-        next(transfer.chunks(weights()))
+        next(weight_transfer.chunks(weights()))
 
 
 class Reports:
@@ -76,12 +78,12 @@ class Reports:
 
 
 def test_another_version_than_the_pushed_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ramet.engines.vllm import transfer
+    from ramet.engines.vllm import weight_transfer
 
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(weight_transfer, "CHUNK_BYTES", 2000)
     good: Any = Reports("5")
-    asyncio.run(transfer.receive(good, transfer.chunks(weights()), 5))
+    asyncio.run(weight_transfer.update_workers(good, weight_transfer.chunks(weights()), 5))
     assert good.calls == ["start", "update", "update", "update", "finish 5"]
     stale: Any = Reports("default")
-    with pytest.raises(InfraError, match="reports weight version 'default' behind an update to 5"):
-        asyncio.run(transfer.receive(stale, transfer.chunks(weights()), 5))
+    with pytest.raises(InfraError, match="reports weight version 'default' after an update to 5"):
+        asyncio.run(weight_transfer.update_workers(stale, weight_transfer.chunks(weights()), 5))
