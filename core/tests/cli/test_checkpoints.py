@@ -1,4 +1,4 @@
-"""`ramet checkpoints RUN` on folders that were really written, broken and left behind."""
+"""`ramet checkpoints RUN` on folders that were really written, broken and left over."""
 
 from __future__ import annotations
 

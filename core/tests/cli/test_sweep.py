@@ -41,7 +41,7 @@ PLAN = "def plan(resolved):\n    return f'steps {resolved.config.train.steps}'\n
 
 @pytest.fixture
 def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
-    """A job in the place of training, in a package that other processes can import; what its points noted."""
+    """A job instead of training, in a package that other processes can import; what its points noted."""
     package, out = tmp_path / "site/sweep_job", tmp_path / "out"
     package.mkdir(parents=True)
     out.mkdir()
@@ -107,7 +107,7 @@ def test_a_point_that_fails_is_named_and_the_others_run(points, capsys, caplog: 
     assert [told["steps"] for told in points()] == [1, 2]
     err = capsys.readouterr().err
     assert "error: point 1: unlucky\n" in err
-    assert err.endswith("error: the sweep is over, and not every point of it ended well; the errors stand above\n")
+    assert err.endswith("error: the sweep is over, and not every point of it ended well; the errors are above\n")
     assert "Traceback" not in err
 
 

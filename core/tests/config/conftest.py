@@ -1,4 +1,4 @@
-"""A house with known plugins, independent of what is installed, and an empty working directory."""
+"""Known plugins, independent of what is installed, and an empty working directory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def plugins() -> Plugins:
 
 
 @pytest.fixture(autouse=True)
-def house(plugins: Plugins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def workdir(plugins: Plugins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The working directory."""
     monkeypatch.setattr("ramet.config.hydra_adapter.load_plugins", lambda: plugins)
     monkeypatch.chdir(tmp_path)

@@ -73,8 +73,8 @@ def test_the_preset_grpo_composes_and_its_parts_can_be_replaced():
     assert (config.advantage.name, config.policy_loss.name, config.branch_policy.name) == ("grpo", "ppo_clip", "random")
 
 
-def test_an_experiment_of_the_working_directory_sets_choices_and_values_for_several_jobs(house: Path):
-    write(house / "hydra_configs/experiment/demo.yaml", EXPERIMENT)
+def test_an_experiment_of_the_working_directory_sets_choices_and_values_for_several_jobs(workdir: Path):
+    write(workdir / "hydra_configs/experiment/demo.yaml", EXPERIMENT)
     train = compose([MODEL, "experiment=demo"], job="train").config
     assert (train.branch_policy.name, train.tools["python"].params.memory_mb) == ("random", 7)
     assert train.train.loss_aggregation is LossAggregation.SEQ_MEAN_TOKEN_MEAN
@@ -105,17 +105,18 @@ def test_presets_of_plugins_are_found_by_their_entry_point(tmp_path: Path, monke
     assert group_options(["algorithm"]) == {"algorithm": ["grpo", "ppo"]}
 
 
-def test_named_options_of_a_tool_keep_their_types(house: Path):
+def test_named_options_of_a_tool_keep_their_types(workdir: Path):
     write(
-        house / "hydra_configs/tools/python_slow.yaml", "defaults:\n  - python\n  - _self_\npython:\n  timeout_s: 99\n"
+        workdir / "hydra_configs/tools/python_slow.yaml",
+        "defaults:\n  - python\n  - _self_\npython:\n  timeout_s: 99\n",
     )
     tools = compose([MODEL, "tools=[python_slow]", "tools.python.retries=5"], job="train").config.tools
     assert (tools["python"].timeout_s, tools["python"].retries, tools["python"].params.memory_mb) == (99.0, 5, 512)
 
 
-def test_options_given_by_a_preset_without_the_group_are_typed_all_the_same(house: Path):
+def test_options_given_by_a_preset_without_the_group_are_typed_all_the_same(workdir: Path):
     body = "# @package _global_\ntools:\n  python:\n    params: {memory_mb: 9}\n"
-    write(house / "hydra_configs/experiment/direct.yaml", body)
+    write(workdir / "hydra_configs/experiment/direct.yaml", body)
     resolved = compose([MODEL, "experiment=direct"], job="train")
     assert resolved.config.tools["python"].params.memory_mb == 9
     assert "modules: []" in resolved.text
@@ -138,10 +139,10 @@ def test_ordinary_interpolations_are_resolved_in_the_record():
     assert "tokenizer: some/model" in resolved.text
 
 
-def test_composing_leaves_directory_and_logging_alone(house: Path):
+def test_composing_leaves_directory_and_logging_alone(workdir: Path):
     handlers, level = list(logging.root.handlers), logging.root.level
     compose([MODEL], job="train")
-    assert list(house.iterdir()) == []
+    assert list(workdir.iterdir()) == []
     assert (list(logging.root.handlers), logging.root.level) == (handlers, level)
 
 
@@ -182,7 +183,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_a_place_is_chosen_like_a_component_and_its_keys_stand_in_its_section(house: Path):
+def test_a_cluster_is_chosen_like_a_component_and_its_keys_are_in_its_section(workdir: Path):
     config = compose([MODEL, "cluster=ray", "cluster.policy_workers=2"], job="train").config.cluster
     assert (config.name, config.policy_workers, config.rollout_workers) == ("ray", 2, 1)
     assert compose([MODEL], job="train").config.cluster.name == "local"
@@ -191,8 +192,8 @@ def test_a_place_is_chosen_like_a_component_and_its_keys_stand_in_its_section(ho
 
 
 @pytest.mark.parametrize("model", [MODEL, "model={path: m}"])
-def test_only_the_command_line_lets_a_models_code_run(house: Path, model: str):
-    write(house / "hydra_configs/experiment/shared.yaml", "# @package _global_\nmodel:\n  trust_remote_code: true\n")
+def test_only_the_command_line_lets_a_models_code_run(workdir: Path, model: str):
+    write(workdir / "hydra_configs/experiment/shared.yaml", "# @package _global_\nmodel:\n  trust_remote_code: true\n")
     with pytest.raises(ConfigErrors) as caught:
         compose([model, "experiment=shared"], job="train")
     assert caught.value.problems == [

@@ -1,4 +1,4 @@
-"""No output may take the place of what the user has: models, tokenizers, data."""
+"""No output may replace what the user has: models, tokenizers, data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 MODEL = "exp1/model"
-OVERWRITTEN = "; nothing of yours is overwritten, so name another place"
+OVERWRITTEN = "; nothing of yours is overwritten, so name another path"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`ramet config --why KEY`: every place that set a value, in order, with the file or plugin that it stands in."""
+"""`ramet config --why KEY`: everything that set a value, in order, with its file or plugin."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ tools:
 
 
 @pytest.fixture(autouse=True)
-def experiment(house: Path) -> Path:
-    path = house / "hydra_configs/experiment/demo.yaml"
+def experiment(workdir: Path) -> Path:
+    path = workdir / "hydra_configs/experiment/demo.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(EXPERIMENT)
     return path
@@ -41,8 +41,8 @@ def why(key: str, *overrides: str) -> list[tuple[str, str, str]]:
     return [(origin.kind, origin.value, origin.where) for origin in found]
 
 
-def test_a_value_shows_its_default_its_experiment_and_the_command_line(house: Path):
-    where = f"experiment/demo in file://{house}/hydra_configs"
+def test_a_value_shows_its_default_its_experiment_and_the_command_line(workdir: Path):
+    where = f"experiment/demo in file://{workdir}/hydra_configs"
     assert why("train.steps", "train.steps=1", "train.steps=3") == [
         ("default", "null", "the core's schema"), ("experiment", "30", where), ("command line", "3", "train.steps=3"),
     ]  # fmt: skip
@@ -50,7 +50,7 @@ def test_a_value_shows_its_default_its_experiment_and_the_command_line(house: Pa
     assert why("trackers") == [("default", "[console,jsonl]", "the core's schema")]
 
 
-def test_an_option_shows_the_plugin_that_declares_it(house: Path):
+def test_an_option_shows_the_plugin_that_declares_it(workdir: Path):
     assert why("tools.python.params.memory_mb")[0] == ("default", "512", "tools/python of tools_python (dist)")
     assert [value for _, value, _ in why("tools.python.params.modules")] == ["[]", "[math,re]"]
     assert [value for _, value, _ in why("tools.python.timeout_s")] == ["60.0", "9"]
@@ -59,16 +59,16 @@ def test_an_option_shows_the_plugin_that_declares_it(house: Path):
     )  # fmt: skip
 
 
-def test_an_option_of_a_component_that_a_file_names_is_its_default(house: Path):
-    (house / "hydra_configs/experiment/demo.yaml").write_text(
+def test_an_option_of_a_component_that_a_file_names_is_its_default(workdir: Path):
+    (workdir / "hydra_configs/experiment/demo.yaml").write_text(
         "# @package _global_\ntools:\n  python: {params: {memory_mb: 7}}\n"
     )
     assert why("tools.python.params.memory_mb")[0][1] == "7"
     assert why("tools.python.params.level") == [("default", "very-low", "options of tools.python")]
 
 
-def test_a_choice_names_who_made_it(house: Path):
-    where = f"experiment/demo in file://{house}/hydra_configs"
+def test_a_choice_names_who_made_it(workdir: Path):
+    where = f"experiment/demo in file://{workdir}/hydra_configs"
     assert why("branch_policy") == [("experiment", "random", where)]
     assert why("branch_policy", "branch_policy=none") == [("command line", "none", "branch_policy=none")]
     assert why("advantage") == [("preset", "grpo", "algorithm/grpo in pkg://ramet.conf")]

@@ -97,7 +97,7 @@ def test_weights_hold_over_every_run_of_steps_and_sources_keep_their_epochs():
     assert len({i for i in drawn if SOURCES[i] == "qa"}) == 12
 
 
-def test_a_source_of_weight_nothing_is_never_drawn_and_one_that_is_used_up_lends_its_place():
+def test_a_source_of_weight_nothing_is_never_drawn_and_one_that_is_used_up_lends_its_share():
     sampler = Sampler(36, 4, 1, sources=SOURCES, weights={"maths": 0.0, "qa": 1.0})
     assert {SOURCES[i] for i in stream(sampler, 4, steps=30)} == {"qa"}
     sampler = Sampler(36, 4, 1, sources=SOURCES, weights={"maths": 1.0, "qa": 1.0})

@@ -95,7 +95,7 @@ def test_the_model_that_is_trained_is_never_overwritten(tiny_model: Path, tmp_pa
     with pytest.raises(ConfigErrors) as caught:
         prepare(config)
     assert caught.value.problems == [
-        f"sft.out: '{tiny_model}' is model.path={tiny_model}; nothing of yours is overwritten, so name another place",
+        f"sft.out: '{tiny_model}' is model.path={tiny_model}; nothing of yours is overwritten, so name another path",
         f"sft.out: '{tiny_model}' is there already, and not written by `ramet sft`; give a new folder",
     ]
 

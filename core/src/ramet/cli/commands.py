@@ -70,7 +70,7 @@ def _config(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("overrides", nargs="*", help="as for the job itself")
     parser.add_argument("--job", choices=[job.name for job in _JOBS], default="train", help="default: train")
-    parser.add_argument("--why", metavar="KEY", help="every place that sets KEY; the last one holds")
+    parser.add_argument("--why", metavar="KEY", help="everything that sets KEY; the last one counts")
     parser.add_argument("--config-dir", type=Path, help="more presets and experiments")
     found = parser.read(arguments)
     if found is None:
@@ -97,7 +97,7 @@ def _data(arguments: Sequence[str]) -> int:
         prog="ramet data",
         add_help=False,
         usage="ramet data inspect FILE… [--model DIR] [--prompts N] [key=value …]",
-        description="What stands in data files: schema, sources, prompt lengths, duplicates, bad rows, prompts.",
+        description="What is in data files: schema, sources, prompt lengths, duplicates, bad rows, prompts.",
         epilog="Keys of data, model, rollout_step and tools count, as in data.columns.prompt=question tools=[python].",
     )
     parser.add_argument("what", nargs="?", choices=["inspect"])

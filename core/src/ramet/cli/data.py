@@ -1,4 +1,4 @@
-"""`ramet data inspect FILE…`: what stands in data files, and the prompts that a run would make of them."""
+"""`ramet data inspect FILE…`: what is in data files, and the prompts that a run would make of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ramet export`: its arguments, and what it says about the folder it wrote."""
+"""`ramet export`: its arguments, and its report about the folder it wrote."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ def _parser() -> Parser:
         add_help=False,
         usage=USAGE,
         description="A Hugging Face folder of a trained policy: weights, configuration, tokenizer with chat template, "
-        "generation config. It is loaded again and compared before it takes its place.",
+        "generation config. It is loaded again and compared before it is moved to DIR.",
     )
     parser.add_argument(
         "source", nargs="?", metavar="RUN", type=Path, help="the run's directory, or its name under runs/"
     )
     parser.add_argument("out", nargs="?", metavar="DIR", type=Path, help="the folder to write; must be new or empty")
-    parser.add_argument("--step", type=int, help="behind which step; default: the newest whole checkpoint")
+    parser.add_argument("--step", type=int, help="after which step; default: the newest whole checkpoint")
     parser.add_argument(
         "--dtype", choices=[str(dtype) for dtype in Dtype], help="default: the run's model.dtype; --from-verl: bfloat16"
     )
-    parser.add_argument("--model", type=Path, help="where configuration and tokenizer lie, if not where expected")
+    parser.add_argument("--model", type=Path, help="where configuration and tokenizer are, if not where expected")
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="let Python code of the model's folder run; what a run's configuration says of it does not count",
+        help="let Python code of the model's folder run; a run's configuration alone cannot allow it",
     )
     parser.add_argument(
         "--adapter", action="store_true", help="only the adapter of a run with policy.lora_rank, for peft"

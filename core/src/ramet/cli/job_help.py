@@ -20,7 +20,7 @@ from omegaconf import MISSING
 from ramet.config.catalog import Catalog, make_catalog
 from ramet.config.hydra_adapter import group_options
 from ramet.config.schema import Config
-from ramet.config.sections import COMPONENTS, JOBS, PLACES, PRESETS
+from ramet.config.sections import CLUSTER, COMPONENTS, JOBS, PRESETS
 from ramet.config.settings import type_in_words
 from ramet.plugins import Plugins, load_plugins
 
@@ -31,7 +31,7 @@ def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
     """The whole help text."""
     plugins = load_plugins()
     catalog = make_catalog(plugins)
-    choices = group_options((*PRESETS, PLACES), config_dir=config_dir)
+    choices = group_options((*PRESETS, CLUSTER), config_dir=config_dir)
     lines = [
         f"usage: ramet {job} [key=value …] [--dry-run] [-m] [--cfg job] [--config-dir DIR] [--debug]",
         "",

@@ -72,7 +72,7 @@ def _run(overrides: Sequence[str], point: Point) -> None:
         raise
     except RametError as error:
         kind = ConfigError if isinstance(error, ConfigError | PluginError) else InfraError
-        raise kind("the sweep is over, and not every point of it ended well; the errors stand above") from error
+        raise kind("the sweep is over, and not every point of it ended well; the errors are above") from error
 
 
 def _composed(point: Point, points: Sequence[Sequence[str]]) -> list[Resolved]:

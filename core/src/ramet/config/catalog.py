@@ -103,7 +103,7 @@ class Catalog:
             return f"{group}: {name!r} of plugin {component.plugin} cannot be used: {component.unusable}"
         if group in self.components:
             return self.unknown(group, name, names)
-        found = ", ".join(names) or f"none (recipes stand in {LOCAL}/ of the working directory, or in --config-dir)"
+        found = ", ".join(names) or f"none (recipes are in {LOCAL}/ of the working directory, or in --config-dir)"
         return f"{group}: no {name!r}.{suggest(name, names)} Available: {found}"
 
 
@@ -132,7 +132,7 @@ def make_catalog(plugins: Plugins) -> Catalog:
 def recorded_offers(manifest: Path) -> dict[tuple[str, str], str]:
     """(group, name) -> who offered it when the run of this manifest began, and what to do; empty if there is none.
 
-    Read as plain JSON and without complaint: whether the run may go on is for its own checks to say.
+    Read as plain JSON, and no error is raised: whether the run may go on is decided by its own checks.
     """
     try:
         plugins = json.loads(manifest.read_text(encoding="utf-8"))["plugins"]
@@ -159,7 +159,7 @@ def _unusable(options: type[Any] | None) -> str | None:
 
 
 def suggest(word: str, allowed: Iterable[str], under: str = "") -> str:
-    """` Did you mean 'x'?`, or nothing. `under` is the section that the names stand in."""
+    """` Did you mean 'x'?`, or nothing. `under` is the section of the names."""
     close = difflib.get_close_matches(word, list(allowed), n=1)
     return f" Did you mean {(f'{under}.' if under else '') + close[0]!r}?" if close else ""
 

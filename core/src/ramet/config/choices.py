@@ -21,7 +21,7 @@ class OnBadRow(StrEnum):
 
 
 class ChatMarkup(StrEnum):
-    """What becomes of special tokens of the chat template (`<|im_end|>`) that stand in a prompt's own text."""
+    """What becomes of special tokens of the chat template (`<|im_end|>`) that are in a prompt's own text."""
 
     KEEP = "keep"  # they are such tokens, and counted
     NEUTRALISE = "neutralise"  # they are spelled out, so that no prompt speaks for another role

@@ -1,6 +1,6 @@
 """Where a job would write, against what it reads: an output that is an input, or a folder around one, is refused.
 
-Nothing is compared by name alone: links are followed first, and patterns stand for the files that they match.
+Nothing is compared by name alone: links are followed first, and a pattern means the files that it matches.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ramet.config.schema import Config
 
-REFUSED = "; nothing of yours is overwritten, so name another place"
+REFUSED = "; nothing of yours is overwritten, so name another path"
 
 
 def check_outputs(config: Config, job: str) -> list[str]:
@@ -37,10 +37,10 @@ def _outputs(config: Config, job: str) -> Iterator[tuple[str, Path]]:
 
 def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
     model = config.model
-    places = {"model.path": model.path, "model.tokenizer": model.tokenizer, "model.chat_template": model.chat_template}
-    for key, place in places.items():
-        if place and place != "???":
-            yield key, Path(place)
+    paths = {"model.path": model.path, "model.tokenizer": model.tokenizer, "model.chat_template": model.chat_template}
+    for key, text in paths.items():
+        if text and text != "???":
+            yield key, Path(text)
     for key, patterns in (
         ("data.train", config.data.train),
         ("data.valid", config.data.valid),
@@ -53,12 +53,12 @@ def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
 
 
 def _touches(output: Path, path: Path) -> str | None:
-    """How `output` would take the place of `path`, or of the link that `path` is; None if it would not."""
+    """How `output` would replace `path`, or the link that `path` is; None if it would not."""
     outside = output.resolve()
-    places = (path.resolve(), path.parent.resolve() / path.name)
-    if any(_same(outside, place) for place in places):
+    inputs = (path.resolve(), path.parent.resolve() / path.name)
+    if any(_same(outside, one) for one in inputs):
         return "is"
-    return "holds" if any(_same(outside, parent) for place in places for parent in place.parents) else None
+    return "holds" if any(_same(outside, parent) for one in inputs for parent in one.parents) else None
 
 
 def _same(one: Path, other: Path) -> bool:

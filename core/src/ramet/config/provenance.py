@@ -25,7 +25,7 @@ class Layer:
     """One node of the schema, or one file."""
 
     name: str  # schema, branch_policy/arpo, experiment/quickstart
-    package: str  # where its keys stand in the whole
+    package: str  # the section that its keys belong to
     provider: str  # plugin of a node; search-path entry of a file
     path: str
     config: DictConfig
@@ -74,7 +74,7 @@ class Layers:
     tree: DictConfig  # the result, options typed
 
     def origins(self, key: str) -> list[ValueOrigin]:
-        """Every place that set `key`, the one that holds last. Raises `ConfigError` for a key that there is not."""
+        """Everything that set `key`, the value that counts last. Raises `ConfigError` for a key that there is not."""
         if key in GROUPS:
             return [self._choice(key)]
         problem = unknown_key(self.tree, key)

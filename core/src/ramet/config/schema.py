@@ -1,6 +1,6 @@
 """The core's configuration sections: the single source of types, defaults, ranges and help (DESIGN.md §8).
 
-Sections of plugins are not here: each plugin's own dataclass is. What the core says about a component is beside
+Sections of plugins are not here: each plugin's own dataclass is. What the core decides about a component is beside
 `params`, which holds the plugin's options: `tools.python.timeout_s`, `tools.python.params.memory_mb`.
 """
 
@@ -150,7 +150,7 @@ class ComponentConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ToolConfig:
-    """What the tool runtime says about one tool."""
+    """What the tool runtime is told about one tool."""
 
     timeout_s: float = option(60.0, "of one attempt", above=0)
     retries: int = option(2, "after infrastructure errors only", minimum=0)
@@ -202,7 +202,7 @@ class TrainConfig:
         None, "a metric of the validation, as valid/reward: its best checkpoint is kept as well"
     )
     staleness: int = option(
-        0, "updates that rollouts may lag behind; over 0 the next step's are played during the update", minimum=0
+        0, "updates that rollouts may lag behind; over 0 the next step's run during the update", minimum=0
     )
     save_every: int = option(10, "steps between checkpoints; the last step is always saved", minimum=1)
     async_save: bool = option(False, "go on while a checkpoint is written; holds a copy of it in memory")

@@ -53,9 +53,9 @@ COMPONENTS: tuple[ConfigGroup, ...] = (
     ConfigGroup(name="rewards", kind="rewards", many=True),
     ConfigGroup(name="benchmarks", kind="benchmarks", many=True),
 )
-PLACES = "cluster"  # a group of the core's own files; its other keys are the same for all of them
+CLUSTER = "cluster"  # a group of the core's own files; its other keys are the same for all of them
 PRESETS = ("algorithm", "experiment")
-GROUPS = (*(group.name for group in COMPONENTS), PLACES, *PRESETS)
+GROUPS = (*(group.name for group in COMPONENTS), CLUSTER, *PRESETS)
 
 
 def unused_key(key: str, job: str) -> str | None:

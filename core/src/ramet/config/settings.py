@@ -134,8 +134,8 @@ def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: Dic
 
 def _elsewhere(config: DictConfig, part: str) -> str:
     """The same last word in another section is the likeliest meaning: `lr` is `policy.lr`."""
-    places = [key for key in leaf_keys(config) if key.rpartition(".")[2] == part]
-    return f" Did you mean {' or '.join(map(repr, places[:2]))}?" if places else ""
+    elsewhere = [key for key in leaf_keys(config) if key.rpartition(".")[2] == part]
+    return f" Did you mean {' or '.join(map(repr, elsewhere[:2]))}?" if elsewhere else ""
 
 
 def leaf_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Rows of data files, parquet or JSON lines, each with its number, so that every problem names its place."""
+"""Rows of data files, parquet or JSON lines, each with its number, so that every problem names its row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRow:
-    """One row as it stands in the file. `problem` says why it could not be read; then there are no values."""
+    """One row as it is in the file. `problem` is why it could not be read; then there are no values."""
 
     number: int  # from 1: the line of a JSON-lines file
     values: dict[str, Any]
@@ -27,7 +27,7 @@ class DataRow:
 
 
 def find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The files that paths and glob patterns stand for, sorted within a pattern, and what is wrong with them."""
+    """The files that paths and glob patterns name, sorted within a pattern, and what is wrong with them."""
     files: list[Path] = []
     problems: list[str] = []
     for pattern in patterns:

@@ -77,7 +77,7 @@ def warn_of_chat_markup(tasks: Sequence[Task], count: Callable[[Task], int], key
 
 
 def warn_of_overlap(train: Sequence[Task], valid: Sequence[Task]) -> int:
-    """How many tasks of `valid` ask what `train` asks too; said in the log, since it flatters every measurement."""
+    """How many tasks of `valid` ask what `train` asks too; logged, since it flatters every measurement."""
     asked = {task.prompt for task in train}
     shared = [task.id for task in valid if task.prompt in asked]
     if shared:

@@ -1,4 +1,4 @@
-"""What stands in a data file, in numbers: schema, sources, lengths, duplicates, repaired and bad rows."""
+"""What is in a data file, in numbers: schema, sources, lengths, duplicates, repaired and bad rows."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _inspect(path: Path, prefix: str, columns: ColumnsConfig) -> Inspection:
         found.repaired += read.repaired
         _note_columns(found, read.row, columns)
         if read.task is None:
-            found.bad.append(read.problem or read.place)
+            found.bad.append(read.problem or read.location)
             continue
         found.tasks.append(read.task)
         _note_duplicate(found, read, read.task, first)

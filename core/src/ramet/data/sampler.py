@@ -4,7 +4,7 @@ Epochs follow each other without a gap; a step may span two. Within an epoch no 
 step never holds a task twice either (its rollouts would be keyed alike): a task whose turn comes again in a step that
 has it already is passed over, and comes first in the next one.
 
-With weights every data source has epochs of its own, and each draw goes to the source that is furthest behind its
+With weights every data source has epochs of its own, and each draw goes to the source that is furthest below its
 share, so that shares hold exactly over any run of draws, not on average.
 """
 
@@ -67,8 +67,8 @@ class Sampler:
 
     def _next(self, held: set[int]) -> int | None:
         total = sum(stream.drawn for stream in self._streams.values()) + 1
-        behind = sorted(self._streams, key=lambda name: self._streams[name].drawn - self.shares[name] * total)
-        found = (self._streams[name].draw(held) for name in behind)
+        by_lack = sorted(self._streams, key=lambda name: self._streams[name].drawn - self.shares[name] * total)
+        found = (self._streams[name].draw(held) for name in by_lack)
         return next((index for index in found if index is not None), None)
 
     def state(self) -> dict[str, Any]:
@@ -119,9 +119,9 @@ class _Stream:
         if held.issuperset(self._indices):
             return None
         self.drawn += 1
-        for place, index in enumerate(self._passed):
+        for number, index in enumerate(self._passed):
             if index not in held:
-                return self._passed.pop(place)
+                return self._passed.pop(number)
         while True:
             if self._position == len(self._order):
                 self._begin(self._epoch + 1)

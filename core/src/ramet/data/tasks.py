@@ -45,7 +45,7 @@ class ReadRow:
     """One row of a file and what became of it."""
 
     row: DataRow  # repaired
-    place: str  # file and row, for messages
+    location: str  # file and row, for messages
     task: Task | None
     problem: str | None  # why there is no task
     repaired: bool
@@ -54,7 +54,7 @@ class ReadRow:
 @dataclass(slots=True)
 class _Collected:
     tasks: list[Task] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)  # of each task
+    locations: list[str] = field(default_factory=list)  # of each task
     bad: list[str] = field(default_factory=list)  # rows
     rows: int = 0
     repaired: int = 0
@@ -129,7 +129,7 @@ def read_tasks(path: Path, prefix: str, columns: ColumnsConfig) -> Iterator[Read
             problem = f"{path}, row {row.number}{error}"
         yield ReadRow(
             row=row,
-            place=f"{path}, row {row.number}",
+            location=f"{path}, row {row.number}",
             task=task,
             problem=problem,
             repaired=values is not raw.values,
@@ -147,11 +147,11 @@ def _collect(path: Path, prefix: str, columns: ColumnsConfig, limit: int | None,
                 break
             rows.append(read.row)
             if read.task is None:
-                bad.append(read.problem or read.place)
+                bad.append(read.problem or read.location)
                 continue
             good += 1
             found.tasks.append(read.task)
-            found.places.append(read.place)
+            found.locations.append(read.location)
             found.repaired += read.repaired
     except ConfigError as error:
         return [str(error)]
@@ -176,7 +176,7 @@ def _collect_benchmarks(sources: Sequence[str], build: Build | None, limit: int 
             problems.append(str(error))
             continue
         found.tasks += tasks
-        found.places += [f"{source}, task {number}" for number in range(1, len(tasks) + 1)]
+        found.locations += [f"{source}, task {number}" for number in range(1, len(tasks) + 1)]
         found.benchmarks |= {task.id: name for task in tasks}
     return problems
 
@@ -206,10 +206,10 @@ def _expected(columns: ColumnsConfig) -> dict[str, list[str]]:
 def _duplicates(found: _Collected) -> list[str]:
     first: dict[str, str] = {}
     problems = []
-    for task, place in zip(found.tasks, found.places, strict=True):
+    for task, location in zip(found.tasks, found.locations, strict=True):
         if task.id in first:
-            problems.append(f"{place}: id {cut(task.id)} is taken by {first[task.id]}; ids must be unique")
-        first.setdefault(task.id, place)
+            problems.append(f"{location}: id {cut(task.id)} is taken by {first[task.id]}; ids must be unique")
+        first.setdefault(task.id, location)
     return problems
 
 

@@ -1,6 +1,6 @@
 """Starting a plugin: `write_package` writes a distribution of one kind, with tests that pass, from `templates/`.
 
-A template is a file of the package as it will stand: `PACKAGE` and `NAME` in its path and `${…}` in its text are filled
+A template is a file of the package: `PACKAGE` and `NAME` in its path and `${…}` in its text are filled
 in, and `.tmpl` falls away. `templates/common` goes into every package, `templates/KIND` into those of one kind.
 """
 

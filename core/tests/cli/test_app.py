@@ -82,7 +82,7 @@ def test_an_unknown_option_is_the_users_mistake(capsys: pytest.CaptureFixture[st
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], int]], None]:
-    """Put a function in the place of the training job."""
+    """Put a function instead of the training job."""
 
     def put(run: Callable[[Any], int]) -> None:
         monkeypatch.setitem(sys.modules, "ramet.train.job", SimpleNamespace(run=run))  # type: ignore[arg-type]

@@ -150,28 +150,28 @@ def test_options_that_cannot_be_typed_are_fatal_only_for_who_selects_them(proble
         ("policy_loss:\n  name: nope\n", ["policy_loss: no 'nope'"]),
     ],
 )
-def test_a_mistake_in_a_preset_is_named(problems: Problems, house: Path, body: str, expected: list[str]):
-    path = house / "hydra_configs/experiment/bad.yaml"
+def test_a_mistake_in_a_preset_is_named(problems: Problems, workdir: Path, body: str, expected: list[str]):
+    path = workdir / "hydra_configs/experiment/bad.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("# @package _global_\n" + body, encoding="utf-8")
     found = "\n".join(problems(MODEL, "experiment=bad"))
     assert all(part in found for part in expected), found
 
 
-def test_a_preset_that_is_no_text_is_named(problems: Problems, house: Path):
-    path = house / "hydra_configs/experiment/bad.yaml"
+def test_a_preset_that_is_no_text_is_named(problems: Problems, workdir: Path):
+    path = workdir / "hydra_configs/experiment/bad.yaml"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"# @package _global_\npolicy:\n  lr: \xff\n")
     assert problems(MODEL, "experiment=bad") == ["a file of experiment=bad is not UTF-8: invalid start byte b'\\xff'"]
 
 
 @pytest.mark.parametrize("text", ["no", "true", "1e3", "010", "1_000"])
-def test_a_key_that_takes_a_text_takes_what_was_typed(house: Path, text: str):
+def test_a_key_that_takes_a_text_takes_what_was_typed(workdir: Path, text: str):
     assert compose([MODEL, f"run.name={text}"], job="train").config.run.name == text
 
 
-def test_numbers_of_yaml_are_numbers_and_quoted_words_are_texts(house: Path):
-    path = house / "hydra_configs/experiment/good.yaml"
+def test_numbers_of_yaml_are_numbers_and_quoted_words_are_texts(workdir: Path):
+    path = workdir / "hydra_configs/experiment/good.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("# @package _global_\npolicy:\n  lr: 1e-6\nrun:\n  name: 'no'\ndata:\n  shuffle: no\n")
     config = compose([MODEL, "experiment=good"], job="train").config

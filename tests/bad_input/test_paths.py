@@ -1,4 +1,4 @@
-"""Odd names of folders, bare environments, a home that cannot be written: it works, or the message says why not."""
+"""Odd names of folders, bare environments, a home that cannot be written: it works, or the message gives the reason."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ramet.train.job import run
 
 
 @pytest.mark.parametrize("name", ["with spaces and 'a quote", "grüße-日本-🌱", "dots.and[brackets]{1},2"])
-def test_a_run_its_model_and_its_data_may_lie_in_any_folder(train, model, tasks, tmp_path, name):
+def test_a_run_its_model_and_its_data_may_be_in_any_folder(train, model, tasks, tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     shutil.copytree(model, folder / "model")
     shutil.copy(tasks, folder / "tasks.jsonl")
     text = str(folder).replace("'", r"\'")
-    options = [f"run.root='{text}'", f"model.path='{text}/model'", f"data.train=['{text}/tasks.jsonl']"]
-    run(compose([*train, *options], job="train"))
-    run(compose([*train, *options, "train.steps=2"], job="train"))
+    paths = [f"run.root='{text}'", f"model.path='{text}/model'", f"data.train=['{text}/tasks.jsonl']"]
+    run(compose([*train, *paths], job="train"))
+    run(compose([*train, *paths, "train.steps=2"], job="train"))
     [*groups] = read_records(folder / "here/rollouts/step_000002.jsonl.gz")
     assert len(groups) == 2
     assert write_report(folder / "here").is_file()
@@ -50,7 +50,7 @@ def test_a_run_directory_reached_by_a_link_is_the_same_run(train, tmp_path):
     ],
     ids=["too long", "a file", "not writable"],
 )
-def test_a_folder_where_nothing_can_be_written_is_named(train, tasks, tmp_path, folder, message):
+def test_a_path_where_nothing_can_be_written_is_named(train, tasks, tmp_path, folder, message):
     shutil.copy(tasks, tmp_path)
     with pytest.raises(ConfigError, match=message):
         run(compose([*train, f"run.root='{folder(tmp_path)}'"], job="train"))
