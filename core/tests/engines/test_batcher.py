@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import Completion, Request, Sampling
-from ramet.engines.sequence import Event, SequenceDone, SequenceFailed, SequenceFirst
-from ramet.engines.torch.batcher import TorchBatcher
+from ramet.engines.torch.batcher import Event, SequenceDone, SequenceFailed, SequenceFirst, TorchBatcher
 from ramet.engines.torch.forward import Forward
 from ramet.engines.torch.model_runner import ModelRunner
 from ramet.models.encoder import Encoder

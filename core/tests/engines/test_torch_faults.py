@@ -14,11 +14,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ramet.engines import worker
 from ramet.engines.config import TorchEngineConfig
 from ramet.engines.protocol import Capability, Completion, Sampling
-from ramet.engines.torch import TorchEngine
-from ramet.engines.torch.determinism_check import check_rows_agree
+from ramet.engines.torch import TorchEngine, engine_thread
+from ramet.engines.torch.engine import _check_rows_agree
 from ramet.engines.torch.forward import Forward
 from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
@@ -138,7 +137,7 @@ def test_a_deterministic_request_waits_until_a_key_is_released(
     make_subject: MakeSubject, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = make_subject()
-    monkeypatch.setattr(worker, "STALL_S", 0.05)
+    monkeypatch.setattr(engine_thread, "STALL_S", 0.05)
 
     async def use(engine: TorchEngine) -> None:
         held = [replace(subject.request(f"k{i}"), cache_key=f"k{i}") for i in range(4)]
@@ -219,12 +218,12 @@ def test_the_probe_notices_rows_that_depend_on_their_place(
     make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = Forward(make_model("llama"), slots=16, max_tokens=32)
-    check_rows_agree(forward, 16)
+    _check_rows_agree(forward, 16)
     exact = forward.decode
     nudge = torch.arange(16)[:, None] * 1e-6
     monkeypatch.setattr(forward, "decode", lambda *a: exact(*a) + nudge)
     with pytest.raises(ConfigError, match="depend on its place in a batch of 16"):
-        check_rows_agree(forward, 16)
+        _check_rows_agree(forward, 16)
 
 
 def test_bfloat16_models_are_served(make_subject: MakeSubject, make_model: Callable[..., Any]) -> None:

@@ -40,8 +40,7 @@ from ramet.config.schema import (
     TrainConfig,
 )
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
-from ramet.engines.protocol import Completion, Engine, Sampling
-from ramet.engines.sleeping import Sleeper
+from ramet.engines.protocol import Completion, Engine, Sampling, Sleeper
 from ramet.engines.torch import TorchEngine
 from ramet.engines.vllm import VllmEngine
 from ramet.errors import ConfigError, InfraError

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,3 +138,23 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can give back the memory of a device that it shares with the trainer (`cluster.colocate=true`).
+
+    A call while already asleep, or awake, does nothing.
+    """
+
+    async def sleep(self) -> None:
+        """Compute nothing and hold as little device memory as possible until `wake`.
+
+        Weights go to host memory and every cache is dropped. Running requests, and those that come, wait; weights may
+        not be updated meanwhile (`RuntimeError`).
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory back and go on, with the same weights. It ends a `pause`, too."""
+        ...

@@ -1,17 +1,55 @@
-"""One request on its way through a batcher, and what the batcher reports of it."""
+"""A request with its progress, and the stop strings that may end it."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
 from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
-from ramet.engines.stops import StopStrings
+from ramet.models.encoder import Encoder
 
 Tokens: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]  # [T]
+SLACK = 16  # tokens without text of their own that a stop string may contain
+
+
+class StopStrings:
+    """The stop strings of a request: looked for in the text of the newly sampled tokens only, across token borders.
+
+    Decoding after every token would cost more than the forward pass of a small model. A token can complete a stop
+    string only if its own text holds the string's last character, so only such tokens have the text up to them decoded.
+    Instances are shared by requests with the same strings: they only remember what single tokens can end.
+    """
+
+    def __init__(self, strings: tuple[str, ...], encoder: Encoder) -> None:
+        self.strings = strings
+        self._encoder = encoder
+        self._last = {text[-1] for text in strings}
+        self._unclear = any(char.isspace() or not char.isascii() for char in self._last)
+        self._window = max(len(text.encode()) for text in strings) + SLACK
+        self._may_end: dict[int, bool] = {}
+
+    def found(self, sampled: Sequence[int]) -> str | None:
+        """The stop string that the last of these tokens completed: the one that ends first, the longest of those."""
+        token = sampled[-1]
+        may_end = self._may_end.get(token)
+        if may_end is None:
+            may_end = self._may_end[token] = self._can_end(token)
+        if not may_end:
+            return None
+        text = self._encoder.decode(sampled[-self._window :])
+        ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self.strings if stop in text]
+        return min(ends)[2] if ends else None
+
+    def _can_end(self, token: int) -> bool:
+        """False only if this token cannot hold the last character of a stop string."""
+        if self._unclear:  # a character may be spread over tokens, and decoders strip spaces from a lone token
+            return True
+        text = self._encoder.decode([token])
+        return not text or any(char in text for char in self._last)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +80,7 @@ class RunningSequence:
         self.stop_ids = frozenset(self.request.sampling.stop_token_ids)
 
     def append(self, token: int) -> tuple[FinishReason, str | None] | None:
-        """Take a sampled token; says why the request ended, if it did."""
+        """Take a sampled token. Returns why the request ended, and the stop string that ended it; None: it goes on."""
         self.sampled.append(token)
         if token in self.stop_ids:
             return FinishReason.END, None
@@ -79,30 +117,3 @@ class RunningSequence:
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceFirst:
-    """The first report of a request."""
-
-    sequence: RunningSequence
-    report: FirstReport
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceDone:
-    """A request that ended with its tokens."""
-
-    sequence: RunningSequence
-    completion: Completion
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceFailed:
-    """A request that ended without tokens."""
-
-    sequence: RunningSequence
-    error: Exception
-
-
-Event: TypeAlias = SequenceFirst | SequenceDone | SequenceFailed

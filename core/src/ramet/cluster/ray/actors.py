@@ -14,8 +14,7 @@ from ramet.cluster.local import LocalRollouts
 from ramet.cluster.ray.actor_base import SAVE, Actor, Counts, PolicySetup, RolloutSetup, node_address
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
 from ramet.components.build import build_branch_policy
-from ramet.engines.protocol import EngineInfo
-from ramet.engines.sleeping import Sleeper
+from ramet.engines.protocol import EngineInfo, Sleeper
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.rows import Floats, Row

@@ -2,24 +2,52 @@
 
 A round admits waiting requests to slots, computes at most `prefill_tokens` of prompts, then decodes one token for every
 sequence whose prompt is complete. Prefill stops one token short of the prompt's end: the last one is decoded, so a fork
-of a known prefix copies its rows and computes exactly one token. New weights send what runs back to the queue, in front
-of it, and what it has sampled counts as its prompt from then on.
+of a known prefix copies its rows and computes exactly one token. New weights put running sequences back at the front of
+the queue, and what they have sampled counts as their prompt from then on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor
 
 from ramet.engines.counters import Counters
-from ramet.engines.protocol import FinishReason, Request
-from ramet.engines.sequence import Event, RunningSequence, SequenceDone, SequenceFailed, SequenceFirst
-from ramet.engines.stops import StopStrings
+from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
+from ramet.engines.sequence import RunningSequence, StopStrings
 from ramet.engines.torch.model_runner import BatchPart, ModelRunner, RunnerBatch
 from ramet.engines.torch.slots import CacheSlot, SlotTable
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFirst:
+    """The first report of a request."""
+
+    sequence: RunningSequence
+    report: FirstReport
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceDone:
+    """A request that ended with its tokens."""
+
+    sequence: RunningSequence
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFailed:
+    """A request that ended without tokens."""
+
+    sequence: RunningSequence
+    error: Exception
+
+
+Event: TypeAlias = SequenceFirst | SequenceDone | SequenceFailed
 
 
 class TorchBatcher:
@@ -27,7 +55,7 @@ class TorchBatcher:
 
     def __init__(
         self,
-        compute: ModelRunner,
+        runner: ModelRunner,
         encoder: Encoder,
         counters: Counters,
         *,
@@ -37,17 +65,17 @@ class TorchBatcher:
     ) -> None:
         self.version = 0  # of the weights
         self.epoch = 0  # weight updates so far
-        self._compute = compute
+        self._runner = runner
         self._encoder = encoder
         self._counters = counters
         self._prefill_tokens = prefill_tokens
-        self._table = SlotTable(slots, max_tokens, deterministic=compute.deterministic)
+        self._table = SlotTable(slots, max_tokens, deterministic=runner.deterministic)
         self._waiting: list[RunningSequence] = []
         self._prefilling: list[RunningSequence] = []
         self._decoding: dict[int, RunningSequence] = {}
         self._batch: RunnerBatch | None = None
         self._stops: dict[tuple[str, ...], StopStrings] = {}
-        self._dirty = False  # numbers that are not finite were seen, and may stand in the cache behind a sequence
+        self._dirty = False  # numbers that are not finite were seen, and the cache may hold them after a sequence's end
 
     @property
     def idle(self) -> bool:
@@ -98,7 +126,7 @@ class TorchBatcher:
 
     def load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
         """Copy new weights into the model. Raises `ValueError`, and changes nothing, if they do not fit."""
-        self._compute.load(weights)
+        self._runner.load(weights)
 
     def next_epoch(self, version: int | None) -> None:
         """The weights are of this version from now on: forget every cache, and let what runs compute its own again.
@@ -114,13 +142,13 @@ class TorchBatcher:
         self._waiting = [*cut, *self._waiting]
         self.version = version
         self._table.drop()
-        self._compute.reset(clear=self._dirty)
+        self._runner.reset(clear=self._dirty)
         self._dirty = False
         self._counters.add(updates_in_flight=int(bool(cut)))
 
     def _cut(self, sequence: RunningSequence) -> None:
         """Take a sequence out of its slot, with everything that only the slot knows of it."""
-        self._compute.read(sequence)
+        self._runner.read(sequence)
         sequence.cut(self.version)
         sequence.lost = int(self._table.valid[sequence.slot])
         self._leave(sequence)
@@ -150,7 +178,7 @@ class TorchBatcher:
 
     def _lost_parent(self, sequence: RunningSequence) -> ValueError | None:
         parent = sequence.request.fork_of if sequence.lost is None else ""  # what is computed again needs none
-        if not (self._compute.deterministic and parent) or self._table.holds(parent) or self._table.holds(sequence.key):
+        if not (self._runner.deterministic and parent) or self._table.holds(parent) or self._table.holds(sequence.key):
             return None
         return ValueError(
             f"request {sequence.request.id!r} forks {parent!r}, whose cache is not held: with deterministic=true a "
@@ -161,7 +189,7 @@ class TorchBatcher:
         is_fork = bool(sequence.request.fork_of) and not self._table.holds(sequence.key)
         self._table.occupy(place, sequence.context, sequence.key)
         sequence.slot = place.slot
-        self._compute.start(sequence, place)
+        self._runner.start(sequence, place)
         self._count(sequence, place, is_fork)
         self._prefilling.append(sequence)
         self._join(sequence)
@@ -186,7 +214,7 @@ class TorchBatcher:
             self._batch = None
 
     def _prefill(self, spent: int) -> int:
-        """Compute parts of prompts, if the round's budget allows more; says how many tokens that was."""
+        """Compute parts of prompts, if the round's budget allows more; returns how many tokens that was."""
         chosen: list[RunningSequence] = []
         parts: list[BatchPart] = []
         width = 0
@@ -194,13 +222,13 @@ class TorchBatcher:
             start = int(self._table.valid[sequence.slot])
             tokens = sequence.context[start:-1][: self._prefill_tokens]
             wider = max(width, len(tokens))
-            if spent + wider * (len(parts) + 1) > self._prefill_tokens or (parts and self._compute.deterministic):
+            if spent + wider * (len(parts) + 1) > self._prefill_tokens or (parts and self._runner.deterministic):
                 break
             width = wider
             chosen.append(sequence)
             parts.append(BatchPart(sequence.slot, start, tokens))
         if parts:
-            self._compute.prefill(parts)
+            self._runner.prefill(parts)
         for sequence, part in zip(chosen, parts, strict=True):
             self._table.valid[sequence.slot] = part.start + len(part.tokens)
             self._join(sequence)
@@ -209,14 +237,14 @@ class TorchBatcher:
     def _decode(self) -> list[Event]:
         if not self._decoding:
             return []
-        batch = self._batch = self._batch or self._compute.batch(self._decoding)
+        batch = self._batch = self._batch or self._runner.batch(self._decoding)
         longest = max(int(self._table.valid[slot]) for slot in self._decoding)
-        tokens = self._compute.decode(batch, longest)
+        tokens = self._runner.decode(batch, longest)
         events: list[Event] = []
         for slot, sequence, token in zip(batch.slots, batch.sequences, tokens, strict=True):
             if sequence is not None:
                 events += self._take(sequence, token)
-            elif token < 0:  # it wrote behind the sequence that rests in this slot
+            elif token < 0:  # it wrote after the end of the idle sequence in this slot
                 self._clean(slot)
         self._counters.add(decode_steps=1)
         return events
@@ -235,12 +263,12 @@ class TorchBatcher:
 
     def _first(self, sequence: RunningSequence) -> SequenceFirst:
         sequence.reported = True
-        self._compute.read(sequence)
+        self._runner.read(sequence)
         return SequenceFirst(sequence, sequence.first_report())
 
     def _finish(self, sequence: RunningSequence, reason: FinishReason, stop: str | None) -> list[Event]:
         events: list[Event] = [] if sequence.reported else [self._first(sequence)]
-        self._compute.read(sequence)
+        self._runner.read(sequence)
         completion = sequence.completion(reason, stop, self.version)
         self._counters.add(sampled_tokens=len(sequence.sampled))
         self._leave(sequence)
@@ -256,7 +284,7 @@ class TorchBatcher:
     def _clean(self, slot: int) -> None:
         self._dirty = True
         valid = int(self._table.valid[slot]) if slot < len(self._table) else 0
-        self._compute.clear(slot, valid)
+        self._runner.clear(slot, valid)
 
     def _leave(self, sequence: RunningSequence) -> None:
         if sequence.slot < 0:

@@ -1,6 +1,6 @@
 """The static KV cache: one row of keys and values per slot, written in place.
 
-Rows are never cleared between sequences: a position behind a sequence's length may hold anything finite, because the
+Rows are never cleared between sequences: a position after a sequence's end may hold anything finite, because the
 mask gives it exactly no weight. The last position is scratch, where padding writes.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROUND = 16  # lengths (and lanes of deterministic engines) are multiples of it: shapes repeat, rows stay aligned
+ROUND = 16  # lengths (and slots of deterministic engines) are multiples of it: shapes repeat, rows stay aligned
 
 
 def round_up(n: int) -> int:

@@ -69,22 +69,22 @@ class Forward:
             dtype=self.dtype,
             device=self.device,
         )
-        self._places = torch.arange(self.cache.length, device=self.device)
+        self._positions = torch.arange(self.cache.length, device=self.device)
         self._cos, self._sin = self._rotary_tables(weight)
 
     def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, read: slice | Tensor, length: int) -> Tensor:
-        """Logits `[R, V]` in float32 behind one token a row. `read` selects the same slots, as a slice if it can."""
+        """Logits `[R, V]` in float32 after one token a row. `read` selects the same slots, as a slice if it can."""
         mask = torch.zeros((len(tokens), length), dtype=torch.float32, device=self.device)
-        mask.masked_fill_(self._places[:length] > positions[:, None], float("-inf"))
+        mask.masked_fill_(self._positions[:length] > positions[:, None], float("-inf"))
         hidden = self._run(tokens[:, None], positions[:, None], slots, read, mask[:, None, None, :])
         logits: Tensor = self.head(hidden[:, 0])
         return logits.float()
 
     def prefill(self, tokens: Tensor, starts: Tensor, counts: Tensor, slots: Tensor, length: int) -> None:
         """Compute and store keys and values of `[R, T]` tokens, of which the first `counts` of each row are real."""
-        steps = self._places[: tokens.shape[1]]
+        steps = self._positions[: tokens.shape[1]]
         positions = torch.where(steps < counts[:, None], starts[:, None] + steps, self.cache.scratch)
-        seen = self._places[:length] <= positions[:, :, None]
+        seen = self._positions[:length] <= positions[:, :, None]
         self._run(tokens, positions, slots, slots, seen[:, None])
 
     def length(self, tokens: int) -> int:
@@ -115,7 +115,7 @@ class Forward:
         return _rotate(queries, cos, sin)
 
     def _rotary_tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.body.rotary_emb(like, self._places[None])
+        cos, sin = self.body.rotary_emb(like, self._positions[None])
         half = sin.shape[-1] // 2  # the sign of the rotation's first half goes into the table
         return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 

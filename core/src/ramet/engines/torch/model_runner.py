@@ -1,7 +1,7 @@
 """What runs on the device: prefill of parts of prompts, decode steps, and the numbers that they leave behind.
 
-Deterministic computing always decodes all lanes over the whole cache length, and prefills one row at a time: then the
-shapes behind a sequence's numbers depend on its own history alone.
+Deterministic computing always decodes all slots over the whole cache length, and prefills one row at a time: then the
+shapes that gave a sequence's numbers depend on its own history alone.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ramet.engines.checks import check_weights
+from ramet.engines.protocol import Sampling
 from ramet.engines.sequence import RunningSequence, Tokens
-from ramet.engines.torch.batch_state import BatchState
 from ramet.engines.torch.forward import Forward
-from ramet.engines.torch.sampler import sample
+from ramet.engines.torch.sampler import Draw, sample, uniforms
 from ramet.engines.torch.slots import CacheSlot
-from ramet.engines.weights import copy_weights
 
 DENSE = 0.5  # share of active slots above which a range of slots is decoded with its gaps instead of gathered
 
@@ -43,21 +43,76 @@ class RunnerBatch:
     narrow: Tensor | None  # rows with top_p or top_k
 
 
+class BatchState:
+    """What the device knows of every slot: the token to feed, its position, how to sample, and what was sampled.
+
+    All tensors have one row per slot. A slot's position is always the number of tokens whose keys and values are valid.
+    So a slot that only pads a batch writes after the end of its own sequence, where nobody looks.
+    """
+
+    def __init__(self, slots: int, length: int, device: torch.device) -> None:
+        self.device = device
+        self.token = torch.zeros(slots, dtype=torch.int64, device=device)  # [slots]
+        self.position = torch.zeros(slots, dtype=torch.int64, device=device)  # [slots]
+        self.slot = torch.arange(slots, device=device)
+        self._temperature = torch.ones(slots, dtype=torch.float32, device=device)
+        self._top_p = torch.ones(slots, dtype=torch.float32, device=device)
+        self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._uniform = torch.zeros(slots, length, dtype=torch.float64, device=device)  # [slots, length], by position
+        self._logprobs = torch.zeros(slots, length, dtype=torch.float32, device=device)
+        self._entropies = torch.zeros(slots, length, dtype=torch.float32, device=device)
+
+    def start(self, slot: int, sampling: Sampling, seed: int, prompt: int, token: int) -> None:
+        """Prepare a slot to sample after a prompt of so many tokens, the last of which is fed first."""
+        self.token[slot] = token
+        self._temperature[slot] = sampling.temperature
+        self._top_p[slot] = sampling.top_p
+        self._top_k[slot] = sampling.top_k
+        drawn = uniforms(seed, prompt, sampling.max_tokens)
+        self._uniform[slot, prompt - 1 : prompt - 1 + sampling.max_tokens] = drawn.to(self.device)
+
+    def draw(self, rows: slice | Tensor, position: Tensor, *, any_greedy: bool, narrow: Tensor | None) -> Draw:
+        """How the rows sample after the tokens at these positions `[R]`."""
+        return Draw(
+            temperature=self._temperature[rows],
+            uniform=self._uniform[self.slot[rows], position],
+            any_greedy=any_greedy,
+            narrow=narrow,
+            top_p=self._top_p[rows],
+            top_k=self._top_k[rows],
+        )
+
+    def advance(
+        self, rows: slice | Tensor, active: Tensor, tokens: Tensor, logprobs: Tensor, entropies: Tensor
+    ) -> None:
+        """Record a decode step; all tensors are `[R]`. `active` is False for rows that only pad: their token stays."""
+        slots, position = self.slot[rows], self.position[rows]
+        self._logprobs[slots, position] = logprobs
+        self._entropies[slots, position] = entropies
+        self.token[rows] = torch.where(active, tokens.clamp_min(0), self.token[rows])
+        self.position[rows] = position + active
+
+    def read(self, slot: int, start: int, count: int) -> tuple[list[float], list[float]]:
+        """Log-probabilities and entropies of `count` tokens sampled from position `start` on."""
+        fed = slice(start - 1, start - 1 + count)  # numbers are kept at the position of the token before
+        return self._logprobs[slot, fed].tolist(), self._entropies[slot, fed].tolist()
+
+
 class ModelRunner:
-    """Forward pass, cache and lanes. Knows slots, not requests' fates."""
+    """Forward pass, cache and batch state. Knows slots, and not why requests come and go."""
 
     def __init__(self, forward: Forward, *, deterministic: bool) -> None:
         self.deterministic = deterministic
         self._forward = forward
-        self._lanes = BatchState(forward.slots, forward.cache.length, forward.device)
+        self._state = BatchState(forward.slots, forward.cache.length, forward.device)
 
-    def start(self, sequence: RunningSequence, place: CacheSlot) -> None:
+    def start(self, sequence: RunningSequence, target: CacheSlot) -> None:
         """Put a sequence into its slot, with the prefix that it shares."""
-        if place.donor != place.slot:
-            self._forward.cache.copy(place.donor, place.slot, place.cached)
-        self._lanes.position[place.slot] = place.cached
+        if target.donor != target.slot:
+            self._forward.cache.copy(target.donor, target.slot, target.cached)
+        self._state.position[target.slot] = target.cached
         request, token = sequence.request, int(sequence.context[-1])
-        self._lanes.start(place.slot, request.sampling, request.seed, len(sequence.prompt), token)
+        self._state.start(target.slot, request.sampling, request.seed, len(sequence.prompt), token)
 
     @torch.inference_mode()
     def prefill(self, parts: Sequence[BatchPart]) -> None:
@@ -71,7 +126,7 @@ class ModelRunner:
         lengths = torch.tensor([starts, counts], device=device)
         ends = max(start + count for start, count in zip(starts, counts, strict=True))
         self._forward.prefill(tokens.to(device), lengths[0], lengths[1], slots, self._forward.length(ends))
-        self._lanes.position[slots] = lengths.sum(dim=0)
+        self._state.position[slots] = lengths.sum(dim=0)
 
     def batch(self, decoding: Mapping[int, RunningSequence]) -> RunnerBatch:
         """The rows that decode the sequences of these slots."""
@@ -94,13 +149,13 @@ class ModelRunner:
     @torch.inference_mode()
     def decode(self, batch: RunnerBatch, longest: int) -> list[int]:
         """Feed one token to every row and sample the next; -1 where the logits are not finite."""
-        lanes, forward, rows = self._lanes, self._forward, batch.rows
+        state, forward, rows = self._state, self._forward, batch.rows
         length = forward.cache.length if self.deterministic else forward.length(longest + 1)
-        position = lanes.position[rows]
-        logits = forward.decode(lanes.token[rows], position, lanes.slot[rows], rows, length)
-        draw = lanes.draw(rows, position, any_greedy=batch.any_greedy, narrow=batch.narrow)
+        position = state.position[rows]
+        logits = forward.decode(state.token[rows], position, state.slot[rows], rows, length)
+        draw = state.draw(rows, position, any_greedy=batch.any_greedy, narrow=batch.narrow)
         tokens, logprobs, entropies = sample(logits, draw)
-        lanes.advance(rows, batch.active, tokens, logprobs, entropies)
+        state.advance(rows, batch.active, tokens, logprobs, entropies)
         sampled: list[int] = tokens.tolist()
         return sampled
 
@@ -110,21 +165,25 @@ class ModelRunner:
         if done == len(sequence.sampled):
             return
         start, count = len(sequence.prompt) + done, len(sequence.sampled) - done
-        logprobs, entropies = self._lanes.read(sequence.slot, start, count)
+        logprobs, entropies = self._state.read(sequence.slot, start, count)
         sequence.logprobs.extend(logprobs)
         sequence.entropies.extend(entropies)
 
+    @torch.no_grad()
     def load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
         """Copy new weights into the model. Raises `ValueError`, and changes nothing, if they do not fit."""
-        copy_weights(self._forward.model, weights)
+        check_weights(self._forward.model, weights)
+        parameters = self._forward.model.state_dict(keep_vars=True)
+        for name, new in weights:
+            parameters[name].copy_(new)
 
     def clear(self, slot: int, start: int) -> None:
         """Remove what is not finite from a slot, whose sequence is `start` tokens long now."""
         self._forward.cache.clear(slot, start)
-        self._lanes.position[slot] = start
+        self._state.position[slot] = start
 
     def reset(self, *, clear: bool) -> None:
-        """All slots are empty; `clear` where numbers that are not finite may be about."""
-        self._lanes.position.zero_()
+        """All slots are empty; `clear` where the cache may hold numbers that are not finite."""
+        self._state.position.zero_()
         if clear:
             self._forward.cache.zero()

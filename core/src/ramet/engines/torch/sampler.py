@@ -72,9 +72,9 @@ def _narrowed(probs: Tensor, uniform: Tensor, top_p: Tensor, top_k: Tensor) -> T
     """The smallest set of most likely tokens whose mass reaches `top_p`, of those at most `top_k`."""
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
-    rank = torch.arange(probs.shape[-1], device=probs.device)
+    order = torch.arange(probs.shape[-1], device=probs.device)
     limit = torch.where(top_k > 0, top_k, probs.shape[-1])
-    keep = (before < top_p[:, None]) & (rank < limit[:, None])
+    keep = (before < top_p[:, None]) & (order < limit[:, None])
     keep[:, 0] = True
-    place = _invert(ordered * keep, uniform)
-    return ids.gather(1, place[:, None])[:, 0]
+    rank = _invert(ordered * keep, uniform)
+    return ids.gather(1, rank[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""Whose tokens stand in which cache slot: keys, shared prefixes, and which slot may be taken.
+"""Whose tokens are in which cache slot: keys, shared prefixes, and which slot may be taken.
 
 A slot is free (nobody's), idle (kept for its key's next request) or busy. Its tokens stay known until it is taken
 anew, so any slot can give its prefix to another request.
@@ -55,11 +55,11 @@ class SlotTable:
         return key in self._by_key
 
     def find(self, prompt: Tokens, key: str, fork_of: str) -> CacheSlot | None:
-        """The best place for a prompt, or None if it should wait: for a slot, or for a prefix under way."""
+        """The best slot for a prompt, or None if it should wait: for a slot, or for a prefix that is being computed."""
         usable = len(prompt) - 1  # the last token is always computed: its logits are wanted
         own = self._by_key.get(key) if key else None
         if own is not None and self.busy[own]:
-            own = None  # another request of this key is under way: this one gets a slot of its own
+            own = None  # another request of this key is running: this one gets a slot of its own
         parent = self._by_key.get(fork_of) if fork_of else None
         if own is None and not self._takeable().any():
             return None
@@ -77,17 +77,17 @@ class SlotTable:
         known = len(prompt) if parent is None else int(min(shared[parent], self.valid[parent]))
         return CacheSlot(slot, donor, cached, max(known - cached, 0))
 
-    def occupy(self, place: CacheSlot, prompt: Tokens, key: str) -> None:
+    def occupy(self, target: CacheSlot, prompt: Tokens, key: str) -> None:
         """Give a slot to a request. The caller copies the cache."""
-        slot = place.slot
+        slot = target.slot
         if self.keys[slot] != key:
             self._forget(slot)
         if key and key not in self._by_key:
             self.keys[slot], self._keyed[slot], self._by_key[key] = key, True, slot
-        origin = int(self.origin[place.donor])
-        self.origin[slot] = origin if place.cached >= origin > 0 else (len(prompt) - 1 if place.cached == 0 else 0)
+        origin = int(self.origin[target.donor])
+        self.origin[slot] = origin if target.cached >= origin > 0 else (len(prompt) - 1 if target.cached == 0 else 0)
         self.tokens[slot, : len(prompt)] = prompt
-        self.known[slot], self.valid[slot] = len(prompt), place.cached
+        self.known[slot], self.valid[slot] = len(prompt), target.cached
         self.busy[slot] = True
 
     def append(self, slot: int, token: int) -> None:

@@ -20,12 +20,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ramet.config.schema import ModelConfig
+from ramet.engines.checks import check_request, check_weights
 from ramet.engines.config import VllmEngineConfig
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FirstReport, Request
-from ramet.engines.requests import check_request
 from ramet.engines.vllm.environment import check_vllm, prepare_environment
-from ramet.engines.weights import check_weights
 from ramet.errors import ConfigError, InfraError, raise_all
 from ramet.models.encoder import Encoder
 from ramet.models.loading import resolve_device
@@ -40,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """vLLM in processes of its own (`ramet.engines.protocol.Engine`, `ramet.engines.sleeping.Sleeper`)."""
+    """vLLM in processes of its own (`ramet.engines.protocol.Engine` and `Sleeper`)."""
 
     def __init__(
         self, config: VllmEngineConfig, *, model: ModelConfig, encoder: Encoder, max_tokens: int, colocate: bool = False

@@ -28,6 +28,7 @@ from ramet.errors import ConfigError
 CPU_KV_CACHE_BYTES = 2**30
 CPU_BLOCK = 32  # tokens; the prefix cache works in whole blocks, and its CPU kernels need a multiple of this
 THREADS = "OMP_NUM_THREADS"
+END_S = 10.0  # for vLLM to end its processes; then they are killed
 
 
 async def launch(
@@ -57,9 +58,19 @@ async def launch(
             async for _ in llm.generate(tokens_input([0]), params, "first"):
                 pass
     except BaseException:
-        llm.shutdown()
+        end_processes(llm)
         raise
     return llm
+
+
+def end_processes(llm: AsyncLLM) -> None:
+    """Returns when vLLM's processes have ended. May be called twice."""
+    client: Any = llm.engine_core
+    llm.shutdown(timeout=END_S)
+    for process in client.resources.engine_manager.processes:
+        process.join(END_S)  # vLLM does not wait for those that it kills, or that end by themselves
+        process.kill()
+        process.join()
 
 
 @contextmanager

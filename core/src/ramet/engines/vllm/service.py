@@ -25,9 +25,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ramet.engines.counters import Counters
 from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
-from ramet.engines.sequence import RunningSequence
-from ramet.engines.sleeping import ONLY_PAUSES
-from ramet.engines.stops import StopStrings
+from ramet.engines.sequence import RunningSequence, StopStrings
+from ramet.engines.vllm.launch import end_processes
 from ramet.engines.vllm.logprob_fetcher import LogprobFetcher, SampledNumbers
 from ramet.engines.vllm.update_barrier import UpdateBarrier
 from ramet.engines.vllm.weight_transfer import chunks, update_workers
@@ -38,7 +37,6 @@ from ramet.models.encoder import Encoder
 T = TypeVar("T")
 Ended = tuple[FinishReason, str | None]
 Report = Callable[[FirstReport], None]
-END_S = 10.0  # for vLLM to end its processes; then they are killed
 logger = logging.getLogger(__name__)
 
 
@@ -149,7 +147,7 @@ class VllmService:
             else:
                 if not self._has_warned:
                     self._has_warned = True
-                    logger.info(ONLY_PAUSES, "vllm")
+                    logger.info("vLLM cannot free memory here (on a CPU, or cluster.colocate=false): asleep, it pauses")
                 await self._call("falling asleep", self._llm.pause_generation(mode="keep", clear_cache=True))
 
     async def wake(self) -> None:
@@ -163,10 +161,7 @@ class VllmService:
     def end(self) -> None:
         """Fail running requests and end vLLM's processes. May be called twice."""
         self._break("the vllm engine was closed")
-        client: Any = self._llm.engine_core
-        self._llm.shutdown(timeout=END_S)
-        for process in client.resources.engine_manager.processes:
-            process.join(END_S)  # vLLM does not wait for those that it kills
+        end_processes(self._llm)
 
     def _begin(self, request: Request) -> RunningRequest:
         stop = request.sampling.stop

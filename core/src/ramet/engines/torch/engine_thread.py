@@ -1,6 +1,6 @@
-"""The thread that owns an engine's batcher: commands in through a queue, events out to asyncio loops.
+"""The thread that owns the batcher: commands in through a queue, events out to asyncio loops.
 
-While it computes, tools go on. Nothing else touches batcher, cache or weights. Commands that arrive behind a weight
+While it computes, tools go on. Nothing else touches batcher, cache or weights. Commands that arrive after a weight
 update wait for it, and the update waits for the requests before it, unless it is one in flight; aborts and releases
 never wait.
 """
@@ -12,16 +12,15 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from ramet.engines.commands import Abort, Close, Command, Do, Pause, Release, Resume, Ticket, Update
-from ramet.engines.protocol import Request
-from ramet.engines.sequence import Event, RunningSequence, SequenceDone, SequenceFailed, SequenceFirst
+from ramet.engines.protocol import Completion, FirstReport, Request
+from ramet.engines.sequence import RunningSequence
+from ramet.engines.torch.batcher import Event, SequenceDone, SequenceFailed, SequenceFirst, TorchBatcher
 from ramet.errors import InfraError
 
 T = TypeVar("T")
@@ -29,76 +28,72 @@ logger = logging.getLogger(__name__)
 STALL_S = 30.0  # requests that wait for a slot for so long while nothing is computed are reported
 
 
-class RequestBatcher(Protocol):
-    """What an engine computes, free of threads. Used by one thread only, also its construction."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Generate:
+    """Serve this request. Future and callback are touched on their own loop only."""
 
-    version: int  # of the weights
-    epoch: int  # weight updates so far, refused ones included
-
-    @property
-    def idle(self) -> bool:
-        """Nothing waits and nothing runs."""
-        ...
-
-    @property
-    def running(self) -> bool:
-        """Something is being computed."""
-        ...
-
-    @property
-    def drained(self) -> bool:
-        """Nothing of this epoch is left."""
-        ...
-
-    def submit(self, request: Request, epoch: int) -> RunningSequence:
-        """Queue a request that was checked before; it waits until its epoch has begun."""
-        ...
-
-    def step(self) -> list[Event]:
-        """One round of computing."""
-        ...
-
-    def abort(self, request_id: str) -> list[Event]:
-        """End a request with what it has; unknown ids pass."""
-        ...
-
-    def release(self, keys: Sequence[str]) -> None:
-        """Rollouts with these cache keys are over."""
-        ...
-
-    def load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
-        """Copy new weights in place. Raises `ValueError`, and changes nothing, if they do not fit."""
-        ...
-
-    def next_epoch(self, version: int | None) -> None:
-        """The weights are of this version from now on: forget every cache, and let what runs compute its own again.
-
-        None: the weights of this epoch were refused, and the old ones stay with their caches.
-        """
-        ...
+    request: Request
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Completion]
+    on_first: Callable[[FirstReport], None] | None
 
 
-Build: TypeAlias = Callable[[], AbstractContextManager[RequestBatcher]]  # entered and left in the thread
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """New weights. `in_flight` ones wait for no request."""
+
+    weights: Sequence[tuple[str, Tensor]]
+    version: int
+    in_flight: bool
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pause:
+    """Compute nothing until `Resume`; the future is done when that is so."""
+
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    pass
+
+
+Command: TypeAlias = Generate | Update | Pause | Resume | Abort | Release | Close  # their order is kept
 
 
 class EngineThread:
-    """Builds a batcher and runs it, both in a thread of its own, until `Close`."""
+    """Runs the batcher in a thread of its own, until `Close`."""
 
-    def __init__(self, name: str, build: Build) -> None:
-        """Returns when the batcher stands; raises what `build` raised."""
-        self._name = name
-        self._build = build
+    def __init__(self, batcher: TorchBatcher) -> None:
+        self._batcher = batcher
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._tickets: dict[RunningSequence, Ticket] = {}
+        self._requests: dict[RunningSequence, Generate] = {}
         self._updates: list[Update] = []
         self._broken: tuple[str, Exception | None] | None = None  # why nothing can be served any more, and its cause
         self._stuck = False  # requests wait, and only a command can help them
         self._paused = False
         self._closed = False
-        self._built: Future[RequestBatcher] = Future()
-        self._thread = threading.Thread(target=self._run, name=f"ramet-{name}-engine", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="ramet-torch-engine", daemon=True)
         self._thread.start()
-        self._batcher = self._built.result()
 
     @property
     def version(self) -> int:
@@ -110,17 +105,6 @@ class EngineThread:
     def join(self) -> None:
         self._thread.join()
 
-    def _run(self) -> None:
-        with ExitStack() as stack:
-            try:
-                batcher = stack.enter_context(self._build())
-            except BaseException as error:  # the constructor waits for it, and raises it
-                self._built.set_exception(error)
-                return
-            self._built.set_result(batcher)
-            self._batcher = batcher
-            self._serve()
-
     def _serve(self) -> None:
         while not self._closed:
             try:
@@ -128,10 +112,10 @@ class EngineThread:
                     self._handle(command)
                 if self._broken is None:
                     self._compute()
-            except Exception as error:  # whatever broke, the requests under way must hear of it
-                logger.exception("the %s engine failed; it serves no more requests", self._name)
-                self._give_up(f"the {self._name} engine failed: {type(error).__name__}: {error}", error)
-        self._give_up(f"the {self._name} engine was closed", None)
+            except Exception as error:  # whatever broke, running requests must fail
+                logger.exception("the torch engine failed; it serves no more requests")
+                self._give_up(f"the torch engine failed: {type(error).__name__}: {error}", error)
+        self._give_up("the torch engine was closed", None)
 
     def _compute(self) -> None:
         self._apply_updates()
@@ -162,40 +146,29 @@ class EngineThread:
         match command:
             case Close():
                 self._closed = True
-            case Ticket() | Update() | Pause() | Do() if self._broken is not None:
+            case Generate() | Update() | Pause() if self._broken is not None:
                 self._refuse(command)
             case Abort() | Release() if self._broken is not None:
                 pass
             case Pause():
                 self._paused = True
                 _call(command.loop, [partial(_resolve, command.future, None)])
-            case Do():
-                self._do(command)
             case Resume():
                 self._paused = False
             case Abort(request_id):
                 self._deliver(self._batcher.abort(request_id))
             case Release(keys):
                 self._batcher.release(keys)
-            case Ticket():
+            case Generate():
                 sequence = self._batcher.submit(command.request, self._batcher.epoch + len(self._updates))
-                self._tickets[sequence] = command
+                self._requests[sequence] = command
             case Update():
                 self._updates.append(command)
 
     @property
     def _update_is_due(self) -> bool:
-        """The first of the updates waits for nothing any more."""
+        """The first update need not wait any more."""
         return bool(self._updates) and (self._updates[0].in_flight or self._batcher.drained)
-
-    def _do(self, command: Do) -> None:
-        try:
-            command.work()
-        except Exception as error:
-            failure = InfraError(f"the {self._name} engine failed: {error}")
-            _call(command.loop, [partial(_reject, command.future, failure)])
-            raise
-        _call(command.loop, [partial(_resolve, command.future, None)])
 
     def _apply_updates(self) -> None:
         while self._update_is_due:
@@ -213,24 +186,24 @@ class EngineThread:
         """Hand events over, all of one loop in one call."""
         calls: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         for event in events:
-            ticket = self._tickets[event.sequence]
+            command = self._requests[event.sequence]
             if not isinstance(event, SequenceFirst):
-                del self._tickets[event.sequence]
-            calls.setdefault(ticket.loop, []).append(partial(_report, ticket, event))
+                del self._requests[event.sequence]
+            calls.setdefault(command.loop, []).append(partial(_report, command, event))
         for loop, actions in calls.items():
             _call(loop, actions)
 
     def _give_up(self, message: str, cause: Exception | None) -> None:
         """Fail whatever waits, now and later."""
         self._broken = message, cause
-        for ticket in self._tickets.values():
-            self._refuse(ticket)
+        for command in self._requests.values():
+            self._refuse(command)
         for update in self._updates:
             self._refuse(update)
-        self._tickets.clear()
+        self._requests.clear()
         self._updates.clear()
 
-    def _refuse(self, command: Ticket | Update | Pause | Do) -> None:
+    def _refuse(self, command: Generate | Update | Pause) -> None:
         assert self._broken is not None
         message, cause = self._broken
         error = InfraError(message)
@@ -251,17 +224,17 @@ def _run_all(actions: Sequence[Callable[[], None]]) -> None:
         action()
 
 
-def _report(ticket: Ticket, event: Event) -> None:
+def _report(command: Generate, event: Event) -> None:
     match event:
-        case SequenceFirst(_, report) if ticket.on_first is not None:
+        case SequenceFirst(_, report) if command.on_first is not None:
             try:
-                ticket.on_first(report)
+                command.on_first(report)
             except Exception as error:  # the caller's own: its `generate` raises it
-                _reject(ticket.future, error)
+                _reject(command.future, error)
         case SequenceDone(_, completion):
-            _resolve(ticket.future, completion)
+            _resolve(command.future, completion)
         case SequenceFailed(_, error):
-            _reject(ticket.future, error)
+            _reject(command.future, error)
 
 
 def _resolve(future: asyncio.Future[T], value: T) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ramet.engines.stops import StopStrings
+from ramet.engines.sequence import StopStrings
 from ramet.models.encoder import Encoder
 
 
