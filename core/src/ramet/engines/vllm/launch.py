@@ -20,14 +20,13 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
-from ramet.engines.vllm.parent_watch import be_parent
 from ramet.engines.vllm.weight_transfer import BACKEND
 from ramet.engines.vllm.worker_extension import NAME_KEY, LogprobProcessor, WorkerExtension
 from ramet.errors import ConfigError
+from ramet.processes import ownership
 
 CPU_KV_CACHE_BYTES = 2**30
 CPU_BLOCK = 32  # tokens; the prefix cache works in whole blocks, and its CPU kernels need a multiple of this
-THREADS = "OMP_NUM_THREADS"
 END_S = 10.0  # for vLLM to end its processes; then they are killed
 
 
@@ -48,7 +47,6 @@ async def launch(
         enable_sleep_mode=can_sleep,
         enable_log_requests=False,
     )
-    be_parent()
     with _reported("start with", model), _inherited_by_processes(cpu=cpu), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of vLLM, about its own code
         llm = AsyncLLM.from_engine_args(arguments)
@@ -75,22 +73,24 @@ def end_processes(llm: AsyncLLM) -> None:
 
 @contextmanager
 def _inherited_by_processes(*, cpu: bool) -> Iterator[None]:
-    """What processes that start now get: as many threads as this one, and no Ctrl-C, which is for this one to handle.
+    """What processes that start now get: whose end is theirs, as many threads as this one, and no Ctrl-C.
 
     A terminal sends SIGINT to all its processes. vLLM's would end at once, and the step that is running with them.
     """
     resource_tracker.ensure_running()  # else vLLM starts it here, and that unblocks the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    threads = os.environ.get(THREADS)
-    if cpu:
-        os.environ[THREADS] = str(torch.get_num_threads())
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    variables = ownership() | ({"OMP_NUM_THREADS": str(torch.get_num_threads())} if cpu else {})
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.environ.pop(THREADS, None)
-        if threads is not None:
-            os.environ[THREADS] = threads
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

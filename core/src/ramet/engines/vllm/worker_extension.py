@@ -23,8 +23,8 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from ramet.engines.vllm.logprob_fetcher import SampledNumbers
-from ramet.engines.vllm.parent_watch import end_with_parent
 from ramet.engines.vllm.weight_transfer import BACKEND, HostMemoryReceiver
+from ramet.processes import end_with_owner
 
 NAME_KEY = "ramet"  # of `SamplingParams.extra_args`: the request's name, as vLLM knows it
 
@@ -117,7 +117,7 @@ class LogprobProcessor(LogitsProcessor):  # type: ignore[misc, unused-ignore]
     """Feeds the recorder of the first worker: under tensor parallelism every worker sees the same logits."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        end_with_parent()
+        end_with_owner()  # when their owner is killed, nobody ends vLLM's processes (0.32.0), and they compute on
         self._is_first = get_tp_group().rank_in_group == 0
         self._device = device
         self._by_row: dict[int, BatchedRequest] = {}
