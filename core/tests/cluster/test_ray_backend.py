@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +18,6 @@ pytest.importorskip("torch")
 pytest.importorskip("ray")
 
 import ray
-import torch
 from ray import cloudpickle
 from ray.util import placement_group_table
 
@@ -28,9 +26,7 @@ from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.placement import WorkerPlacement
 from ramet.cluster.ray.rollouts import RayRollouts
-from ramet.cluster.ray.session import _connect
-from ramet.cluster.ray.weights import BUCKET_BYTES, Bucket, buckets, tensors
-from ramet.cluster.ray.worker import death_cause
+from ramet.cluster.ray.weights import Bucket, buckets
 from ramet.components.toolbox import ToolNames
 from ramet.config.compose import compose
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
@@ -182,49 +178,6 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
 def dataclass_with_tensor_parallel(cls: type) -> type:
     cls.tensor_parallel = 2
     return cls
-
-
-def test_weights_come_out_of_their_buckets_as_they_went_in():
-    given = {
-        "scalar": torch.tensor(3, dtype=torch.int64),
-        "odd": torch.arange(5, dtype=torch.bfloat16),
-        "transposed": torch.arange(6, dtype=torch.float32).reshape(2, 3).T,
-        "none": torch.empty(0, 4),
-        "large": torch.arange(100, dtype=torch.float64),
-        "last": torch.ones(3, 3),
-    }
-    packed = list(buckets(given.items(), limit=64))
-    assert [[piece.name for piece in bucket.pieces] for bucket in packed] == [
-        ["scalar", "odd", "transposed", "none"], ["large"], ["last"],
-    ]  # fmt: skip
-    found = dict(tensors(packed))
-    assert list(found) == list(given)
-    for name, tensor in given.items():
-        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
-    assert len(list(buckets(given.items()))) == 1 and BUCKET_BYTES >= 1 << 20
-
-
-def test_an_address_where_nobody_listens_is_refused_at_once():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(ConfigError, match=f"^cluster.address={address}: cannot join a Ray cluster there: "):
-        _connect(ClusterConfig(name="ray", address=address), ModelConfig(path="."))
-
-
-def test_a_death_is_reported_in_one_line():
-    text = (
-        "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tpid: 3\nThe actor is dead because "
-        "its worker process has died. Worker exit type: NODE_OUT_OF_MEMORY Worker exit detail: Task was killed due to "
-        "the node running low on memory.\nMemory on the node was 15GB / 16GB. Some common causes include: (1) x"
-    )
-    assert death_cause(Exception(text)) == (
-        "Task was killed due to the node running low on memory. Memory on the node was 15GB / 16GB."
-    )
-    node = (
-        "The actor died unexpectedly before finishing this task.\n\tpid: 3\nThe actor died because its node has died."
-    )
-    assert death_cause(Exception(node)) == "The actor died because its node has died."
 
 
 KEPT = """

@@ -1,8 +1,9 @@
-"""A cluster that a run starts lets nobody in who does not have the run's token."""
+"""Connecting to Ray: a cluster that a run starts refuses all that do not have the run's token."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ pytest.importorskip("ray")
 
 import ray
 
-from ramet.cluster.ray.session import Session
+from ramet.cluster.ray.session import Session, _connect
 from ramet.config.schema import ClusterConfig, ModelConfig
+from ramet.errors import ConfigError
 
 ASK = """
 import sys
@@ -73,3 +75,11 @@ def test_the_token_stays_within_the_run(session: Session):
     kept = Path.home() / ".ray" / "auth_token"  # Ray's own, which another cluster may have left
     own = ray.get(token.remote(), timeout=60)["RAY_AUTH_TOKEN"]
     assert not kept.exists() or own not in kept.read_text()
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ConfigError, match=f"^cluster.address={address}: cannot join a Ray cluster there: "):
+        _connect(ClusterConfig(name="ray", address=address), ModelConfig(path="."))
