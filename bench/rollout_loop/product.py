@@ -53,9 +53,7 @@ class FakeEngine:
     def release(self, cache_keys: Sequence[str]) -> None:
         """Nothing is kept."""
 
-    async def update_weights(
-        self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool = False
-    ) -> None:
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """There are no weights."""
 
     async def pause(self) -> None:

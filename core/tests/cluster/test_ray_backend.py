@@ -123,7 +123,7 @@ class StubEngine(Actor):
     async def wake(self) -> None:
         self._log_call("wake")
 
-    async def update_weights(self, weights: list[Any], version: int, in_flight: bool) -> int:
+    async def update_weights(self, weights: list[Any], version: int) -> int:
         self._log_call("update_weights")
         return version
 
@@ -265,7 +265,7 @@ def test_a_vllm_engine_in_an_actor_runs_groups_and_takes_weights(model, tmp_path
         started = await RayRollouts.start(chosen, folder=tmp_path, tools=ToolNames())
         try:
             assert started.info.name == "vllm"
-            await started.update_weights([ray.put(one) for one in bucket], 7, in_flight=False)
+            await started.update_weights([ray.put(one) for one in bucket], 7)
             return await started.run([Task(id="t", prompt=user_prompt("hello"))], step=0, plan=RolloutPlan())
         finally:
             await started.close()

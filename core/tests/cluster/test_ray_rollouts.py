@@ -80,7 +80,7 @@ class Stub(Actor):
         elif what == "blocks":
             time.sleep(4)  # the event loop, and nothing else
 
-    async def update_weights(self, weights: list[Any], version: int, in_flight: bool) -> int:
+    async def update_weights(self, weights: list[Any], version: int) -> int:
         [offset] = await asyncio.gather(*weights)
         self.version = version
         return version + offset
@@ -220,7 +220,7 @@ def test_an_engine_that_serves_another_version_than_it_was_given_is_refused(shar
     """F6."""
 
     async def work(rollouts: RayRollouts) -> None:
-        await rollouts.update_weights([ray.put(-1)], 5, in_flight=False)
+        await rollouts.update_weights([ray.put(-1)], 5)
 
     with pytest.raises(InfraError, match=r"was given the weights of version 5 and serves version 4: refused"):
         shared.do(work)
@@ -232,7 +232,7 @@ def test_a_worker_that_dies_is_replaced_with_the_current_weights_and_only_its_gr
     """F4, and F19 in what is logged."""
 
     async def work(rollouts: RayRollouts) -> tuple[list[Group], dict[str, float]]:
-        await rollouts.update_weights([ray.put(0)], 5, in_flight=False)
+        await rollouts.update_weights([ray.put(0)], 5)
         groups = await rollouts.run(tasks("short-0", "dies_once-1", "short-2", "short-3"), step=1, plan=PLAN)
         async with asyncio.timeout(60):
             while "is replaced after" not in caplog.text:

@@ -67,11 +67,18 @@ def make_subject() -> Callable[..., EngineUnderTest]:
     def make(architecture: str = "qwen2", *, tie: bool = True, prefill_tokens: int = 2048) -> EngineUnderTest:
         model = tiny_model(architecture, tie=tie)
 
-        def engine(*, slots: int = 8, max_tokens: int = 160, deterministic: bool = False) -> TorchEngine:
+        def engine(
+            *, slots: int = 8, max_tokens: int = 160, deterministic: bool = False, in_flight: bool = False
+        ) -> TorchEngine:
             config = TorchEngineConfig(slots=slots, prefill_tokens=prefill_tokens)
             own = copy.deepcopy(model)
             return TorchEngine(
-                config, model=own, encoder=tiny_encoder(), max_tokens=max_tokens, deterministic=deterministic
+                config,
+                model=own,
+                encoder=tiny_encoder(),
+                max_tokens=max_tokens,
+                deterministic=deterministic,
+                in_flight=in_flight,
             )
 
         return EngineUnderTest(make=engine, model=model, encoder=tiny_encoder())

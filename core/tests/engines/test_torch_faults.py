@@ -230,9 +230,11 @@ def test_bfloat16_models_are_served(make_subject: MakeSubject, make_model: Calla
     encoder = make_subject().encoder
     model = copy.deepcopy(make_model("qwen3")).to(torch.bfloat16)
 
-    def make(*, slots: int = 8, max_tokens: int = 160, deterministic: bool = False) -> TorchEngine:
+    def make(
+        *, slots: int = 8, max_tokens: int = 160, deterministic: bool = False, in_flight: bool = False
+    ) -> TorchEngine:
         own = copy.deepcopy(model)
-        return build(own, encoder, slots=slots, max_tokens=max_tokens, deterministic=deterministic)
+        return build(own, encoder, slots=slots, max_tokens=max_tokens, deterministic=deterministic, in_flight=in_flight)
 
     subject = EngineUnderTest(make=make, model=model, encoder=encoder, tolerance=0.3)
     request = subject.request("r", "a prompt for half precision")

@@ -142,7 +142,12 @@ class SharedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
+    def started(self, *, in_flight: bool = False, **_: Any) -> Any:
+        self.engine.in_flight = in_flight
+        return self
+
     async def close(self) -> None:
+        self.engine.in_flight = False
         await self.engine.update_weights(self.model.state_dict().items(), 0)
         self.engine.metrics()
 
@@ -174,7 +179,7 @@ class Engines:
         """Checks of this subject share an engine, whatever number of slots they ask for."""
         engine, (model, _) = self.running(architecture), self.model(architecture)
         shared: Any = SharedEngine(engine, model)
-        return EngineUnderTest(make=lambda **_: shared, model=model, encoder=ENCODER, block=BLOCK)
+        return EngineUnderTest(make=shared.started, model=model, encoder=ENCODER, block=BLOCK)
 
     def close(self) -> None:
         if self.engine is not None:

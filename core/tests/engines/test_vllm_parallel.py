@@ -91,7 +91,12 @@ class Lent:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
+    def started(self, *, in_flight: bool = False, **_: Any) -> Any:
+        self.engine.in_flight = in_flight
+        return self
+
     async def close(self) -> None:
+        self.engine.in_flight = False
         await self.engine.update_weights(self.model.state_dict().items(), 0)
         self.engine.metrics()
 
@@ -99,7 +104,7 @@ class Lent:
 @pytest.fixture
 def subject(engine: VllmEngine, model: PreTrainedModel) -> EngineUnderTest:
     lent: Any = Lent(engine, model)
-    return EngineUnderTest(make=lambda **_: lent, model=model, encoder=ENCODER, block=32)
+    return EngineUnderTest(make=lent.started, model=model, encoder=ENCODER, block=32)
 
 
 @pytest.mark.parametrize(

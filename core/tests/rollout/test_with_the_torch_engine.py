@@ -92,7 +92,9 @@ async def play_through_an_update(model: ModelConfig) -> tuple[list[Group], dict[
     """The weights change in flight, when the first rollout calls a tool and others are sampling."""
     encoder = Encoder(load_tokenizer(model))
     models = {0: load_model(model), 1: changed_copy(load_model(model))}
-    engine = TorchEngine(TorchEngineConfig(slots=12), model=load_model(model), encoder=encoder, max_tokens=200)
+    engine = TorchEngine(
+        TorchEngineConfig(slots=12), model=load_model(model), encoder=encoder, max_tokens=200, in_flight=True
+    )
     called = asyncio.Event()
     worker = RolloutWorker(
         engine=engine,
@@ -109,7 +111,7 @@ async def play_through_an_update(model: ModelConfig) -> tuple[list[Group], dict[
     try:
         playing = asyncio.create_task(worker.run(tasks, step=0, version=0, newest=lambda: engine.policy_version))
         await called.wait()
-        await engine.update_weights(models[1].state_dict().items(), 1, in_flight=True)
+        await engine.update_weights(models[1].state_dict().items(), 1)
         groups = await playing
         return groups, {**worker.metrics(), **engine.metrics()}, models
     finally:

@@ -103,10 +103,8 @@ class Backend(Protocol):
         """For components that run in the driver."""
         ...
 
-    async def sync_weights(self, version: int, *, in_flight: bool = False) -> None:
-        """Give the policy's weights to every engine. `in_flight` does not wait for running requests: they
-        continue under the new weights.
-        """
+    async def sync_weights(self, version: int) -> None:
+        """Give the policy's weights to every engine. With `train.staleness` running requests continue under them."""
         ...
 
     async def close(self) -> None: ...

@@ -101,11 +101,11 @@ class LocalRollouts:
             tasks, step=step, plan=plan, on_group=on_group, version=self.version, newest=lambda: self.version
         )
 
-    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool) -> None:
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """As the engine's; its replies must be by these weights from now on. With LoRA they are the adapters alone."""
         self.version = version
         weights = weights if self._merge is None else self._merge(weights)
-        await self.engine.update_weights(weights, version, in_flight=in_flight)
+        await self.engine.update_weights(weights, version)
 
     async def metrics(self) -> dict[str, float]:
         return {**self.worker.metrics(), **self.engine.metrics()}
@@ -203,8 +203,8 @@ class LocalBackend:
         )
         return cls(policy, rollouts, services)
 
-    async def sync_weights(self, version: int, *, in_flight: bool = False) -> None:
-        await self.rollouts.update_weights(await self.policy.weights(), version, in_flight=in_flight)
+    async def sync_weights(self, version: int) -> None:
+        await self.rollouts.update_weights(await self.policy.weights(), version)
 
     async def close(self) -> None:
         await self.rollouts.close()

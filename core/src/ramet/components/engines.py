@@ -54,6 +54,7 @@ class TorchBuilder:
             encoder=encoder,
             max_tokens=max_sequence_tokens(config),
             deterministic=config.run.deterministic,
+            in_flight=config.train.staleness > 0,
         )
 
 
@@ -74,6 +75,7 @@ class VllmBuilder:
             encoder=encoder,
             max_tokens=max_sequence_tokens(config),
             colocate=config.cluster.colocate,
+            in_flight=config.train.staleness > 0,
         )
 
 

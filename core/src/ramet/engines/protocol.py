@@ -93,6 +93,7 @@ class Engine(Protocol):
     """Owned by one asyncio loop; `generate` may be called concurrently. Everything may raise `InfraError`."""
 
     info: EngineInfo
+    in_flight: bool  # weight updates do not wait for running requests (`train.staleness`)
 
     @property
     def policy_version(self) -> int: ...
@@ -109,16 +110,14 @@ class Engine(Protocol):
         """These rollouts are over: their caches may go. Unknown keys pass."""
         ...
 
-    async def update_weights(
-        self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool = False
-    ) -> None:
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy new weights in place, drop every cache of older ones, and serve as `version` from now on.
 
-        Waits for the requests under way, and later ones wait for it. With `in_flight` nobody waits: between two tokens
-        of the requests under way the weights change, their caches are computed again from prompt and tokens so far,
-        and they go on as if nothing had happened to seed, stops, limits and first report. Updates keep their order.
-        Names are those of the Hugging Face model's `state_dict`. Raises `ValueError`, and changes nothing, if names or
-        shapes do not fit the model.
+        Waits for running requests, and later ones wait for it. In an engine with `in_flight` nobody waits: between two
+        tokens of the running requests the weights change, their caches are computed again from prompt and tokens so
+        far, and they go on as if nothing had happened to seed, stops, limits and first report. Updates keep their
+        order. Names are those of the Hugging Face model's `state_dict`. Raises `ValueError`, and changes nothing, if
+        names or shapes do not fit the model.
         """
         ...
 

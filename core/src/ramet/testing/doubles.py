@@ -67,6 +67,7 @@ class ScriptedEngine:
         self.encoder = encoder
         able = frozenset(Capability) if entropies else frozenset(Capability) - {Capability.ENTROPY}
         self.info = EngineInfo(name="scripted", capabilities=able, vocab_size=encoder.vocab_size, max_tokens=max_tokens)
+        self.in_flight = False
         self.requests: list[Request] = []
         self.released: list[str] = []
         self.aborted: list[str] = []
@@ -138,9 +139,7 @@ class ScriptedEngine:
     def release(self, cache_keys: Sequence[str]) -> None:
         self.released.extend(cache_keys)
 
-    async def update_weights(
-        self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool = False
-    ) -> None:
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self._version = version
 
     async def pause(self) -> None:

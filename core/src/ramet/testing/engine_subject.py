@@ -21,7 +21,9 @@ TEXTS = ("What is 12 + 7?", "a", "List three colours, one a line.", "Why? " * 9)
 class MakeEngine(Protocol):
     """Build a fresh engine that serves the subject's model as version 0."""
 
-    def __call__(self, *, slots: int = 8, max_tokens: int = 160, deterministic: bool = False) -> Engine: ...
+    def __call__(
+        self, *, slots: int = 8, max_tokens: int = 160, deterministic: bool = False, in_flight: bool = False
+    ) -> Engine: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +43,17 @@ class EngineUnderTest:
 
 
 def run(
-    subject: EngineUnderTest, use: Callable[[Engine], Awaitable[T]], *, slots: int = 8, deterministic: bool = False
+    subject: EngineUnderTest,
+    use: Callable[[Engine], Awaitable[T]],
+    *,
+    slots: int = 8,
+    deterministic: bool = False,
+    in_flight: bool = False,
 ) -> T:
     """Use a fresh engine and close it."""
 
     async def inside() -> T:
-        engine = subject.make(slots=slots, deterministic=deterministic)
+        engine = subject.make(slots=slots, deterministic=deterministic, in_flight=in_flight)
         try:
             return await asyncio.wait_for(use(engine), timeout=120)
         finally:

@@ -61,9 +61,9 @@ def check_bad_weights(subject: EngineUnderTest) -> None:
     async def use(engine: Engine) -> None:
         request = subject.request("request")
         running = await _begun(engine, [subject.request("running", sampling=Sampling(max_tokens=LONG))])
-        for in_flight, (what, weights) in zip((True, False, True), bad.items(), strict=True):
+        for what, weights in bad.items():
             try:
-                await engine.update_weights([(n, t + 1.0) for n, t in weights], 3, in_flight=in_flight)
+                await engine.update_weights([(n, t + 1.0) for n, t in weights], 3)
             except ValueError:
                 continue
             expect(False, f"weights with {what} were taken")
@@ -71,7 +71,8 @@ def check_bad_weights(subject: EngineUnderTest) -> None:
         expect_reference(subject, {0: subject.model}, request, await engine.generate(request))
         await running.expect(subject, {0: subject.model})
 
-    run(subject, use)
+    for in_flight in (False, True):
+        run(subject, use, in_flight=in_flight)
 
 
 def check_update_in_flight(subject: EngineUnderTest) -> None:
@@ -87,14 +88,14 @@ def check_update_in_flight(subject: EngineUnderTest) -> None:
         jobs = await _begun(engine, group)
         engine.metrics()
         for version in (3, 4):
-            await engine.update_weights(models[version].state_dict().items(), version, in_flight=True)
+            await engine.update_weights(models[version].state_dict().items(), version)
             expect(engine.policy_version == version, f"the engine's version is {engine.policy_version}")
         await jobs.expect(subject, models, cut=True)
         metrics = engine.metrics()
         expect(metrics["engine/updates_in_flight"] >= 1, "no update in flight was counted")
         expect(metrics["engine/recomputed_tokens"] >= len(group[0].token_ids), "no recomputed tokens were counted")
 
-    run(subject, use, slots=4)
+    run(subject, use, slots=4, in_flight=True)
 
 
 def check_forks_after_update_in_flight(subject: EngineUnderTest) -> None:
@@ -108,7 +109,7 @@ def check_forks_after_update_in_flight(subject: EngineUnderTest) -> None:
         again = replace(root, id="next", token_ids=known, seed=1)
         fork = replace(again, id="fork", seed=2, cache_key="fork", fork_of="root")
         jobs = await _begun(engine, [subject.request("running", sampling=Sampling(max_tokens=LONG))])
-        await engine.update_weights(changed.state_dict().items(), 1, in_flight=True)
+        await engine.update_weights(changed.state_dict().items(), 1)
         for request, cached in ((again, 0), (fork, subject.block)):
             completion = await engine.generate(request)
             expect(completion.cached_tokens >= cached, "a cache of the new weights was not used")
@@ -116,7 +117,7 @@ def check_forks_after_update_in_flight(subject: EngineUnderTest) -> None:
             expect_reference(subject, {1: changed}, request, completion)
         await jobs.expect(subject, {0: subject.model, 1: changed})
 
-    run(subject, use)
+    run(subject, use, in_flight=True)
 
 
 def check_update_in_flight_changes_nothing_else(subject: EngineUnderTest) -> None:
@@ -132,7 +133,7 @@ def check_update_in_flight_changes_nothing_else(subject: EngineUnderTest) -> Non
 
     async def use(engine: Engine) -> None:
         jobs = await _begun(engine, [stopped, limited, doomed], after=start + 1)
-        await engine.update_weights(same.items(), 1, in_flight=True)
+        await engine.update_weights(same.items(), 1)
         engine.abort("doomed")
         found = await jobs.expect(subject, {0: subject.model, 1: subject.model}, cut=True)
         for completion, other in zip(found, undisturbed, strict=True):
@@ -144,11 +145,11 @@ def check_update_in_flight_changes_nothing_else(subject: EngineUnderTest) -> Non
         expect(len(found[1].token_ids) == LONG, f"{len(found[1].token_ids)} tokens instead of {LONG}")
         expect(len(found[2].token_ids) < LONG, "an aborted request went on")
 
-    run(subject, use)
+    run(subject, use, in_flight=True)
 
 
 def check_updates_keep_their_order(subject: EngineUnderTest) -> None:
-    """After an update that waits, one in flight waits too, and what came before each is served by its own weights."""
+    """An update waits for the one before it, and what came before each is served by its own weights."""
     models = {version: changed_copy(subject.model, seed=version) for version in (1, 2)} | {0: subject.model}
 
     async def use(engine: Engine) -> None:
@@ -157,8 +158,8 @@ def check_updates_keep_their_order(subject: EngineUnderTest) -> None:
         await asyncio.sleep(0)
         between = asyncio.create_task(engine.generate(subject.request("between")))
         await asyncio.sleep(0)
-        await engine.update_weights(models[2].state_dict().items(), 2, in_flight=True)
-        expect(waits.done(), "an update in flight overtook an earlier one")
+        await engine.update_weights(models[2].state_dict().items(), 2)
+        expect(waits.done(), "an update overtook an earlier one")
         [old] = await jobs.expect(subject, models)
         expect(set(old.policy_versions) == {0}, f"an update that waits cut a request: {set(old.policy_versions)}")
         expect_reference(subject, models, subject.request("between"), await between)
@@ -167,7 +168,7 @@ def check_updates_keep_their_order(subject: EngineUnderTest) -> None:
 
 
 def check_pause(subject: EngineUnderTest) -> None:
-    """A pause stops tokens, not updates in flight; what waited goes on after it, with the same tokens as without."""
+    """A pause stops tokens; what waited goes on after it, with the same tokens as without."""
     request = subject.request("paused", sampling=Sampling(max_tokens=LONG))
     [undisturbed] = complete(subject, [request])
 

@@ -151,7 +151,7 @@ class Loop:
 
     async def _use_weights(self, step: int, clock: _Clock) -> dict[str, float]:
         """Give the new weights to the engine, and validate them if it is time."""
-        await self.stop.finish(self.place.sync_weights(step, in_flight=self.config.train.staleness > 0))
+        await self.stop.finish(self.place.sync_weights(step))
         clock.lap("sync")
         if not self.validation.is_due(step):
             return {}

@@ -56,10 +56,10 @@ class RolloutActor(Actor):
         )
         return groups[0]
 
-    async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int, in_flight: bool) -> int:
+    async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int) -> int:
         """Returns the version that the engine reports afterwards."""
         found = tensors(await asyncio.gather(*weights))
-        await self.rollouts.update_weights(found, version, in_flight=in_flight)
+        await self.rollouts.update_weights(found, version)
         return self.rollouts.engine.policy_version
 
     async def counts(self) -> Counts:

@@ -36,9 +36,9 @@ class RayBackend:
             raise
         return backend
 
-    async def sync_weights(self, version: int, *, in_flight: bool = False) -> None:
+    async def sync_weights(self, version: int) -> None:
         weights = await self.policy.weights()
-        await self._pool.unless_failed(self.rollouts.update_weights(weights, version, in_flight=in_flight))
+        await self._pool.unless_failed(self.rollouts.update_weights(weights, version))
 
     async def close(self) -> None:
         await self.rollouts.close()

@@ -42,7 +42,6 @@ class _EngineWeights:
 
     weights: list[ObjectRef[Bucket]]
     version: int
-    in_flight: bool
 
 
 class _Dispatcher:
@@ -192,9 +191,9 @@ class RayRollouts:
             on_group(group)
         return group
 
-    async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int, *, in_flight: bool) -> None:
+    async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int) -> None:
         """Send them to every engine. Engines that are starting get them before their first group."""
-        self._weights = sent = _EngineWeights(weights, version, in_flight)
+        self._weights = sent = _EngineWeights(weights, version)
         await self.wake()
         await run_together(*(self._send_or_replace(worker, sent) for worker in self._dispatcher.workers))
 
@@ -266,8 +265,7 @@ class RayRollouts:
             await worker.call("sleep", timeout_s=self._pool.timeout_s)
 
     async def _send(self, worker: RayWorker, sent: _EngineWeights) -> None:
-        arguments = (sent.weights, sent.version, sent.in_flight)
-        served = await worker.call("update_weights", *arguments, timeout_s=self._pool.timeout_s)
+        served = await worker.call("update_weights", sent.weights, sent.version, timeout_s=self._pool.timeout_s)
         if served != sent.version:
             raise InfraError(
                 f"{worker} was given the weights of version {sent.version} and serves version {served}: refused"

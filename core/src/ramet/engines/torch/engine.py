@@ -40,6 +40,7 @@ class TorchEngine:
         encoder: Encoder,
         max_tokens: int,
         deterministic: bool = False,
+        in_flight: bool = False,
     ) -> None:
         """Raises `ConfigError` for a model that this engine would compute wrongly."""
         model.train(False)
@@ -57,6 +58,7 @@ class TorchEngine:
             vocab_size=forward.vocab_size,
             max_tokens=forward.max_tokens,
         )
+        self.in_flight = in_flight
         self._counters = Counters()
         self._running: set[str] = set()
         self._closed = False
@@ -96,14 +98,12 @@ class TorchEngine:
     def release(self, cache_keys: Sequence[str]) -> None:
         self._thread.send(Release(tuple(cache_keys)))
 
-    async def update_weights(
-        self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool = False
-    ) -> None:
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Raises `ValueError`, and changes nothing, if names or shapes do not fit the model."""
         self._check_open()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        self._thread.send(Update(list(weights), version, in_flight, loop, future))
+        self._thread.send(Update(list(weights), version, self.in_flight, loop, future))
         await future
 
     async def pause(self) -> None:

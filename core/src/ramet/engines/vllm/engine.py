@@ -42,11 +42,19 @@ class VllmEngine:
     """vLLM in processes of its own (`ramet.engines.protocol.Engine` and `Sleeper`)."""
 
     def __init__(
-        self, config: VllmEngineConfig, *, model: ModelConfig, encoder: Encoder, max_tokens: int, colocate: bool = False
+        self,
+        config: VllmEngineConfig,
+        *,
+        model: ModelConfig,
+        encoder: Encoder,
+        max_tokens: int,
+        colocate: bool = False,
+        in_flight: bool = False,
     ) -> None:
         """`colocate`: the devices are shared with the trainer, so it must be able to sleep. Raises `ConfigError`."""
         raise_all(check_vllm(model, config))
         self._shapes = _model_on_meta_device(model)
+        self.in_flight = in_flight
         self._config = config
         self._model = model
         self._encoder = encoder
@@ -106,9 +114,7 @@ class VllmEngine:
     def release(self, cache_keys: Sequence[str]) -> None:
         """vLLM finds prefixes by their content and drops the least recently used: keys mean nothing to it."""
 
-    async def update_weights(
-        self, weights: Iterable[tuple[str, Tensor]], version: int, *, in_flight: bool = False
-    ) -> None:
+    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Raises `ValueError`, and changes nothing, if names or shapes do not fit the model.
 
         With another `transfer` than `host`, weights come by `receive_weights` (`RuntimeError`).
@@ -117,20 +123,18 @@ class VllmEngine:
             raise RuntimeError(f"engine.params.transfer={self._config.transfer}: weights come by receive_weights")
         given = list(weights)
         check_weights(self._shapes, given)
-        await self._call(self._service.update(given, version, in_flight=in_flight))
+        await self._call(self._service.update(given, version, in_flight=self.in_flight))
 
     async def connect_weights(self, info: Mapping[str, Any]) -> None:
         """Introduce vLLM's workers to who will send weights (`init_info` of the backend that `transfer` names)."""
         await self._call(self._service.connect(info))
 
-    async def receive_weights(
-        self, infos: Iterable[Mapping[str, Any]], version: int, *, in_flight: bool = False
-    ) -> None:
+    async def receive_weights(self, infos: Iterable[Mapping[str, Any]], version: int) -> None:
         """As `update_weights`, from a sender that holds the weights elsewhere; names and shapes are not checked.
 
         `infos`: what it tells the workers (`update_info` of the backend), in order; all together are the whole model.
         """
-        await self._call(self._service.receive(infos, version, in_flight=in_flight))
+        await self._call(self._service.receive(infos, version, in_flight=self.in_flight))
 
     async def pause(self) -> None:
         await self._call(self._service.pause())
