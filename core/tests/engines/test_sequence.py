@@ -41,6 +41,6 @@ def test_a_long_text_without_the_string_has_none(encoder: Encoder) -> None:
     assert first_stop(encoder, "a < b > c </pythn> " * 30, ["</python>", "</answer>"]) is None
 
 
-def test_a_stop_string_behind_a_long_text_is_found(encoder: Encoder) -> None:
+def test_a_stop_string_after_a_long_text_is_found(encoder: Encoder) -> None:
     text = "no > tag > here " * 40
     assert first_stop(encoder, text + "</answer>", ["</answer>"], special=False) == (len(text) + 9, "</answer>")

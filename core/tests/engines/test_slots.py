@@ -13,16 +13,16 @@ def tokens(text: str) -> Tokens:
 
 def start(table: SlotTable, text: str, key: str, fork_of: str = "") -> CacheSlot | None:
     """Place a request and compute its whole prompt."""
-    place = table.find(tokens(text), key, fork_of)
-    if place is not None:
-        table.occupy(place, tokens(text), key)
-        table.valid[place.slot] = len(text)
-    return place
+    target = table.find(tokens(text), key, fork_of)
+    if target is not None:
+        table.occupy(target, tokens(text), key)
+        table.valid[target.slot] = len(text)
+    return target
 
 
-def finish(table: SlotTable, place: CacheSlot | None) -> None:
-    assert place is not None
-    table.vacate(place.slot)
+def finish(table: SlotTable, target: CacheSlot | None) -> None:
+    assert target is not None
+    table.vacate(target.slot)
 
 
 def test_a_key_gets_its_own_slot_back_with_what_it_shares() -> None:
@@ -39,9 +39,9 @@ def test_a_fork_copies_all_but_the_last_token() -> None:
 
 def test_the_longest_idle_slot_is_taken_when_none_is_free() -> None:
     table = SlotTable(4, 64, deterministic=False)
-    places = [start(table, text * 3, text) for text in "abcd"]
-    for place in (places[2], places[0], places[1], places[3]):
-        finish(table, place)
+    slots_taken = [start(table, text * 3, text) for text in "abcd"]
+    for target in (slots_taken[2], slots_taken[0], slots_taken[1], slots_taken[3]):
+        finish(table, target)
     taken = start(table, "new", "new")
     assert taken is not None and taken.slot == 2
     assert not table.holds("c") and table.holds("a")
@@ -57,12 +57,12 @@ def test_a_request_waits_when_every_slot_is_busy() -> None:
 def test_a_request_waits_for_a_long_prefix_that_is_being_computed() -> None:
     table = SlotTable(4, 64, deterministic=False)
     prompt = "a prompt of some length, for all"
-    place = start(table, prompt, "a")
-    assert place is not None
-    table.valid[place.slot] = 3
+    target = start(table, prompt, "a")
+    assert target is not None
+    table.valid[target.slot] = 3
     assert table.find(tokens(prompt), "b", "") is None
     assert table.find(tokens("another prompt"), "b", "") is not None
-    table.valid[place.slot] = len(prompt) - 1
+    table.valid[target.slot] = len(prompt) - 1
     assert table.find(tokens(prompt), "b", "") == CacheSlot(1, 0, len(prompt) - 1, len(prompt) - (len(prompt) - 1))
 
 
@@ -93,8 +93,8 @@ def test_a_deterministic_table_shares_whole_prompts_and_forks_only() -> None:
 
 def test_a_prompt_that_was_aborted_is_not_shared_as_a_whole() -> None:
     table = SlotTable(4, 64, deterministic=True)
-    place = start(table, "hello world", "a")
-    assert place is not None
-    table.valid[place.slot] = 4
-    finish(table, place)
+    target = start(table, "hello world", "a")
+    assert target is not None
+    table.valid[target.slot] = 4
+    finish(table, target)
     assert table.find(tokens("hello world"), "b", "") == CacheSlot(1, 1, 0, 11)

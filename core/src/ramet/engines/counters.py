@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-# recomputed_tokens: of requests under way, whose caches an update in flight dropped.
+# recomputed_tokens: of running requests, whose caches an update in flight dropped.
 NAMES = (
     "prompt_tokens",
     "cached_tokens",

@@ -168,11 +168,11 @@ class TorchBatcher:
             if problem is not None:
                 events.append(SequenceFailed(sequence, problem))
                 continue
-            place = self._table.find(sequence.context, sequence.key, sequence.request.fork_of)
-            if place is None:
+            target = self._table.find(sequence.context, sequence.key, sequence.request.fork_of)
+            if target is None:
                 waiting.append(sequence)
             else:
-                self._start(sequence, place)
+                self._start(sequence, target)
         self._waiting = waiting
         return events
 
@@ -185,25 +185,25 @@ class TorchBatcher:
             "parent must not be released before its forks have started"
         )
 
-    def _start(self, sequence: RunningSequence, place: CacheSlot) -> None:
+    def _start(self, sequence: RunningSequence, target: CacheSlot) -> None:
         is_fork = bool(sequence.request.fork_of) and not self._table.holds(sequence.key)
-        self._table.occupy(place, sequence.context, sequence.key)
-        sequence.slot = place.slot
-        self._runner.start(sequence, place)
-        self._count(sequence, place, is_fork)
+        self._table.occupy(target, sequence.context, sequence.key)
+        sequence.slot = target.slot
+        self._runner.start(sequence, target)
+        self._count(sequence, target, is_fork)
         self._prefilling.append(sequence)
         self._join(sequence)
 
-    def _count(self, sequence: RunningSequence, place: CacheSlot, is_fork: bool) -> None:
+    def _count(self, sequence: RunningSequence, target: CacheSlot, is_fork: bool) -> None:
         if sequence.lost is not None:
-            self._counters.add(recomputed_tokens=max(sequence.lost - place.cached, 0))
+            self._counters.add(recomputed_tokens=max(sequence.lost - target.cached, 0))
             return
-        sequence.cached = place.cached
+        sequence.cached = target.cached
         self._counters.add(
             prompt_tokens=len(sequence.prompt),
-            cached_tokens=place.cached,
+            cached_tokens=target.cached,
             forks=int(is_fork),
-            recomputed_prefix_tokens=place.recomputed if is_fork else 0,
+            recomputed_prefix_tokens=target.recomputed if is_fork else 0,
         )
 
     def _join(self, sequence: RunningSequence) -> None:

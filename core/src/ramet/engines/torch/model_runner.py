@@ -1,4 +1,4 @@
-"""What runs on the device: prefill of parts of prompts, decode steps, and the numbers that they leave behind.
+"""What runs on the device: prefill of parts of prompts, decode steps, and the numbers that come of them.
 
 Deterministic computing always decodes all slots over the whole cache length, and prefills one row at a time: then the
 shapes that gave a sequence's numbers depend on its own history alone.
