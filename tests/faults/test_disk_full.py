@@ -10,7 +10,7 @@ import pytest
 
 from ramet.policy.checkpoint.store import verify
 from ramet.policy.errors import CheckpointError
-from ramet.train.state import TrainState
+from ramet.train.run import TrainState
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_two_in_a_row_stop_the_run_and_the_older_checkpoint_is_resumed(house, fi
     fill_disk()
     with caplog.at_level(logging.INFO, logger="ramet"):
         house.train("twice", steps=5)
-    assert "resumed behind step 1" in caplog.text
+    assert "resumed after step 1" in caplog.text
     assert checkpoints(run) == ["step_000003", "step_000004", "step_000005"]
     assert [line["step"] for line in house.metrics("twice")] == [1, 2, 3, 4, 5]
 

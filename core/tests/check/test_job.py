@@ -12,6 +12,7 @@ import pytest
 from ramet.check import job
 from ramet.check.job import Options, run
 from ramet.cli import main
+from ramet.components.build import Components
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.errors import ConfigErrors
@@ -27,8 +28,8 @@ Change = Callable[[PolicySpec], PolicySpec]
 def train_with(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
     original = job.policy_spec
 
-    def changed(config: Config, total_steps: int) -> PolicySpec:
-        return change(original(config, total_steps))
+    def changed(config: Config, components: Components, total_steps: int) -> PolicySpec:
+        return change(original(config, components, total_steps))
 
     monkeypatch.setattr(job, "policy_spec", changed)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ramet.policy.batching.batch import rows_of
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.train.algorithm import estimate
+from ramet.train.learning import estimate
 from ramet.types import (
     AdvantageInputs,
     AdvantageOutput,

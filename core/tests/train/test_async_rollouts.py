@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramet.train.async_rollouts import AsyncRollouts
-from ramet.train.choosing import PlayedStep
+from ramet.train.step_rollouts import AsyncRollouts, PlayedStep
 
 
 class Played:

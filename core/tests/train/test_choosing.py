@@ -10,8 +10,8 @@ import pytest
 from ramet.data.sampler import Sampler
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.testing.rollouts import answered_rollout
-from ramet.train.choosing import PlayedStep, TaskChooser
-from ramet.train.step_metrics import gives_signal
+from ramet.train.groups import gives_signal
+from ramet.train.step_rollouts import PlayedStep, TaskChooser
 from ramet.types import Task, user_prompt
 
 TASKS = [Task(id=str(i), prompt=user_prompt(f"{i}+1"), answer=("2",)) for i in range(12)]

@@ -24,9 +24,8 @@ from ramet.rollout.scoring import (
     n_unjudged,
 )
 from ramet.testing.rollouts import answered_rollout
-from ramet.train.algorithm import estimate
-from ramet.train.groups import check_groups, check_infrastructure, play
-from ramet.train.step_metrics import reward_metrics
+from ramet.train.groups import check_groups, check_infrastructure, play, reward_metrics
+from ramet.train.learning import estimate
 from ramet.types import (
     AdvantageInputs,
     AdvantageOutput,

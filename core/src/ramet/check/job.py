@@ -18,7 +18,7 @@ from rich.console import Console
 from ramet.check.agreement import DEFAULTS, Agreement, Threshold, compare
 from ramet.check.table import agreement_table, describe_token, describe_weights, verdict
 from ramet.cluster.launch import open_rollouts
-from ramet.components.toolbox import ToolNames
+from ramet.components.build import Components
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Offload
 from ramet.data.sampler import Sampler
@@ -34,7 +34,7 @@ from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.worker import RolloutPlan
 from ramet.train.groups import check_infrastructure
 from ramet.train.job import policy_spec
-from ramet.train.prepare import prepare
+from ramet.train.prepare import PreparedRun, prepare
 from ramet.types import Group, Task
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class Options:
 def run(resolved: Resolved, options: Options | None = None) -> int:
     """The job; returns the exit code. Raises `ConfigErrors` before anything starts if something is wrong."""
     config, options = resolved.config, options or Options()
-    tasks, tools = prepare_tasks(resolved, options)
+    prepared = _prepare(resolved, options)
+    tasks = draw_tasks(prepared, config, options)
     threshold = DEFAULTS[config.model.dtype]
     if options.threshold is not None:
         threshold = replace(threshold, value=options.threshold)
@@ -74,29 +75,36 @@ def run(resolved: Resolved, options: Options | None = None) -> int:
         config.model.path, len(tasks), options.rollouts, config.engine.name,
     )  # fmt: skip
     encoder = build_encoder(config)
-    rows = _rows(run_async(_play(config, tasks, tools, options)), config)
-    agreement = _compare(config, rows)
+    rows = _rows(run_async(_play(config, prepared, tasks, options)), config)
+    agreement = _compare(config, prepared.components, rows)
     _show(agreement, rows, config, encoder, threshold)
     return DISAGREE if agreement.exceeds(threshold) else 0
 
 
-def prepare_tasks(resolved: Resolved, options: Options) -> tuple[list[Task], ToolNames]:
-    """The tasks to play, drawn by `run.seed`, and the tools, after all checks of a training run, reported together."""
-    config, problems = resolved.config, options.problems(resolved.config)
+def _prepare(resolved: Resolved, options: Options) -> PreparedRun:
+    """All checks of a training run and those of the options, reported together."""
+    problems = options.problems(resolved.config)
     try:
         prepared = prepare(resolved)
     except ConfigErrors as error:
         raise ConfigErrors([*problems, *error.problems]) from error
     raise_all(problems)
+    return prepared
+
+
+def draw_tasks(prepared: PreparedRun, config: Config, options: Options) -> list[Task]:
+    """The tasks to play, drawn by `run.seed`."""
     n = len(prepared.tasks)
     drawn = Sampler(n, min(options.tasks, n), config.run.seed, config.data.shuffle).draw(min(options.tasks, n))
-    return [prepared.tasks[i] for i in drawn], prepared.tools
+    return [prepared.tasks[i] for i in drawn]
 
 
-async def _play(config: Config, tasks: Sequence[Task], tools: ToolNames, options: Options) -> list[Group]:
+async def _play(config: Config, prepared: PreparedRun, tasks: Sequence[Task], options: Options) -> list[Group]:
     plan = RolloutPlan(group_size=options.rollouts, branch=False, salt="check")
     with tempfile.TemporaryDirectory(prefix="ramet-check-") as folder:
-        async with open_rollouts(config, folder=Path(folder), tools=tools) as rollouts:
+        async with open_rollouts(
+            config, components=prepared.components, folder=Path(folder), tools=prepared.tools
+        ) as rollouts:
             groups = await rollouts.run(tasks, step=0, plan=plan)
     check_groups(groups, tasks, options.rollouts)
     return groups
@@ -118,9 +126,9 @@ def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
     return rows
 
 
-def _compare(config: Config, rows: Sequence[Row]) -> Agreement:
+def _compare(config: Config, components: Components, rows: Sequence[Row]) -> Agreement:
     """The trainer is built when the engine is gone: one rank without a reference, half of the memory of training."""
-    spec = policy_spec(config, total_steps=1)
+    spec = policy_spec(config, components, total_steps=1)
     alone = replace(spec.policy, sequence_parallel=1, offload=Offload.NONE)
     spec = replace(spec, policy=alone, train=replace(spec.train, kl_coef=0.0), needs=frozenset())
     logprobs, entropies = PolicyWorker(spec).logprobs_and_entropies(rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ramet.components.build import build_advantage, build_branch_policy, build_loss
+from ramet.components.build import Components
 from ramet.components.engines import engine_capabilities
 from ramet.config.schema import Config, LossAggregation
 from ramet.engines.protocol import Capability
@@ -20,14 +20,14 @@ GIVEN = {
 }
 
 
-def check_needs(config: Config) -> list[str]:
+def check_needs(components: Components, config: Config) -> list[str]:
     """Problems of the chosen estimator, loss and branch policy with engine and configuration.
 
     Raises what building them raises.
     """
-    loss, policy = build_loss(config), build_branch_policy(config)
+    loss, policy = components.loss, components.branch_policy
     needs = {
-        "advantage": build_advantage(config).needs,
+        "advantage": components.advantage.needs,
         "policy_loss": loss.needs,
         "branch_policy": getattr(policy, "needs", frozenset[Need]()),  # may be left out
     }

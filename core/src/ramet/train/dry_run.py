@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramet.components.build import build_advantage, build_loss
+from ramet.components.build import Components
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, OldLogprobs
 from ramet.errors import ConfigError, raise_all
@@ -28,7 +28,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     machine = machine_of(config, on)
     prepared = prepare(resolved)
     place = plan_run(resolved, make_manifest(resolved, data=prepared.data, model=prepared.model))
-    memory = _memory(config, machine)
+    memory = _memory(config, prepared.components, machine)
     raise_all([*place.problems, *check_placement(config, machine), *_fits(memory)])
     return DryRun(
         job="train",
@@ -37,7 +37,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "tasks": _tasks(prepared) + _order(config),
             "validation": _validation(config, prepared),
             "steps": _steps(config, prepared),
-            "old policy": _old_policy(config),
+            "old policy": _old_policy(config, prepared.components),
             "tokens": _tokens(config, prepared),
             "algorithm": _algorithm(config),
             "rewards": entries_in_words(config.rewards),
@@ -49,21 +49,21 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     )
 
 
-def will_fit(config: Config) -> list[str]:
+def will_fit(config: Config, components: Components) -> list[str]:
     """What is likely not to fit on this machine. Estimates: whoever starts a run is warned, a plan is refused."""
     if config.cluster.address is not None:
         return []  # the workers' machines are others
     machine = machine_of(config)
-    return [*check_placement(config, machine), *_fits(_memory(config, machine))]
+    return [*check_placement(config, machine), *_fits(_memory(config, components, machine))]
 
 
-def _memory(config: Config, machine: Machine) -> MemoryPlan | str:
+def _memory(config: Config, components: Components, machine: Machine) -> MemoryPlan | str:
     """Or why none can be made: a model that is built otherwise can still be trained."""
     try:
         shape = read_shape(config.model)
     except ConfigError as error:
         return f"not estimated: {error}"
-    needs = build_advantage(config).needs | build_loss(config).needs
+    needs = components.advantage.needs | components.loss.needs
     return estimate(Inputs(config=config, shape=shape, machine=machine, needs=needs))
 
 
@@ -109,11 +109,11 @@ def _steps(config: Config, prepared: PreparedRun) -> str:
     )
 
 
-def _old_policy(config: Config) -> str:
+def _old_policy(config: Config, components: Components) -> str:
     """Where pi_old comes from, and what it costs."""
     if config.train.old_logprobs is OldLogprobs.ENGINE:
         return "the engine's log-probabilities (train.old_logprobs=engine)"
-    if Need.OLD_LOGPROBS in build_advantage(config).needs:
+    if Need.OLD_LOGPROBS in components.advantage.needs:
         return f"one pass a step, since advantage={config.advantage.name} reads its log-probabilities"
     if config.train.epochs * config.train.minibatches > 1:
         return "one pass a step, since several optimiser steps move away from it"

@@ -15,7 +15,7 @@ from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
 def plan(resolved: Resolved) -> DryRun:
     """Raises `ConfigErrors` with every problem found."""
     config = resolved.config
-    _, tasks, _ = prepare(resolved)
+    tasks = prepare(resolved).tasks
     place = plan_run(resolved, make_manifest(resolved, model=model_fingerprint(*model_files(config.model))))
     out = Path(config.evaluate.out) if config.evaluate.out else place.path / "results.json"
     raise_all([*place.problems, *not_writable(out.parent, "evaluate.out")])
