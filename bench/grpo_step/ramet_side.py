@@ -40,11 +40,11 @@ from ramet.policy.checkpoint.store import Checkpoints
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.prompts import messages_of
 from ramet.rollout.steps.tags import Tags
-from ramet.train.job import policy_spec
 from ramet.train.loop import Loop
 from ramet.train.preemption import Preemption
 from ramet.train.prepare import prepare
 from ramet.train.run import TrainRun, TrainState
+from ramet.train.training import policy_spec
 from ramet.types import Task
 
 STEP = Tags(TagsConfig())

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from random import Random
 from typing import Any
 
 from ramet.component_checks import is_tool_set
 from ramet.components.services import RunServices, start_component
 from ramet.config.schema import BenchmarkConfig, Config
-from ramet.errors import RametError
 from ramet.plugins import Plugins, load_plugins
-from ramet.rollout.branching.decisions import ask
 from ramet.rollout.scoring import Scorer, WeightedReward
-from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
 from ramet.types import (
     AdvantageEstimator,
     Benchmark,
     BranchPolicy,
-    GroupView,
-    Need,
     PolicyLoss,
     RolloutStep,
-    Start,
-    Task,
-    user_prompt,
 )
 
 
@@ -104,40 +95,3 @@ def wants_services(config: Config) -> bool:
     tools: list[Any] = [plugins.get("tools", one.use or name).build(one.params) for name, one in config.tools.items()]
     rewards = [one.reward for one in Components(config).scorer.rewards]
     return any(hasattr(one, "start") or is_tool_set(one) for one in [*tools, *rewards])
-
-
-def check_components(components: Components, config: Config, *, training: bool) -> list[str]:
-    """Build everything that is light, so that a broken plugin or option shows before anything starts."""
-    builders: list[Callable[[], Any]] = [lambda: components.step]
-    if training:
-        builders += [
-            lambda: _start_a_group(components.branch_policy, config),
-            lambda: components.advantage,
-            lambda: components.loss,
-            lambda: components.scorer,
-        ]
-    problems = []
-    for build in builders:
-        try:
-            build()
-        except RametError as error:
-            problems.append(str(error))
-    if training and not problems and config.train.resample_rounds and Need.VALUES in components.advantage.needs:
-        problems.append(
-            f"train.resample_rounds={config.train.resample_rounds}: replaces groups of equal rewards, from which "
-            f"advantage={config.advantage.name} learns too; set 0"
-        )
-    return problems
-
-
-def _start_a_group(policy: BranchPolicy, config: Config) -> None:
-    """A branch policy is pure, so it can be asked about a group that is never played."""
-    budget = config.rollout.group_size
-    task = Task(id="check", prompt=user_prompt("check"))
-    view = GroupView(task=task, budget=budget, budget_left=budget, rollouts=(), vocab_size=1)
-    ask(policy, Start(), view, Random(0))
-
-
-def check_forks(components: Components, tools: Sequence[StatefulComponent]) -> list[str]:
-    """Whether the branch policy can fork the states of these tools and of the environment."""
-    return fork_problems([*step_component(components.step), *tools], components.branch_policy)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ramet.config.resolved import Resolved
 from ramet.errors import raise_all
-from ramet.evaluate.job import prepare
+from ramet.evaluate.evaluation import prepare
 from ramet.models.loading import resolve_device
 from ramet.planning.run_plan import RECORDS, DryRun, entries_in_words, not_writable, placement, plan_run
 from ramet.runs.manifest import make_manifest, model_files, model_fingerprint

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ramet.config.schema import Config, Dtype, Offload
-from ramet.planning.machine import Machine
 from ramet.planning.memory_engine import EngineMemory, engine_memory
 from ramet.planning.memory_policy import TrainedModel, host, phases, resident, sharded
 from ramet.planning.model_shape import ModelShape
-from ramet.planning.placement import DevicePlan, Devices, plan_devices
+from ramet.planning.placement import DevicePlan, Devices, Machine, plan_devices
 from ramet.types import Need
 
 REFERENCE, CRITIC = "reference", "critic"

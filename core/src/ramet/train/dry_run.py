@@ -6,12 +6,10 @@ from ramet.components.build import Components
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, OldLogprobs
 from ramet.errors import ConfigError, raise_all
-from ramet.planning.machine import Machine, machine_of
 from ramet.planning.memory import Inputs, MemoryPlan, estimate
-from ramet.planning.memory_check import check_memory
-from ramet.planning.memory_table import table
+from ramet.planning.memory_report import check_memory, table
 from ramet.planning.model_shape import read_shape
-from ramet.planning.placement import check_placement
+from ramet.planning.placement import Machine, check_placement, machine_of
 from ramet.planning.placement import plan_devices as place_workers
 from ramet.planning.run_plan import RECORDS, DryRun, RunPlan, entries_in_words, plan_run
 from ramet.runs.manifest import make_manifest

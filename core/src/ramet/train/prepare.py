@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ramet.cluster.check import check_cluster
-from ramet.components.build import Components, check_components, check_forks
+from ramet.components.build import Components
+from ramet.components.checks import check_components, check_forks, check_needs
 from ramet.components.engines import check_engine
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
@@ -34,7 +35,6 @@ from ramet.policy.check import check_policy
 from ramet.rollout.prompts import Prompt
 from ramet.runs.manifest import DataRecord, model_files, model_fingerprint
 from ramet.tracking.trackers import check_trackers
-from ramet.train.needs import check_needs
 from ramet.train.validation import ValidData
 from ramet.types import Task
 

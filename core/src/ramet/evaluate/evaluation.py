@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from ramet.cluster.check import check_cluster
 from ramet.cluster.launch import open_rollouts
-from ramet.components.build import Components, check_components
+from ramet.components.build import Components
+from ramet.components.checks import check_components
 from ramet.components.engines import check_engine
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
@@ -24,8 +26,8 @@ from ramet.data.tasks import fingerprint
 from ramet.errors import ConfigError, InfraError, RametError, raise_all
 from ramet.evaluate.header import Header
 from ramet.evaluate.measure import measure
-from ramet.evaluate.results import PartialResults, Results, check_complete, is_finished, read_results
-from ramet.evaluate.table import results_table
+from ramet.evaluate.results import BenchmarkResult, PartialResults, Results, check_complete, is_finished, read_results
+from ramet.evaluate.statistics import Estimate, MetricSummary
 from ramet.event_loop import run_async
 from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
@@ -201,3 +203,36 @@ def _announce(config: Config, prepared: PreparedEvaluation, out: Path) -> None:
 def _show(results: Results, out: Path) -> None:
     Console(file=sys.stdout, highlight=False).print(results_table(results))
     logger.info("results in %s", out)
+
+
+def results_table(results: Results) -> Table:
+    """One row per benchmark and metric: avg@k with its 95 % interval, pass@k, tools, and how much was judged."""
+    table = Table(title=f"{results.header.model}, k = {results.header.k}", caption="± 95 % interval, clustered by task")
+    for column in ("benchmark", "metric", "avg@k", "pass@k", "tool use", "judged"):
+        table.add_column(column)
+    for benchmark in results.benchmarks:
+        for metric in benchmark.metrics:
+            table.add_row(*_row(benchmark, metric))
+    return table
+
+
+def _row(benchmark: BenchmarkResult, metric: MetricSummary) -> tuple[str, ...]:
+    passes = "  ".join(f"@{p.k} {_mean(p.estimate)}" for p in metric.passes)
+    use = benchmark.tools.share_using
+    return (
+        benchmark.name,
+        metric.metric,
+        _with_interval(metric.avg),
+        passes,
+        "-" if use is None else f"{use:.0%}",
+        benchmark.judged,
+    )
+
+
+def _mean(estimate: Estimate) -> str:
+    return "-" if estimate.mean is None else f"{estimate.mean:.3f}"
+
+
+def _with_interval(estimate: Estimate) -> str:
+    margin = "" if estimate.half_width is None else f" ± {estimate.half_width:.3f}"
+    return _mean(estimate) + margin

@@ -8,16 +8,16 @@ from random import Random
 
 import pytest
 
+from ramet.components import checks as checks_module
 from ramet.components.build import Components
+from ramet.components.checks import check_needs
 from ramet.config.compose import compose
 from ramet.config.schema import LossAggregation
 from ramet.errors import ConfigErrors
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.registry import Entry
-from ramet.train import needs as needs_module
 from ramet.train.dry_run import _old_policy
-from ramet.train.needs import check_needs
 from ramet.train.prepare import prepare
 from ramet.types import BranchEvent, GroupView, Need, StartRoots
 
@@ -109,7 +109,7 @@ def test_entropies_of_an_engine_that_reports_none_are_refused(
     kinds = {"advantage": "advantages", "policy_loss": "policy_losses", "branch_policy": "branch_policies"}
     register(kinds[section], needs=frozenset({Need.ENTROPY}))
     assert problems(f"{section}=mine") == []
-    monkeypatch.setattr(needs_module, "engine_capabilities", lambda config: frozenset())
+    monkeypatch.setattr(checks_module, "engine_capabilities", lambda config: frozenset())
     assert problems(f"{section}=mine") == [f"{section}=mine needs entropies, and engine 'torch' reports none"]
 
 

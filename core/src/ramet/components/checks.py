@@ -1,23 +1,66 @@
-"""What algorithms ask for, against what this run has. An algorithm is never silently inert (DESIGN.md §4).
+"""Checks of a run's components before anything starts: that they can be built, and that the run gives what they need.
 
-Reference and critic are built on demand, and entropies of the trainer are computed on demand; the engine's are not.
+An algorithm is never silently inert (DESIGN.md §4): what it needs is there, or the run is refused. Reference and critic
+are built on demand, and so are entropies of the trainer computed; the engine's are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Any
 
 from ramet.components.build import Components
 from ramet.components.engines import engine_capabilities
 from ramet.config.schema import Config, LossAggregation
 from ramet.engines.protocol import Capability
-from ramet.types import Need, PolicyLoss
+from ramet.errors import RametError
+from ramet.rollout.branching.decisions import ask
+from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
+from ramet.types import BranchPolicy, GroupView, Need, PolicyLoss, Start, Task, user_prompt
 
 GIVEN = {
     "advantage": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE, Need.VALUES, Need.GREEDY_ROLLOUT},
     "policy_loss": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE},
     "branch_policy": {Need.ENTROPY, Need.EARLIER_TURNS},
 }
+
+
+def check_components(components: Components, config: Config, *, training: bool) -> list[str]:
+    """Build everything that is light, so that a broken plugin or option shows before anything starts."""
+    builders: list[Callable[[], Any]] = [lambda: components.step]
+    if training:
+        builders += [
+            lambda: _start_a_group(components.branch_policy, config),
+            lambda: components.advantage,
+            lambda: components.loss,
+            lambda: components.scorer,
+        ]
+    problems = []
+    for build in builders:
+        try:
+            build()
+        except RametError as error:
+            problems.append(str(error))
+    if training and not problems and config.train.resample_rounds and Need.VALUES in components.advantage.needs:
+        problems.append(
+            f"train.resample_rounds={config.train.resample_rounds}: replaces groups of equal rewards, from which "
+            f"advantage={config.advantage.name} learns too; set 0"
+        )
+    return problems
+
+
+def _start_a_group(policy: BranchPolicy, config: Config) -> None:
+    """A branch policy is pure, so it can be asked about a group that is never played."""
+    budget = config.rollout.group_size
+    task = Task(id="check", prompt=user_prompt("check"))
+    view = GroupView(task=task, budget=budget, budget_left=budget, rollouts=(), vocab_size=1)
+    ask(policy, Start(), view, Random(0))
+
+
+def check_forks(components: Components, tools: Sequence[StatefulComponent]) -> list[str]:
+    """Whether the branch policy can fork the states of these tools and of the environment."""
+    return fork_problems([*step_component(components.step), *tools], components.branch_policy)
 
 
 def check_needs(components: Components, config: Config) -> list[str]:
