@@ -42,7 +42,7 @@ def test_one_full_disk_costs_one_checkpoint_and_is_said_loudly(house, fill_disk,
     assert checkpoints(run) == ["step_000001", "step_000003", "step_000005"]
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     [said] = [text for text in warnings if text.startswith("CHECKPOINT OF STEP 2 NOT SAVED")]
-    assert "No space left on device" in said and "loses the work behind step 1" in said
+    assert "No space left on device" in said and "loses the work after step 1" in said
     assert [line["step"] for line in house.metrics("once")] == [1, 2, 3, 4, 5]
     assert (run / "model/model.safetensors").exists()
 

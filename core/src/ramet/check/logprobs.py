@@ -169,7 +169,7 @@ def _numbers(spread: Spread | None) -> tuple[str, ...]:
 
 
 def describe_token(token: Token, rows: Sequence[Row], encoder: Encoder) -> str:
-    """Where the token stands, what both sides say of it, and the text around it with the token in » «."""
+    """The position of the token, what engine and trainer have for it, and the text around it with the token in » «."""
     row, at = rows[token.row], token.position
     ids = [*row.prompt_ids.tolist(), *row.response_ids.tolist()]
     here = len(row.prompt_ids) + at

@@ -137,7 +137,7 @@ def _allowed(plan: MemoryPlan, change: Change) -> bool:
 
 
 def _changes(plan: MemoryPlan) -> Iterator[Change]:
-    """Settings that say where and how things are computed, and, last, two that change what is learned."""
+    """Settings of where and how things are computed, and, last, two that change what is learned."""
     config, machine = plan.inputs.config, plan.inputs.machine
     policy, cluster = config.policy, config.cluster
     longest = longest_sequence(config)

@@ -28,12 +28,12 @@ class Machine:
     cuda: bool
     devices: int | None  # over all nodes
     device_bytes: int | None  # of each
-    free_bytes: int | None = None  # of the one that is looked at; others may differ
+    free_bytes: int | None = None  # of the device that was asked; others may differ
     host_bytes: int | None = None
 
 
 def machine_of(config: Config, written: str | None = None) -> Machine:
-    """`written` (`8x80GiB`: devices over all nodes, memory of each) stands for GPUs that this machine need not have.
+    """`written` (`8x80GiB`: devices over all nodes, memory of each) describes GPUs that this machine need not have.
 
     Without it this machine is asked; how many devices a running Ray cluster (`cluster.address`) has is not known here.
     Raises `ConfigError`.

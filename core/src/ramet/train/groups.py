@@ -30,11 +30,11 @@ class Scores(Protocol):
 async def play(
     rollouts: Rollouts, scorer: Scores, tasks: Sequence[Task], *, step: int, plan: RolloutPlan
 ) -> list[ScoredGroup]:
-    """Groups in order of `tasks`. A group is scored as soon as it is complete, while others are under way.
+    """Groups in order of `tasks`. A group is scored as soon as it is complete, while others still play.
 
     A reward that breaks the contract stops the playing at once.
     """
-    scored: dict[int, ScoredGroup] = {}  # by the group itself: a task may stand in a step twice
+    scored: dict[int, ScoredGroup] = {}  # by the group itself: a step may have a task twice
 
     async def score(group: Group) -> None:
         scored[id(group)] = await scorer.score(group)
@@ -92,7 +92,7 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def lag_metrics(rows: Sequence[Row], *, version: int, allowed: int) -> dict[str, float]:
-    """How many updates lie between the weights that sampled a token and those of now, `version`, over trained tokens.
+    """Updates between the weights that sampled a token and the current ones, `version`, over trained tokens.
 
     Raises `InfraError` if it is more than `train.staleness` allows, or less than none.
     """
@@ -102,7 +102,7 @@ def lag_metrics(rows: Sequence[Row], *, version: int, allowed: int) -> dict[str,
     if lags.max() > allowed or lags.min() < 0:
         raise InfraError(
             f"tokens of policy versions {version - lags.max()} to {version - lags.min()} came in for an update of "
-            f"version {version}; allowed: at most {allowed} behind it (train.staleness). An engine missed a sync"
+            f"version {version}; allowed: at most {allowed} versions older (train.staleness). An engine missed a sync"
         )
     return {"train/version_lag_mean": float(lags.mean()), "train/version_lag_max": float(lags.max())}
 

@@ -161,7 +161,7 @@ class Loop:
         )
 
     def _check(self, step: int, played: PlayedStep) -> None:
-        """Stop if too much failed; the groups are on disk then, for whoever looks for the cause."""
+        """Stop if too much failed; the groups are on disk then, so that the cause can be found."""
         try:
             check_failures(played.all)
             check_infrastructure(played.all, self.config.rollout.max_infra_rate)

@@ -1,4 +1,4 @@
-"""`ramet train`: check everything, say what will be done, train, leave a model folder. Resumes what is there."""
+"""`ramet train`: check everything, log what will be done, train, export a model folder. Resumes what is there."""
 
 from __future__ import annotations
 
