@@ -31,7 +31,6 @@ LONGEST = (  # each takes ten seconds or more
     "core/tests/sft/test_job.py",
     "core/tests/policy/test_critic.py",
     "core/tests/policy/test_state.py",
-    "core/tests/engines/test_vllm_async.py",
     "core/tests/engines/test_vllm_engine.py",
     "tests/faults/test_resume.py",
     "tests/e2e/test_sweep.py",

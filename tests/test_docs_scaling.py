@@ -15,11 +15,10 @@ import pytest
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.engines.config import VllmEngineConfig
-from ramet.planning.machine import machine_of
 from ramet.planning.memory import Inputs, estimate
-from ramet.planning.memory_check import check_memory
-from ramet.planning.memory_table import table
+from ramet.planning.memory_report import check_memory, table
 from ramet.planning.model_shape import read_shape
+from ramet.planning.placement import machine_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "scaling.md").read_text()

@@ -23,7 +23,7 @@ from harness import measured, print_table, shown, spread, write_results
 
 from ramet.config.compose import compose
 from ramet.models.tiny import make_tiny_model
-from ramet.train.job import run
+from ramet.train.training import run
 
 LATENCIES = (0.0, 0.5, 1.0)  # seconds of a tool call, two a rollout
 STALENESS = (0, 1)

@@ -29,7 +29,6 @@ from words import CHAT_TEMPLATE
 import ramet
 from ramet import user_prompt
 from ramet.cluster.local import LocalBackend, LocalPolicy, LocalRollouts
-from ramet.components.build import build_branch_policy
 from ramet.components.services import RunServices
 from ramet.components.toolbox import open_tools
 from ramet.config.compose import compose
@@ -41,12 +40,11 @@ from ramet.policy.checkpoint.store import Checkpoints
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.prompts import messages_of
 from ramet.rollout.steps.tags import Tags
-from ramet.train.job import policy_spec
 from ramet.train.loop import Loop
 from ramet.train.preemption import Preemption
 from ramet.train.prepare import prepare
-from ramet.train.state import TrainState
-from ramet.train.validation import ValidData
+from ramet.train.run import TrainRun, TrainState
+from ramet.train.training import policy_spec
 from ramet.types import Task
 
 STEP = Tags(TagsConfig())
@@ -143,24 +141,24 @@ def serve(work: Path) -> None:
     rollouts = LocalRollouts(
         config,
         build_encoder(config),
+        components=prepared.components,
         tools=asyncio.run(open_tools(config, services)),
-        branch_policy=build_branch_policy(config),
+        branching=True,
     )
-    place = LocalBackend(LocalPolicy(policy_spec(config, prepared.total_steps), None), rollouts, services)
+    policy = policy_spec(config, prepared.components, prepared.total_steps)
     loop = Loop(
-        config,
-        folder=folder,
-        place=place,
-        needs_reference=False,
-        critic=None,
-        tasks=prepared.tasks,
-        valid=ValidData(),
-        sampler=prepared.sampler,
-        checkpoints=Checkpoints(folder / "checkpoints", keep=1),
-        tracker=Steps(len(example(place.rollouts.encoder, 0, fill).prompt)),
-        total_steps=prepared.total_steps,
-        state=TrainState(data_fingerprint=""),
-        stop=Preemption(grace_s=0),
+        TrainRun(
+            config=config,
+            folder=folder,
+            prepared=prepared,
+            backend=LocalBackend(LocalPolicy(policy, None), rollouts, services),
+            policy=policy,
+            critic=None,
+            checkpoints=Checkpoints(folder / "checkpoints", keep=1),
+            tracker=Steps(len(example(rollouts.encoder, 0, fill).prompt)),
+            state=TrainState(data_fingerprint=""),
+            preemption=Preemption(grace_s=0),
+        )
     )
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     send({"ready": "ramet", "ramet": ramet.__version__, **versions})

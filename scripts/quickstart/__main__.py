@@ -22,13 +22,13 @@ from summary import Outcome, plot, show, write
 from traces import split, write_rl, write_sft
 
 from ramet import Benchmark, Task
-from ramet.components.build import build_benchmarks
+from ramet.components.build import Components
 from ramet.config.compose import compose
 from ramet.config.resolved import Resolved
 from ramet.models.tiny import make_tiny_model
 from ramet.report.html import write_report
 from ramet.sft import job as sft
-from ramet.train import job as train
+from ramet.train import training as train
 
 NAME = "quickstart"
 INPUTS = "quickstart-inputs"  # the first model, the data, and the run of SFT
@@ -129,7 +129,7 @@ def _compose(job: str, options: argparse.Namespace, *more: str) -> Resolved:
 
 def _prepare(inputs: Path, seed: int) -> tuple[Benchmark, list[Task]]:
     """Model and data on disk; the benchmark and its held-out problems."""
-    benchmark = build_benchmarks(compose([f"experiment={NAME}"], job="eval").config)["arithmetic"]
+    benchmark = Components(compose([f"experiment={NAME}"], job="eval").config).benchmark("arithmetic")
     test = list(benchmark.load("test", None))
     make_tiny_model(inputs / "init", seed=seed)
     (inputs / "data").mkdir(exist_ok=True)

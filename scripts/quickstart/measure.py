@@ -9,6 +9,7 @@ from statistics import fmean
 
 from ramet import Benchmark, Group, Rollout, Task, Tool, ToolCall, ToolResult
 from ramet.cluster.local import LocalRollouts
+from ramet.components.build import Components
 from ramet.components.services import RunServices
 from ramet.components.toolbox import open_tools
 from ramet.config.schema import Config
@@ -61,7 +62,7 @@ async def _open(config: Config, change: Callable[[Tool], Tool]) -> LocalRollouts
     """An engine and the configured tools, each changed."""
     box = await open_tools(config, RunServices(folder=Path(config.run.root) / "services", seed=config.run.seed))
     box.tools = {name: (change(tool), settings) for name, (tool, settings) in box.tools.items()}
-    return LocalRollouts(config, build_encoder(config), tools=box)
+    return LocalRollouts(config, build_encoder(config), components=Components(config), tools=box)
 
 
 class LyingTool:

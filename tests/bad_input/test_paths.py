@@ -14,7 +14,7 @@ from ramet.config.compose import compose
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.report.html import write_report
 from ramet.rollout.record import read_records
-from ramet.train.job import run
+from ramet.train.training import run
 
 
 @pytest.mark.parametrize("name", ["with spaces and 'a quote", "grüße-日本-🌱", "dots.and[brackets]{1},2"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ramet.config.compose import compose
-from ramet.train.job import run
+from ramet.train.training import run
 
 
 def test_rewards_that_are_equal_in_every_group_are_said_with_their_value(train, tmp_path, caplog):

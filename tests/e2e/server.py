@@ -16,7 +16,7 @@ from typing import Any
 import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
 import ramet.config.compose
-import ramet.train.job  # noqa: F401
+import ramet.train.training  # noqa: F401
 from ramet.cli import main
 from ramet.models.tiny import make_tiny_model
 

@@ -92,7 +92,7 @@ def test_two_steps_on_the_published_data_are_killed_between_and_resumed(command:
     assert f"repaired a corrupted \\boxed in {LIMIT} of {LIMIT} tasks" in log
     code, log = command(*argv)
     assert code == 0, log
-    assert "resumed behind step 1" in log
+    assert "resumed after step 1" in log
     data = read_manifest(run / "manifest.json").data["train"]
     assert 0 < data.too_long < LIMIT
     assert f"left out: {data.too_long} of {LIMIT} tasks are longer than data.max_prompt_tokens=1300" in log

@@ -14,7 +14,7 @@ import pytest
 from ramet.config.compose import compose
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
-from ramet.train.job import run
+from ramet.train.training import run
 
 PLUGIN = Path(__file__).parent / "plugin"
 TASKS = 7  # no multiple of what a step needs, so that epochs end within a step

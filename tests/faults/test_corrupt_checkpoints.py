@@ -57,7 +57,7 @@ def test_a_damaged_checkpoint_is_skipped_with_its_reason_and_written_anew_from_t
         workspace.train(name, steps=3)
     [skipped] = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
     assert skipped.startswith("checkpoint step_000003 skipped: ") and reason in skipped
-    assert "resumed behind step 2" in caplog.text
+    assert "resumed after step 2" in caplog.text
     assert verify(newest) == []
     assert contents(newest) == contents(whole / "checkpoints/step_000003")
 

@@ -10,7 +10,7 @@ import pytest
 
 from ramet.policy.checkpoint.store import verify
 from ramet.policy.errors import CheckpointError
-from ramet.train.state import TrainState
+from ramet.train.run import TrainState
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_one_full_disk_costs_one_checkpoint_and_is_said_loudly(workspace, fill_d
     assert checkpoints(run) == ["step_000001", "step_000003", "step_000005"]
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     [said] = [text for text in warnings if text.startswith("CHECKPOINT OF STEP 2 NOT SAVED")]
-    assert "No space left on device" in said and "loses the work behind step 1" in said
+    assert "No space left on device" in said and "loses the work after step 1" in said
     assert [line["step"] for line in workspace.metrics("once")] == [1, 2, 3, 4, 5]
     assert (run / "model/model.safetensors").exists()
 
@@ -56,7 +56,7 @@ def test_two_in_a_row_stop_the_run_and_the_older_checkpoint_is_resumed(workspace
     fill_disk()
     with caplog.at_level(logging.INFO, logger="ramet"):
         workspace.train("twice", steps=5)
-    assert "resumed behind step 1" in caplog.text
+    assert "resumed after step 1" in caplog.text
     assert checkpoints(run) == ["step_000003", "step_000004", "step_000005"]
     assert [line["step"] for line in workspace.metrics("twice")] == [1, 2, 3, 4, 5]
 

@@ -9,7 +9,7 @@ import pytest
 from ramet.cluster.local import LocalRollouts
 from ramet.config.compose import compose
 from ramet.errors import RametError
-from ramet.evaluate.job import run as evaluate
+from ramet.evaluate.evaluation import run as evaluate
 from ramet.types import Group
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from ramet.config.compose import compose
 from ramet.errors import ConfigError, ConfigErrors
-from ramet.evaluate.job import run as evaluate
+from ramet.evaluate.evaluation import run as evaluate
 
 LINES = [f"task {i}" + "!" * i for i in range(7)]
 

@@ -9,7 +9,7 @@ from ramet.config.checks import check
 from ramet.config.compose import compose
 from ramet.errors import InfraError
 from ramet.policy.checkpoint.store import verify
-from ramet.train.step_metrics import lag_metrics
+from ramet.train.groups import lag_metrics
 
 AHEAD = ("run.deterministic=false", "tools.fault_tool.params.straggler=/0", "tools.fault_tool.params.sleep_s=0.2")
 

@@ -12,7 +12,7 @@ import pytest
 
 from ramet.config.compose import compose
 from ramet.errors import ConfigError
-from ramet.evaluate.job import run as evaluate
+from ramet.evaluate.evaluation import run as evaluate
 from ramet.report.html import write_report
 from ramet.rollout.record import read_records
 from ramet.tracking.jsonl import read_metrics

@@ -25,12 +25,12 @@ from ramet.errors import ConfigError
 
 if TYPE_CHECKING:  # importing this module is as light as importing ramet
     from ramet.config.resolved import Resolved
-    from ramet.evaluate.job import EvaluateResult
+    from ramet.evaluate.evaluation import EvaluateResult
     from ramet.sft.job import SftResult
-    from ramet.train.job import TrainResult
+    from ramet.train.training import TrainResult
 
 __all__ = ["compose", "evaluate", "run", "sft", "train"]
-JOBS = {"train": "ramet.train.job", "sft": "ramet.sft.job", "eval": "ramet.evaluate.job"}
+JOBS = {"train": "ramet.train.training", "sft": "ramet.sft.job", "eval": "ramet.evaluate.evaluation"}
 Keys: TypeAlias = "Sequence[str] | Resolved"
 
 

@@ -85,7 +85,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], int]], Non
     """Put a function instead of the training job."""
 
     def put(run: Callable[[Any], int]) -> None:
-        monkeypatch.setitem(sys.modules, "ramet.train.job", SimpleNamespace(run=run))  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "ramet.train.training", SimpleNamespace(run=run))  # type: ignore[arg-type]
 
     return put
 

@@ -33,7 +33,7 @@ from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelCon
 from ramet.engines.config import VllmEngineConfig
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigError
-from ramet.evaluate.job import run as evaluate
+from ramet.evaluate.evaluation import run as evaluate
 from ramet.models.loading import load_model
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins

@@ -12,6 +12,7 @@ import pytest
 
 from ramet.cli import main
 from ramet.components import prompts
+from ramet.components.build import Components
 from ramet.components.prompts import task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import tool_names
 from ramet.config.compose import compose
@@ -24,7 +25,7 @@ from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.registry import Entry
 from ramet.testing.doubles import EchoTool, echo_tool
-from ramet.train.plan import plan
+from ramet.train.dry_run import plan
 from ramet.types import Message, Task, user_prompt
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "rl" / "train_10k.parquet"
@@ -71,15 +72,16 @@ def task(*tools: str, system: str = SYSTEM, name: str = "t") -> Task:
 
 
 def check_prompts(config: Config) -> list[str]:
-    return prompts.check_prompts(config, tool_names(config))
+    return prompts.check_prompts(Components(config).step, config, tool_names(config))
 
 
 def foreign_tags(config: Config, tasks: Sequence[Task]) -> dict[str, list[str]]:
-    return prompts.foreign_tags(config, tasks, tool_names(config))
+    return prompts.foreign_tags(Components(config).step, config, tasks, tool_names(config))
 
 
 def rendered(config: Config, task: Task) -> str:
-    encoder, prompt = build_encoder(config), task_prompts(config, tool_names(config))(task)
+    prompt = task_prompts(Components(config).step, config, tool_names(config))(task)
+    encoder = build_encoder(config)
     return encoder.decode(encoder.prompt(prompt.messages, prompt.tools))
 
 
@@ -106,7 +108,9 @@ def test_a_template_that_reads_no_tools_cannot_describe_them(model: Path) -> Non
 
 def test_the_steps_description_is_appended_to_the_tasks_own_system_message(model: Path) -> None:
     chosen = config(model, "rollout_step.system_prompt=append")
-    (system, user) = task_prompts(chosen, tool_names(chosen))(task(system="Be brief.")).messages
+    (system, user) = task_prompts(Components(chosen).step, chosen, tool_names(chosen))(
+        task(system="Be brief.")
+    ).messages
     assert system.content.startswith("Be brief.\n\nSolve the task step by step.") and "<calc>" in system.content
     assert user == Message(role="user", content="q")
 
@@ -148,7 +152,8 @@ def test_tasks_that_name_tags_of_no_tool_are_counted_and_listed_in_one_warning(
     fine = [task(system="<calc></calc>"), Task(id="u", prompt=user_prompt("q"))]
     tasks = [*(task(name=f"t/{i}") for i in range(4)), *fine]
     with caplog.at_level(logging.WARNING):
-        warn_of_foreign_tags(config(model), tasks, tool_names(config(model)))
+        chosen = config(model)
+        warn_of_foreign_tags(Components(chosen).step, chosen, tasks, tool_names(chosen))
     assert [record.getMessage() for record in caplog.records] == [
         "prompts of tasks name tags of no tool that they may use: <search> in 4 (t/0, t/1, t/2, …); configured: calc. "
         "A call of one is answered with an error. Configure the tool, name tags of no tool in "

@@ -20,9 +20,9 @@ from ramet.config.schema import (
     TrainConfig,
 )
 from ramet.engines.config import VllmEngineConfig
-from ramet.planning.machine import Machine
 from ramet.planning.memory import Inputs
 from ramet.planning.model_shape import shape_of
+from ramet.planning.placement import Machine
 
 GIB = 2**30
 # Facts of the published models' config.json.

@@ -17,14 +17,12 @@ from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.torch.cache import KVCache
 from ramet.errors import ConfigError
 from ramet.models.tiny import make_tiny_model
-from ramet.planning.machine import Machine, machine_of
 from ramet.planning.memory import ROLLOUTS, UPDATE, Inputs, critic_shape, estimate
-from ramet.planning.memory_check import check_memory
 from ramet.planning.memory_engine import CACHE, ENGINE_WEIGHTS
 from ramet.planning.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, TrainedModel, state
-from ramet.planning.memory_table import table
+from ramet.planning.memory_report import check_memory, table
 from ramet.planning.model_shape import count, read_shape, shape_of
-from ramet.planning.placement import check_placement, plan_devices
+from ramet.planning.placement import Machine, check_placement, machine_of, plan_devices
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import PolicySpec

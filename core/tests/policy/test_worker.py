@@ -25,7 +25,7 @@ from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.logprob_model import TokenLogprobs
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
-from ramet.train.algorithm import estimate
+from ramet.train.learning import estimate
 from ramet.types import AdvantageInputs, AdvantageOutput, LossInputs, LossOutput, Need
 
 MakeSpec = Callable[..., PolicySpec]

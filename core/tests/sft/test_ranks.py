@@ -20,7 +20,7 @@ from ramet.config.schema import Strategy
 from ramet.errors import ConfigError, ConfigErrors, InfraError
 from ramet.runs.stopped import Stopped
 from ramet.sft.checkpoints import SftLayout, newest_complete, step_of
-from ramet.sft.plan import plan
+from ramet.sft.dry_run import plan
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,8 @@ from math import isnan
 from typing import Any
 
 import pytest
-import torch
 
 from ramet.errors import InfraError, PluginError, RametError
-from ramet.policy.batching.rows import rows_of
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import (
     UNJUDGED,
@@ -24,16 +22,11 @@ from ramet.rollout.scoring import (
     n_unjudged,
 )
 from ramet.testing.rollouts import answered_rollout
-from ramet.train.algorithm import estimate
-from ramet.train.groups import check_groups, check_infrastructure, play
-from ramet.train.step_metrics import reward_metrics
+from ramet.train.groups import check_groups, check_infrastructure, play, reward_metrics
 from ramet.types import (
-    AdvantageInputs,
-    AdvantageOutput,
     CallStatus,
     Fault,
     Group,
-    Need,
     Rollout,
     Task,
     ToolRecord,
@@ -157,55 +150,3 @@ def test_a_reward_that_returns_nan_stops_the_playing_at_once() -> None:
     with pytest.raises(PluginError, match="constant"):
         asyncio.run(play_four(rollouts, float("nan")))
     assert len(rollouts.played) <= 2
-
-
-class Outside:
-    needs: frozenset[Need] = frozenset()
-
-    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
-        return AdvantageOutput(advantages=torch.ones_like(batch.mask, dtype=torch.float32))
-
-
-class Wrong:
-    needs: frozenset[Need] = frozenset()
-
-    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
-        return AdvantageOutput(advantages=torch.zeros(len(batch.rewards)))
-
-
-class Bare:
-    needs: frozenset[Need] = frozenset()
-
-    def __call__(self, batch: AdvantageInputs) -> Any:
-        return torch.zeros_like(batch.engine_logprobs)
-
-
-class Crashes:
-    needs: frozenset[Need] = frozenset()
-
-    def __call__(self, batch: AdvantageInputs) -> Any: return {}["lost"]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("estimator", "what"),
-    [
-        (Outside(), ": advantages are not zero outside the mask: multiply by the mask at the end"),
-        (Wrong(), ": advantages has shape [2]: return [N, T], here [2, 44]"),
-        (Bare(), ": returned Tensor: return an AdvantageOutput"),
-        (Crashes(), " raised KeyError: 'lost'"),
-    ],
-)
-def test_an_estimator_that_breaks_the_contract_is_named(estimator: Any, what: str) -> None:
-    one = task()
-    with_result = replace(answered_rollout(one, "2"), id="0")
-    longer = replace(answered_rollout(one, "22"), id="1")
-    group = ScoredGroup(
-        task=one,
-        rollouts=(ScoredRollout(rollout=with_result, reward=1.0), ScoredRollout(rollout=longer, reward=0.0)),
-    )
-    rows = rows_of([group])
-    with pytest.raises(PluginError) as caught:
-        estimate(estimator, rows, old_logprobs=[row.engine_logprobs for row in rows])
-    line = f"core/tests/train/test_groups.py:{type(estimator).__call__.__code__.co_firstlineno}"
-    name = f"{type(estimator).__module__}.{type(estimator).__name__}"
-    assert str(caught.value) == f"advantage estimator {name}{what} ({line})"

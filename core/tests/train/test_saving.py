@@ -54,8 +54,8 @@ def save(
 
 async def written(saver: Saver) -> None:
     """Wait for the save under way without asking how it went."""
-    if saver._under_way is not None:
-        await asyncio.wait([saver._under_way[1]])
+    if saver._in_progress is not None:
+        await asyncio.wait([saver._in_progress[1]])
 
 
 async def steps(saver: Saver, disk: Disk, *numbers: int) -> None:
@@ -110,7 +110,7 @@ def test_one_failed_save_is_warned_of_with_its_step_and_two_in_a_row_end_the_run
     assert [text.partition(":")[0] for text in said] == [
         "CHECKPOINT OF STEP 2 NOT SAVED", "CHECKPOINT OF STEP 4 NOT SAVED",
     ]  # fmt: skip
-    assert "a kill now loses the work behind step 3" in said[1]
+    assert "a kill now loses the work after step 3" in said[1]
 
 
 @pytest.mark.parametrize("in_background", [False, True])

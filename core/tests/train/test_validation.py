@@ -16,7 +16,7 @@ from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.checkpoint.store import read_score
 from ramet.registry import Entry
-from ramet.train.job import run
+from ramet.train.training import run
 from ramet.types import BenchmarkInfo, Rollout, Task, user_prompt
 
 pytestmark = pytest.mark.skipif(

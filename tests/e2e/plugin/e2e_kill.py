@@ -42,10 +42,10 @@ KILL_POINTS = {
     "fork": KillPoint("ramet.rollout.tree:LiveRollout.fork", call=3, after=True),
     "late_requests": KillPoint("ramet.engines.torch.engine:TorchEngine.generate", call=50),
     "scoring": KillPoint("e2e_plugin:EvenBytes.score", call=10),
-    "scored": KillPoint("ramet.train.loop:rows_of"),
-    "estimated": KillPoint("ramet.train.loop:estimate", after=True),
+    "scored": KillPoint("ramet.train.learning:rows_of"),
+    "estimated": KillPoint("ramet.train.learning:estimate", after=True),
     "recording": KillPoint("ramet.rollout.record:_line", call=2, after=True),
-    "recorded": KillPoint("ramet.train.loop:write_records", after=True),
+    "recorded": KillPoint("ramet.train.learning:write_records", after=True),
     "update": KillPoint("ramet.policy.worker:PolicyWorker._optimizer_step", after=True),  # half of the mini-batches
     "updated": KillPoint("ramet.policy.worker:PolicyWorker.update", after=True),
     "sync": KillPoint("ramet.engines.torch.model_runner:copy_weights", after=True),  # in the engine's thread

@@ -4,7 +4,7 @@ Both sides hold the same weights, so every difference is numerical noise or a fa
 template that does not fit, a stale cache, weights that were not synced. The threshold is what tells the two apart:
 
 - float32: 1e-3 on the *largest* difference. Two correct implementations differ by rounding only, some 1e-5 nats; the
-  faults above move some token by far more than 1e-3, and a fault may concern a single token (one behind a tool result,
+  faults above move some token by far more than 1e-3, and a fault may concern a single token (one after a tool result,
   say), so none is excused.
 - bfloat16: 0.1 on the *99th percentile*. A number keeps 8 bits, so a logit around 16 is rounded in steps of 0.125 by
   each side on its own, and single tokens in the tail of the distribution differ by more without a fault. A wrong
@@ -74,7 +74,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """The token with the largest difference of log-probabilities, and where it stands."""
+    """The token with the largest difference of log-probabilities, and its position."""
 
     row: int
     position: int  # in the response
@@ -99,7 +99,7 @@ class Agreement:
 def compare(
     rows: Sequence[Row], logprobs: Sequence[Floats], entropies: Sequence[Floats], *, tis_cap: float | None
 ) -> Agreement:
-    """`logprobs` and `entropies` are the trainer's, one array per row; the engine's stand in the rows.
+    """`logprobs` and `entropies` are the trainer's, one array per row; the engine's are in the rows.
 
     There is at least one sampled token.
     """
@@ -138,6 +138,6 @@ def _weights(weights: Numbers, cap: float | None) -> Weights:
 
 def _worst(rows: Sequence[Row], engine: Numbers, trainer: Numbers) -> Token:
     index = int(np.abs(trainer - engine).argmax())  # the first that is not a number, if there is one
-    places = [(i, int(position)) for i, row in enumerate(rows) for position in np.flatnonzero(row.mask)]
-    row, position = places[index]
+    positions = [(i, int(position)) for i, row in enumerate(rows) for position in np.flatnonzero(row.mask)]
+    row, position = positions[index]
     return Token(row=row, position=position, engine=float(engine[index]), trainer=float(trainer[index]))

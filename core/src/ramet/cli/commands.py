@@ -156,7 +156,7 @@ def _check_logprobs(arguments: Sequence[str]) -> int:
     from ramet.config.compose import compose
 
     resolved = compose(found.overrides, job="train", config_dir=found.config_dir)
-    job = importlib.import_module("ramet.check.job")
+    job = importlib.import_module("ramet.check.logprobs")
     options = job.Options(tasks=found.tasks, rollouts=found.rollouts, threshold=found.threshold)
     code: int = job.run(resolved, options)
     return code
@@ -226,9 +226,9 @@ def _export(arguments: Sequence[str]) -> int:
 
 
 _JOBS = (
-    JobCommand("train", "ramet.train.job", "teach a model by reinforcement learning"),
+    JobCommand("train", "ramet.train.training", "teach a model by reinforcement learning"),
     JobCommand("sft", "ramet.sft.job", "teach a model from traces"),
-    JobCommand("eval", "ramet.evaluate.job", "measure a model on benchmarks"),
+    JobCommand("eval", "ramet.evaluate.evaluation", "measure a model on benchmarks"),
 )
 COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.run) for job in _JOBS} | {
     "config": Command(summary="print a configuration, or where a value comes from", run=_config),

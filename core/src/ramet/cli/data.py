@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ramet.components.build import Components
 from ramet.components.prompts import describe_foreign_tags, foreign_tags, task_prompts
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.compose import compose
@@ -17,7 +18,7 @@ from ramet.data.files import find_files
 from ramet.data.inspect import Inspection, inspect_files, lengths
 from ramet.errors import ConfigError, raise_all
 from ramet.io.json_values import visible_lines
-from ramet.types import Task
+from ramet.types import RolloutStep, Task
 
 SHOWN = 10  # bad rows, sources, types of a column
 PROMPT_LINES = 60
@@ -42,9 +43,10 @@ def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | Non
     if not paths:
         raise ConfigError("which data? name files, as in `ramet data inspect tasks.parquet`, or data.train=[…]")
     tools = tool_names(config)
-    views = _prompts(config, tools)
+    step = Components(config).step
+    views = _prompts(step, config, tools)
     found = inspect_files(paths, config.data.columns)
-    return "\n\n".join("\n".join(_report(one, config, tools, views, prompts)) for one in found)
+    return "\n\n".join("\n".join(_report(one, step, config, tools, views, prompts)) for one in found)
 
 
 def _config(overrides: Sequence[str], model: Path | None) -> Config:
@@ -54,8 +56,8 @@ def _config(overrides: Sequence[str], model: Path | None) -> Config:
     return compose([*overrides, *named], job="data").config
 
 
-def _prompts(config: Config, tools: ToolNames) -> Prompts:
-    prompt = task_prompts(config, tools)
+def _prompts(step: RolloutStep, config: Config, tools: ToolNames) -> Prompts:
+    prompt = task_prompts(step, config, tools)
     if not config.model.path:
         return Prompts(
             unit="characters",
@@ -79,7 +81,9 @@ def _prompts(config: Config, tools: ToolNames) -> Prompts:
     )
 
 
-def _report(found: Inspection, config: Config, tools: ToolNames, views: Prompts, prompts: int) -> Iterator[str]:
+def _report(
+    found: Inspection, step: RolloutStep, config: Config, tools: ToolNames, views: Prompts, prompts: int
+) -> Iterator[str]:
     yield str(found.path)
     for problem in found.problems:
         yield f"  PROBLEM     {problem}"
@@ -93,7 +97,7 @@ def _report(found: Inspection, config: Config, tools: ToolNames, views: Prompts,
     )
     yield _line("tools", _counted(restricted, 0))
     yield from _lengths(found, config, views)
-    if foreign := foreign_tags(config, found.tasks, tools):
+    if foreign := foreign_tags(step, config, found.tasks, tools):
         yield _line("tags", describe_foreign_tags(foreign, tools))
     yield from _chat_markup(found, config, views)
     if found.duplicates:

@@ -14,7 +14,7 @@ from ramet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
-    """`module` holds `run(resolved)`; `plan(resolved)` is in the module `plan` beside it."""
+    """`module` holds `run(resolved)`; `plan(resolved)` is in the module `dry_run` beside it."""
 
     name: str
     module: str
@@ -46,7 +46,7 @@ class JobCommand:
 
     @property
     def plan_module(self) -> str:
-        return f"{self.module.rpartition('.')[0]}.plan"
+        return f"{self.module.rpartition('.')[0]}.dry_run"
 
     def _sweep(self, found: argparse.Namespace) -> int:
         if found.cfg:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ramet.cluster.interfaces import Backend, Rollouts
 from ramet.cluster.local import LocalBackend, LocalRollouts
+from ramet.components.build import Components
 from ramet.components.services import RunServices
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
@@ -20,12 +21,14 @@ async def open_backend(
     config: Config,
     spec: PolicySpec,
     *,
+    components: Components,
     critic: CriticSpec | None = None,
     folder: Path,
     tools: ToolNames,
 ) -> AsyncIterator[Backend]:
     """The backend that `cluster.name` chooses, started; all its processes have ended when the context is left.
 
+    `components` are those of this process; Ray's rollout workers build their own, once each, from the configuration.
     `folder` is where the run's components keep their files, `tools` the names and schemas found before the start.
     Called in the main thread. Raises `ConfigError` if the machine or the cluster has no room for the workers.
     """
@@ -37,7 +40,9 @@ async def open_backend(
         backend = await RayBackend.start(config, spec, critic=critic, folder=folder, tools=tools)
     else:
         services = RunServices(folder=folder, seed=config.run.seed)
-        backend = await LocalBackend.start(config, spec, services=services, critic=critic, expected=tools.sets)
+        backend = await LocalBackend.start(
+            config, spec, components=components, services=services, critic=critic, expected=tools.sets
+        )
     try:
         yield backend
     finally:
@@ -45,7 +50,9 @@ async def open_backend(
 
 
 @asynccontextmanager
-async def open_rollouts(config: Config, *, folder: Path, tools: ToolNames) -> AsyncIterator[Rollouts]:
+async def open_rollouts(
+    config: Config, *, components: Components, folder: Path, tools: ToolNames
+) -> AsyncIterator[Rollouts]:
     """The rollout side alone, without forks, as evaluation needs it. Arguments and errors as of `open_backend`."""
     rollouts: Rollouts
     folder = folder.absolute()
@@ -55,7 +62,9 @@ async def open_rollouts(config: Config, *, folder: Path, tools: ToolNames) -> As
         rollouts = await RayRollouts.start(config, folder=folder, tools=tools)
     else:
         services = RunServices(folder=folder, seed=config.run.seed)
-        rollouts = await LocalRollouts.open(config, build_encoder(config), services=services, expected=tools.sets)
+        rollouts = await LocalRollouts.open(
+            config, build_encoder(config), components=components, services=services, expected=tools.sets
+        )
     try:
         yield rollouts
     finally:

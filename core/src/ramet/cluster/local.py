@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from ramet.cluster.interfaces import OnGroup
-from ramet.components.build import build_branch_policy, build_step
+from ramet.components.build import Components
 from ramet.components.engines import build_engine
 from ramet.components.services import RunServices
 from ramet.components.toolbox import Schemas, Toolbox, open_tools
@@ -32,7 +32,7 @@ from ramet.policy.worker import PolicyWorker
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.worker import RolloutWorker
-from ramet.types import BranchPolicy, Group, Task
+from ramet.types import Group, Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,10 +46,11 @@ class LocalRollouts:
         config: Config,
         encoder: Encoder,
         *,
+        components: Components,
         tools: Toolbox,
-        branch_policy: BranchPolicy | None = None,
+        branching: bool = False,
     ) -> None:
-        """`branch_policy` None starts all rollouts from the prompt. `tools` are closed with the rollouts."""
+        """Without `branching` all rollouts start from the prompt. `tools` are closed with the rollouts."""
         self.encoder = encoder
         self.engine = build_engine(config, encoder)
         self.version = self.engine.policy_version  # of the weights that the engine was given last
@@ -58,8 +59,8 @@ class LocalRollouts:
         self.worker = RolloutWorker(
             engine=self.engine,
             encoder=encoder,
-            step=build_step(config),
-            branch_policy=branch_policy or NoBranching(),
+            step=components.step,
+            branch_policy=components.branch_policy if branching else NoBranching(),
             tools=tools.tools,
             tool_sets=tools.sets,
             config=config.rollout,
@@ -75,14 +76,15 @@ class LocalRollouts:
         config: Config,
         encoder: Encoder,
         *,
+        components: Components,
         services: RunServices,
-        branch_policy: BranchPolicy | None = None,
+        branching: bool = False,
         expected: Mapping[str, Schemas] | None = None,
     ) -> LocalRollouts:
         """With the configured tools, started. `expected`: by tool set, the schemas found before the start."""
         tools = await open_tools(config, services, expected=expected)
         try:
-            return cls(config, encoder, tools=tools, branch_policy=branch_policy)
+            return cls(config, encoder, components=components, tools=tools, branching=branching)
         except BaseException:
             await tools.close()
             raise
@@ -189,6 +191,7 @@ class LocalBackend:
         config: Config,
         spec: PolicySpec,
         *,
+        components: Components,
         services: RunServices,
         critic: CriticSpec | None = None,
         expected: Mapping[str, Schemas] | None = None,
@@ -197,8 +200,9 @@ class LocalBackend:
         rollouts = await LocalRollouts.open(
             config,
             build_encoder(config),
+            components=components,
             services=services,
-            branch_policy=build_branch_policy(config),
+            branching=True,
             expected=expected,
         )
         return cls(policy, rollouts, services)

@@ -10,11 +10,10 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
-from ramet.components.build import build_step
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.rollout.prompts import Prompt, make_prompt
-from ramet.types import Message, Task
+from ramet.types import Message, RolloutStep, Task
 
 logger = logging.getLogger(__name__)
 SHOWN = 3  # ids of tasks listed for each tag
@@ -29,9 +28,9 @@ class ReadsTags(Protocol):
         ...
 
 
-def task_prompts(config: Config, tools: ToolNames) -> Callable[[Task], Prompt]:
+def task_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> Callable[[Task], Prompt]:
     """A function that builds the prompt of a task from `rollout_step` and the tools that the task may use."""
-    step, rule = build_step(config), config.rollout_step
+    rule = config.rollout_step
 
     def prompt(task: Task) -> Prompt:
         allowed = tools.allowed(task.tools)
@@ -40,12 +39,11 @@ def task_prompts(config: Config, tools: ToolNames) -> Callable[[Task], Prompt]:
     return prompt
 
 
-def check_prompts(config: Config, tools: ToolNames) -> list[str]:
-    """Problems of the prompts that no task causes. It must be possible to build the rollout step and the tokenizer."""
+def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[str]:
+    """Problems of the prompts that no task causes. It must be possible to load the tokenizer."""
     from ramet.models.check import reads_tools
     from ramet.models.loading import load_tokenizer  # torch: looking at data without a model needs none
 
-    step = build_step(config)
     problems = []
     if config.rollout_step.tools_in_template and not reads_tools(load_tokenizer(config.model)):
         problems.append(
@@ -63,9 +61,9 @@ def check_prompts(config: Config, tools: ToolNames) -> list[str]:
     return problems
 
 
-def foreign_tags(config: Config, tasks: Iterable[Task], tools: ToolNames) -> dict[str, list[str]]:
+def foreign_tags(step: RolloutStep, config: Config, tasks: Iterable[Task], tools: ToolNames) -> dict[str, list[str]]:
     """Tag -> ids of the tasks whose prompt names it, though it belongs to no tool that the task may use."""
-    step, prompt = build_step(config), task_prompts(config, tools)
+    prompt = task_prompts(step, config, tools)
     found: dict[str, list[str]] = {}
     if isinstance(step, ReadsTags):
         for task in tasks:
@@ -88,6 +86,6 @@ def describe_foreign_tags(found: dict[str, list[str]], tools: ToolNames) -> str:
     )
 
 
-def warn_of_foreign_tags(config: Config, tasks: Iterable[Task], tools: ToolNames) -> None:
-    if found := foreign_tags(config, tasks, tools):
+def warn_of_foreign_tags(step: RolloutStep, config: Config, tasks: Iterable[Task], tools: ToolNames) -> None:
+    if found := foreign_tags(step, config, tasks, tools):
         logger.warning("%s", describe_foreign_tags(found, tools))

@@ -27,7 +27,8 @@ class VllmEngineConfig:
     """The engine `vllm`; it loads the folder `model.path` itself.
 
     tensor_parallel: devices that one copy of the model is spread over. timeout_s: deadline of a call to vLLM's
-    processes, as for new weights. transfer: how new weights reach them: host (memory of this machine); nccl and ipc are refused: the engine could take them, but nobody sends so yet.
+    processes, as for new weights. transfer: how new weights reach them: host (memory of this machine); nccl and ipc are
+    refused: the engine could take them, but nobody sends so yet.
     slots: sequences decoded at once. max_tokens: prompt and response of one sequence; null: what data and rollout
     allow. prefill_tokens: tokens of one round at most, prompts and decoding together; null: vLLM's choice. On a CPU
     prompts are computed whole, so it is at least max_tokens there.

@@ -16,7 +16,7 @@ from ramet.types import BenchmarkInfo
 
 SCHEMA = 1
 CHANGES = "changes"  # in the settings: what was changed on the way
-OPEN = ("versions", "plugins")  # may change on the way, if the user says so
+OPEN = ("versions", "plugins")  # may change before an evaluation is resumed, if the user allows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

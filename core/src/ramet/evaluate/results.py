@@ -56,7 +56,7 @@ class Results:
     benchmarks: tuple[BenchmarkResult, ...] = field(default=())
 
     def body(self) -> dict[str, Any]:
-        """As it stands in the file."""
+        """The content of the file."""
         measured = [{**asdict(b), "judged": b.judged} for b in self.benchmarks]
         return {**self.header.body(), "results": plain(measured)}
 

@@ -1,4 +1,4 @@
-"""One finished task of an evaluation, as it stands in the results file."""
+"""One finished task of an evaluation, as it is in the results file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RolloutResult:
     id: str
     scores: Mapping[str, float | None]  # by metric; None: not judged
     answer: str | None
-    response: str  # everything behind the prompt, tool results included
+    response: str  # everything after the prompt, tool results included
     stop: str
     masked: str | None
     tool_calls: tuple[CallResult, ...]
@@ -60,7 +60,7 @@ class TaskResult:
         return tuple(int(r.id) for r in self.rollouts if r.why_missing(metric) is not None)
 
     def superseded(self, by: TaskResult) -> TaskResult:
-        """With the rollouts of `by` in place of those with the same numbers."""
+        """With the rollouts of `by` instead of those with the same numbers."""
         newer = {rollout.id: rollout for rollout in by.rollouts}
         return replace(self, rollouts=tuple(newer.get(rollout.id, rollout) for rollout in self.rollouts))
 

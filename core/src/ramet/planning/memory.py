@@ -1,6 +1,6 @@
 """How many bytes a run needs on each device, before anything is loaded: from the configuration and the model's shapes.
 
-A device goes through phases, and the plan's number is that of the worst: an update at its most crowded moment beside
+A device goes through phases, and the plan's number is that of the worst: an update at its peak beside
 whatever else stays on the device, or rollouts beside what the policy keeps between updates. With `cluster.colocate` a
 vLLM engine on GPUs sleeps during updates; any other engine that shares a device keeps what it has.
 """
@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ramet.config.schema import Config, Dtype, Offload
-from ramet.planning.machine import Machine
 from ramet.planning.memory_engine import EngineMemory, engine_memory
 from ramet.planning.memory_policy import TrainedModel, host, phases, resident, sharded
 from ramet.planning.model_shape import ModelShape
-from ramet.planning.placement import DevicePlan, Devices, plan_devices
+from ramet.planning.placement import DevicePlan, Devices, Machine, plan_devices
 from ramet.types import Need
 
 REFERENCE, CRITIC = "reference", "critic"
@@ -69,26 +68,26 @@ class MemoryPlan:
 def estimate(inputs: Inputs) -> MemoryPlan:
     config, machine = inputs.config, inputs.machine
     placement = plan_devices(config, machine)
-    side = TrainedModel(shape=inputs.shape, config=config, ranks=placement.ranks, cuda=machine.cuda)
+    model = TrainedModel(shape=inputs.shape, config=config, ranks=placement.ranks, cuda=machine.cuda)
     engine = engine_memory(config, inputs.shape, machine.device_bytes, cuda=machine.cuda)
     values = critic_shape(inputs.shape)
-    critic = TrainedModel(shape=values, config=config, ranks=side.ranks, cuda=side.cuda, head=((1, values.hidden),))
+    critic = TrainedModel(shape=values, config=config, ranks=model.ranks, cuda=model.cuda, head=((1, values.hidden),))
     has_critic = Need.VALUES in inputs.needs
     return MemoryPlan(
         inputs=inputs,
         placement=placement,
         devices=tuple(
-            DeviceMemory(devices=group, phases=_phases(group, inputs, side, critic if has_critic else None, engine))
+            DeviceMemory(devices=group, phases=_phases(group, inputs, model, critic if has_critic else None, engine))
             for group in placement.devices
         ),
         engine=engine,
-        tokens=side.tokens,
-        host=placement.ranks * (host(side) + (host(critic) if has_critic else 0)),
+        tokens=model.tokens,
+        host=placement.ranks * (host(model) + (host(critic) if has_critic else 0)),
     )
 
 
 def critic_shape(shape: ModelShape) -> ModelShape:
-    """The value model: the policy's body and one output in the place of the vocabulary (policy/critic.py)."""
+    """The value model: the policy's body and one output instead of the vocabulary (policy/critic.py)."""
     body = list(shape.outside)
     if not shape.tied:
         body.remove((shape.vocab, shape.hidden))
@@ -96,36 +95,36 @@ def critic_shape(shape: ModelShape) -> ModelShape:
 
 
 def _phases(
-    group: Devices, inputs: Inputs, side: TrainedModel, critic: TrainedModel | None, engine: EngineMemory | None
+    group: Devices, inputs: Inputs, model: TrainedModel, critic: TrainedModel | None, engine: EngineMemory | None
 ) -> dict[str, dict[str, int]]:
-    phases: dict[str, dict[str, int]] = {}
+    by_phase: dict[str, dict[str, int]] = {}
     beside = engine.parts if engine is not None and group.engines and not engine.sleeps else {}
     if group.ranks:
-        frozen = _reference(inputs, side)
+        frozen = _reference(inputs, model)
         waiting = {CRITIC: sum(resident(critic).values())} if critic is not None else {}
-        phases[UPDATE] = _added(_worst(side), frozen, waiting, beside)
+        by_phase[UPDATE] = _added(_worst(model), frozen, waiting, beside)
         if critic is not None:
-            phases[CRITIC_UPDATE] = _added(_worst(critic), frozen, {"policy": sum(resident(side).values())}, beside)
+            by_phase[CRITIC_UPDATE] = _added(_worst(critic), frozen, {"policy": sum(resident(model).values())}, beside)
     if group.engines and engine is not None:
-        stays = [resident(side), _reference(inputs, side)] if group.ranks else []
+        stays = [resident(model), _reference(inputs, model)] if group.ranks else []
         if group.ranks and critic is not None:
             stays.append({CRITIC: sum(resident(critic).values())})
-        phases[ROLLOUTS] = _added(engine.parts, *stays)
-    return phases or {ROLLOUTS: {}}
+        by_phase[ROLLOUTS] = _added(engine.parts, *stays)
+    return by_phase or {ROLLOUTS: {}}
 
 
-def _worst(side: TrainedModel) -> dict[str, int]:
-    return max(phases(side).values(), key=lambda parts: sum(parts.values()))
+def _worst(model: TrainedModel) -> dict[str, int]:
+    return max(phases(model).values(), key=lambda parts: sum(parts.values()))
 
 
-def _reference(inputs: Inputs, side: TrainedModel) -> dict[str, int]:
+def _reference(inputs: Inputs, model: TrainedModel) -> dict[str, int]:
     """The frozen copy in `model.dtype`, sharded like the policy; only where the KL or an algorithm asks for it."""
     config = inputs.config
     needed = config.train.kl_coef > 0 or Need.REFERENCE in inputs.needs
     if not needed or config.policy.offload is Offload.ALL:
         return {}
     size = 2 if config.model.dtype is Dtype.BFLOAT16 else 4
-    return {REFERENCE: sharded(inputs.shape.parameters, side.ranks, size)}
+    return {REFERENCE: sharded(inputs.shape.parameters, model.ranks, size)}
 
 
 def _added(*parts: Mapping[str, int]) -> dict[str, int]:

@@ -81,97 +81,97 @@ def sharded(shapes: Iterable[Shape], ranks: int, size: int) -> int:
     return sum(-(-shape[0] // ranks) * prod(shape[1:]) * size for shape in shapes)
 
 
-def state(side: TrainedModel) -> dict[str, int]:
+def state(model: TrainedModel) -> dict[str, int]:
     """Weights 4 P/W, gradients 4 P/W, AdamW's two moments 8 P/W: float32 whatever `model.dtype` is.
 
     LoRA: 4 bytes a parameter of the adapters for each of the four, and the frozen weights in `model.dtype`.
     """
-    trained = sharded(side.trained, side.ranks, MASTER)
+    trained = sharded(model.trained, model.ranks, MASTER)
     return {
-        WEIGHTS: trained + sharded(side.frozen, side.ranks, side.computed),
+        WEIGHTS: trained + sharded(model.frozen, model.ranks, model.computed),
         GRADIENTS: trained,
         OPTIMISER: 2 * trained,
     }
 
 
-def resident(side: TrainedModel) -> dict[str, int]:
-    """Between updates: no gradients (they are freed behind each optimiser step), and not what is offloaded."""
-    offload = side.config.policy.offload
+def resident(model: TrainedModel) -> dict[str, int]:
+    """Between updates: no gradients (they are freed after each optimiser step), and not what is offloaded."""
+    offload = model.config.policy.offload
     if offload is Offload.ALL:
         return {}
-    held = state(side)
+    held = state(model)
     return {WEIGHTS: held[WEIGHTS]} | ({} if offload is Offload.OPTIMIZER else {OPTIMISER: held[OPTIMISER]})
 
 
-def host(side: TrainedModel) -> int:
+def host(model: TrainedModel) -> int:
     """Bytes that one rank keeps in host memory: what is offloaded, and the copy of an asynchronous save."""
-    held = state(side)
-    offload = side.config.policy.offload
+    held = state(model)
+    offload = model.config.policy.offload
     away = {Offload.NONE: 0, Offload.OPTIMIZER: held[OPTIMISER], Offload.ALL: sum(held.values())}[offload]
-    return away + (held[WEIGHTS] + held[OPTIMISER] if side.config.train.async_save else 0)
+    return away + (held[WEIGHTS] + held[OPTIMISER] if model.config.train.async_save else 0)
 
 
-def kept_per_token(side: TrainedModel, longest: int) -> int:
+def kept_per_token(model: TrainedModel, longest: int) -> int:
     """Bytes that autograd keeps of one token in one block: (8 + 4d) H of two norms and their input in float32 (d = 2:
     16 H), 2c (Q + K) of queries, keys, values and output, 4 heads of the softmax's normaliser, 4c I of the gated MLP.
 
     Autocast (d = 4) casts the norms' outputs once for each of the five projections: 16 H + 5c H. Qwen3 normalises
     heads: (4 + d) (Q + K) more. `model.attention=eager` keeps the scores, (4 + 2c) heads a pair of positions.
     """
-    s, c, d = side.shape, side.computed, side.stream
+    s, c, d = model.shape, model.computed, model.stream
     if d == c:
         norms = 2 * (4 + 2 * d) * s.hidden
     else:
         norms = 2 * (4 + d) * s.hidden + 5 * c * s.hidden
     heads = (4 + d) * (s.queries + s.keys) if s.norms else 0
-    scores = (4 + 2 * c) * s.heads * longest if side.config.model.attention is Attention.EAGER else 0
+    scores = (4 + 2 * c) * s.heads * longest if model.config.model.attention is Attention.EAGER else 0
     return norms + heads + scores + 2 * c * (s.queries + s.keys) + 4 * s.heads + 4 * c * s.intermediate
 
 
-def activations(side: TrainedModel) -> tuple[int, int]:
-    """Kept from forward to backward pass, and what the block under way adds.
+def activations(model: TrainedModel) -> tuple[int, int]:
+    """Kept from forward to backward pass, and what the current block adds.
 
     Without checkpointing L blocks keep everything; with it d H of each block's input, and one block is computed again.
     The last norm keeps (4 + d) H and the head's input d H. The backward pass of a block holds one more c I.
     """
-    s, tokens = side.shape, side.tokens
-    block = kept_per_token(side, longest_sequence(side.config)) * tokens
-    ends = (4 + 2 * side.stream) * s.hidden * tokens
-    work = side.computed * s.intermediate * tokens
-    if side.config.policy.activation_checkpointing:
-        return s.layers * side.stream * s.hidden * tokens + ends, block + work
+    s, tokens = model.shape, model.tokens
+    block = kept_per_token(model, longest_sequence(model.config)) * tokens
+    ends = (4 + 2 * model.stream) * s.hidden * tokens
+    work = model.computed * s.intermediate * tokens
+    if model.config.policy.activation_checkpointing:
+        return s.layers * model.stream * s.hidden * tokens + ends, block + work
     return s.layers * block + ends, work
 
 
-def head_work(side: TrainedModel) -> int:
+def head_work(model: TrainedModel) -> int:
     """The output head's backward pass over one piece of the vocabulary's logits: 16 bytes for each of min(n V, 2^27).
 
     Only trained positions go through the head (policy/logprob_model.py); n is at most all tokens of a rank.
     """
-    rows = max(1, CHUNK_ELEMENTS // side.shape.vocab)
-    return LOGIT_BYTES * min(side.tokens, rows) * side.shape.vocab
+    rows = max(1, CHUNK_ELEMENTS // model.shape.vocab)
+    return LOGIT_BYTES * min(model.tokens, rows) * model.shape.vocab
 
 
-def phases(side: TrainedModel) -> dict[str, dict[str, int]]:
-    """Parts by the moment of an update at which they are held together; the largest is the peak."""
-    held = state(side)
-    if side.config.policy.offload is Offload.ALL:
+def phases(model: TrainedModel) -> dict[str, dict[str, int]]:
+    """Parts by the phase of an update in which they are held together; the largest is the peak."""
+    held = state(model)
+    if model.config.policy.offload is Offload.ALL:
         held = {}
-    waiting = side.config.policy.offload is Offload.OPTIMIZER
+    waiting = model.config.policy.offload is Offload.OPTIMIZER
     computing = {name: size for name, size in held.items() if name != OPTIMISER or not waiting}
-    kept, block = activations(side)
-    flight = _in_flight(side)
+    kept, block = activations(model)
+    flight = _in_flight(model)
     found = {
-        "output head": computing | {FLIGHT: flight["head"], ACTIVATIONS: kept, WORK: head_work(side)},
+        "output head": computing | {FLIGHT: flight["head"], ACTIVATIONS: kept, WORK: head_work(model)},
         "block": computing | {FLIGHT: flight["block"], ACTIVATIONS: kept, WORK: block},
         "embedding": computing | {FLIGHT: flight["ends"]},
     }
     if held:
-        found["optimiser step"] = held | {WORK: held[GRADIENTS] if side.cuda else 0}  # foreach: one more of its size
+        found["optimiser step"] = held | {WORK: held[GRADIENTS] if model.cuda else 0}  # foreach: one more of its size
     return found
 
 
-def _in_flight(side: TrainedModel) -> Mapping[str, int]:
+def _in_flight(model: TrainedModel) -> Mapping[str, int]:
     """Weights and gradients that are whole for a while, of a block B, the head and all outside blocks O.
 
     FSDP: O stays gathered, c O; a block is c B, the next one arrives, c B; a block's gradient is c B, and 4 B while it
@@ -180,11 +180,11 @@ def _in_flight(side: TrainedModel) -> Mapping[str, int]:
     One rank in bfloat16: autocast's copies of all linear layers and of the head, 2 bytes each, and the head's gradient.
     LoRA has no gradients here worth counting, and frozen weights need no copy.
     """
-    s, c = side.shape, side.computed
+    s, c = model.shape, model.computed
     block, outside, head = count(s.block), count(s.outside), s.vocab * s.hidden
-    lora = bool(side.config.policy.lora_rank)
+    lora = bool(model.config.policy.lora_rank)
     grads = 0 if lora else 1
-    if side.ranks == 1:
+    if model.ranks == 1:
         copies = 0 if c == 4 or lora else c * (s.layers * sum(a * b for a, b in s.linear) + head)
         return {"head": copies + grads * c * head, "block": copies, "ends": copies}
     gathered = c * outside

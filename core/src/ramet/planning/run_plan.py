@@ -24,7 +24,7 @@ RECORDS = ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jso
 class RunPlan:
     """The directory that a run would work in."""
 
-    path: Path  # of a run without a name: what its name would look like
+    path: Path  # of a run without a name: the pattern of its name
     resumed: bool
     problems: Sequence[str]
 

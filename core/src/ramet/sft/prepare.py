@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
-from ramet.components.build import build_step
+from ramet.components.build import Components
 from ramet.components.prompts import check_prompts, task_prompts
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
@@ -61,7 +61,7 @@ def prepare(resolved: Resolved) -> PreparedSft:
     problems = [*check(resolved, "sft"), *check_model(config.model), *data.problems]
     problems += [*check_strategy(resolved, launched_world()), *check_trackers(config.trackers), *check_out(config)]
     step, tools = _parts(config, problems)
-    problems += [] if problems else check_prompts(config, tools)
+    problems += [] if problems or step is None else check_prompts(step, config, tools)
     raise_all(problems)
     assert step is not None
     tokenizer = load_tokenizer(config.model)
@@ -69,7 +69,7 @@ def prepare(resolved: Resolved) -> PreparedSft:
         Encoder(tokenizer, template_kwargs=config.model.chat_template_kwargs),
         step,
         tools=list(tools.schemas),
-        prompt=task_prompts(config, tools),
+        prompt=task_prompts(step, config, tools),
     )
     return _encoded(encoder, data, config.sft.max_tokens, tokenizer)
 
@@ -92,7 +92,7 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolN
     step: _Readable | None = None
     tools = ToolNames()
     try:
-        built = build_step(config)
+        built = Components(config).step
         step = built if isinstance(built, _Readable) else None
         if step is None:
             problems.append(

@@ -1,17 +1,24 @@
-"""One step's groups: played, scored while others still play, and checked to be whole."""
+"""One step's groups: played, scored while others still play, checked, and what is reported of them."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import statistics
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from ramet.cluster.interfaces import Rollouts
 from ramet.errors import InfraError
-from ramet.rollout.plan import check_groups
-from ramet.rollout.scoring import UNJUDGED, ScoredGroup
-from ramet.rollout.worker import RolloutPlan
+from ramet.policy.batching.rows import Row
+from ramet.rollout.plan import RolloutPlan, check_groups
+from ramet.rollout.scoring import UNJUDGED, ScoredGroup, n_unjudged
 from ramet.types import Group, Task
+
+logger = logging.getLogger(__name__)
 
 
 class Scores(Protocol):
@@ -23,11 +30,11 @@ class Scores(Protocol):
 async def play(
     rollouts: Rollouts, scorer: Scores, tasks: Sequence[Task], *, step: int, plan: RolloutPlan
 ) -> list[ScoredGroup]:
-    """Groups in order of `tasks`. A group is scored as soon as it is complete, while others are under way.
+    """Groups in order of `tasks`. A group is scored as soon as it is complete, while others still play.
 
     A reward that breaks the contract stops the playing at once.
     """
-    scored: dict[int, ScoredGroup] = {}  # by the group itself: a task may stand in a step twice
+    scored: dict[int, ScoredGroup] = {}  # by the group itself: a step may have a task twice
 
     async def score(group: Group) -> None:
         scored[id(group)] = await scorer.score(group)
@@ -62,3 +69,77 @@ def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:
         f"{len(faults)} of {len(rollouts)} rollouts were masked by infrastructure faults (limit "
         f"rollout.max_infra_rate={limit:g}); most often {where}: {message}"
     )
+
+
+def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Means over valid rollouts; shares over all of them, and over groups."""
+    scored = [r for group in groups for r in group.rollouts]
+    valid = [r for r in scored if r.reward is not None]
+    rewards = [r.reward for r in valid if r.reward is not None]
+    metrics = {
+        "reward/mean": statistics.fmean(rewards) if rewards else float("nan"),
+        "reward/std": statistics.pstdev(rewards) if rewards else float("nan"),
+        "reward/unjudged_rollouts": float(n_unjudged(groups)),
+        "rollout/masked_share": sum(r.rollout.fault is not None for r in scored) / max(1, len(scored)),
+        "rollout/left_out_share": sum(r.rollout.left_out is not None for r in scored) / max(1, len(scored)),
+        "rollout/tool_use": sum(bool(r.rollout.tool_calls) for r in valid) / max(1, len(valid)),
+        "group/no_signal_share": _no_signal(groups),
+    }
+    names = sorted({name for r in valid for name in r.parts})
+    for name in names:
+        metrics[f"reward/{name}"] = statistics.fmean(r.parts[name] for r in valid if name in r.parts)
+    return metrics
+
+
+def lag_metrics(rows: Sequence[Row], *, version: int, allowed: int) -> dict[str, float]:
+    """Updates between the weights that sampled a token and the current ones, `version`, over trained tokens.
+
+    Raises `InfraError` if it is more than `train.staleness` allows, or less than none.
+    """
+    if not rows:
+        return {}
+    lags = version - np.concatenate([row.policy_versions[row.mask] for row in rows])
+    if lags.max() > allowed or lags.min() < 0:
+        raise InfraError(
+            f"tokens of policy versions {version - lags.max()} to {version - lags.min()} came in for an update of "
+            f"version {version}; allowed: at most {allowed} versions older (train.staleness). An engine missed a sync"
+        )
+    return {"train/version_lag_mean": float(lags.mean()), "train/version_lag_max": float(lags.max())}
+
+
+def warn_of_silence(step: int, groups: Sequence[ScoredGroup]) -> None:
+    """Say so if the rewards of a step cannot teach anything: within every group they are all equal."""
+    if groups and _no_signal(groups) == 1:
+        rewards = sorted({r.reward for group in groups for r in group.valid if r.reward is not None})
+        logger.warning(
+            "step %d: in all %d groups the rewards are equal within the group (%s): no advantage, nothing to learn",
+            step,
+            len(groups),
+            ", ".join(f"{reward:g}" for reward in rewards[:3]) or "none is valid",
+        )
+
+
+def _no_signal(groups: Sequence[ScoredGroup]) -> float:
+    return sum(not gives_signal(group) for group in groups) / max(1, len(groups))
+
+
+def gives_signal(group: ScoredGroup) -> bool:
+    """Whether its rollouts can be told apart: two valid rewards that differ, or rewards of single tokens."""
+    return len({(r.reward, *sorted(r.token_rewards.items())) for r in group.valid}) > 1
+
+
+class StepClock:
+    """Seconds per phase of a step."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """The time since the last lap belongs to this phase."""
+        now = time.monotonic()
+        self._laps[phase] = self._laps.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def metrics(self) -> dict[str, float]:
+        return {f"time/{phase}_s": seconds for phase, seconds in self._laps.items()}

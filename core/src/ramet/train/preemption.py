@@ -1,8 +1,8 @@
 """A run that is asked to stop by SIGTERM (preemption) or SIGINT (Ctrl-C) ends at a state that it can go on from.
 
-Weights change in the update alone. So what runs before the update of a step is dropped, and the state behind the step
-before it, which is still in memory, is saved; an update that has begun is carried through, and its step is saved. A
-second signal ends the process at once: what stands on disk is whole at any moment.
+Weights change in the update alone. So what runs before the update of a step is dropped, and the state after the step
+before it, which is still in memory, is saved; an update that has begun is completed, and its step is saved. A second
+signal ends the process at once: what is on disk is complete at any time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 from ramet.runs.stopped import StopListener, Stopped, write_stderr
 
 T = TypeVar("T")
-CANCEL_S = 5.0  # for what is dropped to notice; the state is saved whether it did or not
-SHARE = 0.5  # of the grace time, for what is carried through; the rest is for the checkpoint
+CANCEL_S = 5.0  # for what is cancelled to end; the state is saved whether it has ended or not
+SHARE = 0.5  # of the grace time, for what is completed; the rest is for the checkpoint
 
 
 class Dropped(Exception):
-    """What was waited for is given up, because a stop was asked for."""
+    """What was waited for is cancelled, because the run is to stop."""
 
 
 class Preemption(StopListener):
-    """Where a run can be cut, it asks here whether it should be."""
+    """Waits for the work of a run, and cancels it when the run is to stop."""
 
     def __init__(self, grace_s: float) -> None:
         super().__init__()
@@ -50,16 +50,16 @@ class Preemption(StopListener):
             raise Stopped(self.signal)
 
     def check(self) -> None:
-        """Raise `Dropped` if a stop was asked for."""
+        """Raise `Dropped` if the run is to stop."""
         if self.asked:
             raise Dropped
 
     async def drop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for `work`; cancel it and raise `Dropped` as soon as a stop is asked for."""
+        """Wait for `work`; cancel it and raise `Dropped` as soon as the run is to stop."""
         return await self._wait(work, 0.0)
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for `work`; cancel it and raise `Dropped` if a stop was asked for and its time is over."""
+        """Wait for `work`; cancel it and raise `Dropped` if the run is to stop and its time is over."""
         return await self._wait(work, SHARE * self.grace_s)
 
     async def _wait(self, work: Coroutine[Any, Any, T], patience: float) -> T:
@@ -74,7 +74,7 @@ class Preemption(StopListener):
             task.cancel()
             await asyncio.wait({task}, timeout=CANCEL_S)
             if task.done() and not task.cancelled():
-                task.exception()  # what it met on its way out is of no interest, and asyncio is told so
+                task.exception()  # reading the exception keeps asyncio from reporting it
             raise Dropped
         finally:
             asked.cancel()

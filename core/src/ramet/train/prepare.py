@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ramet.cluster.check import check_cluster
-from ramet.components.build import build_benchmark, build_scorer, check_components, check_forks
+from ramet.components.build import Components
+from ramet.components.checks import check_components, check_forks, check_needs
 from ramet.components.engines import check_engine
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
-from ramet.config.schema import ChatMarkup, ColumnsConfig, Config, DataConfig
+from ramet.config.schema import ChatMarkup, Config, DataConfig
 from ramet.data.benchmarks import benchmark_names
 from ramet.data.filter import (
     Filtered,
@@ -31,9 +32,9 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch
 from ramet.policy.check import check_policy
+from ramet.rollout.prompts import Prompt
 from ramet.runs.manifest import DataRecord, model_files, model_fingerprint
 from ramet.tracking.trackers import check_trackers
-from ramet.train.needs import check_needs
 from ramet.train.validation import ValidData
 from ramet.types import Task
 
@@ -42,8 +43,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """What a run needs of its data, and what its manifest says of data and model."""
+    """What a run is made of before anything starts, and what its manifest records of data and model."""
 
+    components: Components
     tasks: list[Task]
     valid: ValidData
     sampler: Sampler
@@ -57,6 +59,7 @@ class PreparedRun:
 def prepare(resolved: Resolved) -> PreparedRun:
     """Raises `ConfigErrors` with every problem found."""
     config = resolved.config
+    components = Components(config)
     problems = [
         *check(resolved, "train"),
         *check_model(config.model),
@@ -65,27 +68,27 @@ def prepare(resolved: Resolved) -> PreparedRun:
         *check_cluster(config),
         *check_policy(config),
         *check_trackers(config.trackers),
-        *check_components(config, training=True),
+        *check_components(components, config, training=True),
     ]
     problems += unused_benchmarks(resolved)
-    problems += _collect(lambda: check_needs(config), problems) or []
+    problems += _collect(lambda: check_needs(components, config), problems) or []
     train = valid = None
     tools = _collect(lambda: tool_names(config), problems)
     if tools is not None and not problems:
-        problems += check_prompts(config, tools) + check_forks(config, tools.stateful)
+        problems += check_prompts(components.step, config, tools) + check_forks(components, tools.stateful)
     if config.data.train:  # otherwise `check` has said so
-        train = _collect(lambda: _load(config, config.data.train, config.data.limit), problems)
+        train = _collect(lambda: _load(components, config.data, config.data.train, config.data.limit), problems)
     if config.data.valid:
-        columns = replace(config.data.columns, difficulty=None)  # it chooses what is trained on
-        valid = _collect(lambda: _load(config, config.data.valid, config.data.valid_limit, columns), problems)
+        data = replace(config.data, columns=replace(config.data.columns, difficulty=None))  # of training alone
+        valid = _collect(lambda: _load(components, data, data.valid, data.valid_limit), problems)
     if train is not None:
         problems += check_tasks(config, train.tasks, tools)
     if valid is not None:
         problems += check_tasks(config, valid.tasks, tools, judged_otherwise=valid.benchmarks)
-        problems += [] if problems else _check_keep_best(config, valid)
+        problems += [] if problems else _check_keep_best(config, components, valid)
     raise_all(dict.fromkeys(problems))
     assert train is not None and tools is not None
-    return _prepared(config, train, valid, tools)
+    return _prepared(config, components, train, valid, tools)
 
 
 def check_tasks(
@@ -134,27 +137,21 @@ def unused_benchmarks(resolved: Resolved) -> Iterator[str]:
             yield f"{key}: `ramet train` does not read it; set {other}"
 
 
-def _check_keep_best(config: Config, valid: TaskSet) -> list[str]:
+def _check_keep_best(config: Config, components: Components, valid: TaskSet) -> list[str]:
     wanted = config.train.keep_best
-    allowed = _valid_data(config, valid, valid.tasks).metrics(build_scorer(config), config.train.eval_k)
+    allowed = _valid_data(components, valid, valid.tasks).metrics(components.scorer, config.train.eval_k)
     if wanted is None or wanted in allowed:
         return []
     return [f"train.keep_best={wanted}: no metric of the validation; allowed: {', '.join(allowed)}"]
 
 
-def _load(config: Config, sources: list[str], limit: int | None, columns: ColumnsConfig | None = None) -> TaskSet:
-    return load_tasks(
-        sources,
-        columns or config.data.columns,
-        limit=limit,
-        on_bad_row=config.data.on_bad_row,
-        build=lambda name: build_benchmark(config, name),
-    )
+def _load(components: Components, data: DataConfig, sources: list[str], limit: int | None) -> TaskSet:
+    return load_tasks(sources, data.columns, limit=limit, on_bad_row=data.on_bad_row, build=components.benchmark)
 
 
-def _valid_data(config: Config, found: TaskSet, kept: list[Task]) -> ValidData:
+def _valid_data(components: Components, found: TaskSet, kept: list[Task]) -> ValidData:
     names = dict.fromkeys(name for task in kept if (name := found.benchmarks.get(task.id)) is not None)
-    benchmarks = {name: build_benchmark(config, name) for name in names}
+    benchmarks = {name: components.benchmark(name) for name in names}
     return ValidData(tasks=kept, origins=found.benchmarks, benchmarks=benchmarks)
 
 
@@ -168,25 +165,28 @@ def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
     return None
 
 
-def _prepared(config: Config, train: TaskSet, valid: TaskSet | None, tools: ToolNames) -> PreparedRun:
+def _prepared(
+    config: Config, components: Components, train: TaskSet, valid: TaskSet | None, tools: ToolNames
+) -> PreparedRun:
     encoder = build_encoder(config)
-    count = prompt_counter(config, encoder, tools)
+    prompt = task_prompts(components.step, config, tools)
+    count = prompt_counter(encoder, prompt)
     kept = leave_out_long(train.tasks, count, config.data.max_prompt_tokens)
     tasks = _within_difficulty(config.data, kept.tasks)
     kept_valid = leave_out_long(valid.tasks, count, config.data.max_prompt_tokens) if valid else None
     if config.data.chat_markup is ChatMarkup.KEEP:
-        prompt = task_prompts(config, tools)
         for key, found in (("data.train", tasks), ("data.valid", kept_valid.tasks if kept_valid else [])):
             warn_of_chat_markup(found, lambda task: encoder.chat_markup(prompt(task).messages), key)
     warn_of_overlap(tasks, kept_valid.tasks if kept_valid else [])
-    warn_of_foreign_tags(config, [*tasks, *(kept_valid.tasks if kept_valid else [])], tools)
+    warn_of_foreign_tags(components.step, config, [*tasks, *(kept_valid.tasks if kept_valid else [])], tools)
     sampler = make_sampler(config, tasks)
     data = {"train": _record(train, kept, tasks)}
     if valid and kept_valid:
         data["valid"] = _record(valid, kept_valid, kept_valid.tasks)
     return PreparedRun(
+        components=components,
         tasks=tasks,
-        valid=_valid_data(config, valid, kept_valid.tasks) if valid and kept_valid else ValidData(),
+        valid=_valid_data(components, valid, kept_valid.tasks) if valid and kept_valid else ValidData(),
         sampler=sampler,
         total_steps=config.train.steps or max(1, len(tasks) // config.train.tasks_per_step),
         too_long=kept.left_out,
@@ -229,9 +229,8 @@ def _record(tasks: TaskSet, kept: Filtered, played: Sequence[Task]) -> DataRecor
     )
 
 
-def prompt_counter(config: Config, encoder: Encoder, tools: ToolNames) -> Callable[[Task], int]:
+def prompt_counter(encoder: Encoder, prompt: Callable[[Task], Prompt]) -> Callable[[Task], int]:
     """Tokens of a task's prompt as a rollout would begin with it."""
-    prompt = task_prompts(config, tools)
 
     def count(task: Task) -> int:
         try:

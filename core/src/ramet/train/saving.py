@@ -1,7 +1,7 @@
 """When a run saves itself, and what it does when it cannot: a full disk costs a checkpoint, two of them the run.
 
-The state is copied aside first and written by a thread. With `train.async_save` the run goes on meanwhile, and hears of
-a failure at the step behind.
+The state is copied aside first and written by a thread. With `train.async_save` the run goes on meanwhile, and
+learns of a failure at a later step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Saver:
         saved: int,
         in_background: bool,
     ) -> None:
-        """`stage` copies the state of now aside and returns what fills a folder with it, in any thread."""
+        """`stage` copies the current state aside and returns what fills a folder with it, in any thread."""
         self.checkpoints = checkpoints
         self.stage = stage
         self.every = every
@@ -40,7 +40,7 @@ class Saver:
         self.saved = saved
         self.in_background = in_background
         self.failed = 0
-        self._under_way: tuple[int, asyncio.Task[None]] | None = None
+        self._in_progress: tuple[int, asyncio.Task[None]] | None = None
 
     async def save_if_due(self, step: int, score: CheckpointScore | None) -> None:
         """Every `every` steps, the last one, and one whose `score` is the best so far. A failed save is warned of, and
@@ -48,19 +48,19 @@ class Saver:
 
         Raises `CheckpointError` if the one before failed too, or none comes after it.
         """
-        if self._under_way is not None and self._under_way[1].done():
+        if self._in_progress is not None and self._in_progress[1].done():
             await self._settle()
         if step == self.last:
             await self.save(step)
         elif step % self.every == 0 or await self._is_best(step, score):
             await self._settle()
             write = await self.stage()
-            self._under_way = step, asyncio.create_task(self._write(step, write), name=f"save of step {step}")
+            self._in_progress = step, asyncio.create_task(self._write(step, write), name=f"save of step {step}")
             if not self.in_background:
                 await self._settle()
 
     async def save(self, step: int) -> None:
-        """Save now, unless this step stands on disk. Raises `CheckpointError`."""
+        """Save now, unless this step is on disk. Raises `CheckpointError`."""
         await self._settle()
         if step > self.saved:
             await self._write(step, await self.stage())
@@ -77,10 +77,10 @@ class Saver:
         self.saved, self.failed = step, 0
 
     async def _settle(self) -> None:
-        """Wait for the save under way, and bear with its failure if it is the first."""
-        if self._under_way is None:
+        """Wait for the save in progress; its failure is only warned of if it is the first."""
+        if self._in_progress is None:
             return
-        (step, writing), self._under_way = self._under_way, None
+        (step, writing), self._in_progress = self._in_progress, None
         try:
             await writing
         except CheckpointError as error:
@@ -88,7 +88,7 @@ class Saver:
             if self.failed >= MAX_FAILED:
                 raise CheckpointError(f"{self.failed} saves in a row failed, so the run stops: {error}") from error
             logger.warning(
-                "CHECKPOINT OF STEP %d NOT SAVED: %s; a kill now loses the work behind step %d. The run goes on; "
+                "CHECKPOINT OF STEP %d NOT SAVED: %s; a kill now loses the work after step %d. The run goes on; "
                 "if the next save fails too, it stops",
                 step,
                 error,

@@ -104,7 +104,7 @@ class Validation:
         """`valid/…`: rewards overall and by data source, metrics of benchmarks, share with tool calls, share masked."""
         judged = _Judged(self.scorer, self.data)
         groups = await play(self.rollouts, judged, self.data.tasks, step=step, plan=plan_of(self.train))
-        await self.rollouts.metrics()  # what validation played must not stand in the next step's counts
+        await self.rollouts.metrics()  # what validation played must not be in the next step's counts
         rollouts = [one for group in groups for one in group.rollouts]
         valid = [one for one in rollouts if not judged.is_missing(one)]
         metrics = {MASKED: 1 - len(valid) / len(rollouts)}
@@ -132,7 +132,7 @@ class _Judged:
         return ScoredGroup(task=group.task, rollouts=unscored)
 
     def is_missing(self, one: ScoredRollout) -> bool:
-        """Masked, or not judged by who was to judge it."""
+        """Masked, or without the judgement that it needs."""
         task = one.rollout.task
         name = self.data.origins.get(task.id)
         if one.rollout.fault is not None or name is None:

@@ -13,7 +13,7 @@ from ray import ObjectRef
 from ramet.cluster.local import LocalRollouts
 from ramet.cluster.ray.actor_base import SAVE, Actor, Counts, PolicySetup, RolloutSetup, node_address
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
-from ramet.components.build import build_branch_policy
+from ramet.components.build import Components
 from ramet.engines.protocol import EngineInfo, Sleeper
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
@@ -32,12 +32,12 @@ class RolloutActor(Actor):
     async def start(self) -> EngineInfo:
         setup: RolloutSetup = self._read_setup()
         set_up_torch(setup.config.run)
-        policy = build_branch_policy(setup.config) if setup.branching else None
         self.rollouts = await LocalRollouts.open(
             setup.config,
             build_encoder(setup.config),
+            components=Components(setup.config),
             services=setup.services,
-            branch_policy=policy,
+            branching=setup.branching,
             expected=setup.tool_sets,
         )
         return self.rollouts.info

@@ -1,15 +1,16 @@
-"""`ramet train`: check everything, say what will be done, train, leave a model folder. Resumes what is there."""
+"""`ramet train`: check everything, log what will be done, train, export a model folder. Resumes what is there."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.cluster.interfaces import Backend
 from ramet.cluster.launch import open_backend
-from ramet.components.build import build_advantage, build_loss, start_rewards
+from ramet.components.build import Components, start_rewards
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import InfraError, raise_all
@@ -24,11 +25,11 @@ from ramet.runs.stopped import resume_command
 from ramet.tracking.jsonl import NAME as METRICS
 from ramet.tracking.jsonl import read_metrics
 from ramet.tracking.trackers import make_trackers
+from ramet.train.dry_run import will_fit
 from ramet.train.loop import Loop
-from ramet.train.plan import will_fit
 from ramet.train.preemption import Preemption
 from ramet.train.prepare import PreparedRun, prepare
-from ramet.train.state import TrainState
+from ramet.train.run import TrainRun, TrainState
 from ramet.types import CriticOptions, Need, TrackedRun, Tracker
 
 logger = logging.getLogger(__name__)
@@ -49,13 +50,13 @@ def run(resolved: Resolved) -> TrainResult:
     the run.
     """
     config = resolved.config
-    stop = Preemption(config.train.grace_s)
-    with stop.listening(), file_rights(private=config.run.private):
+    preemption = Preemption(config.train.grace_s)
+    with preemption.listening(), file_rights(private=config.run.private):
         prepared = prepare(resolved)
         set_up_torch(config.run)
         with RunDir.open(config.run.root, config.run.name) as run_dir:
             try:
-                run_async(_run(resolved, prepared, run_dir, stop))
+                run_async(_run(resolved, prepared, run_dir, preemption))
             except (KeyboardInterrupt, InfraError):
                 logger.warning("resume with: %s", resume_command(resolved, run_dir.path.name))
                 raise
@@ -68,57 +69,95 @@ def _result(folder: Path, steps: int) -> TrainResult:
     return TrainResult(run=folder, model=folder / "model", steps=steps, metrics=metrics)
 
 
-async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, stop: Preemption) -> None:
-    config = resolved.config
+async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, preemption: Preemption) -> None:
+    config, components = resolved.config, prepared.components
     manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
     raise_all(run_dir.check_resume(resolved, manifest))
-    spec, critic = policy_spec(config, prepared.total_steps), critic_spec(config, prepared.total_steps)
+    policy = policy_spec(config, components, prepared.total_steps)
+    critic = critic_spec(config, components, prepared.total_steps)
     async with open_backend(
         config,
-        spec,
+        policy,
+        components=components,
         critic=critic,
         folder=run_dir.services,
         tools=prepared.tools,
-    ) as place:
+    ) as backend:
         run_dir.record(resolved, manifest)
         _announce(config, prepared, run_dir.path)
-        await _train(config, prepared, run_dir, place, stop)
-        stop.settle()
-        await place.policy.export(run_dir.path / "model")
+        with preemption.deferred(), _tracker(config, prepared, run_dir.path) as tracker:
+            checkpoints = Checkpoints(
+                run_dir.checkpoints, keep=config.train.keep_checkpoints, keep_best=config.train.keep_best
+            )
+            state = await _restore(checkpoints, backend, tracker, prepared.data["train"].fingerprint)
+            await _train(
+                TrainRun(
+                    config=config,
+                    folder=run_dir.path,
+                    prepared=prepared,
+                    backend=backend,
+                    policy=policy,
+                    critic=critic,
+                    checkpoints=checkpoints,
+                    tracker=tracker,
+                    state=state,
+                    preemption=preemption,
+                )
+            )
+        preemption.settle()
+        await backend.policy.export(run_dir.path / "model")
     logger.info("model in %s; report: ramet report %s", run_dir.path / "model", run_dir.path)
 
 
-def policy_spec(config: Config, total_steps: int) -> PolicySpec:
+async def _train(run: TrainRun) -> None:
+    scorer = run.prepared.components.scorer
+    loop = Loop(run)
+    try:
+        await start_rewards(scorer.rewards, run.backend.services)
+        await loop.run()
+    finally:
+        await scorer.aclose()
+
+
+@contextmanager
+def _tracker(config: Config, prepared: PreparedRun, folder: Path) -> Iterator[Tracker]:
+    tracker = make_trackers(config.trackers, TrackedRun(folder=folder, total_steps=prepared.total_steps))
+    try:
+        yield tracker
+    finally:
+        tracker.close()
+
+
+def policy_spec(config: Config, components: Components, total_steps: int) -> PolicySpec:
     return PolicySpec(
         model=config.model,
         policy=config.policy,
         train=config.train,
-        policy_loss=build_loss(config),
+        policy_loss=components.loss,
         temperature=config.rollout.temperature,
         max_response_tokens=config.rollout.max_response_tokens,
         total_steps=total_steps,
         seed=config.run.seed,
-        needs=build_advantage(config).needs,
+        needs=components.advantage.needs,
     )
 
 
-def critic_spec(config: Config, total_steps: int) -> CriticSpec | None:
+def critic_spec(config: Config, components: Components, total_steps: int) -> CriticSpec | None:
     """None if no algorithm needs values. The estimator may bring the critic's options as `critic`."""
-    estimator = build_advantage(config)
-    if Need.VALUES not in estimator.needs:
+    if Need.VALUES not in components.advantage.needs:
         return None
     return CriticSpec(
         model=config.model,
         policy=config.policy,
         train=config.train,
-        options=getattr(estimator, "critic", CriticOptions()),
+        options=getattr(components.advantage, "critic", CriticOptions()),
         total_steps=total_steps,
         seed=config.run.seed,
     )
 
 
 def _announce(config: Config, prepared: PreparedRun, folder: Path) -> None:
-    """What will be done, before it is done."""
+    """Log what will be done, before it is done."""
     train, rollout = config.train, config.rollout
     logger.info(
         "%s: %d steps of %d tasks x %d rollouts from %d tasks%s; %s, %s, engine %s, branch policy %s",
@@ -133,51 +172,19 @@ def _announce(config: Config, prepared: PreparedRun, folder: Path) -> None:
         config.engine.name,
         config.branch_policy.name,
     )
-    for problem in will_fit(config):
+    for problem in will_fit(config, prepared.components):
         logger.warning("%s", problem)
 
 
-async def _train(config: Config, prepared: PreparedRun, run_dir: RunDir, place: Backend, stop: Preemption) -> None:
-    with stop.deferred():
-        checkpoints = Checkpoints(
-            run_dir.checkpoints, keep=config.train.keep_checkpoints, keep_best=config.train.keep_best
-        )
-        tracker = make_trackers(config.trackers, TrackedRun(folder=run_dir.path, total_steps=prepared.total_steps))
-        try:
-            state = await _restore(checkpoints, place, tracker, prepared.data["train"].fingerprint)
-            loop = Loop(
-                config,
-                folder=run_dir.path,
-                place=place,
-                needs_reference=policy_spec(config, prepared.total_steps).needs_reference,
-                critic=critic_spec(config, prepared.total_steps),
-                tasks=prepared.tasks,
-                valid=prepared.valid,
-                sampler=prepared.sampler,
-                checkpoints=checkpoints,
-                tracker=tracker,
-                total_steps=prepared.total_steps,
-                state=state,
-                stop=stop,
-            )
-            try:
-                await start_rewards(loop.scorer.rewards, place.services)
-                await loop.run()
-            finally:
-                await loop.scorer.aclose()
-        finally:
-            tracker.close()
-
-
-async def _restore(checkpoints: Checkpoints, place: Backend, tracker: Tracker, data: str) -> TrainState:
-    """The state to go on from: the newest verified checkpoint's, or the beginning. `data` is the data's fingerprint."""
+async def _restore(checkpoints: Checkpoints, backend: Backend, tracker: Tracker, data: str) -> TrainState:
+    """The state to resume from: the newest verified checkpoint's, or a new one. `data` is the data's fingerprint."""
     newest = checkpoints.newest()
     if newest is None:
         tracker.rewind(-1)
         return TrainState(data_fingerprint=data)
     state = TrainState.load(newest.folder, data)
-    await place.policy.load(newest.folder)
-    await place.sync_weights(state.step)
+    await backend.policy.load(newest.folder)
+    await backend.sync_weights(state.step)
     tracker.rewind(state.step)
-    logger.info("resumed behind step %d from %s", state.step, newest.folder)
+    logger.info("resumed after step %d from %s", state.step, newest.folder)
     return state

@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from ramet.cluster.check import check_cluster
 from ramet.cluster.launch import open_rollouts
-from ramet.components.build import build_benchmarks, check_components
+from ramet.components.build import Components
+from ramet.components.checks import check_components
 from ramet.components.engines import check_engine
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
@@ -24,8 +26,8 @@ from ramet.data.tasks import fingerprint
 from ramet.errors import ConfigError, InfraError, RametError, raise_all
 from ramet.evaluate.header import Header
 from ramet.evaluate.measure import measure
-from ramet.evaluate.results import PartialResults, Results, check_complete, is_finished, read_results
-from ramet.evaluate.table import results_table
+from ramet.evaluate.results import BenchmarkResult, PartialResults, Results, check_complete, is_finished, read_results
+from ramet.evaluate.statistics import Estimate, MetricSummary
 from ramet.event_loop import run_async
 from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
@@ -51,6 +53,16 @@ class EvaluateResult:
     scores: Mapping[str, Mapping[str, float | None]]  # benchmark -> metric -> mean over tasks; None: nothing judged
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedEvaluation:
+    """What an evaluation measures, checked."""
+
+    components: Components
+    benchmarks: Mapping[str, Benchmark]  # by name, as are their tasks
+    tasks: Mapping[str, list[Task]]
+    tools: ToolNames
+
+
 def run(resolved: Resolved) -> EvaluateResult:
     """The job. Raises `ConfigErrors` before anything is written if something is wrong, and `Stopped` if a signal ended
     the run.
@@ -61,10 +73,10 @@ def run(resolved: Resolved) -> EvaluateResult:
 
 def _run(resolved: Resolved) -> EvaluateResult:
     config = resolved.config
-    benchmarks, tasks, tools = prepare(resolved)
+    prepared = prepare(resolved)
     set_up_torch(config.run)
     model = model_fingerprint(*model_files(config.model))
-    _warn_of_chat_markup(config, tasks, tools)
+    _warn_of_chat_markup(config, prepared)
     with file_rights(private=config.run.private), RunDir.open(config.run.root, config.run.name) as run_dir:
         manifest = make_manifest(resolved, model=model)
         raise_all(run_dir.check_resume(resolved, manifest))
@@ -75,9 +87,9 @@ def _run(resolved: Resolved) -> EvaluateResult:
             settings={
                 "config": resolved.text,
                 "model_sha256": model,
-                "tasks_sha256": {name: fingerprint(found) for name, found in tasks.items()},
+                "tasks_sha256": {name: fingerprint(found) for name, found in prepared.tasks.items()},
             },
-            benchmarks={name: benchmark.info for name, benchmark in benchmarks.items()},
+            benchmarks={name: benchmark.info for name, benchmark in prepared.benchmarks.items()},
             versions=manifest.versions,
             plugins=[asdict(plugin) for plugin in manifest.plugins],
         )
@@ -87,9 +99,9 @@ def _run(resolved: Resolved) -> EvaluateResult:
             return _result(run_dir.path, out)
         partial = PartialResults(out, header, allow=allow)
         run_dir.record(resolved, manifest)
-        _announce(config, tasks, out)
+        _announce(config, prepared, out)
         try:
-            run_async(_measure(config, benchmarks, tasks, partial, folder=run_dir.services, tools=tools))
+            run_async(_measure(config, prepared, partial, folder=run_dir.services))
             check_complete(partial.results(), config.evaluate.max_masked_share, partial.path)
         except (KeyboardInterrupt, InfraError):
             logger.warning("resume with: %s", resume_command(resolved, run_dir.path.name))
@@ -98,10 +110,10 @@ def _run(resolved: Resolved) -> EvaluateResult:
         return _result(run_dir.path, out)
 
 
-def _warn_of_chat_markup(config: Config, tasks: Mapping[str, list[Task]], tools: ToolNames) -> None:
+def _warn_of_chat_markup(config: Config, prepared: PreparedEvaluation) -> None:
     if config.data.chat_markup is ChatMarkup.KEEP:
-        encoder, prompt = build_encoder(config), task_prompts(config, tools)
-        for name, found in tasks.items():
+        encoder, prompt = build_encoder(config), task_prompts(prepared.components.step, config, prepared.tools)
+        for name, found in prepared.tasks.items():
             warn_of_chat_markup(found, lambda task: encoder.chat_markup(prompt(task).messages), f"benchmarks.{name}")
 
 
@@ -111,27 +123,28 @@ def _result(folder: Path, out: Path) -> EvaluateResult:
     return EvaluateResult(run=folder, file=out, scores=scores)
 
 
-def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Task]], ToolNames]:
-    """The benchmarks, their tasks and the tools, all checks done and reported together."""
+def prepare(resolved: Resolved) -> PreparedEvaluation:
+    """Do all checks, reported together in `ConfigErrors`, and load the benchmarks' tasks."""
     config = resolved.config
+    components = Components(config)
     problems = [
         *check(resolved, "eval"),
         *check_model(config.model),
         *check_torch(config.run, config.model),
         *check_engine(config),
         *check_cluster(config),
-        *check_components(config, training=False),
+        *check_components(components, config, training=False),
     ]
     benchmarks: dict[str, Benchmark] = {}
     tasks: dict[str, list[Task]] = {}
     tools = ToolNames()
     try:
         tools = tool_names(config)
-        problems += [] if problems else check_prompts(config, tools)
+        problems += [] if problems else check_prompts(components.step, config, tools)
     except RametError as error:
         problems.append(str(error))
     try:
-        benchmarks = build_benchmarks(config)
+        benchmarks = {name: components.benchmark(name) for name in config.benchmarks}
     except RametError as error:
         problems.append(str(error))
     for name, benchmark in benchmarks.items():
@@ -147,19 +160,11 @@ def prepare(resolved: Resolved) -> tuple[dict[str, Benchmark], dict[str, list[Ta
         if not found:
             problems.append(f"benchmarks.{name}: split {config.benchmarks[name].split!r} holds no task")
     raise_all(dict.fromkeys(problems))
-    warn_of_foreign_tags(config, [task for found in tasks.values() for task in found], tools)
-    return benchmarks, tasks, tools
+    warn_of_foreign_tags(components.step, config, [task for found in tasks.values() for task in found], tools)
+    return PreparedEvaluation(components=components, benchmarks=benchmarks, tasks=tasks, tools=tools)
 
 
-async def _measure(
-    config: Config,
-    benchmarks: Mapping[str, Benchmark],
-    tasks: Mapping[str, list[Task]],
-    partial: PartialResults,
-    *,
-    folder: Path,
-    tools: ToolNames,
-) -> None:
+async def _measure(config: Config, prepared: PreparedEvaluation, partial: PartialResults, *, folder: Path) -> None:
     chosen = config.evaluate
     plan = RolloutPlan(
         group_size=chosen.k,
@@ -170,8 +175,16 @@ async def _measure(
         salt="eval",
         step_deadline=False,
     )
-    async with open_rollouts(config, folder=folder, tools=tools) as rollouts:
-        await measure(rollouts, benchmarks, tasks, plan=plan, partial=partial, report=_EvaluationProgress())
+    components, tools = prepared.components, prepared.tools
+    async with open_rollouts(config, components=components, folder=folder, tools=tools) as rollouts:
+        await measure(
+            rollouts,
+            prepared.benchmarks,
+            prepared.tasks,
+            plan=plan,
+            partial=partial,
+            report=_EvaluationProgress(),
+        )
 
 
 class _EvaluationProgress:
@@ -182,11 +195,44 @@ class _EvaluationProgress:
             logger.info("%s: %d of %d tasks", benchmark, done, total)
 
 
-def _announce(config: Config, tasks: Mapping[str, list[Task]], out: Path) -> None:
-    what = ", ".join(f"{name} ({len(found)} tasks)" for name, found in tasks.items())
+def _announce(config: Config, prepared: PreparedEvaluation, out: Path) -> None:
+    what = ", ".join(f"{name} ({len(found)} tasks)" for name, found in prepared.tasks.items())
     logger.info("%s: %s, %d rollouts each, results in %s", config.model.path, what, config.evaluate.k, out)
 
 
 def _show(results: Results, out: Path) -> None:
     Console(file=sys.stdout, highlight=False).print(results_table(results))
     logger.info("results in %s", out)
+
+
+def results_table(results: Results) -> Table:
+    """One row per benchmark and metric: avg@k with its 95 % interval, pass@k, tools, and how much was judged."""
+    table = Table(title=f"{results.header.model}, k = {results.header.k}", caption="± 95 % interval, clustered by task")
+    for column in ("benchmark", "metric", "avg@k", "pass@k", "tool use", "judged"):
+        table.add_column(column)
+    for benchmark in results.benchmarks:
+        for metric in benchmark.metrics:
+            table.add_row(*_row(benchmark, metric))
+    return table
+
+
+def _row(benchmark: BenchmarkResult, metric: MetricSummary) -> tuple[str, ...]:
+    passes = "  ".join(f"@{p.k} {_mean(p.estimate)}" for p in metric.passes)
+    use = benchmark.tools.share_using
+    return (
+        benchmark.name,
+        metric.metric,
+        _with_interval(metric.avg),
+        passes,
+        "-" if use is None else f"{use:.0%}",
+        benchmark.judged,
+    )
+
+
+def _mean(estimate: Estimate) -> str:
+    return "-" if estimate.mean is None else f"{estimate.mean:.3f}"
+
+
+def _with_interval(estimate: Estimate) -> str:
+    margin = "" if estimate.half_width is None else f" ± {estimate.half_width:.3f}"
+    return _mean(estimate) + margin

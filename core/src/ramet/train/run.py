@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the policy: where the run stands."""
+"""One training run: what its loop works with, and the state that a checkpoint holds beside the policy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ramet.cluster.interfaces import Backend
+from ramet.config.schema import Config
 from ramet.errors import ConfigError
+from ramet.policy.checkpoint.store import Checkpoints
+from ramet.policy.spec import CriticSpec, PolicySpec
+from ramet.train.preemption import Preemption
+from ramet.train.prepare import PreparedRun
+from ramet.types import Tracker
 
 FILE = "trainer.json"
 
@@ -39,3 +46,19 @@ class TrainState:
                 f"{data_fingerprint[:12]}); restore the data, or choose another run.name"
             )
         return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRun:
+    """Everything is built, checked and started; `state` is the newest checkpoint's, or that of a new run."""
+
+    config: Config
+    folder: Path  # the run directory
+    prepared: PreparedRun  # components and data
+    backend: Backend
+    policy: PolicySpec  # what the backend's policy was built from
+    critic: CriticSpec | None  # None: no algorithm needs values
+    checkpoints: Checkpoints
+    tracker: Tracker
+    state: TrainState  # changes with every step
+    preemption: Preemption

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ramet.check import job
-from ramet.check.job import Options, run
+from ramet.check import logprobs
+from ramet.check.logprobs import Options, run
 from ramet.cli import main
+from ramet.components.build import Components
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.errors import ConfigErrors
@@ -25,12 +26,12 @@ Change = Callable[[PolicySpec], PolicySpec]
 
 
 def train_with(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = job.policy_spec
+    original = logprobs.policy_spec
 
-    def changed(config: Config, total_steps: int) -> PolicySpec:
-        return change(original(config, total_steps))
+    def changed(config: Config, components: Components, total_steps: int) -> PolicySpec:
+        return change(original(config, components, total_steps))
 
-    monkeypatch.setattr(job, "policy_spec", changed)
+    monkeypatch.setattr(logprobs, "policy_spec", changed)
 
 
 def test_the_torch_engine_agrees_and_nothing_is_written(

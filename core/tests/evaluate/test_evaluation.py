@@ -14,7 +14,7 @@ from ramet.cli.app import main
 from ramet.cluster.local import LocalRollouts
 from ramet.config.compose import compose
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
-from ramet.evaluate.job import run
+from ramet.evaluate.evaluation import run
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins, origin
 from ramet.rollout.plan import RolloutPlan
@@ -269,7 +269,7 @@ def test_a_benchmark_that_breaks_the_contract_stops_the_evaluation(
     with pytest.raises(PluginError) as caught:
         run(compose(overrides(model, tmp_path, "benchmarks.arithmetic.limit=1", "evaluate.k=1"), job="eval"))
     who = f"benchmark 'arithmetic' ({origin(benchmark)}), task {task.id!r}, rollout 0"
-    line = f"core/tests/evaluate/test_job.py:{score.__code__.co_firstlineno}"
+    line = f"core/tests/evaluate/test_evaluation.py:{score.__code__.co_firstlineno}"
     assert str(caught.value) == f"{who}: {problem} ({line})"
 
 
@@ -285,7 +285,7 @@ def test_a_benchmark_that_cannot_load_is_named_with_the_line(
     monkeypatch.setattr(type(benchmark), "load", load)
     with pytest.raises(PluginError) as caught:
         run(compose(overrides(model, tmp_path), job="eval"))
-    line = f"core/tests/evaluate/test_job.py:{load.__code__.co_firstlineno + 1}"
+    line = f"core/tests/evaluate/test_evaluation.py:{load.__code__.co_firstlineno + 1}"
     who = f"benchmark 'arithmetic' ({origin(benchmark)})"
     assert str(caught.value) == f"{who} raised KeyError in load: 'lost' ({line})"
 

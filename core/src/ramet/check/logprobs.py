@@ -14,16 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
-from ramet.check.agreement import DEFAULTS, Agreement, Threshold, compare
-from ramet.check.table import agreement_table, describe_token, describe_weights, verdict
+from ramet.check.agreement import DEFAULTS, Agreement, Spread, Threshold, Token, Weights, compare
 from ramet.cluster.launch import open_rollouts
-from ramet.components.toolbox import ToolNames
+from ramet.components.build import Components
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Offload
 from ramet.data.sampler import Sampler
 from ramet.errors import ConfigErrors, InfraError, raise_all
 from ramet.event_loop import run_async
+from ramet.io.json_values import visible_lines
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
@@ -33,12 +34,13 @@ from ramet.rollout.plan import check_groups
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.worker import RolloutPlan
 from ramet.train.groups import check_infrastructure
-from ramet.train.job import policy_spec
-from ramet.train.prepare import prepare
+from ramet.train.prepare import PreparedRun, prepare
+from ramet.train.training import policy_spec
 from ramet.types import Group, Task
 
 logger = logging.getLogger(__name__)
 DISAGREE = 1  # exit code
+AROUND = 16  # tokens of text on each side of the worst one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,8 @@ class Options:
 def run(resolved: Resolved, options: Options | None = None) -> int:
     """The job; returns the exit code. Raises `ConfigErrors` before anything starts if something is wrong."""
     config, options = resolved.config, options or Options()
-    tasks, tools = prepare_tasks(resolved, options)
+    prepared = _prepare(resolved, options)
+    tasks = draw_tasks(prepared, config, options)
     threshold = DEFAULTS[config.model.dtype]
     if options.threshold is not None:
         threshold = replace(threshold, value=options.threshold)
@@ -74,29 +77,36 @@ def run(resolved: Resolved, options: Options | None = None) -> int:
         config.model.path, len(tasks), options.rollouts, config.engine.name,
     )  # fmt: skip
     encoder = build_encoder(config)
-    rows = _rows(run_async(_play(config, tasks, tools, options)), config)
-    agreement = _compare(config, rows)
+    rows = _rows(run_async(_play(config, prepared, tasks, options)), config)
+    agreement = _compare(config, prepared.components, rows)
     _show(agreement, rows, config, encoder, threshold)
     return DISAGREE if agreement.exceeds(threshold) else 0
 
 
-def prepare_tasks(resolved: Resolved, options: Options) -> tuple[list[Task], ToolNames]:
-    """The tasks to play, drawn by `run.seed`, and the tools, after all checks of a training run, reported together."""
-    config, problems = resolved.config, options.problems(resolved.config)
+def _prepare(resolved: Resolved, options: Options) -> PreparedRun:
+    """All checks of a training run and those of the options, reported together."""
+    problems = options.problems(resolved.config)
     try:
         prepared = prepare(resolved)
     except ConfigErrors as error:
         raise ConfigErrors([*problems, *error.problems]) from error
     raise_all(problems)
+    return prepared
+
+
+def draw_tasks(prepared: PreparedRun, config: Config, options: Options) -> list[Task]:
+    """The tasks to play, drawn by `run.seed`."""
     n = len(prepared.tasks)
     drawn = Sampler(n, min(options.tasks, n), config.run.seed, config.data.shuffle).draw(min(options.tasks, n))
-    return [prepared.tasks[i] for i in drawn], prepared.tools
+    return [prepared.tasks[i] for i in drawn]
 
 
-async def _play(config: Config, tasks: Sequence[Task], tools: ToolNames, options: Options) -> list[Group]:
+async def _play(config: Config, prepared: PreparedRun, tasks: Sequence[Task], options: Options) -> list[Group]:
     plan = RolloutPlan(group_size=options.rollouts, branch=False, salt="check")
     with tempfile.TemporaryDirectory(prefix="ramet-check-") as folder:
-        async with open_rollouts(config, folder=Path(folder), tools=tools) as rollouts:
+        async with open_rollouts(
+            config, components=prepared.components, folder=Path(folder), tools=prepared.tools
+        ) as rollouts:
             groups = await rollouts.run(tasks, step=0, plan=plan)
     check_groups(groups, tasks, options.rollouts)
     return groups
@@ -118,9 +128,9 @@ def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
     return rows
 
 
-def _compare(config: Config, rows: Sequence[Row]) -> Agreement:
+def _compare(config: Config, components: Components, rows: Sequence[Row]) -> Agreement:
     """The trainer is built when the engine is gone: one rank without a reference, half of the memory of training."""
-    spec = policy_spec(config, total_steps=1)
+    spec = policy_spec(config, components, total_steps=1)
     alone = replace(spec.policy, sequence_parallel=1, offload=Offload.NONE)
     spec = replace(spec, policy=alone, train=replace(spec.train, kl_coef=0.0), needs=frozenset())
     logprobs, entropies = PolicyWorker(spec).logprobs_and_entropies(rows)
@@ -133,3 +143,50 @@ def _show(agreement: Agreement, rows: Sequence[Row], config: Config, encoder: En
     console.print(describe_weights(agreement.weights, config.train.tis_cap))
     console.print(describe_token(agreement.worst, rows, encoder))
     console.print(verdict(agreement, threshold))
+
+
+def agreement_table(agreement: Agreement, *, engine: str) -> Table:
+    title = f"engine {engine} and trainer: {agreement.tokens} sampled tokens of {agreement.rollouts} rollouts"
+    table = Table(title=title)
+    for column in ("absolute difference, nats", "mean", "99th percentile", "largest"):
+        table.add_column(column)
+    table.add_row("log-probability", *_numbers(agreement.logprobs))
+    table.add_row("entropy", *_numbers(agreement.entropies))
+    return table
+
+
+def describe_weights(weights: Weights, tis_cap: float | None) -> str:
+    """What the differences mean for truncated importance sampling."""
+    cap = "off" if tis_cap is None else f"{tis_cap:g}, truncates {weights.truncated:.2%}"
+    return (
+        f"importance weights {weights.least:.6f} to {weights.largest:.6f}, mean {weights.mean:.6f}, "
+        f"effective sample {weights.effective:.2%} (both truncated); train.tis_cap {cap}"
+    )
+
+
+def _numbers(spread: Spread | None) -> tuple[str, ...]:
+    return ("-",) * 3 if spread is None else tuple(f"{one:.3g}" for one in (spread.mean, spread.p99, spread.largest))
+
+
+def describe_token(token: Token, rows: Sequence[Row], encoder: Encoder) -> str:
+    """The position of the token, what engine and trainer have for it, and the text around it with the token in » «."""
+    row, at = rows[token.row], token.position
+    ids = [*row.prompt_ids.tolist(), *row.response_ids.tolist()]
+    here = len(row.prompt_ids) + at
+    before, one, after = (
+        " ".join(visible_lines(encoder.decode(part)))
+        for part in (ids[max(0, here - AROUND) : here], ids[here : here + 1], ids[here + 1 : here + 1 + AROUND])
+    )
+    return (
+        f"worst token: task {row.task_id}, rollout {row.rollout_id}, turn {row.turn_ids[at]}, position {at} of the "
+        f"response: engine {token.engine:.6f}, trainer {token.trainer:.6f}\n  {before}»{one}«{after}"
+    )
+
+
+def verdict(agreement: Agreement, threshold: Threshold) -> str:
+    what = f"{threshold.statistic} difference of log-probabilities"
+    if agreement.entropies is not None:
+        what += " and of entropies"
+    if agreement.exceeds(threshold):
+        return f"THEY DISAGREE: the {what} must be at most {threshold.value:g} nats"
+    return f"they agree: the {what} is at most {threshold.value:g} nats"

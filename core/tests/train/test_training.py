@@ -12,7 +12,7 @@ from ramet.config.compose import compose
 from ramet.errors import PluginError
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
-from ramet.train.job import run
+from ramet.train.training import run
 
 PLUGIN = """
 import os

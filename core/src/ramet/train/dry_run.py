@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from ramet.components.build import build_advantage, build_loss
+from ramet.components.build import Components
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, OldLogprobs
 from ramet.errors import ConfigError, raise_all
-from ramet.planning.machine import Machine, machine_of
 from ramet.planning.memory import Inputs, MemoryPlan, estimate
-from ramet.planning.memory_check import check_memory
-from ramet.planning.memory_table import table
+from ramet.planning.memory_report import check_memory, table
 from ramet.planning.model_shape import read_shape
-from ramet.planning.placement import check_placement
-from ramet.planning.placement import plan_devices as place_workers
+from ramet.planning.placement import Machine, check_placement, machine_of, plan_devices
 from ramet.planning.run_plan import RECORDS, DryRun, RunPlan, entries_in_words, plan_run
 from ramet.runs.manifest import make_manifest
 from ramet.train.prepare import PreparedRun, prepare
@@ -27,43 +24,43 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     config = resolved.config
     machine = machine_of(config, on)
     prepared = prepare(resolved)
-    place = plan_run(resolved, make_manifest(resolved, data=prepared.data, model=prepared.model))
-    memory = _memory(config, machine)
-    raise_all([*place.problems, *check_placement(config, machine), *_fits(memory)])
+    run_plan = plan_run(resolved, make_manifest(resolved, data=prepared.data, model=prepared.model))
+    memory = _memory(config, prepared.components, machine)
+    raise_all([*run_plan.problems, *check_placement(config, machine), *_fits(memory)])
     return DryRun(
         job="train",
         facts={
-            "directory": str(place),
+            "directory": str(run_plan),
             "tasks": _tasks(prepared) + _order(config),
             "validation": _validation(config, prepared),
             "steps": _steps(config, prepared),
-            "old policy": _old_policy(config),
+            "old policy": _old_policy(config, prepared.components),
             "tokens": _tokens(config, prepared),
             "algorithm": _algorithm(config),
             "rewards": entries_in_words(config.rewards),
             "tools": entries_in_words(config.tools),
-            "placement": str(place_workers(config, machine)),
+            "placement": str(plan_devices(config, machine)),
             "memory": memory if isinstance(memory, str) else "\n".join(table(memory)),
         },
-        files=_files(config, prepared, place),
+        files=_files(config, prepared, run_plan),
     )
 
 
-def will_fit(config: Config) -> list[str]:
-    """What is likely not to fit on this machine. Estimates: whoever starts a run is warned, a plan is refused."""
+def will_fit(config: Config, components: Components) -> list[str]:
+    """What is likely not to fit on this machine. Estimates: a run logs them as warnings, a dry run is refused."""
     if config.cluster.address is not None:
         return []  # the workers' machines are others
     machine = machine_of(config)
-    return [*check_placement(config, machine), *_fits(_memory(config, machine))]
+    return [*check_placement(config, machine), *_fits(_memory(config, components, machine))]
 
 
-def _memory(config: Config, machine: Machine) -> MemoryPlan | str:
+def _memory(config: Config, components: Components, machine: Machine) -> MemoryPlan | str:
     """Or why none can be made: a model that is built otherwise can still be trained."""
     try:
         shape = read_shape(config.model)
     except ConfigError as error:
         return f"not estimated: {error}"
-    needs = build_advantage(config).needs | build_loss(config).needs
+    needs = components.advantage.needs | components.loss.needs
     return estimate(Inputs(config=config, shape=shape, machine=machine, needs=needs))
 
 
@@ -75,8 +72,9 @@ def _tasks(prepared: PreparedRun) -> str:
     record = prepared.data["train"]
     notes = {"bad rows skipped": record.skipped, "too long": prepared.too_long, "repaired": record.repaired}
     notes["outside the bounds of difficulty"] = record.by_difficulty
-    said = ", ".join(f"{count} {what}" for what, count in notes.items() if count)
-    return f"{len(prepared.tasks)} of {record.tasks} from {', '.join(record.files)}" + (f" ({said})" if said else "")
+    not_used = ", ".join(f"{count} {what}" for what, count in notes.items() if count)
+    found = f"{len(prepared.tasks)} of {record.tasks} from {', '.join(record.files)}"
+    return f"{found} ({not_used})" if not_used else found
 
 
 def _order(config: Config) -> str:
@@ -109,11 +107,11 @@ def _steps(config: Config, prepared: PreparedRun) -> str:
     )
 
 
-def _old_policy(config: Config) -> str:
+def _old_policy(config: Config, components: Components) -> str:
     """Where pi_old comes from, and what it costs."""
     if config.train.old_logprobs is OldLogprobs.ENGINE:
         return "the engine's log-probabilities (train.old_logprobs=engine)"
-    if Need.OLD_LOGPROBS in build_advantage(config).needs:
+    if Need.OLD_LOGPROBS in components.advantage.needs:
         return f"one pass a step, since advantage={config.advantage.name} reads its log-probabilities"
     if config.train.epochs * config.train.minibatches > 1:
         return "one pass a step, since several optimiser steps move away from it"
@@ -138,12 +136,12 @@ def _algorithm(config: Config) -> str:
     )
 
 
-def _files(config: Config, prepared: PreparedRun, place: RunPlan) -> list[str]:
+def _files(config: Config, prepared: PreparedRun, run_plan: RunPlan) -> list[str]:
     last, train = prepared.total_steps, config.train
     kept = f"every {train.save_every} steps and the last, {train.keep_checkpoints} kept"
     return [
-        *(f"{place.path}/{name}" for name in RECORDS),
-        f"{place.path}/rollouts/step_000001.jsonl.gz … step_{last:06d}.jsonl.gz",
-        f"{place.path}/checkpoints/step_…/ ({kept})",
-        f"{place.path}/model/",
+        *(f"{run_plan.path}/{name}" for name in RECORDS),
+        f"{run_plan.path}/rollouts/step_000001.jsonl.gz … step_{last:06d}.jsonl.gz",
+        f"{run_plan.path}/checkpoints/step_…/ ({kept})",
+        f"{run_plan.path}/model/",
     ]

@@ -21,8 +21,8 @@ from ramet.policy.worker import PolicyWorker
 from ramet.registry import Entry
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.record import read_records
-from ramet.train.job import run
 from ramet.train.loop import Loop
+from ramet.train.training import run
 from ramet.types import AdvantageInputs, AdvantageOutput, Fault, Group, Need, Rollout
 
 pytestmark = pytest.mark.skipif(

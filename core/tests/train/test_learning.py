@@ -1,6 +1,7 @@
-"""What an estimator is told of the rollouts besides their rewards: estimators that use it, one field each.
+"""What an estimator is told of the rollouts besides their rewards: estimators that use it, one field each. What it
+returns is checked.
 
-Each sees it alike in this process, through the pickle that Ray sends groups in, and read again from a step's record.
+Each field is the same in this process, through the pickle in which Ray sends groups, and read from a step's record.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from ramet.errors import PluginError
 from ramet.policy.batching.rows import rows_of
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.train.algorithm import estimate
+from ramet.testing.rollouts import answered_rollout
+from ramet.train.learning import estimate
 from ramet.types import (
     AdvantageInputs,
     AdvantageOutput,
@@ -193,3 +197,55 @@ def test_what_costs_computation_is_given_by_its_need_alone(group: ScoredGroup) -
         looks = Looks(*needs)
         estimate(looks, rows, old_logprobs=arrays, ref_logprobs=arrays, values=arrays, greedy_rewards=[0.0] * len(rows))
         assert looks.seen == {fields[need] for need in needs}
+
+
+class Outside:
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        return AdvantageOutput(advantages=torch.ones_like(batch.mask, dtype=torch.float32))
+
+
+class Wrong:
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        return AdvantageOutput(advantages=torch.zeros(len(batch.rewards)))
+
+
+class Bare:
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: AdvantageInputs) -> Any:
+        return torch.zeros_like(batch.engine_logprobs)
+
+
+class Crashes:
+    needs: frozenset[Need] = frozenset()
+
+    def __call__(self, batch: AdvantageInputs) -> Any: return {}["lost"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("estimator", "what"),
+    [
+        (Outside(), ": advantages are not zero outside the mask: multiply by the mask at the end"),
+        (Wrong(), ": advantages has shape [2]: return [N, T], here [2, 44]"),
+        (Bare(), ": returned Tensor: return an AdvantageOutput"),
+        (Crashes(), " raised KeyError: 'lost'"),
+    ],
+)
+def test_an_estimator_that_breaks_the_contract_is_named(estimator: Any, what: str) -> None:
+    one = Task(id="t", prompt=user_prompt("1+1"), answer=("2",))
+    with_result = replace(answered_rollout(one, "2"), id="0")
+    longer = replace(answered_rollout(one, "22"), id="1")
+    group = ScoredGroup(
+        task=one,
+        rollouts=(ScoredRollout(rollout=with_result, reward=1.0), ScoredRollout(rollout=longer, reward=0.0)),
+    )
+    rows = rows_of([group])
+    with pytest.raises(PluginError) as caught:
+        estimate(estimator, rows, old_logprobs=[row.engine_logprobs for row in rows])
+    line = f"core/tests/train/test_learning.py:{type(estimator).__call__.__code__.co_firstlineno}"
+    name = f"{type(estimator).__module__}.{type(estimator).__name__}"
+    assert str(caught.value) == f"advantage estimator {name}{what} ({line})"

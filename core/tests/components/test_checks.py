@@ -8,15 +8,16 @@ from random import Random
 
 import pytest
 
+from ramet.components import checks as checks_module
+from ramet.components.build import Components
+from ramet.components.checks import check_needs
 from ramet.config.compose import compose
 from ramet.config.schema import LossAggregation
 from ramet.errors import ConfigErrors
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.registry import Entry
-from ramet.train import needs as needs_module
-from ramet.train.needs import check_needs
-from ramet.train.plan import _old_policy
+from ramet.train.dry_run import _old_policy
 from ramet.train.prepare import prepare
 from ramet.types import BranchEvent, GroupView, Need, StartRoots
 
@@ -56,7 +57,8 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
 
 
 def problems(*overrides: str) -> list[str]:
-    return check_needs(compose(["model.path=model", "engine=torch", *overrides], job="train").config)
+    config = compose(["model.path=model", "engine=torch", *overrides], job="train").config
+    return check_needs(Components(config), config)
 
 
 def test_what_ships_is_fine() -> None:
@@ -107,7 +109,7 @@ def test_entropies_of_an_engine_that_reports_none_are_refused(
     kinds = {"advantage": "advantages", "policy_loss": "policy_losses", "branch_policy": "branch_policies"}
     register(kinds[section], needs=frozenset({Need.ENTROPY}))
     assert problems(f"{section}=mine") == []
-    monkeypatch.setattr(needs_module, "engine_capabilities", lambda config: frozenset())
+    monkeypatch.setattr(checks_module, "engine_capabilities", lambda config: frozenset())
     assert problems(f"{section}=mine") == [f"{section}=mine needs entropies, and engine 'torch' reports none"]
 
 
@@ -148,7 +150,8 @@ def test_an_aggregation_that_there_is_not_is_named(register: Register) -> None:
 )
 def test_the_plan_says_what_the_old_policy_costs(register: Register, overrides: list[str], said: str) -> None:
     register("advantages", needs=frozenset({Need.OLD_LOGPROBS}))
-    assert _old_policy(compose(["model.path=model", "engine=torch", *overrides], job="train").config) == said
+    config = compose(["model.path=model", "engine=torch", *overrides], job="train").config
+    assert _old_policy(config, Components(config)) == said
 
 
 def test_a_run_is_refused_for_all_of_it_at_once(register: Register, tmp_path: Path) -> None:

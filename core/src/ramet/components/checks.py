@@ -1,0 +1,104 @@
+"""Checks of a run's components before anything starts: that they can be built, and that the run gives what they need.
+
+An algorithm is never silently inert (DESIGN.md §4): what it needs is there, or the run is refused. Reference and critic
+are built on demand, and so are entropies of the trainer computed; the engine's are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Any
+
+from ramet.components.build import Components
+from ramet.components.engines import engine_capabilities
+from ramet.config.schema import Config, LossAggregation
+from ramet.engines.protocol import Capability
+from ramet.errors import RametError
+from ramet.rollout.branching.decisions import ask
+from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
+from ramet.types import BranchPolicy, GroupView, Need, PolicyLoss, Start, Task, user_prompt
+
+GIVEN = {
+    "advantage": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE, Need.VALUES, Need.GREEDY_ROLLOUT},
+    "policy_loss": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE},
+    "branch_policy": {Need.ENTROPY, Need.EARLIER_TURNS},
+}
+
+
+def check_components(components: Components, config: Config, *, training: bool) -> list[str]:
+    """Build everything that is light, so that a broken plugin or option shows before anything starts."""
+    builders: list[Callable[[], Any]] = [lambda: components.step]
+    if training:
+        builders += [
+            lambda: _start_a_group(components.branch_policy, config),
+            lambda: components.advantage,
+            lambda: components.loss,
+            lambda: components.scorer,
+        ]
+    problems = []
+    for build in builders:
+        try:
+            build()
+        except RametError as error:
+            problems.append(str(error))
+    if training and not problems and config.train.resample_rounds and Need.VALUES in components.advantage.needs:
+        problems.append(
+            f"train.resample_rounds={config.train.resample_rounds}: replaces groups of equal rewards, from which "
+            f"advantage={config.advantage.name} learns too; set 0"
+        )
+    return problems
+
+
+def _start_a_group(policy: BranchPolicy, config: Config) -> None:
+    """A branch policy is pure, so it can be asked about a group that is never played."""
+    budget = config.rollout.group_size
+    task = Task(id="check", prompt=user_prompt("check"))
+    view = GroupView(task=task, budget=budget, budget_left=budget, rollouts=(), vocab_size=1)
+    ask(policy, Start(), view, Random(0))
+
+
+def check_forks(components: Components, tools: Sequence[StatefulComponent]) -> list[str]:
+    """Whether the branch policy can fork the states of these tools and of the environment."""
+    return fork_problems([*step_component(components.step), *tools], components.branch_policy)
+
+
+def check_needs(components: Components, config: Config) -> list[str]:
+    """Problems of the chosen estimator, loss and branch policy with engine and configuration.
+
+    Raises what building them raises.
+    """
+    loss, policy = components.loss, components.branch_policy
+    needs = {
+        "advantage": components.advantage.needs,
+        "policy_loss": loss.needs,
+        "branch_policy": getattr(policy, "needs", frozenset[Need]()),  # may be left out
+    }
+    problems = [problem for section, wanted in needs.items() for problem in _ungiven(config, section, wanted)]
+    return [*problems, *_aggregation(config, loss)]
+
+
+def _ungiven(config: Config, section: str, wanted: frozenset[Need]) -> Iterator[str]:
+    who = f"{section}={getattr(config, section).name}"
+    given = sorted(GIVEN[section])
+    for need in sorted(wanted - set(given)):
+        if need is Need.REWARDS and section == "branch_policy":
+            yield f"{who} needs rewards, and this version of ramet does not report `Scored` to branch policies"
+        else:
+            yield f"{who} needs {need}, which is not given to it; allowed: {', '.join(given)}"
+    if Need.ENTROPY in wanted and Capability.ENTROPY not in engine_capabilities(config):
+        yield f"{who} needs entropies, and engine {config.engine.name!r} reports none"
+
+
+def _aggregation(config: Config, loss: PolicyLoss) -> Iterator[str]:
+    allowed: frozenset[str] | None = getattr(loss, "aggregation", None)  # may be left out
+    if allowed is None:
+        return
+    who, known = f"policy_loss={config.policy_loss.name}", [mode.value for mode in LossAggregation]
+    for mode in sorted(allowed - set(known)):
+        yield f"{who} allows train.loss_aggregation={mode}, which there is not; there are: {', '.join(known)}"
+    if config.train.loss_aggregation not in allowed:
+        yield (
+            f"{who} is right only with train.loss_aggregation={' or '.join(sorted(allowed))}, got "
+            f"{config.train.loss_aggregation}"
+        )

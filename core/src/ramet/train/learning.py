@@ -1,0 +1,175 @@
+"""How a step changes the weights: from scored groups to advantages, the record on disk, and the update.
+
+The estimator sees what its `needs` name; what it returns is checked before anything is written or trained on.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ramet.config.schema import OldLogprobs
+from ramet.errors import ConfigError, PluginError, RametError
+from ramet.output_checks import advantage_problem
+from ramet.plugin_code import defined_at, failed, named
+from ramet.plugins import origin
+from ramet.policy.batching.rows import Floats, Row, advantage_inputs, engine_entropies, row_metrics, rows_of
+from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.mutation_guard import unchanged
+from ramet.rollout.record import GroupRecord, write_records
+from ramet.train.groups import StepClock, lag_metrics
+from ramet.train.run import TrainRun
+from ramet.train.step_rollouts import PlayedStep
+from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, Need
+
+logger = logging.getLogger(__name__)
+
+
+class Learner:
+    """Trains policy and critic of a run on one step's groups after the other."""
+
+    def __init__(self, run: TrainRun) -> None:
+        self._config = run.config
+        self._folder = run.folder
+        self._policy = run.backend.policy
+        self._critic = run.critic
+        self._estimator = run.prepared.components.advantage
+        self._needs_reference = run.policy.needs_reference
+        self._preemption = run.preemption
+
+    async def learn(
+        self, step: int, played: PlayedStep, greedy: Sequence[float | None] | None, clock: StepClock
+    ) -> dict[str, float]:
+        """Old log-probabilities, advantages, the record on disk, the update; returns metrics.
+
+        `greedy` holds one baseline per group, None where it is masked: such a group is left out. Without any row a
+        warning is logged, and nothing is learned. Raises `Dropped` if the run is to stop, before any weight changes.
+        """
+        without = [i for i, reward in enumerate(greedy or []) if reward is None]
+        rows = rows_of(played.groups, without=without)
+        metrics = row_metrics(played.groups, without=without)
+        metrics |= lag_metrics(rows, version=step - 1, allowed=self._config.train.staleness)
+        if not rows:
+            baseline = "" if greedy is None else " and a greedy one"
+            logger.warning("step %d: no group has two valid rollouts%s; nothing to learn from", step, baseline)
+            record_step(self._folder, step, played)
+            return metrics | {"train/updates": 0.0}
+        batch, reported = await self._train_batch(rows, greedy, clock)
+        record_step(self._folder, step, played, batch)
+        clock.lap("record")
+        self._preemption.check()  # the last point at which the weights are those of the step before
+        updated = await self._update(batch, step)
+        clock.lap("update")
+        return {**metrics, **reported, **updated}
+
+    async def _train_batch(
+        self, rows: list[Row], greedy: Sequence[float | None] | None, clock: StepClock
+    ) -> tuple[TrainBatch, dict[str, float]]:
+        """The rows with their advantages, and the estimator's metrics."""
+        old = await self._old_logprobs(rows)
+        reference = await self._policy.reference_logprobs(rows) if self._needs_reference else None
+        values = await self._policy.values(rows) if self._critic is not None else None
+        clock.lap("logprobs")
+        output = estimate(
+            self._estimator,
+            rows,
+            old_logprobs=old,
+            ref_logprobs=reference,
+            values=values,
+            greedy_rewards=None
+            if greedy is None
+            else [reward for row in rows if (reward := greedy[row.group]) is not None],
+        )
+        batch = TrainBatch.from_padded(
+            rows,
+            output.advantages,
+            returns=output.returns,
+            old_logprobs=old,
+            ref_logprobs=reference,
+            values=values,
+        )
+        return batch, dict(output.metrics)
+
+    async def _update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        """The critic first; the policy once the critic is warm."""
+        metrics = await self._update_critic(batch, step)
+        if self._critic is None or step > self._critic.options.warmup_steps:
+            metrics |= await self._policy.update(batch, step)
+        return metrics
+
+    async def _update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        if batch.values is None:
+            return {}
+        if batch.returns is None:
+            raise PluginError(
+                f"advantage estimator {origin(self._estimator)} needs values but returned no returns; the critic is "
+                "trained on them"
+            )
+        return await self._policy.update_critic(batch, step)
+
+    async def _old_logprobs(self, rows: list[Row]) -> list[Floats] | None:
+        """If the estimator reads them. Otherwise the update finds them itself, if it takes more than one step."""
+        if Need.OLD_LOGPROBS not in self._estimator.needs:
+            return None
+        if self._config.train.old_logprobs is OldLogprobs.ENGINE:
+            return [row.engine_logprobs for row in rows]
+        return await self._policy.logprobs(rows)
+
+
+def record_step(folder: Path, step: int, played: PlayedStep, batch: TrainBatch | None = None) -> None:
+    """Write every group that was played to the run's `rollouts/`; those of `batch` come first, with advantages."""
+    by_group: dict[int, dict[str, array[float]]] = {}
+    if batch is not None:
+        for row, values in zip(batch.rows, batch.advantages, strict=True):
+            by_group.setdefault(row.group, {})[row.rollout_id] = array("f", values.tobytes())
+    write_records(
+        folder / "rollouts" / f"step_{step:06d}.jsonl.gz",
+        [GroupRecord(step=step, group=group, advantages=by_group.get(i, {})) for i, group in enumerate(played.all)],
+    )
+
+
+def estimate(
+    estimator: AdvantageEstimator,
+    rows: Sequence[Row],
+    *,
+    old_logprobs: Sequence[Floats] | None = None,
+    ref_logprobs: Sequence[Floats] | None = None,
+    values: Sequence[Floats] | None = None,
+    greedy_rewards: Sequence[float] | None = None,
+) -> AdvantageOutput:
+    """Advantages `[N, T]` of these rows. The estimator sees what its `needs` name of what is given.
+
+    Raises `PluginError` if it breaks the contract.
+    """
+    needs, name = estimator.needs, f"advantage estimator {origin(estimator)}"
+    batch = advantage_inputs(
+        rows,
+        old_logprobs=old_logprobs if Need.OLD_LOGPROBS in needs else None,
+        ref_logprobs=ref_logprobs if Need.REFERENCE in needs else None,
+        entropies=engine_entropies(rows) if Need.ENTROPY in needs else None,
+        values=values if Need.VALUES in needs else None,
+        greedy_rewards=greedy_rewards if Need.GREEDY_ROLLOUT in needs else None,
+    )
+    if Need.ENTROPY in needs and batch.entropies is None:
+        raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
+    with torch.no_grad(), unchanged(batch, name):
+        output = _call(estimator, batch, name)
+    problem = advantage_problem(output, batch)
+    if problem is not None:
+        raise PluginError(f"{name}: {problem}{defined_at(estimator)}")
+    return output
+
+
+def _call(estimator: AdvantageEstimator, batch: AdvantageInputs, name: str) -> AdvantageOutput:
+    try:
+        return estimator(batch)
+    except ConfigError as error:
+        raise named(error, name, "advantage") from error
+    except RametError:
+        raise
+    except Exception as error:
+        raise failed(error, name) from error
