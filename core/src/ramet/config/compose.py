@@ -17,7 +17,7 @@ from ramet.config.catalog import Catalog, recorded_offers
 from ramet.config.convert import add_instances, to_config, type_options
 from ramet.config.hydra_adapter import compose_tree, layers_of, names_of, register, running
 from ramet.config.provenance import Layers
-from ramet.config.request import Request, read, wrong_choices
+from ramet.config.request import JobRequest, read, wrong_choices
 from ramet.config.resolved import Resolved, render
 from ramet.config.schema import RolloutConfig, RunConfig
 from ramet.config.secrets import remember_environment
@@ -44,7 +44,7 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
     return replace(resolved, config_dir=config_dir)
 
 
-def _recorded(request: Request) -> dict[tuple[str, str], str]:
+def _recorded(request: JobRequest) -> dict[tuple[str, str], str]:
     """What the run that is to be resumed was offered, if the user names one."""
     name, root = request.settings.get("run.name"), request.settings.get("run.root")
     if name is None:
@@ -65,7 +65,7 @@ def layers(overrides: Sequence[str], *, job: str, config_dir: Path | None = None
     return Layers(layers=made, chosen_by=chosen_by, overrides=list(overrides), tree=tree)
 
 
-def _tree(request: Request, catalog: Catalog) -> DictConfig:
+def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     """The composed tree with the user's values. What is wrong with the request is added to its problems.
 
     Raises `ConfigErrors` if nothing can be composed.

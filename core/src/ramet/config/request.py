@@ -17,7 +17,7 @@ SWEEP_VALUES = "allowed: a=1,2 choice(…) range(…) glob(…)"
 
 
 @dataclass(slots=True)
-class Request:
+class JobRequest:
     """What the user typed, sorted. A repeated key counts once, the last one wins."""
 
     choices: dict[str, Override] = field(default_factory=dict)  # group -> override
@@ -26,9 +26,9 @@ class Request:
     problems: list[str] = field(default_factory=list)
 
 
-def read(overrides: Sequence[str], job: str) -> Request:
+def read(overrides: Sequence[str], job: str) -> JobRequest:
     """The request, with what is wrong about single overrides among its problems."""
-    request = Request()
+    request = JobRequest()
     for text in overrides:
         if any("\ud800" <= char <= "\udfff" for char in text):  # bytes that Python could not read
             shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -73,7 +73,7 @@ def _refused(override: Override, text: str) -> str | None:
     return None
 
 
-def wrong_choices(request: Request, catalog: Catalog) -> dict[str, list[str]]:
+def wrong_choices(request: JobRequest, catalog: Catalog) -> dict[str, list[str]]:
     """Group -> what is wrong with its choice. Hydra must be running."""
     wrong: dict[str, list[str]] = {}
     many = {group.name for group in COMPONENTS if group.many}

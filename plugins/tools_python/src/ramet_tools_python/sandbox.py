@@ -16,7 +16,7 @@ from typing import Any
 from ramet import InfraError
 from ramet_tools_python.config import PythonConfig
 from ramet_tools_python.result import PythonResult, Status, read_reply
-from ramet_tools_python.zygote import Slot, Zygote
+from ramet_tools_python.zygote import Slot, ZygoteProcess
 
 logger = logging.getLogger(__name__)
 GRACE_S = 2.0  # after the slot's own deadline; then it counts as hung
@@ -38,7 +38,7 @@ class Sandbox:
         for _ in range(config.slots):
             self._pool.put_nowait(None)
         self._busy: set[Slot] = set()
-        self._zygote: Zygote | None = None
+        self._zygote: ZygoteProcess | None = None
         self._logged_level: int | None = None  # level that was logged
         self._starting = asyncio.Lock()
         self._stopping: set[asyncio.Future[None]] = set()
@@ -128,7 +128,7 @@ class Sandbox:
             self._retire(zygote)
         raise InfraError("a new slot did not come up")
 
-    async def _new_slot(self, zygote: Zygote) -> Slot | None:
+    async def _new_slot(self, zygote: ZygoteProcess) -> Slot | None:
         try:
             slot = zygote.new_slot()
         except OSError:
@@ -149,12 +149,12 @@ class Sandbox:
             raise
         return True
 
-    async def _running_zygote(self) -> Zygote:
+    async def _running_zygote(self) -> ZygoteProcess:
         async with self._starting:
             if self._zygote is not None and not self._zygote.alive:
                 self._retire(self._zygote)
             if self._zygote is None:
-                self._zygote = await Zygote.start(self.config)
+                self._zygote = await ZygoteProcess.start(self.config)
                 self._log_level(self._zygote.level)
             return self._zygote
 
@@ -163,7 +163,7 @@ class Sandbox:
             logger.info("python tool: isolation level %d (%s)", level, LEVELS[level])
             self._logged_level = level
 
-    def _retire(self, zygote: Zygote) -> None:
+    def _retire(self, zygote: ZygoteProcess) -> None:
         """End this zygote in the background, unless that was begun already. The next call starts another."""
         if self._zygote is not zygote:
             return

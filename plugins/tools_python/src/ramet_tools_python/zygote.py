@@ -54,7 +54,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-class Zygote:
+class ZygoteProcess:
     """A running zygote. Its end, however it comes, is the end of its slots and of their programs."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, folder: str) -> None:
@@ -62,7 +62,7 @@ class Zygote:
         self.level = 0
 
     @classmethod
-    async def start(cls, config: PythonConfig) -> Zygote:
+    async def start(cls, config: PythonConfig) -> ZygoteProcess:
         """Raises `InfraError` if it does not come up."""
         zygote = cls._exec(config)
         try:
@@ -82,7 +82,7 @@ class Zygote:
         return zygote
 
     @classmethod
-    def _exec(cls, config: PythonConfig) -> Zygote:
+    def _exec(cls, config: PythonConfig) -> ZygoteProcess:
         ours, theirs = _pair()
         folder = tempfile.mkdtemp(prefix="ramet-python-", dir=config.scratch)
         program = [config.interpreter or sys.executable, *_FLAGS, "-c", _BOOT, str(Path(__file__).parent)]
@@ -134,7 +134,7 @@ class Zygote:
 class Slot:
     """A connection to one slot. Closing it ends the slot and the program in it."""
 
-    def __init__(self, zygote: Zygote, sock: socket.socket) -> None:
+    def __init__(self, zygote: ZygoteProcess, sock: socket.socket) -> None:
         self.zygote, self.sock = zygote, sock
 
     async def ready(self) -> None:
