@@ -39,8 +39,8 @@ def test_a_fork_copies_all_but_the_last_token() -> None:
 
 def test_the_longest_idle_slot_is_taken_when_none_is_free() -> None:
     table = SlotTable(4, 64, deterministic=False)
-    slots_taken = [start(table, text * 3, text) for text in "abcd"]
-    for target in (slots_taken[2], slots_taken[0], slots_taken[1], slots_taken[3]):
+    targets = [start(table, text * 3, text) for text in "abcd"]
+    for target in (targets[2], targets[0], targets[1], targets[3]):
         finish(table, target)
     taken = start(table, "new", "new")
     assert taken is not None and taken.slot == 2

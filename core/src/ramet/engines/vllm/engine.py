@@ -126,7 +126,7 @@ class VllmEngine:
         await self._call(self._service.update(given, version, in_flight=self.in_flight))
 
     async def connect_weights(self, info: Mapping[str, Any]) -> None:
-        """Introduce vLLM's workers to who will send weights (`init_info` of the backend that `transfer` names)."""
+        """Connect vLLM's workers to who will send weights (`init_info` of the backend that `transfer` names)."""
         await self._call(self._service.connect(info))
 
     async def receive_weights(self, infos: Iterable[Mapping[str, Any]], version: int) -> None:

@@ -112,7 +112,7 @@ class VllmService:
             await self.receive(infos, version, in_flight=in_flight)
 
     async def connect(self, info: Mapping[str, Any]) -> None:
-        """Introduce the workers to a sender of weights."""
+        """Connect the workers to a sender of weights."""
         self._check_works()
         request = WeightTransferInitRequest(init_info=dict(info))
         await self._call("connecting to the sender of weights", self._llm.init_weight_transfer_engine(request))
