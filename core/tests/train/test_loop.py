@@ -267,13 +267,13 @@ def test_the_old_policy_costs_no_pass_where_it_is_the_policy_itself(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored: list[int] = []
-    score = PolicyWorker._score
+    score = PolicyWorker._own_logprobs
 
     def counting(self: PolicyWorker, scorer: Any, rows: Any, entropy: Any) -> Any:
         scored.append(len(rows))
         return score(self, scorer, rows, entropy)
 
-    monkeypatch.setattr(PolicyWorker, "_score", counting)
+    monkeypatch.setattr(PolicyWorker, "_own_logprobs", counting)
     without = train()
     assert scored == []
     (tmp_path / "run").rename(tmp_path / "before")
