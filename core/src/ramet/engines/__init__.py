@@ -1,1 +1,1 @@
-"""What generates tokens: `protocol` is what all engines share, `torch` computes in this process, `vllm` drives vLLM."""
+"""What generates tokens: `protocol` is common to all engines, `torch/` runs in this process, `vllm/` drives vLLM."""
