@@ -239,8 +239,8 @@ class SftConfig:
     strategy: Strategy = option(Strategy.NONE, "over cluster.policy_workers processes")
     epochs: float = option(3.0, above=0)
     max_steps: int | None = option(None, minimum=1)
-    batch_size: int = option(16, "sequences per optimiser step on one device", minimum=1)
-    accumulate: int = option(1, minimum=1)
+    batch_size: int = option(16, "sequences per forward pass on one device", minimum=1)
+    accumulate: int = option(1, "forward passes per optimiser step", minimum=1)
     lr: float = option(7e-6, minimum=0)
     beta2: float = option(0.999, minimum=0, maximum=1)
     schedule: Schedule = Schedule.COSINE
