@@ -50,7 +50,7 @@ def _run_folder(run: Path) -> Path:
 
 def _plugins(arguments: Sequence[str]) -> int:
     parser = Parser(prog="ramet plugins", add_help=False, description="What is installed, and what failed to load.")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     found = parser.read(arguments)
     if found is None:
         return 0
@@ -71,7 +71,7 @@ def _config(arguments: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", help="as for the job itself")
     parser.add_argument("--job", choices=[job.name for job in _JOBS], default="train", help="default: train")
     parser.add_argument("--why", metavar="KEY", help="everything that sets KEY; the last one counts")
-    parser.add_argument("--config-dir", type=Path, help="more presets and experiments")
+    parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
     found = parser.read(arguments)
     if found is None:
         return 0
@@ -122,7 +122,7 @@ def _checkpoints(arguments: Sequence[str]) -> int:
         epilog="Ends with exit code 1 if no checkpoint verifies.",
     )
     parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     found = parser.read(arguments)
     if found is None:
         return 0
@@ -144,12 +144,12 @@ def _check_logprobs(arguments: Sequence[str]) -> int:
         epilog="Keys are those of `ramet train`. Ends with exit code 1 if the two disagree.",
     )
     parser.add_argument("overrides", nargs="*", help="as for the run that is to be trained")
-    parser.add_argument("--tasks", type=int, default=8, help="of data.train (default: 8)")
-    parser.add_argument("--rollouts", type=int, default=2, help="of each task (default: 2)")
+    parser.add_argument("--tasks", type=int, default=8, help="how many tasks of data.train (default: 8)")
+    parser.add_argument("--rollouts", type=int, default=2, help="rollouts of each task (default: 2)")
     parser.add_argument(
         "--threshold", type=float, help="default: 1e-3 in float32, 0.1 in bfloat16; see docs/engines.md"
     )
-    parser.add_argument("--config-dir", type=Path, help="more presets and experiments")
+    parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
     found = parser.read(arguments)
     if found is None:
         return 0
@@ -207,7 +207,7 @@ def _tiny_model(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="the folder to make")
     parser.add_argument("--arch", default="qwen2", choices=ARCHITECTURES, help="default: qwen2")
-    parser.add_argument("--seed", type=int, default=1, help="of the weights; the same seed gives the same bytes")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the weights (default: 1)")
     found = parser.read(arguments)
     if found is None:
         return 0
