@@ -1,4 +1,7 @@
-"""Floors: no file imports one of a floor above, no files import each other in a circle, and `ramet --help` is light."""
+"""Layers: no file imports one of a higher layer, no files import each other in a circle, and `ramet --help` is light.
+
+A package is a folder or module right below `ramet`; `docs/design.md` has the same table.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ CONTRACT = {
     "registry",
     "types",
 }
-FLOORS = [
+LAYERS = [
     CONTRACT,
     {"io", "processes"},
     {"conf", "config"},
@@ -40,13 +43,13 @@ FLOORS = [
     {"api"},
     {"cli", "testing"},
 ]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 HEAVY = {"accelerate", "numpy", "ray", "torch", "transformers", "vllm"}
 
 
 @dataclass(frozen=True)
 class Import:
-    module: str  # "ramet.types", or "ramet" + a name that is a room: `from ramet import types`
+    module: str  # "ramet.types", or "ramet" + a name that is a package: `from ramet import types`
     for_types_only: bool
     where: str
 
@@ -96,8 +99,8 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.py"))
 
 
-def room_of(module: str) -> str | None:
-    """The room of a module of the core: `rollout` of `ramet.rollout.tree`; None if it is not the core's."""
+def package_of(module: str) -> str | None:
+    """The package of a module of the core: `rollout` of `ramet.rollout.tree`; None if it is not the core's."""
     top, _, rest = module.partition(".")
     return rest.partition(".")[0] if top == "ramet" else None
 
@@ -107,34 +110,34 @@ def module_of(path: Path) -> str:
     return ".".join(("ramet", *(part for part in parts if part != "__init__")))
 
 
-def room_of_file(path: Path) -> str:
-    room = room_of(module_of(path))
-    assert room is not None
-    return room
+def package_of_file(path: Path) -> str:
+    package = package_of(module_of(path))
+    assert package is not None
+    return package
 
 
 def core_imports() -> Iterator[tuple[str, str, Import]]:
-    """(room of the file, room that it imports, the import)."""
+    """(package of the file, package that it imports, the import)."""
     for path in files(CORE):
         for found in imports_of(path):
-            target = room_of(found.module)
+            target = package_of(found.module)
             if target is not None:
-                yield room_of_file(path), target, found
+                yield package_of_file(path), target, found
 
 
-def test_every_room_is_on_a_floor() -> None:
-    rooms = {room_of_file(path) for path in files(CORE)}
-    assert rooms <= set(FLOOR), f"give these rooms a floor: {sorted(rooms - set(FLOOR))}"
+def test_every_room_is_on_a_layer() -> None:
+    packages = {package_of_file(path) for path in files(CORE)}
+    assert packages <= set(LAYER), f"give these packages a layer: {sorted(packages - set(LAYER))}"
 
 
-def test_the_design_page_names_every_room_from_the_lowest_floor_up() -> None:
-    """A row may hold several floors."""
+def test_the_design_page_names_every_room_from_the_lowest_layer_up() -> None:
+    """A row may hold several layers."""
     page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
     rows = [line.split("|")[2] for line in page.splitlines() if line.startswith("| ") and "modules of" not in line]
-    rooms = [[name for name in re.findall(r"`(\w+)/?`", row) if name in FLOOR] for row in rows]
-    assert {name for row in rooms for name in row} == set(FLOOR) - {""}
-    floors = [FLOOR[name] for row in rooms for name in sorted(row, key=lambda name: FLOOR[name])]
-    assert floors == sorted(floors)
+    packages = [[name for name in re.findall(r"`(\w+)/?`", row) if name in LAYER] for row in rows]
+    assert {name for row in packages for name in row} == set(LAYER) - {""}
+    layers = [LAYER[name] for row in packages for name in sorted(row, key=lambda name: LAYER[name])]
+    assert layers == sorted(layers)
 
 
 @pytest.mark.parametrize("package", ["engines", "cluster"])
@@ -145,8 +148,8 @@ def test_a_package_with_exchangeable_parts_names_them_all(package: str) -> None:
 
 
 def test_nothing_imports_upwards() -> None:
-    wrong = [f"{i.where} ({room} imports {to})" for room, to, i in core_imports() if FLOOR[to] > FLOOR[room]]
-    assert not wrong, "imports of a floor above:\n" + "\n".join(wrong)
+    wrong = [f"{i.where} ({package} imports {to})" for package, to, i in core_imports() if LAYER[to] > LAYER[package]]
+    assert not wrong, "imports of a layer above:\n" + "\n".join(wrong)
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -166,7 +169,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_the_contract_needs_only_the_standard_library_and_pluggy() -> None:
     allowed = set(sys.stdlib_module_names) | {"pluggy", "ramet"}
     wrong = []
-    for path in (path for path in files(CORE) if room_of_file(path) in CONTRACT):
+    for path in (path for path in files(CORE) if package_of_file(path) in CONTRACT):
         for found in imports_of(path):
             top = found.module.partition(".")[0]
             if top not in allowed and not (top == "torch" and found.for_types_only):
@@ -174,9 +177,9 @@ def test_the_contract_needs_only_the_standard_library_and_pluggy() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("room", ["builtin", "cli", "conf", "config"])
-def test_what_help_loads_imports_nothing_heavy(room: str) -> None:
-    found = [i for path in files(CORE) if room_of_file(path) == room for i in imports_of(path)]
+@pytest.mark.parametrize("package", ["builtin", "cli", "conf", "config"])
+def test_what_help_loads_imports_nothing_heavy(package: str) -> None:
+    found = [i for path in files(CORE) if package_of_file(path) == package for i in imports_of(path)]
     assert not [f"{i.where} ({i.module})" for i in found if i.module.partition(".")[0] in HEAVY]
 
 
@@ -203,7 +206,7 @@ def test_nothing_private_of_others_is_imported() -> None:
     for folder in (CORE, *(plugin / "src" for plugin in PLUGINS)):
         for path in files(folder):
             for found in imports_of(path):
-                if re.search(r"\._", found.module) and room_of(found.module) is None:
+                if re.search(r"\._", found.module) and package_of(found.module) is None:
                     private.add(f"{path.relative_to(ROOT).as_posix()}: {found.module}")
     assert private == allowed
 
@@ -214,7 +217,7 @@ def test_components_and_jobs_never_see_omegaconf() -> None:
     wrong = [
         found.where
         for path in files(CORE)
-        if room_of_file(path) not in allowed
+        if package_of_file(path) not in allowed
         for found in imports_of(path)
         if found.module.partition(".")[0] == "omegaconf"
     ]
