@@ -119,6 +119,40 @@ def test_a_process_whose_owner_has_ended_already_ends_alone(
     assert follower.wait(20) == -9
 
 
+STALE = """
+import sys
+from ramet import processes
+processes._ancestors_below = lambda owner: [int(sys.argv[1])]
+starts = iter(["10"])
+processes._started = lambda pid: next(starts, "20")
+processes.end_with_owner()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_that_has_got_the_id_of_one_between_is_not_killed(other: subprocess.Popen[bytes]) -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", WAITS], stdin=subprocess.PIPE) as owner:
+        command = [sys.executable, "-c", STALE, str(other.pid)]
+        environment = {**os.environ, OWNER: str(owner.pid)}
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as follower:
+            assert follower.stdout is not None and follower.stdout.readline()
+            owner.kill()
+            assert follower.wait(20) == -9
+    assert other.poll() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_without_pidfd_a_zombie_has_ended(other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.setattr(processes, "POLL_S", 0.01)
+    ended = threading.Event()
+    when_ended(other.pid, ended.set)
+    other.kill()
+    assert ended.wait(10)
+
+
 REAPED = """
 import subprocess, sys
 from ramet.processes import ProcessReaper

@@ -45,12 +45,14 @@ def end_with_owner() -> None:
     the environment does not have its variables.
     """
     owner = int(os.environ[OWNER])
-    doomed = [*_ancestors_below(owner), os.getpid()]
+    between = [(pid, _started(pid)) for pid in _ancestors_below(owner)]
 
     def end() -> None:
-        for pid in doomed:
-            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-                os.kill(pid, signal.SIGKILL)
+        for pid, started in between:
+            if _started(pid) == started:  # else it has ended, and its id may be another process's by now
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     when_ended(owner, end)
 
@@ -85,8 +87,8 @@ def _waiter(pid: int) -> Callable[[], None]:
 
 
 def _poll(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        while True:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or its id is another user's process's by now
+        while _stat(pid)[:1] != ["Z"]:
             os.kill(pid, 0)
             time.sleep(POLL_S)
 
@@ -103,11 +105,22 @@ def _ancestors_below(owner: int) -> list[int]:
 
 def _parent_of(pid: int) -> int:
     """0 if it has ended."""
+    return int((_stat(pid) or ["", "0"])[1])
+
+
+def _started(pid: int) -> str | None:
+    """When it started, in ticks since the machine did; None if it has ended. With the id it names a process for good."""
+    fields = _stat(pid)
+    return fields[19] if fields else None
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and so on: `/proc/PID/stat` after the command's name. Empty if it has ended."""
     try:
-        state = (PROC / str(pid) / "stat").read_text()
+        text = (PROC / str(pid) / "stat").read_text()
     except OSError:
-        return 0
-    return int(state.rpartition(")")[2].split()[1])  # the command's name, in brackets, may hold anything
+        return []
+    return text.rpartition(")")[2].split()  # the name, in brackets, may hold anything
 
 
 class ProcessReaper:
