@@ -180,8 +180,12 @@ class VllmEngine:
             timeout_s=self._config.timeout_s,
             can_sleep=can_sleep,
         )
-        if self._config.transfer == "host":
-            await service.connect({})
+        try:
+            if self._config.transfer == "host":
+                await service.connect({})
+        except BaseException:
+            service.end()
+            raise
         return service
 
     async def _call(self, work: Coroutine[Any, Any, None]) -> None:

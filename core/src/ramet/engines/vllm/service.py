@@ -241,8 +241,13 @@ class VllmService:
 
     async def _zero_cache_if_needed(self) -> None:
         """On a CPU, NaN that a failed request has left reaches who gets its memory next (vLLM 0.32.0)."""
-        while self._cache_has_nan and not self._asleep:
-            async with self._exclusive:
+        if self._cache_has_nan and not self._asleep:
+            # Not cancelled with the request that begins it: vLLM would stay paused.
+            await asyncio.shield(asyncio.create_task(self._zero_cache()))
+
+    async def _zero_cache(self) -> None:
+        async with self._exclusive:
+            if self._cache_has_nan and not self._asleep:  # it may have been done, or vLLM gone asleep, meanwhile
                 await self._call("overwriting the cache", self._drop_cache())
                 await self._go_on()
 
