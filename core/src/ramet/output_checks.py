@@ -111,7 +111,7 @@ def _outcome_problem(result: StepResult) -> str | None:
 
 
 def _json_problem(info: object) -> str | None:
-    if info == {}:  # of most steps and turns; asking whether it is a Mapping costs more
+    if type(info) is dict and not info:  # of most steps and turns; asking whether it is a Mapping costs more
         return None
     if not isinstance(info, Mapping):
         return f"it is {type(info).__name__}"

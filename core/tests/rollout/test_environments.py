@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ramet.config.schema import ToolConfig
@@ -277,6 +278,10 @@ def test_a_masked_rollout_is_closed_and_not_finished(play: Play) -> None:
             StepResult(info={"x": float("nan")}),
             "info is no JSON object (Out of range float values are not JSON compliant): use strings, finite numbers, "
             "lists and mappings",
+        ),
+        (
+            StepResult(info=np.array([1, 2])),  # type: ignore[arg-type]
+            "info is no JSON object (it is ndarray): use strings, finite numbers, lists and mappings",
         ),
         (StepResult(reward=float("inf")), "reward is inf: give a finite number, or None for none"),
         (StepResult(metrics={"x": "1"}), "metrics has 'x' as '1': give finite numbers"),  # type: ignore[dict-item]
