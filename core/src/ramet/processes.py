@@ -109,7 +109,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _started(pid: int) -> str | None:
-    """When it started, in ticks since the machine did; None if it has ended. With the id it names a process for good."""
+    """When it started, in ticks since the machine did; None if it has ended. Two processes with one id differ in it."""
     fields = _stat(pid)
     return fields[19] if fields else None
 
