@@ -87,10 +87,10 @@ async def test_work_that_does_not_let_go_is_left_behind(monkeypatch):
     monkeypatch.setattr(module, "CANCEL_S", 0.02)
     stop = Preemption(grace_s=60)
 
-    released = False
+    released, ends_at = False, time.monotonic() + 10
 
     async def stubborn() -> None:
-        while not released:
+        while not released and time.monotonic() < ends_at:
             try:
                 await asyncio.sleep(0.02)
             except asyncio.CancelledError:
