@@ -48,7 +48,7 @@ KILL_POINTS = {
     "recorded": KillPoint("ramet.train.learning:write_records", after=True),
     "update": KillPoint("ramet.policy.worker:PolicyWorker._optimizer_step", after=True),  # half of the mini-batches
     "updated": KillPoint("ramet.policy.worker:PolicyWorker.update", after=True),
-    "sync": KillPoint("ramet.engines.torch.model_runner:copy_weights", after=True),  # in the engine's thread
+    "sync": KillPoint("ramet.engines.torch.model_runner:ModelRunner.load", after=True),  # in the engine's thread
     "validation": KillPoint("ramet.train.validation:play", after=True),
     "saving": KillPoint("ramet.policy.worker:PolicyWorker.write_staged", after=True),
     "sealing": KillPoint("ramet.policy.checkpoint.store:_seal"),  # all files, no manifest
