@@ -45,7 +45,7 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     package, out = tmp_path / "site/sweep_job", tmp_path / "out"
     package.mkdir(parents=True)
     out.mkdir()
-    for name, text in (("__init__", ""), ("job", JOB), ("plan", PLAN)):
+    for name, text in (("__init__", ""), ("job", JOB), ("dry_run", PLAN)):
         (package / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")]))
