@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / "core" / "src", *sorted(ROOT.glob("plugins/*/src"))]
-# What the names were, and what they are now: the table of docs/design.md, "Words".
+# Names of the first versions, which told nothing to readers who knew the field and not Ramet.
 FORMER_CLASSES = {
     "Ahead", "Bed", "Bridge", "Compute", "Crew", "Guard", "Lanes", "Ledger", "Note", "Numbers", "Place", "Player",
     "Pulse", "Replica", "Seat", "Side", "Surroundings", "Tally", "Turns", "Workplace",
