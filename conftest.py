@@ -35,6 +35,12 @@ LONGEST = (  # each takes ten seconds or more
     "tests/faults/test_resume.py",
     "tests/e2e/test_sweep.py",
     "tests/test_bench_gpu.py",
+    "core/tests/policy/test_ranks.py",
+    "core/tests/train/test_validation.py",
+    "core/tests/evaluate/test_evaluation.py",
+    "core/tests/planning/test_memory_traced.py",
+    "core/tests/check/test_logprobs.py",
+    "core/tests/report/test_browser.py",
 )
 
 
