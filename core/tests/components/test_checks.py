@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -19,7 +19,7 @@ from ramet.plugins import load_plugins
 from ramet.registry import Entry
 from ramet.train.dry_run import _old_policy
 from ramet.train.prepare import prepare
-from ramet.types import BranchEvent, GroupView, Need, StartRoots
+from ramet.types import BranchEvent, GroupView, Need, Rollout, StartRoots
 
 Register = Callable[..., None]
 MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm, token-sum-norm"
@@ -71,14 +71,9 @@ def test_what_ships_is_fine() -> None:
         (
             "branch_policies",
             "branch_policy",
-            {Need.REWARDS},
-            "branch_policy=mine needs rewards, and this version of ramet does not report `Scored` to branch policies",
-        ),
-        (
-            "branch_policies",
-            "branch_policy",
             {Need.VALUES},
-            "branch_policy=mine needs values, which is not given to it; allowed: earlier_turns, entropy",
+            "branch_policy=mine needs values, which is not given to it; allowed: earlier_turns, entropy, "
+            "late_events, rewards",
         ),
         (
             "policy_losses",
@@ -100,6 +95,19 @@ def test_a_need_that_nobody_serves_is_refused(
 ) -> None:
     register(kind, needs=frozenset(needs))
     assert problems(f"{section}=mine") == [problem]
+
+
+def test_a_policy_that_needs_rewards_is_refused_with_rewards_of_whole_groups(register: Register) -> None:
+    async def ranks(self: object, group: Sequence[Rollout]) -> list[float]:
+        return [0.0] * len(group)
+
+    register("branch_policies", needs=frozenset({Need.REWARDS}))
+    register("rewards", __call__=ranks)
+    assert problems("branch_policy=mine", "rewards=[format]") == []
+    assert problems("branch_policy=mine", "rewards=[format,mine]") == [
+        "rewards.mine: judges whole groups (per_rollout is False), and branch_policy=mine needs the reward of each "
+        "rollout as soon as it ends; choose a reward that judges each rollout by itself, or another branch policy"
+    ]
 
 
 @pytest.mark.parametrize("section", ["advantage", "policy_loss", "branch_policy"])
@@ -155,7 +163,7 @@ def test_the_plan_says_what_the_old_policy_costs(register: Register, overrides: 
 
 
 def test_a_run_is_refused_for_all_of_it_at_once(register: Register, tmp_path: Path) -> None:
-    register("branch_policies", needs=frozenset({Need.REWARDS}))
+    register("branch_policies", needs=frozenset({Need.VALUES}))
     register("policy_losses", needs=frozenset(), aggregation=frozenset({"seq-mean-token-mean"}))
     model = make_tiny_model(tmp_path / "tiny", hidden=16, layers=1, heads=1, intermediate=16)
     overrides = [
@@ -168,6 +176,7 @@ def test_a_run_is_refused_for_all_of_it_at_once(register: Register, tmp_path: Pa
     with pytest.raises(ConfigErrors) as caught:
         prepare(compose(overrides, job="train"))
     assert [
-        "branch_policy=mine needs rewards, and this version of ramet does not report `Scored` to branch policies",
+        "branch_policy=mine needs values, which is not given to it; allowed: earlier_turns, entropy, late_events, "
+        "rewards",
         "policy_loss=mine is right only with train.loss_aggregation=seq-mean-token-mean, got token-mean",
     ] == [problem for problem in caught.value.problems if "=mine" in problem]

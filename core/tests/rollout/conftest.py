@@ -60,6 +60,7 @@ def play(encoder: Encoder) -> Callable[..., Played]:
         on_group: Any = None,
         version: int | None = None,
         newest: Any = None,
+        score: Any = None,
         **config: Any,
     ) -> Played:
         async def main() -> Played:
@@ -75,6 +76,7 @@ def play(encoder: Encoder) -> Callable[..., Played]:
                 seed=seed,
                 deterministic=deterministic,
                 tool_sets=tool_sets,
+                score=score,
             )
             try:
                 groups = await worker.run(

@@ -239,7 +239,7 @@ def test_the_budget_is_never_exceeded_whatever_the_coins_say(play: Play, make_ta
         ([Fork(rollout="0", turn=0)], "turns 1 to 1; for turn 0 use StartRoots"),
         ([Fork(rollout="0", turn=2)], "turns 1 to 1"),
         ([StartRoots(n=-1)], "n must not be negative"),
-        (["fork please"], "'fork please' is neither StartRoots nor Fork"),
+        (["fork please"], "'fork please' is no branch action"),
     ],
 )
 def test_a_policy_that_asks_for_what_cannot_be_stops_the_run_and_is_named(
@@ -269,7 +269,8 @@ def test_actions_of_the_wrong_type_name_the_policy(play: Play, action: Any, prob
     line = f"core/tests/rollout/test_branching.py:{Strange.decide.__code__.co_firstlineno}"
     assert str(caught.value) == (
         f"branch policy {Strange.__module__}.{Strange.__qualname__} answered Start() wrongly: {action}: {problem}: "
-        f"return a list of StartRoots and Fork within group.budget_left, [] for nothing ({line})"
+        "return a list of StartRoots, Fork and StartFrom within group.budget_left, Stop and Done, [] for nothing "
+        f"({line})"
     )
 
 
@@ -282,8 +283,9 @@ def test_a_policy_that_answers_none_is_told_what_to_return(play: Play) -> None:
         play(two_calls, policy=Nothing(), group_size=4)
     line = f"core/tests/rollout/test_branching.py:{Nothing.decide.__code__.co_firstlineno}"
     assert str(caught.value) == (
-        f"branch policy {Nothing.__module__}.{Nothing.__qualname__} answered Start() wrongly: None is neither "
-        f"StartRoots nor Fork: return a list of StartRoots and Fork within group.budget_left, [] for nothing ({line})"
+        f"branch policy {Nothing.__module__}.{Nothing.__qualname__} answered Start() wrongly: None is no branch "
+        "action: return a list of StartRoots, Fork and StartFrom within group.budget_left, Stop and Done, [] for "
+        f"nothing ({line})"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +23,31 @@ from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import echo_tool
 from ramet.testing.engine_subject import reference
 from ramet.testing.engine_updates import changed_copy
-from ramet.types import Group, Markup, RolloutState, StepContext, StepResult, StopReason, Task, ToolCall, Untrusted
+from ramet.types import (
+    AfterTool,
+    BranchAction,
+    BranchEvent,
+    BranchPolicy,
+    FirstTokens,
+    Fork,
+    Group,
+    GroupView,
+    Markup,
+    Need,
+    Rollout,
+    RolloutScore,
+    RolloutState,
+    Scored,
+    Start,
+    StartRoots,
+    StepContext,
+    StepResult,
+    Stop,
+    StopReason,
+    Task,
+    ToolCall,
+    Untrusted,
+)
 from ramet.types import user_prompt as prompt
 
 
@@ -47,7 +72,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return ModelConfig(path=str(folder), device="cpu")
 
 
-async def play(model: ModelConfig, timing_seed: int) -> tuple[list[Group], dict[str, float]]:
+class EveryAction:
+    """By coin: forks at tokens of ended turns and at tool results, stops siblings, and forks what scored 0."""
+
+    needs = frozenset({Need.REWARDS, Need.LATE_EVENTS})
+
+    def decide(self, event: BranchEvent, group: GroupView, rng: random.Random) -> Sequence[BranchAction]:
+        match event:
+            case Start():
+                return [StartRoots(n=2)]
+            case AfterTool(rollout=rollout, turn=turn) if group.budget_left and rng.random() < 0.5:
+                last = group.rollout(rollout).turns[turn - 1].n_tokens
+                return [Fork(rollout=rollout, turn=turn - 1, token=rng.randrange(1, last))] if last > 1 else []
+            case FirstTokens(rollout=rollout):
+                others = [r.id for r in group.rollouts if not r.finished and r.id != rollout]
+                return [Stop(rollout=rng.choice(others))] if others and rng.random() < 0.1 else []
+            case Scored(rollout=rollout, reward=0.0) if group.budget_left:
+                turn = len(group.rollout(rollout).turns) - 1
+                return [Fork(rollout=rollout, turn=turn)] if turn else []
+        return []
+
+
+async def even(rollout: Rollout) -> RolloutScore:
+    return RolloutScore(reward=float(rollout.n_response_tokens % 2) if rollout.valid else None)
+
+
+async def play(
+    model: ModelConfig, timing_seed: int, policy: BranchPolicy | None = None
+) -> tuple[list[Group], dict[str, float]]:
     timing = random.Random(timing_seed)
     encoder = Encoder(load_tokenizer(model))
     engine = TorchEngine(
@@ -57,7 +109,8 @@ async def play(model: ModelConfig, timing_seed: int) -> tuple[list[Group], dict[
         engine=engine,
         encoder=encoder,
         step=CallsOften(),
-        branch_policy=RandomBranching(RandomBranchConfig(roots=2, probability=0.6)),
+        branch_policy=policy or RandomBranching(RandomBranchConfig(roots=2, probability=0.6)),
+        score=even,
         tools={"python": (echo_tool(delay_s=lambda call: timing.random() / 20), ToolConfig())},
         config=RolloutConfig(max_response_tokens=100, group_size=5, max_concurrent=12),
         system_prompt=SystemPrompt.NEVER,
@@ -85,6 +138,17 @@ def test_random_tool_latencies_change_not_a_bit(model: ModelConfig) -> None:
     assert bits(first) == bits(second)
     assert all(len(group.valid) == 5 for group in first)
     assert metrics["engine/forks"] == metrics["rollout/forks_per_group"] * 3 > 0
+    assert metrics["engine/recomputed_prefix_tokens"] <= metrics["engine/forks"]
+
+
+def test_forks_at_tokens_stops_and_rewards_change_not_a_bit_either(model: ModelConfig) -> None:
+    (first, metrics), (second, _) = (asyncio.run(play(model, seed, EveryAction())) for seed in (1, 2))
+    assert bits(first) == bits(second)
+    rollouts = [rollout for group in first for rollout in group.rollouts]
+    assert len(rollouts) == 15
+    assert {rollout.stop for rollout in rollouts} > {StopReason.PRUNED}
+    assert any(rollout.fork_token for rollout in rollouts)
+    assert any(rollout.fork_turn and not rollout.fork_token for rollout in rollouts)
     assert metrics["engine/recomputed_prefix_tokens"] <= metrics["engine/forks"]
 
 

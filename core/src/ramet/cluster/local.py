@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from ramet.cluster.interfaces import OnGroup
-from ramet.components.build import Components
+from ramet.components.build import Components, needs_rewards
 from ramet.components.engines import build_engine
 from ramet.components.services import RunServices
 from ramet.components.toolbox import Schemas, Toolbox, open_tools
@@ -50,7 +50,10 @@ class LocalRollouts:
         tools: Toolbox,
         branching: bool = False,
     ) -> None:
-        """Without `branching` all rollouts start from the prompt. `tools` are closed with the rollouts."""
+        """Without `branching` all rollouts start from the prompt. `tools` are closed with the rollouts.
+
+        A branch policy that needs rewards asks the components' scorer, which whoever made them starts and closes.
+        """
         self.encoder = encoder
         self.engine = build_engine(config, encoder)
         self.version = self.engine.policy_version  # of the weights that the engine was given last
@@ -63,6 +66,7 @@ class LocalRollouts:
             branch_policy=components.branch_policy if branching else NoBranching(),
             tools=tools.tools,
             tool_sets=tools.sets,
+            score=components.scorer.score_rollout if branching and needs_rewards(components.branch_policy) else None,
             config=config.rollout,
             system_prompt=config.rollout_step.system_prompt,
             tools_in_template=config.rollout_step.tools_in_template,

@@ -15,6 +15,7 @@ from ramet.types import (
     AdvantageEstimator,
     Benchmark,
     BranchPolicy,
+    Need,
     PolicyLoss,
     RolloutStep,
 )
@@ -80,6 +81,11 @@ def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
         sources=None if settings.sources is None else frozenset(settings.sources),
         timeout_s=settings.timeout_s,
     )
+
+
+def needs_rewards(policy: BranchPolicy) -> bool:
+    """Whether rollouts are scored where they run, for `Scored`."""
+    return Need.REWARDS in getattr(policy, "needs", frozenset())
 
 
 async def start_rewards(rewards: Sequence[WeightedReward], services: RunServices) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
-from ramet.components.build import Components
+from ramet.components.build import Components, needs_rewards
 from ramet.components.engines import engine_capabilities
 from ramet.config.schema import Config, LossAggregation
 from ramet.engines.protocol import Capability
@@ -22,7 +22,7 @@ from ramet.types import BranchPolicy, GroupView, Need, PolicyLoss, Start, Task, 
 GIVEN = {
     "advantage": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE, Need.VALUES, Need.GREEDY_ROLLOUT},
     "policy_loss": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE},
-    "branch_policy": {Need.ENTROPY, Need.EARLIER_TURNS},
+    "branch_policy": {Need.ENTROPY, Need.REWARDS, Need.EARLIER_TURNS, Need.LATE_EVENTS},
 }
 
 
@@ -75,17 +75,27 @@ def check_needs(components: Components, config: Config) -> list[str]:
         "branch_policy": getattr(policy, "needs", frozenset[Need]()),  # may be left out
     }
     problems = [problem for section, wanted in needs.items() for problem in _ungiven(config, section, wanted)]
-    return [*problems, *_aggregation(config, loss)]
+    return [*problems, *_whole_group_rewards(components, config), *_aggregation(config, loss)]
+
+
+def _whole_group_rewards(components: Components, config: Config) -> Iterator[str]:
+    """Rewards that cannot tell a branch policy what a single rollout is worth."""
+    if not needs_rewards(components.branch_policy):
+        return
+    for one in components.scorer.rewards:
+        if not getattr(one.reward, "per_rollout", False):
+            yield (
+                f"rewards.{one.name}: judges whole groups (per_rollout is False), and branch_policy="
+                f"{config.branch_policy.name} needs the reward of each rollout as soon as it ends; choose a reward "
+                "that judges each rollout by itself, or another branch policy"
+            )
 
 
 def _ungiven(config: Config, section: str, wanted: frozenset[Need]) -> Iterator[str]:
     who = f"{section}={getattr(config, section).name}"
     given = sorted(GIVEN[section])
     for need in sorted(wanted - set(given)):
-        if need is Need.REWARDS and section == "branch_policy":
-            yield f"{who} needs rewards, and this version of ramet does not report `Scored` to branch policies"
-        else:
-            yield f"{who} needs {need}, which is not given to it; allowed: {', '.join(given)}"
+        yield f"{who} needs {need}, which is not given to it; allowed: {', '.join(given)}"
     if Need.ENTROPY in wanted and Capability.ENTROPY not in engine_capabilities(config):
         yield f"{who} needs entropies, and engine {config.engine.name!r} reports none"
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import groupby, takewhile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from ramet.engines.protocol import Completion, FinishReason
-from ramet.rollout.tree import LiveRollout
+from ramet.rollout.tree import LiveRollout, n_decoded
 from ramet.types import Generation, Origin, Segment, SegmentKind
 
 if TYPE_CHECKING:
@@ -53,17 +53,23 @@ def completion_problem(completion: Completion, versions: Versions | None) -> str
 
 
 def append_completion(live: LiveRollout, completion: Completion, encoder: Encoder) -> Generation:
-    """Append what was sampled to the rollout. Its text leaves the token out that ended the sequence."""
+    """Append what was sampled to the rollout. Its text leaves the token out that ended the sequence.
+
+    The generation is that of the whole turn: a fork in the middle of one begins with tokens of its parent.
+    """
+    before = live.sampled_in_turn
+    shared = "".join(segment.text for segment in before)
     ids = completion.token_ids
     ended = completion.finish is FinishReason.END and len(ids) > 0 and ids[-1] in encoder.eos_ids
-    text_ids = ids[:-1] if ended else ids
-    text = encoder.decode(text_ids)
-    for segment in _segments(completion, live.turn, text, encoder):
+    turn_ids = array("i", chain.from_iterable(segment.token_ids for segment in before))
+    turn_ids.extend(ids[:-1] if ended else ids)
+    text = encoder.decode(turn_ids)
+    for segment in _segments(completion, live.turn, text[len(shared) :], encoder):
         live.append(segment)
     live.add_stat("sampled_tokens", len(ids))
     live.add_stat("prompt_tokens", completion.prompt_tokens)
     live.add_stat("cached_tokens", completion.cached_tokens)
-    live.add_stat("drifted_segments", float(encoder.markup(text) != text_ids))
+    live.add_stat("drifted_segments", float(encoder.markup(text) != turn_ids))
     return Generation(
         text=text,
         stop=completion.stop if completion.finish is FinishReason.STOP else None,
@@ -72,12 +78,42 @@ def append_completion(live: LiveRollout, completion: Completion, encoder: Encode
     )
 
 
+def ended_at_stop(completion: Completion, shared: str, stops: Sequence[str], encoder: Encoder) -> Completion:
+    """The completion up to a stop string that began in `shared`, the text of the turn before it; else as it is.
+
+    Engines look for stop strings in what they sample alone, so after a fork in the middle of a turn they do not see one
+    that the fork's first tokens complete.
+    """
+    text = encoder.decode(completion.token_ids)
+    for stop in stops:
+        for n in range(1, len(stop)):
+            if shared.endswith(stop[:n]) and text.startswith(stop[n:]):
+                return _cut(completion, _n_tokens(completion.token_ids, len(stop) - n, encoder), stop)
+    return completion
+
+
+def _n_tokens(ids: array[int], n_characters: int, encoder: Encoder) -> int:
+    return next(n for n in range(1, len(ids) + 1) if len(encoder.decode(ids[:n])) >= n_characters)
+
+
+def _cut(completion: Completion, n: int, stop: str) -> Completion:
+    return replace(
+        completion,
+        token_ids=completion.token_ids[:n],
+        logprobs=completion.logprobs[:n],
+        entropies=completion.entropies[:n],
+        policy_versions=completion.policy_versions[:n],
+        finish=FinishReason.STOP,
+        stop=stop,
+    )
+
+
 def _segments(completion: Completion, turn: int, text: str, encoder: Encoder) -> Iterator[Segment]:
     """One for each version of the weights that sampled in this turn; their texts join to that of the turn."""
     ids, has_entropies = completion.token_ids, len(completion.entropies) == len(completion.token_ids)
     shown = 0  # characters of `text` that earlier segments have
     for version, start, end in _version_runs(completion.policy_versions):
-        upto = len(text) if end == len(ids) else max(shown, _n_decoded(ids[:end], text, encoder))
+        upto = len(text) if end == len(ids) else max(shown, n_decoded(ids[:end], text, encoder))
         yield Segment(
             origin=Origin.SAMPLED,
             kind=SegmentKind.TURN,
@@ -89,12 +125,6 @@ def _segments(completion: Completion, turn: int, text: str, encoder: Encoder) ->
             policy_version=version,
         )
         shown = upto
-
-
-def _n_decoded(ids: array[int], text: str, encoder: Encoder) -> int:
-    """How much of a turn's text its first tokens decode to; a character that a later token completes is that one's."""
-    pairs = zip(encoder.decode(ids), text, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _version_runs(versions: array[int]) -> Iterator[tuple[int, int, int]]:

@@ -2,43 +2,49 @@
 
 Whatever happens to a rollout becomes a `RolloutEvent`; the event order gives the one that is decided next; the group's
 history is brought up to date with it; the branch policy is asked; and what it answers is started at once. The core
-enforces the budget, so a group always ends with exactly as many rollouts as were asked for, masked ones included.
+enforces the budget, so a group always ends with exactly as many rollouts as were asked for, masked and stopped ones
+included, less those that the policy left on purpose (`Done`), which are never replaced by copies.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 from ramet.config.schema import RolloutConfig
 from ramet.rollout.branching.decisions import ask
-from ramet.rollout.branching.event_order import ArrivalOrder, EventOrder, LogicalOrder, Phase, RolloutEvent
+from ramet.rollout.branching.event_order import ArrivalOrder, EventOrder, LogicalOrder
+from ramet.rollout.branching.events import Phase, RolloutEvent, branch_event, turn_ended
 from ramet.rollout.branching.group_history import GroupHistory
 from ramet.rollout.keys import BranchPath, RolloutKey, branch_rng, path_of, path_text
+from ramet.rollout.prefix_release import PrefixRelease
 from ramet.rollout.replayer import Replayer
 from ramet.rollout.runner import RolloutRunner
 from ramet.rollout.states import States
-from ramet.rollout.tree import LiveRollout, group_of, new_root
+from ramet.rollout.tree import LiveRollout, group_of, new_root, split
 from ramet.rollout.turn_context import GroupContext
 from ramet.types import (
-    AfterTool,
+    BranchAction,
     BranchEvent,
     BranchPolicy,
-    CallView,
-    Finished,
-    FirstTokens,
+    Done,
     Fork,
     Group,
     Idle,
     Need,
+    Rollout,
+    RolloutScore,
     RolloutStep,
     Segment,
     Start,
     StartRoots,
+    Stop,
+    StopReason,
     Task,
 )
+
+ScoreRollout = Callable[[Rollout], Awaitable[RolloutScore]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,10 @@ class GroupJob:
 
 
 class GroupScheduler:
-    """Runs one group. `release` is called once per rollout, when neither it nor a fork needs its prefix any more."""
+    """Runs one group. `release` is called once per rollout, when neither it nor a fork needs its prefix any more.
+
+    `score` is asked for each rollout as soon as it ended, if the policy needs rewards.
+    """
 
     def __init__(
         self,
@@ -66,24 +75,26 @@ class GroupScheduler:
         deterministic: bool,
         tasks: asyncio.TaskGroup,
         release: Callable[[Sequence[str]], None],
+        score: ScoreRollout | None = None,
     ) -> None:
         self.job = job
         self.policy = policy
         self.context = context
         self.deterministic = deterministic
-        self._reads_entropies = Need.ENTROPY in getattr(policy, "needs", frozenset())  # of a long turn they are many
-        self.history = GroupHistory(job.task, context.plan.group_size, context.encoder.vocab_size)
-        self._order: EventOrder = LogicalOrder() if deterministic else ArrivalOrder()
+        self._needs: frozenset[Need] = getattr(policy, "needs", frozenset())
+        self._score = score if Need.REWARDS in self._needs else None
+        last = Phase.END if self._score is None else Phase.SCORED
+        self.history = GroupHistory(job.task, context.plan.group_size, context.encoder.vocab_size, last)
+        self._order: EventOrder = LogicalOrder(last) if deterministic else ArrivalOrder()
         self._live: dict[BranchPath, LiveRollout] = {}
         self._n_roots = 0
         self._tasks = tasks
-        self._release = release
-        self._unreleased: set[BranchPath] = set()  # rollouts whose prefix the engine keeps
-        self._ended: set[BranchPath] = set()
-        self._pending_forks: dict[BranchPath, int] = {}  # number of forks that have not sampled yet, by parent
+        self._prefixes = PrefixRelease(
+            lambda paths: release([str(self._live[p].key) for p in paths]), keep=deterministic
+        )
         self._done = asyncio.Event()
         self._closed = False
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[BranchPath, asyncio.Task[None]] = {}
         self.states = self._open_states(rollout_step) if context.stateful else None
         self._runner = RolloutRunner(
             task=job.task,
@@ -103,10 +114,10 @@ class GroupScheduler:
             await self._done.wait()
         finally:
             self._closed = True
-            self._release_prefixes(sorted(self._unreleased))
+            self._prefixes.release_all()
             if self.states is not None:
                 await self._close_states(self.states)
-        return group_of(self.job.task, list(self._live.values()))
+        return group_of(self.job.task, list(self._live.values()), n_unused=self.history.n_unused)
 
     def _open_states(self, rollout_step: RolloutStep) -> States:
         return States(
@@ -127,42 +138,43 @@ class GroupScheduler:
         live.finished = True
         if self.states is not None:
             self.states.ended(live)
-        self._report(
-            RolloutEvent(live.path, Phase.END, live.turn, stop=live.stop_reason, **self._turn_summary(live, live.turn))
-        )
+        if live.stop is StopReason.PRUNED:
+            live.cut(live.turn)  # a call that ended in the same moment may have left its record
+            return
+        self._report(self._turn_ended(live, live.turn, Phase.END))
+        if self._score is not None:
+            with self.context.watchdog.wait(f"score of rollout {live.key}"):
+                live.score = await self._score(live.freeze(self.job.task))
+            self._report(RolloutEvent(live.path, Phase.SCORED, live.turn, reward=live.score.reward))
 
     async def _close_states(self, states: States) -> None:
         """Rollouts are still running if the group failed: they end first, since they use their states."""
-        for running in self._running:
+        for running in self._running.values():
             running.cancel()
         if self._running:
-            await asyncio.wait(self._running)
+            await asyncio.wait(self._running.values())
         await states.close()
 
     def _on_first(self, live: LiveRollout, turn: int, entropies: tuple[float, ...]) -> None:
         self._report(RolloutEvent(live.path, Phase.FIRST, turn, entropies=entropies))
 
     def _on_turn(self, live: LiveRollout) -> None:
-        self._report(RolloutEvent(live.path, Phase.BEGIN, live.turn, **self._turn_summary(live, live.turn - 1)))
+        self._report(self._turn_ended(live, live.turn - 1, Phase.BEGIN))
 
-    def _turn_summary(self, live: LiveRollout, turn: int) -> _TurnSummary:
-        if not self.history.budget_left:  # the policy is not asked any more
-            return {"n_tokens": 0, "entropies": (), "calls": ()}
-        sampled = [s for s in live.segments[live.starts[turn] :] if s.is_sampled]
-        calls = [c for c in live.tool_calls if c.turn == turn]
-        read = sampled if self._reads_entropies else ()
-        return {
-            "n_tokens": sum(len(s) for s in sampled),
-            "entropies": tuple(entropy for s in read for entropy in s.entropies or ()),
-            "calls": tuple(CallView(name=c.name, status=c.status, truncated=c.truncated) for c in calls),
-        }
+    def _turn_ended(self, live: LiveRollout, turn: int, phase: Phase) -> RolloutEvent:
+        return turn_ended(live, turn, phase, summary=self._asks, entropies=Need.ENTROPY in self._needs)
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the policy is still asked."""
+        return self.history.budget_left > 0 or Need.LATE_EVENTS in self._needs
 
     def _report(self, event: RolloutEvent) -> None:
         """Called from engines' callbacks too, where an error must not surface: it stops the run instead."""
-        if self._closed:
+        if self._closed or self._live[event.path].stop is StopReason.PRUNED:
             return
         try:
-            self._release_parent(self._live[event.path])
+            self._note_sampled(self._live[event.path])
             self._order.push(event)
             self._decide_pending()
         except Exception as error:
@@ -182,17 +194,16 @@ class GroupScheduler:
 
     def _apply(self, event: RolloutEvent) -> None:
         live = self._live[event.path]
-        if self.history.budget_left:
+        if self._asks:
             self.history.apply(event)
-            if (branch_event := _branch_event(event, live)) is not None:
-                self._ask(branch_event, live.key, event.turn)
+            if (told := branch_event(event, live)) is not None:
+                self._ask(told, live.key, event.turn)
         else:
             self.history.count(event)
         if event.phase is Phase.BEGIN and self.states is not None:
             self.states.decided(event.path, event.turn)
         if event.phase is Phase.END:
-            self._ended.add(event.path)
-            self._release_if_unneeded(event.path)
+            self._prefixes.ended(event.path)
 
     def _fill(self) -> None:
         """Nothing runs and budget is left: the policy is asked how to use it, else it goes to fresh roots.
@@ -201,7 +212,7 @@ class GroupScheduler:
         """
         before = self._n_roots
         self._ask(Idle(), self._key(), self.history.n_started)
-        if not self.history.n_live:
+        if not self.history.n_live:  # or nothing, where it left the rest
             self._start_roots(self.history.budget_left)
         for root in range(before, self._n_roots):
             self._live[(self.context.plan.root(root),)].add_stat("filled", 1)
@@ -209,12 +220,20 @@ class GroupScheduler:
     def _ask(self, event: BranchEvent, key: RolloutKey, turn: int) -> None:
         rng = branch_rng(self.context.seed, key, type(event).__name__, turn)
         for action in ask(self.policy, event, self.history.view(), rng, stateful=self.states is not None):
-            if isinstance(action, StartRoots):
-                self._start_roots(action.n)
-            else:
-                self._start_forks(action)
+            self._act(action)
         if self.states is not None and not self.history.budget_left:
             self.states.close_unneeded()
+
+    def _act(self, action: BranchAction) -> None:
+        match action:
+            case StartRoots():
+                self._start_roots(action.n)
+            case Fork():
+                self._start_forks(action)
+            case Stop():
+                self._stop(path_of(action.rollout))
+            case Done():
+                self.history.leave_rest()
 
     def _start_roots(self, n: int) -> None:
         for _ in range(n):
@@ -225,60 +244,41 @@ class GroupScheduler:
 
     def _start_forks(self, fork: Fork) -> None:
         parent = self._live[path_of(fork.rollout)]
-        while parent.parent is not None and fork.turn < (parent.fork_turn or 0):
-            parent = parent.parent  # a turn before its own is an ancestor's
+        while parent.parent is not None and (fork.turn, fork.token) < (parent.fork_turn or 0, parent.fork_token):
+            parent = parent.parent  # what is before its own beginning is an ancestor's
+        if fork.token:
+            split(self._live.values(), parent, fork.turn, fork.token, self.context.encoder)
         for _ in range(fork.n):
-            live = parent.fork(fork.turn)
-            self._pending_forks[parent.path] = self._pending_forks.get(parent.path, 0) + 1
-            self.history.add_fork(live.path, fork.turn)
+            live = parent.fork(fork.turn, fork.token)
+            self.history.add_fork(live.path, fork.turn, fork.token)
             self._start(live)
 
     def _start(self, live: LiveRollout) -> None:
         self._live[live.path] = live
-        self._unreleased.add(live.path)
+        self._prefixes.hold(live.path, None if live.parent is None else live.parent.path)
         self._order.start(live.path, live.turn)
         if self.states is not None:
             (self.states.root if live.parent is None else self.states.fork)(live)
         running = self._tasks.create_task(self._run_rollout(live), name=f"rollout {live.key}")
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
+        self._running[live.path] = running
+        running.add_done_callback(lambda _: self._running.pop(live.path))
 
-    def _release_parent(self, live: LiveRollout) -> None:
+    def _stop(self, path: BranchPath) -> None:
+        """End a rollout now. What it did after the turn that the policy knows of never happened."""
+        live = self._live[path]
+        self._order.drop(path)
+        live.cut(self.history.prune(path))
+        self._note_sampled(live)
+        self._prefixes.ended(path)
+        if (running := self._running.get(path)) is not None:
+            running.cancel()
+
+    def _note_sampled(self, live: LiveRollout) -> None:
         """A fork that has sampled, or ended, no longer needs its parent's prefix."""
         if live.parent is not None and not live.sampled:
-            self._pending_forks[live.parent.path] -= 1
-            self._release_if_unneeded(live.parent.path)
+            self._prefixes.fork_sampled(live.parent.path)
         live.sampled = True
-
-    def _release_if_unneeded(self, path: BranchPath) -> None:
-        """In a deterministic run prefixes stay until the group ends: a late fork must find the same, whatever ran."""
-        needed = self.deterministic or self._pending_forks.get(path) or path not in self._ended
-        if not needed and path in self._unreleased:
-            self._release_prefixes([path])
-
-    def _release_prefixes(self, paths: Sequence[BranchPath]) -> None:
-        self._unreleased.difference_update(paths)
-        self._release([str(self._live[path].key) for path in paths])
 
 
 async def _fail(error: Exception) -> None:
     raise error
-
-
-class _TurnSummary(TypedDict):
-    """What a `RolloutEvent` holds of a turn that is over."""
-
-    n_tokens: int
-    entropies: tuple[float, ...]
-    calls: tuple[CallView, ...]
-
-
-def _branch_event(event: RolloutEvent, live: LiveRollout) -> BranchEvent | None:
-    match event.phase:
-        case Phase.BEGIN:
-            return AfterTool(rollout=live.key.path, turn=event.turn, calls=event.calls)
-        case Phase.END:
-            return Finished(rollout=live.key.path, stop=live.stop_reason)
-        case Phase.FIRST if live.fork_turn != event.turn:
-            return FirstTokens(rollout=live.key.path, turn=event.turn, entropies=event.entropies)
-    return None

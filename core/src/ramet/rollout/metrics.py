@@ -34,6 +34,7 @@ class RolloutMetrics:
 
     def add(self, group: Group) -> None:
         self._groups += 1
+        self._sums["unused"] += group.n_unused
         for rollout in group.rollouts:
             self._add_rollout(rollout)
         for segment in _unique(group.rollouts):
@@ -101,6 +102,7 @@ class RolloutMetrics:
             "rollout/executed_sampled_tokens": float(sums["executed_sampled"]),
             "rollout/forks_per_group": sums["forks"] / self._groups,
             "rollout/filled_per_group": sums["filled"] / self._groups,
+            "rollout/unused_per_group": sums["unused"] / self._groups,
             "rollout/retokenization_drift": float(sums["drifted"]),
         }
         metrics |= {f"rollout/stop/{reason}": self._stops[reason] / n for reason in StopReason}

@@ -84,13 +84,14 @@ class ResolvedPlan:
 
 
 def check_groups(groups: Sequence[Group], tasks: Sequence[Task], size: int) -> None:
-    """Raise `RametError` unless there is one group per task, in order, of `size` rollouts each (masked ones count).
+    """Raise `RametError` unless there is one group per task, in order, of `size` rollouts each.
 
-    Fewer rollouts than asked for would be a smaller step, or an empty one, that looks like any other.
+    Masked ones count, and those that the branch policy left of the budget. Fewer rollouts than asked for would be a
+    smaller step, or an empty one, that looks like any other.
     """
     found, asked = sum(len(group.rollouts) for group in groups), len(tasks) * size
     in_order = [group.task.id for group in groups] == [task.id for task in tasks]
-    wrong = [f"{group.task.id} has {n}" for group in groups if (n := len(group.rollouts)) != size]
+    wrong = [f"{group.task.id} has {n}" for group in groups if (n := len(group.rollouts)) + group.n_unused != size]
     if in_order and not wrong:
         return
     detail = f"; of {size} each: {', '.join(wrong[:3])}" if wrong else ""

@@ -157,6 +157,7 @@ def _rollout_data(
         "id": rollout.id,
         "parent": rollout.parent,
         "fork_turn": rollout.fork_turn,
+        "fork_token": rollout.fork_token,
         "n_shared": rollout.n_shared,
         "segments": [index[id(segment)] for segment in rollout.segments],
         "stop": rollout.stop,
@@ -235,6 +236,7 @@ def _scored(
         answer=data["answer"],
         parent=parent,
         fork_turn=fork_turn,
+        fork_token=data.get("fork_token", 0),  # records of earlier versions lack it
         n_shared=data["n_shared"],
         tool_calls=tuple(call for call in (before.tool_calls if before else ()) if call.turn < fork_turn) + own,
         infos=(before.infos[:fork_turn] if before else ()) + tuple(data["infos"]),

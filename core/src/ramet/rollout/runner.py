@@ -84,8 +84,10 @@ class RolloutRunner:
         except PluginError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # one rollout's failure is data: it is masked
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled() and live.stop is not StopReason.PRUNED:
                 raise
+            if live.stop is StopReason.PRUNED:
+                return  # the scheduler stopped it
             live.fault = self._fault(error, live, expired=limit.expired(), step_over=own_end > self.step_ends_at)
             traceback = logger.isEnabledFor(logging.DEBUG)
             fault = live.fault

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from ramet.errors import ConfigError, PluginError
 from ramet.output_checks import as_number, score_problem, scores_problem
 from ramet.plugin_code import defined_at, named, raised_at
-from ramet.types import Fault, Group, Reward, Rollout, Score, Task
+from ramet.types import Fault, Group, Reward, Rollout, RolloutScore, Score, Task
 
 logger = logging.getLogger(__name__)
 MAX_FAILED = 0.05  # share of a step's rollouts that rewards may fail to score
@@ -78,7 +78,7 @@ class Scorer:
         """`leave_out` False: what a reward leaves out of training (`Score.masked`) has its value as its reward.
 
         Raises `PluginError` if a reward breaks the contract, `ConfigError` if no reward applies to the task."""
-        valid = group.valid
+        valid = tuple(rollout for rollout in group.valid if rollout.id not in group.scores)
         chosen = [r for r in self.rewards if r.applies_to(group.task)]
         if not chosen:
             raise ConfigError(
@@ -90,8 +90,22 @@ class Scorer:
             rollout.id: _merge(rollout, chosen, [column[i] for column in columns], leave_out=leave_out)
             for i, rollout in enumerate(valid)
         }
+        merged |= {r.id: _scored_before(r, group.scores[r.id]) for r in group.rollouts if r.id in group.scores}
         scored = tuple(merged.get(r.id, ScoredRollout(rollout=r, reward=None)) for r in group.rollouts)
         return ScoredGroup(task=group.task, rollouts=scored)
+
+    async def score_rollout(self, rollout: Rollout) -> RolloutScore:
+        """One rollout by itself, while its group runs. Raises as `score` does."""
+        if not rollout.valid:
+            return RolloutScore(reward=None, fault=rollout.fault, left_out=rollout.left_out)
+        (scored,) = (await self.score(Group(task=rollout.task, rollouts=(rollout,)))).rollouts
+        return RolloutScore(
+            reward=scored.reward,
+            parts=scored.parts,
+            token_rewards=scored.token_rewards,
+            fault=scored.rollout.fault,
+            left_out=scored.rollout.left_out,
+        )
 
     async def aclose(self) -> None:
         """Let rewards that hold processes or connections end them."""
@@ -120,6 +134,15 @@ class Scorer:
         if problem is not None:
             raise _broken(reward, rollouts[0].task, problem)
         return [_checked(value, reward, rollout) for value, rollout in zip(raw, rollouts, strict=True)]
+
+
+def _scored_before(rollout: Rollout, score: RolloutScore) -> ScoredRollout:
+    return ScoredRollout(
+        rollout=replace(rollout, fault=score.fault, left_out=score.left_out),
+        reward=score.reward,
+        parts=score.parts,
+        token_rewards=score.token_rewards,
+    )
 
 
 def n_unjudged(groups: Iterable[ScoredGroup]) -> int:

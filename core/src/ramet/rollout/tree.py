@@ -8,12 +8,27 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 from ramet.rollout.keys import BranchPath, RolloutKey, path_text
-from ramet.types import Fault, Generation, Group, Rollout, Segment, SegmentKind, StopReason, Task, ToolRecord
+from ramet.types import (
+    Fault,
+    Generation,
+    Group,
+    Rollout,
+    RolloutScore,
+    Segment,
+    SegmentKind,
+    StopReason,
+    Task,
+    ToolRecord,
+)
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +42,7 @@ class LiveRollout:
     n_prompt_tokens: int
     parent: LiveRollout | None = None
     fork_turn: int | None = None
+    fork_token: int = 0
     n_shared: int = 0
     turn: int = 0
     starts: list[int] = field(default_factory=list)  # starts[t]: segments in front of turn t
@@ -42,6 +58,7 @@ class LiveRollout:
     finished: bool = False
     sampled: bool = False  # its first tokens are there, or it ended without any
     n_forks: int = 0
+    score: RolloutScore | None = None  # for policies with `Need.REWARDS`
     stats: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -58,14 +75,25 @@ class LiveRollout:
         self.turn += 1
         self.starts.append(len(self.segments))
 
-    def fork(self, turn: int) -> LiveRollout:
-        """A new rollout that begins at `turn`. The k-th fork of a rollout, counted from 0, has the path `<path>.k`."""
+    def fork(self, turn: int, token: int = 0) -> LiveRollout:
+        """A new rollout that begins in `turn`, after `token` of its tokens, where a segment ends (`split`).
+
+        The k-th fork of a rollout, counted from 0, has the path `<path>.k`.
+        """
         path = (*self.path, self.n_forks)
         self.n_forks += 1
         fork = self.until(turn)
+        while token > sum(len(s) for s in fork.segments[fork.starts[turn] :]):
+            fork.append(self.segments[len(fork.segments)])
         fork.key = replace(self.key, path=path_text(path))
-        fork.path, fork.parent, fork.fork_turn, fork.n_shared = path, self, turn, len(fork.segments)
+        fork.path, fork.parent, fork.n_shared = path, self, len(fork.segments)
+        fork.fork_turn, fork.fork_token = turn, token
         return fork
+
+    @property
+    def sampled_in_turn(self) -> list[Segment]:
+        """What was sampled in the current turn so far; of a fork in the middle of a turn, its parent's tokens first."""
+        return [s for s in self.segments[self.starts[self.turn] :] if s.is_sampled]
 
     def until(self, turn: int) -> LiveRollout:
         """This rollout as it was at the beginning of `turn`, with the same segments."""
@@ -85,6 +113,13 @@ class LiveRollout:
             turn_rewards=self.turn_rewards[:turn],
             response="".join(s.text for s in shared if s.kind is not SegmentKind.PROMPT),
         )
+
+    def cut(self, turn: int) -> None:
+        """End it as PRUNED, as it was at the beginning of `turn`."""
+        before = self.until(turn)
+        for name in ("segments", "token_ids", "turn", "starts", "tool_calls", "infos", "turn_rewards", "response"):
+            setattr(self, name, getattr(before, name))
+        self.stop, self.fault, self.answer = StopReason.PRUNED, None, None
 
     def inserted(self, turn: int) -> str:
         """What was inserted after an ended turn; -1: the first observation, after the prompt."""
@@ -122,11 +157,13 @@ class LiveRollout:
             answer=self.answer,
             parent=None if self.parent is None else self.parent.key.path,
             fork_turn=self.fork_turn,
+            fork_token=self.fork_token,
             n_shared=self.n_shared,
             tool_calls=tuple(self.tool_calls),
             infos=tuple(self.infos),
             turn_rewards=tuple(self.turn_rewards),
             fault=self.fault,
+            left_out="branch_policy" if self.stop is StopReason.PRUNED else None,
             stats=dict(self.stats),
         )
 
@@ -134,6 +171,53 @@ class LiveRollout:
 def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
     """As the record on disk gives it back, and a copy: the step may go on with what it put in."""
     return dict(json.loads(json.dumps(dict(info)))) if info else {}
+
+
+def split(rollouts: Iterable[LiveRollout], owner: LiveRollout, turn: int, token: int, encoder: Encoder) -> None:
+    """Let a segment end after `token` sampled tokens of a turn of `owner`, in all `rollouts` that hold it.
+
+    A shared segment has the same index in each of them.
+    """
+    index, before = owner.starts[turn], 0
+    while before + len(owner.segments[index]) <= token:
+        before += len(owner.segments[index])
+        index += 1
+    if before == token:
+        return
+    segment = owner.segments[index]
+    halves = segment_halves(segment, token - before, encoder)
+    for one in rollouts:
+        if index < len(one.segments) and one.segments[index] is segment:
+            one.segments[index : index + 1] = halves
+            one.starts = [start + (start > index) for start in one.starts]
+            one.n_shared += one.n_shared > index
+
+
+def segment_halves(segment: Segment, at: int, encoder: Encoder) -> tuple[Segment, Segment]:
+    """Its first `at` tokens, and the others. Their texts join to its own."""
+    shown = n_decoded(segment.token_ids[:at], segment.text, encoder)
+    logprobs, entropies = segment.logprobs, segment.entropies
+    first = replace(
+        segment,
+        text=segment.text[:shown],
+        token_ids=segment.token_ids[:at],
+        logprobs=None if logprobs is None else logprobs[:at],
+        entropies=None if entropies is None else entropies[:at],
+    )
+    second = replace(
+        segment,
+        text=segment.text[shown:],
+        token_ids=segment.token_ids[at:],
+        logprobs=None if logprobs is None else logprobs[at:],
+        entropies=None if entropies is None else entropies[at:],
+    )
+    return first, second
+
+
+def n_decoded(ids: array[int], text: str, encoder: Encoder) -> int:
+    """How much of a text its first tokens decode to; a character that a later token completes is that one's."""
+    pairs = zip(encoder.decode(ids), text, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def new_root(key: RolloutKey, prompt: Segment) -> LiveRollout:
@@ -148,6 +232,8 @@ def new_root(key: RolloutKey, prompt: Segment) -> LiveRollout:
     )
 
 
-def group_of(task: Task, live: list[LiveRollout]) -> Group:
+def group_of(task: Task, live: list[LiveRollout], *, n_unused: int = 0) -> Group:
     """The group in order of branch paths (numbers compare as numbers; a parent is before its forks)."""
-    return Group(task=task, rollouts=tuple(one.freeze(task) for one in sorted(live, key=lambda r: r.path)))
+    rollouts = tuple(one.freeze(task) for one in sorted(live, key=lambda r: r.path))
+    scores = {one.key.path: one.score for one in live if one.score is not None}
+    return Group(task=task, rollouts=rollouts, n_unused=n_unused, scores=scores)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.plugin_code import named
-from ramet.rollout.completion import Versions, append_completion, completion_problem
+from ramet.rollout.completion import Versions, append_completion, completion_problem, ended_at_stop
 from ramet.rollout.keys import request_seed
 from ramet.rollout.plan import ResolvedPlan
 from ramet.rollout.stateful import StateFailed, StatefulComponent
@@ -131,6 +131,9 @@ class TurnContext:
         request = self._request(tuple(stop))
         started = time.perf_counter()
         completion = await self._complete(request)
+        if self.live.sampled_in_turn:
+            shared = "".join(segment.text for segment in self.live.sampled_in_turn)
+            completion = ended_at_stop(completion, shared, request.sampling.stop, self.context.encoder)
         self.live.add_stat("generate_s", time.perf_counter() - started)
         self._report(completion.entropies)
         generation = self.live.generations[self.live.turn] = append_completion(
@@ -280,7 +283,7 @@ def state_of(live: LiveRollout, task: Task, environment: Any) -> RolloutState:
         task=task,
         rollout=live.key.path,
         turn=live.turn,
-        response=live.response,
+        response=live.response[: len(live.response) - sum(len(s.text) for s in live.sampled_in_turn)],
         n_tool_calls=len(live.tool_calls),
         environment=environment,
     )

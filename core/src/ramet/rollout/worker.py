@@ -19,7 +19,7 @@ from ramet.engines.protocol import Capability, Engine
 from ramet.errors import ConfigError, raise_all
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.completion import Versions
-from ramet.rollout.group import GroupJob, GroupScheduler
+from ramet.rollout.group import GroupJob, GroupScheduler, ScoreRollout
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
 from ramet.rollout.prompts import make_prompt, prompt_segment
@@ -54,8 +54,11 @@ class RolloutWorker:
         deterministic: bool,
         tools_in_template: bool = False,
         tool_sets: Mapping[str, Sequence[str]] | None = None,
+        score: ScoreRollout | None = None,
     ) -> None:
         """`tool_sets`: names that mean several of `tools`, wherever a task names its tools.
+
+        `score`: of one rollout, for branch policies that need rewards.
 
         Raises `ConfigError` for settings that cannot work together.
         """
@@ -73,6 +76,7 @@ class RolloutWorker:
         self.seed = seed
         self.deterministic = deterministic
         self._tool_sets = dict(tool_sets or {})
+        self._score = score
         self._watchdog = Watchdog(config.watchdog_s)
         self._tools = ToolRuntime(tools, encoder, self._watchdog)
         self._stateful = (*step_component(step), *tool_components(self._tools.tools))
@@ -161,6 +165,7 @@ class RolloutWorker:
             deterministic=self.deterministic,
             tasks=tasks,
             release=release,
+            score=self._score,
         )
         try:
             group = await scheduler.run()

@@ -6,6 +6,7 @@ What a policy is shown, and what it may answer, is the rollout worker's own: its
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -13,16 +14,18 @@ from typing import Any
 
 from ramet.errors import ConfigError, PluginError
 from ramet.rollout.branching.decisions import ask
-from ramet.rollout.branching.event_order import Phase, RolloutEvent
+from ramet.rollout.branching.events import Phase, RolloutEvent
 from ramet.rollout.branching.group_history import GroupHistory
 from ramet.rollout.keys import path_of
 from ramet.testing.expect import expect, expect_needs
 from ramet.types import (
     AfterTool,
+    BranchAction,
     BranchEvent,
     BranchPolicy,
     CallStatus,
     CallView,
+    Done,
     Finished,
     FirstTokens,
     Fork,
@@ -30,8 +33,10 @@ from ramet.types import (
     Idle,
     Need,
     RolloutView,
+    Scored,
     Start,
     StartRoots,
+    Stop,
     StopReason,
     Task,
     user_prompt,
@@ -41,17 +46,17 @@ BUDGETS = (0, 1, 3, 100)
 SEEDS = (0, 1)
 MAX_TURN = 2
 FIRST_TOKENS = 5
-GIVEN = frozenset({Need.ENTROPY, Need.REWARDS, Need.EARLIER_TURNS})
+GIVEN = frozenset({Need.ENTROPY, Need.REWARDS, Need.EARLIER_TURNS, Need.LATE_EVENTS})
 VOCAB_SIZE = 1000
 
 
 def check_branch_policy(policy: BranchPolicy) -> None:
     """Raise `AssertionError` unless the policy keeps the contract.
 
-    Starts a root at `Start`; never asks for more than is left of budgets 0, 1, 3 and 100; forks only rollouts and
-    turns that exist, after a tool result; `needs` only what branch policies are given; answers the same for the same
-    event, view and random state, in any order. A `ConfigError` at `Start` refuses a budget that the policy's options do
-    not fit.
+    Starts a root at `Start`; never asks for more than is left of budgets 0, 1, 3 and 100; forks only rollouts, turns
+    and tokens that exist; stops only rollouts that are running; `needs` only what branch policies are given; answers
+    the same for the same event, view and random state, in any order. A `ConfigError` at `Start` refuses a budget that
+    the policy's options do not fit.
     """
     if hasattr(policy, "needs"):
         unknown = expect_needs(policy) - GIVEN
@@ -76,10 +81,10 @@ class _Decision:
     event: BranchEvent
     view: GroupView
     rng_state: Any
-    actions: list[StartRoots | Fork]
+    actions: list[BranchAction]
 
 
-def _ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[StartRoots | Fork]:
+def _ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[BranchAction]:
     when = f"at {type(event).__name__}, with {view.budget_left} of a budget of {view.budget} left"
     try:
         actions = ask(policy, event, view, rng)
@@ -118,44 +123,63 @@ class _SimulatedGroup:
         self._rng = Random(f"policy {budget} {seed}")
         self._world = Random(f"world {budget} {seed}")
         task = Task(id="conformance/0", prompt=user_prompt("What is 2 + 3?"), answer=("5",))
-        self._history = GroupHistory(task, budget, VOCAB_SIZE)
+        needs: frozenset[Need] = getattr(policy, "needs", frozenset())
+        self._last = Phase.SCORED if Need.REWARDS in needs else Phase.END
+        self._history = GroupHistory(task, budget, VOCAB_SIZE, self._last)
         self._n_roots = 0
-        self._n_forks: dict[str, int] = {}
+        self._n_forks: Counter[str] = Counter()
+        self._scored: set[str] = set()
 
     def run(self) -> Iterator[_Decision]:
         yield self._decide(Start())
         while True:
             while self._history.n_live:
-                event = self._advance(self._world.choice([r for r in self._history.view().rollouts if not r.finished]))
+                event = self._advance(
+                    self._world.choice([r for r in self._history.view().rollouts if self._is_live(r)])
+                )
                 if event is not None:
                     yield self._decide(event)
             if self._history.budget_left == 0:
                 return
             idle = self._decide(Idle())
             yield idle
-            if not sum(action.n for action in idle.actions):
+            if not self._history.n_live:
                 return
+
+    def _is_live(self, rollout: RolloutView) -> bool:
+        waits = self._last is Phase.SCORED and rollout.stop is not StopReason.PRUNED and rollout.id not in self._scored
+        return not rollout.finished or waits
 
     def _decide(self, event: BranchEvent) -> _Decision:
         state, view = self._rng.getstate(), self._history.view()
         actions = _ask(self._policy, event, view, self._rng)
         for action in actions:
-            for _ in range(action.n):
-                self._start(action)
+            self._act(action)
         return _Decision(event=event, view=view, rng_state=state, actions=actions)
 
-    def _start(self, action: StartRoots | Fork) -> None:
-        if isinstance(action, StartRoots):
-            self._history.add_root((self._n_roots,))
-            self._n_roots += 1
-            return
-        fork = self._n_forks.get(action.rollout, 0)
-        self._n_forks[action.rollout] = fork + 1
-        self._history.add_fork((*path_of(action.rollout), fork), action.turn)
+    def _act(self, action: BranchAction) -> None:
+        match action:
+            case StartRoots(n=n):
+                for _ in range(n):
+                    self._history.add_root((self._n_roots,))
+                    self._n_roots += 1
+            case Fork(rollout=parent, n=n):
+                for fork in range(self._n_forks[parent], self._n_forks[parent] + n):
+                    self._history.add_fork((*path_of(parent), fork), action.turn, action.token)
+                self._n_forks[parent] += n
+            case Stop(rollout=id):
+                self._history.prune(path_of(id))
+            case Done():
+                self._history.leave_rest()
 
     def _advance(self, rollout: RolloutView) -> BranchEvent | None:
-        """Advance this rollout by one event: its turn's first tokens, then a tool result or its end."""
+        """Advance this rollout by one event: its turn's first tokens, then a tool result or its end, then its score."""
         path, turn = path_of(rollout.id), rollout.turns[-1]
+        if rollout.finished:
+            reward = None if rollout.stop is StopReason.FAULT else self._world.choice([0.0, 1.0])
+            self._scored.add(rollout.id)
+            self._history.apply(RolloutEvent(path, Phase.SCORED, turn.index, reward=reward))
+            return Scored(rollout=rollout.id, reward=reward)
         if not turn.entropies:
             entropies = tuple(self._world.uniform(0.0, 3.0) for _ in range(self._world.randint(1, FIRST_TOKENS)))
             self._history.apply(RolloutEvent(path, Phase.FIRST, turn.index, entropies=entropies))

@@ -28,6 +28,7 @@ class Need(StrEnum):
     GREEDY_ROLLOUT = "greedy_rollout"  # one more rollout a task at temperature 0
     REWARDS = "rewards"  # branch policies: `Scored`, as soon as a rollout's reward is known
     EARLIER_TURNS = "earlier_turns"  # branch policies: forks of stateful rollouts at turns before the newest
+    LATE_EVENTS = "late_events"  # branch policies: events after the budget is used up, to `Stop` rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,11 @@ class Fork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """End a running rollout now, with `StopReason.PRUNED`. It keeps its place in the budget and is left out."""
+    """End a running rollout now, with `StopReason.PRUNED`. It keeps its place in the budget and is left out.
+
+    Its record ends where its newest turn, as the policy knows it, began; it cannot be forked any more, and there is no
+    `Finished` for it. Once the budget is used up, only policies with `Need.LATE_EVENTS` are asked.
+    """
 
     rollout: str
 
@@ -107,7 +111,7 @@ class StartFrom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Leave the rest of the budget: the group ends with what is running."""
+    """Leave the rest of the budget: the group ends with what is running. The last of an answer's actions."""
 
 
 BranchAction: TypeAlias = StartRoots | Fork | Stop | StartFrom | Done
@@ -156,6 +160,7 @@ class RolloutView:
     valid: bool
     stop: StopReason | None = None  # once finished
     reward: float | None = None  # once `Scored`
+    fork_token: int = 0  # tokens of turn `fork_turn` that are the parent's
 
     @property
     def n_forks(self) -> int:
@@ -187,7 +192,8 @@ class BranchPolicy(Protocol):
     """Hook 2. Pure: (what happened, what is known of the group, rng) -> what to start.
 
     `needs`: ENTROPY if it reads entropies (an engine that cannot give exact ones is refused before the start), REWARDS
-    to get `Scored`, EARLIER_TURNS to fork stateful rollouts at turns before the newest.
+    to get `Scored`, EARLIER_TURNS to fork stateful rollouts at turns before the newest, LATE_EVENTS to be asked also
+    when the budget is used up.
     """
 
     needs: frozenset[Need] = frozenset()

@@ -112,7 +112,8 @@ class Rollout:
     stop: StopReason
     answer: str | None = None  # what the rollout step took as the final answer; None: there is none
     parent: str | None = None
-    fork_turn: int | None = None  # the turn of the parent at whose beginning this rollout starts
+    fork_turn: int | None = None  # the turn of the parent in which this rollout starts, at its beginning or …
+    fork_token: int = 0  # … after so many of the tokens that were sampled in it
     n_shared: int = 0
     tool_calls: tuple[ToolRecord, ...] = ()
     infos: tuple[Mapping[str, Any], ...] = ()  # `StepResult.info` by turn; shorter if a turn never ended
@@ -152,11 +153,24 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutScore:
+    """What the rewards said of a rollout that was scored while its group ran (`Need.REWARDS`)."""
+
+    reward: float | None  # weighted sum of the rewards; None: it has a fault or is left out
+    parts: Mapping[str, float] = field(default_factory=dict)
+    token_rewards: Mapping[int, float] = field(default_factory=dict)
+    fault: Fault | None = None  # a reward failed
+    left_out: str | None = None  # a reward left it out on purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """All rollouts of one task in one step, in order of their branch paths."""
 
     task: Task
     rollouts: tuple[Rollout, ...]
+    n_unused: int = 0  # rollouts that the branch policy left of the budget (`Done`)
+    scores: Mapping[str, RolloutScore] = field(default_factory=dict)  # by rollout; scored once, so not again
 
     @property
     def valid(self) -> tuple[Rollout, ...]:

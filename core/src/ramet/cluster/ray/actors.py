@@ -13,7 +13,7 @@ from ray import ObjectRef
 from ramet.cluster.local import LocalRollouts
 from ramet.cluster.ray.actor_base import SAVE, Actor, Counts, PolicySetup, RolloutSetup, node_address
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
-from ramet.components.build import Components
+from ramet.components.build import Components, needs_rewards, start_rewards
 from ramet.engines.protocol import EngineInfo, Sleeper
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
@@ -32,10 +32,14 @@ class RolloutActor(Actor):
     async def start(self) -> EngineInfo:
         setup: RolloutSetup = self._read_setup()
         set_up_torch(setup.config.run)
+        components = Components(setup.config)
+        self.scorer = components.scorer if setup.branching and needs_rewards(components.branch_policy) else None
+        if self.scorer is not None:
+            await start_rewards(self.scorer.rewards, setup.services)
         self.rollouts = await LocalRollouts.open(
             setup.config,
             build_encoder(setup.config),
-            components=Components(setup.config),
+            components=components,
             services=setup.services,
             branching=setup.branching,
             expected=setup.tool_sets,
@@ -78,6 +82,8 @@ class RolloutActor(Actor):
 
     async def close(self) -> None:
         await self.rollouts.close()
+        if self.scorer is not None:
+            await self.scorer.aclose()
 
 
 class PolicyActor(Actor):

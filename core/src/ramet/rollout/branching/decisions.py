@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 
 from ramet.errors import ConfigError, PluginError
 from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
-from ramet.types import BranchEvent, BranchPolicy, Fork, GroupView, Need, StartRoots
+from ramet.types import (
+    BranchAction,
+    BranchEvent,
+    BranchPolicy,
+    Done,
+    Fork,
+    GroupView,
+    Need,
+    RolloutView,
+    StartFrom,
+    StartRoots,
+    Stop,
+    StopReason,
+)
+
+STARTS = StartRoots | Fork | StartFrom  # actions that use the budget
 
 
 def ask(
     policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random, *, stateful: bool = False
-) -> list[StartRoots | Fork]:
-    """What the policy wants started. Raises `PluginError` naming it if it fails or asks for what cannot be.
+) -> list[BranchAction]:
+    """What the policy wants done. Raises `PluginError` naming it if it fails or asks for what cannot be.
 
     `stateful`: rollouts hold states, of which only those of the newest turn are kept without `Need.EARLIER_TURNS`.
     """
@@ -28,51 +43,63 @@ def ask(
         raise
     except (Exception, SystemExit) as error:
         raise failed(error, name, f" on {event}") from error
-    known = [action for action in actions if isinstance(action, StartRoots | Fork)]
-    strange = [f"{action!r:.80}" for action in actions if not isinstance(action, StartRoots | Fork)]
-    problems = [f"{one} is neither StartRoots nor Fork" for one in strange] or _problems(known, view)
+    known = [action for action in actions if isinstance(action, STARTS | Stop | Done)]
+    strange = [f"{action!r:.80}" for action in actions if not isinstance(action, STARTS | Stop | Done)]
+    problems = [f"{one} is no branch action" for one in strange] or _problems(known, view)
     if not problems and stateful and Need.EARLIER_TURNS not in getattr(policy, "needs", frozenset()):
         problems = [problem for action in known if (problem := _earlier_turn(action, view))]
     if problems:
         raise PluginError(
-            f"{name} answered {event} wrongly: {'; '.join(problems)}: return a list of StartRoots and Fork within "
-            f"group.budget_left, [] for nothing{defined_at(policy, 'decide')}"
+            f"{name} answered {event} wrongly: {'; '.join(problems)}: return a list of StartRoots, Fork and StartFrom "
+            f"within group.budget_left, Stop and Done, [] for nothing{defined_at(policy, 'decide')}"
         )
     return known
 
 
-def _problems(actions: Sequence[StartRoots | Fork], view: GroupView) -> list[str]:
+def _problems(actions: Sequence[BranchAction], view: GroupView) -> list[str]:
     """Judged by the view that the policy was given. More than the budget left is a mistake, never clipped."""
     found = [problem for action in actions if (problem := _type_problem(action))]
     if found:
         return found
-    found = [f"{action}: n must not be negative" for action in actions if action.n < 0]
+    starts = [action for action in actions if isinstance(action, STARTS)]
+    found = [f"{action}: n must not be negative" for action in starts if action.n < 0]
+    known = {rollout.id: rollout for rollout in view.rollouts}
     for action in actions:
-        if isinstance(action, Fork):
-            found += _fork_problems(action, view)
-    wanted = sum(action.n for action in actions)
+        match action:
+            case Fork():
+                found += _fork_problems(action, known)
+            case Stop():
+                found += _stop_problems(action, known)
+            case StartFrom() if not 0 <= action.prefix < len(view.prefixes):
+                found.append(f"{action}: the group has {len(view.prefixes)} stored prefixes")
+    stopped = [action.rollout for action in actions if isinstance(action, Stop)]
+    found += [f"it stops rollout {one} twice" for one in sorted(set(stopped)) if stopped.count(one) > 1]
+    if any(isinstance(action, Done) for action in actions[:-1]):
+        found.append("Done is not the last action, and nothing can be started after it")
+    wanted = sum(action.n for action in starts)
     if not found and wanted > view.budget_left:
         found.append(f"it asks for {wanted} rollouts, budget left is {view.budget_left}")
     return found
 
 
-def _type_problem(action: StartRoots | Fork) -> str | None:
-    given: dict[str, object] = {"n": action.n}
-    if isinstance(action, Fork):
-        given |= {"turn": action.turn, "token": action.token}
-        if not isinstance(action.rollout, str):
-            return f"{action}: rollout is {action.rollout!r}, not the id of a rollout, which is a string"
+def _type_problem(action: BranchAction) -> str | None:
+    names = {Fork: ("n", "turn", "token"), StartFrom: ("n", "prefix"), StartRoots: ("n",)}.get(type(action), ())
+    if isinstance(action, Fork | Stop) and not isinstance(action.rollout, str):
+        return f"{action}: rollout is {action.rollout!r}, not the id of a rollout, which is a string"
+    given = {name: getattr(action, name) for name in names}
     wrong = [name for name, value in given.items() if not isinstance(value, int) or isinstance(value, bool)]
     return f"{action}: {wrong[0]} is {given[wrong[0]]!r}, not an int" if wrong else None
 
 
-def _fork_problems(fork: Fork, view: GroupView) -> list[str]:
-    known = {rollout.id: rollout for rollout in view.rollouts}
+def _fork_problems(fork: Fork, known: Mapping[str, RolloutView]) -> list[str]:
     if fork.rollout not in known:
         return [f"{fork}: the group has no such rollout, only {', '.join(known) or 'none'}"]
-    last = len(known[fork.rollout].turns) - 1
+    parent = known[fork.rollout]
+    if parent.stop is StopReason.PRUNED:
+        return [f"{fork}: rollout {fork.rollout} was stopped"]
     if fork.token:
-        return [f"{fork}: token must be 0; forks at sampled tokens are not there yet"]
+        return _token_problems(fork, parent)
+    last = len(parent.turns) - 1
     if last == 0:
         return [f"{fork}: rollout {fork.rollout} has no tool result yet; for turn 0 use StartRoots"]
     if not 1 <= fork.turn <= last:
@@ -80,7 +107,24 @@ def _fork_problems(fork: Fork, view: GroupView) -> list[str]:
     return []
 
 
-def _earlier_turn(action: StartRoots | Fork, view: GroupView) -> str | None:
+def _token_problems(fork: Fork, parent: RolloutView) -> list[str]:
+    ended = [turn for turn in parent.turns if turn.ended]
+    if not 0 <= fork.turn < len(ended):
+        turns = f"turns 0 to {len(ended) - 1}" if ended else "none of its turns"
+        return [f"{fork}: at a token {turns} of rollout {fork.rollout} can be forked, since those have ended"]
+    most = ended[fork.turn].n_tokens - 1
+    if not 1 <= fork.token <= most:
+        return [f"{fork}: turn {fork.turn} of rollout {fork.rollout} can be forked at tokens 1 to {most}"]
+    return []
+
+
+def _stop_problems(stop: Stop, known: Mapping[str, RolloutView]) -> list[str]:
+    if stop.rollout not in known:
+        return [f"{stop}: the group has no such rollout, only {', '.join(known) or 'none'}"]
+    return [f"{stop}: rollout {stop.rollout} has ended"] if known[stop.rollout].finished else []
+
+
+def _earlier_turn(action: BranchAction, view: GroupView) -> str | None:
     if not isinstance(action, Fork) or action.turn == (newest := len(view.rollout(action.rollout).turns) - 1):
         return None
     return (

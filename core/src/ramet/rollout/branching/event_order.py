@@ -10,36 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Protocol
 
+from ramet.rollout.branching.events import Phase, RolloutEvent
 from ramet.rollout.keys import BranchPath
-from ramet.types import CallView, StopReason
-
-
-class Phase(IntEnum):
-    """What can happen within a turn, in its order."""
-
-    BEGIN = 0  # the tool result before the turn was appended
-    FIRST = 1  # the first k tokens of the turn are there
-    END = 2  # the rollout ended with this turn
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutEvent:
-    """One thing that happened to one rollout."""
-
-    path: BranchPath
-    phase: Phase
-    turn: int
-    entropies: tuple[float, ...] = ()  # FIRST: of the first tokens; BEGIN and END: of the turn that is over
-    n_tokens: int = 0  # BEGIN and END: sampled in the turn that is over
-    calls: tuple[CallView, ...] = ()  # BEGIN and END: made in the turn that is over, in their order
-    stop: StopReason | None = None  # END: why; FAULT if it is masked
-
-    @property
-    def key(self) -> tuple[int, int, BranchPath]:
-        return self.turn, self.phase, self.path
 
 
 class EventOrder(Protocol):
@@ -50,6 +24,10 @@ class EventOrder(Protocol):
         ...
 
     def push(self, event: RolloutEvent) -> None: ...
+
+    def drop(self, path: BranchPath) -> None:
+        """A rollout was stopped: nothing more comes from it, and what it has reported is not decided."""
+        ...
 
     def pop(self) -> RolloutEvent | None:
         """The next event to decide, or None while it cannot be known which one that is."""
@@ -68,6 +46,9 @@ class ArrivalOrder:
     def push(self, event: RolloutEvent) -> None:
         self._events.append(event)
 
+    def drop(self, path: BranchPath) -> None:
+        self._events = deque(event for event in self._events if event.path != path)
+
     def pop(self) -> RolloutEvent | None:
         return self._events.popleft() if self._events else None
 
@@ -85,9 +66,10 @@ class _PathQueue:
 
 
 class LogicalOrder:
-    """By (turn, phase, branch path), whatever the order of arrival."""
+    """By (turn, phase, branch path), whatever the order of arrival. `last`: the phase of a rollout's last event."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: Phase = Phase.END) -> None:
+        self._last = last
         self._queues: dict[BranchPath, _PathQueue] = {}
 
     def start(self, path: BranchPath, turn: int) -> None:
@@ -96,6 +78,9 @@ class LogicalOrder:
     def push(self, event: RolloutEvent) -> None:
         self._queues[event.path].events.append(event)
 
+    def drop(self, path: BranchPath) -> None:
+        del self._queues[path]
+
     def pop(self) -> RolloutEvent | None:
         if not self._queues:
             return None
@@ -103,7 +88,7 @@ class LogicalOrder:
         if not queue.events:
             return None
         event = queue.events.popleft()
-        if event.phase is Phase.END:
+        if event.phase is self._last:
             del self._queues[event.path]
         else:
             queue.bound = (event.turn, event.phase + 1, event.path)

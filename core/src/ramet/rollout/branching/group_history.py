@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ramet.rollout.branching.event_order import Phase, RolloutEvent
+from ramet.rollout.branching.events import Phase, RolloutEvent
 from ramet.rollout.keys import BranchPath, path_text
 from ramet.types import GroupView, RolloutView, StopReason, Task, TurnView
 
@@ -19,9 +19,11 @@ class _RolloutHistory:
     root: str
     parent: str | None
     fork_turn: int | None
+    fork_token: int
     turns: list[TurnView]
     finished: bool = False
     stop: StopReason | None = None
+    reward: float | None = None
     view: RolloutView | None = field(default=None)
 
     def as_view(self) -> RolloutView:
@@ -31,27 +33,34 @@ class _RolloutHistory:
                 root=self.root,
                 parent=self.parent,
                 fork_turn=self.fork_turn,
+                fork_token=self.fork_token,
                 turns=tuple(self.turns),
                 finished=self.finished,
-                valid=self.stop is not StopReason.FAULT,
+                valid=self.stop not in (StopReason.FAULT, StopReason.PRUNED),
                 stop=self.stop,
+                reward=self.reward,
             )
         return self.view
 
 
 class GroupHistory:
-    """The group's history as far as it was decided upon. `n_live` counts rollouts whose end is not in it yet."""
+    """The group's history as far as it was decided upon. `n_live` counts rollouts whose last event is not in it yet.
 
-    def __init__(self, task: Task, budget: int, vocab_size: int) -> None:
+    `last` is the phase of that event.
+    """
+
+    def __init__(self, task: Task, budget: int, vocab_size: int, last: Phase = Phase.END) -> None:
         self.task = task
         self.budget = budget
         self.vocab_size = vocab_size
         self.n_live = 0
+        self.n_unused = 0  # of the budget, left by the policy (`Done`)
+        self._last = last
         self._rollouts: dict[BranchPath, _RolloutHistory] = {}
 
     @property
     def budget_left(self) -> int:
-        return self.budget - len(self._rollouts)
+        return self.budget - len(self._rollouts) - self.n_unused
 
     @property
     def n_started(self) -> int:
@@ -59,23 +68,27 @@ class GroupHistory:
 
     def add_root(self, path: BranchPath) -> None:
         id = path_text(path)
-        self._rollouts[path] = _RolloutHistory(id, id, None, None, [_begun(0)])
+        self._rollouts[path] = _RolloutHistory(id, id, None, None, 0, [_begun(0)])
         self.n_live += 1
 
-    def add_fork(self, path: BranchPath, turn: int) -> None:
-        """A fork of `path[:-1]` at `turn`: it inherits the turns before, and the parent's turn counts it."""
+    def add_fork(self, path: BranchPath, turn: int, token: int = 0) -> None:
+        """A fork of `path[:-1]` in `turn`: it inherits the turns before, and the parent's turn counts it."""
         parent = self._rollouts[path[:-1]]
         at = parent.turns[turn]
         parent.turns[turn] = replace(at, n_forks=at.n_forks + 1)
         parent.view = None
         self._rollouts[path] = _RolloutHistory(
-            path_text(path), parent.root, parent.id, turn, [*parent.turns[:turn], _begun(turn)]
+            path_text(path), parent.root, parent.id, turn, token, [*parent.turns[:turn], _begun(turn)]
         )
         self.n_live += 1
 
     def apply(self, event: RolloutEvent) -> None:
+        self.count(event)
         rollout = self._rollouts[event.path]
         rollout.view = None
+        if event.phase is Phase.SCORED:
+            rollout.reward = event.reward
+            return
         last = rollout.turns[-1]
         first = event.phase is Phase.FIRST
         rollout.turns[-1] = TurnView(
@@ -92,11 +105,22 @@ class GroupHistory:
             rollout.turns.append(_begun(event.turn))
         else:
             rollout.finished, rollout.stop = True, event.stop
-            self.n_live -= 1
 
     def count(self, event: RolloutEvent) -> None:
-        """As `apply`, once the budget is used up: no policy is asked any more, so the views may stay as they are."""
-        self.n_live -= event.phase is Phase.END
+        """All of `apply` that is left once no policy is asked any more: the views may then stay as they are."""
+        self.n_live -= event.phase is self._last
+
+    def prune(self, path: BranchPath) -> int:
+        """The policy stopped this rollout: it is over. Its newest turn, which is not part of it any more."""
+        rollout = self._rollouts[path]
+        rollout.view = None
+        rollout.finished, rollout.stop = True, StopReason.PRUNED
+        self.n_live -= 1
+        return rollout.turns[-1].index
+
+    def leave_rest(self) -> None:
+        """The policy wants no more rollouts."""
+        self.n_unused += self.budget_left
 
     def view(self) -> GroupView:
         return GroupView(
