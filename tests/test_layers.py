@@ -24,6 +24,7 @@ CONTRACT = {
     "errors",
     "event_loop",
     "extensions",
+    "entropy",
     "helpers",
     "hookspecs",
     "output_checks",

@@ -1,5 +1,6 @@
 """Ramet: agentic reinforcement learning with branching rollouts. Plugins import from here and from nowhere deeper."""
 
+from ramet.entropy import EntropyScale, entropy_change
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.helpers import from_jsonl, function_tool, run_blocking
 from ramet.hookspecs import Register, hookimpl
@@ -10,10 +11,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigError",
+    "EntropyScale",
     "InfraError",
     "PluginError",
     "Register",
     "ToolError",
+    "entropy_change",
     "from_jsonl",
     "function_tool",
     "hookimpl",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib import resources
 from random import Random
 
@@ -10,6 +11,7 @@ from ramet import (
     AfterTool,
     BranchAction,
     ConfigError,
+    EntropyScale,
     Finished,
     FirstTokens,
     Fork,
@@ -21,10 +23,11 @@ from ramet import (
     StopReason,
     Task,
     TurnView,
+    entropy_change,
 )
 from ramet.testing import check_branch_policy, check_plugin
-from ramet_arpo.branching import Arpo, normalized_change
-from ramet_arpo.config import ArpoConfig, Normalizer
+from ramet_arpo.branching import Arpo
+from ramet_arpo.config import ArpoConfig, Budget, Rule
 
 V = 1000
 
@@ -48,7 +51,7 @@ def after(entropies: tuple[float, ...], *, left: int = 8, turn: int = 1, **confi
 
 def test_the_policy_keeps_the_contract() -> None:
     check_branch_policy(Arpo(ArpoConfig()))
-    check_branch_policy(Arpo(ArpoConfig(initial_rollouts=1, branches=3, tau=0.4, normalizer=Normalizer.SUM_VOCAB)))
+    check_branch_policy(Arpo(ArpoConfig(initial_rollouts=1, branches=3, tau=0.4, normalizer=EntropyScale.SUM_VOCAB)))
 
 
 def test_the_installed_plugin_passes_the_kit() -> None:
@@ -58,14 +61,14 @@ def test_the_installed_plugin_passes_the_kit() -> None:
 def test_the_change_of_entropy_by_hand() -> None:
     """Differences 1.0, 0.5 and -0.3 sum to 1.2; V = 1000, ln V = 6.907755."""
     now, before = (2.0, 1.5, 0.7), (1.0, 1.0, 1.0)
-    assert normalized_change(now, before, Normalizer.SUM_VOCAB, V) == pytest.approx(0.0012)
-    assert normalized_change(now, before, Normalizer.SUM_LN_VOCAB, V) == pytest.approx(1.2 / 6.907755)
-    assert normalized_change(now, before, Normalizer.MEAN_LN_VOCAB, V) == pytest.approx(0.4 / 6.907755)
+    assert entropy_change(now, before, EntropyScale.SUM_VOCAB, V) == pytest.approx(0.0012)
+    assert entropy_change(now, before, EntropyScale.SUM_LN_VOCAB, V) == pytest.approx(1.2 / 6.907755)
+    assert entropy_change(now, before, EntropyScale.MEAN_LN_VOCAB, V) == pytest.approx(0.4 / 6.907755)
 
 
 def test_vectors_of_different_length_are_compared_over_the_shorter() -> None:
-    assert normalized_change((3.0,), (1.0, 9.0, 9.0), Normalizer.SUM_VOCAB, V) == pytest.approx(0.002)
-    assert normalized_change((3.0, 9.0), (1.0,), Normalizer.SUM_VOCAB, V) == pytest.approx(0.002)
+    assert entropy_change((3.0,), (1.0, 9.0, 9.0), EntropyScale.SUM_VOCAB, V) == pytest.approx(0.002)
+    assert entropy_change((3.0, 9.0), (1.0,), EntropyScale.SUM_VOCAB, V) == pytest.approx(0.002)
 
 
 def test_with_the_papers_values_it_forks_exactly_where_the_entropy_rose() -> None:
@@ -92,6 +95,56 @@ def test_a_fork_is_compared_with_the_first_turn_of_its_root() -> None:
 
 def test_the_first_turn_is_the_baseline_and_never_forked() -> None:
     assert after((9.0, 9.0), turn=0) == []
+
+
+def test_the_window_bounds_what_is_compared() -> None:
+    assert after((2.0, 0.0, 0.0)) == []
+    assert after((2.0, 0.0, 0.0), window=1) == [Fork(rollout="0", turn=1, n=1)]
+
+
+def test_the_bernoulli_rule_forks_with_the_clipped_score_as_its_probability() -> None:
+    """alpha + beta * change = 0.3 + 0.5 * 0.4 = 0.5: the change is 0.4 ln V over one token."""
+    policy = Arpo(ArpoConfig(rule=Rule.BERNOULLI, alpha=0.3, beta=0.5, tau=9.0))
+
+    def share(change: float) -> float:
+        event = FirstTokens(rollout="0", turn=1, entropies=(1.0 + change * math.log(V),))
+        drawn = (policy.decide(event, group(view("0", (1.0, 1.0))), Random(seed)) for seed in range(1000))
+        return sum(map(len, drawn)) / 1000
+
+    assert share(0.4) == pytest.approx(0.5, abs=0.05)
+    assert share(-1.0) == 0.0
+    assert share(2.0) == 1.0
+
+
+def test_a_root_and_its_forks_have_a_limit_together() -> None:
+    fork = view("0.0", (1.0,), (1.0,), root="0")
+    forked = replace(fork, parent="0", fork_turn=1)
+    rollouts = view("0", (1.0, 1.0)), view("1", (1.0, 1.0)), forked
+    policy = Arpo(ArpoConfig(max_forks_per_root=1))
+    rose = {"turn": 1, "entropies": (2.0, 2.0)}
+    assert policy.decide(FirstTokens(rollout="0", **rose), group(*rollouts), Random(0)) == []
+    assert policy.decide(FirstTokens(rollout="0.0", **rose), group(*rollouts), Random(0)) == []
+    assert policy.decide(FirstTokens(rollout="1", **rose), group(*rollouts), Random(0)) != []
+
+
+def test_each_root_may_have_its_share_of_the_budget() -> None:
+    """A budget of 5 leaves 3 for forks: two of root 0 and one of root 1."""
+    policy = Arpo(ArpoConfig(budget=Budget.PER_ROOT, branches=9))
+    roots = view("0", (1.0, 1.0)), view("1", (1.0, 1.0))
+    for root, n in (("0", 2), ("1", 1)):
+        event = FirstTokens(rollout=root, turn=1, entropies=(2.0, 2.0))
+        assert policy.decide(event, group(*roots, budget=5, left=3), Random(0)) == [Fork(rollout=root, turn=1, n=n)]
+
+
+def test_alpha_equal_to_tau_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    Arpo(ArpoConfig(tau=0.6))
+    Arpo(ArpoConfig(rule=Rule.BERNOULLI))
+    assert caplog.messages == []
+    Arpo(ArpoConfig())
+    assert caplog.messages == [
+        "branch_policy=arpo: alpha equals tau (0.5), so a rollout is forked wherever the entropy rose, by however "
+        "little: beta and normalizer have no effect. Raise branch_policy.params.tau to ask for more"
+    ]
 
 
 def test_branches_are_cut_to_the_budget_left() -> None:
@@ -125,7 +178,7 @@ def test_an_engine_without_entropies_is_refused_instead_of_never_forking() -> No
         after(())
 
 
-@pytest.mark.parametrize("bad", [{"initial_rollouts": 0}, {"branches": 0}])
+@pytest.mark.parametrize("bad", [{"initial_rollouts": 0}, {"branches": 0}, {"window": 0}])
 def test_options_that_cannot_be_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(bad))} must be at least 1, got 0"):
         ArpoConfig(**bad)  # type: ignore[arg-type]

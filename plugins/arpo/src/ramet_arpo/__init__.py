@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ramet import BranchPolicy, Register, hookimpl
-from ramet_arpo.config import ArpoConfig
+from ramet import AdvantageEstimator, BranchPolicy, Register, hookimpl
+from ramet_arpo.config import ArpoAdvantageConfig, ArpoConfig
 
 ramet_contract = "1"
 
@@ -11,3 +11,8 @@ ramet_contract = "1"
 @hookimpl
 def register_branch_policies(register: Register[BranchPolicy]) -> None:
     register("arpo", "ramet_arpo.branching:Arpo", config=ArpoConfig)
+
+
+@hookimpl
+def register_advantages(register: Register[AdvantageEstimator]) -> None:
+    register("arpo", "ramet_arpo.advantage:ArpoAdvantage", config=ArpoAdvantageConfig)

@@ -2,8 +2,8 @@
 
 N rollouts start from the prompt. The entropies of a root's first k tokens are the baseline of the root and of all that
 descend from it. When the first k tokens after a tool result are known, `change = normalize(H_t - H_initial)`; the
-rollout is forked after that tool result if `alpha + beta * change > tau`, and goes on itself. Budget that is left when
-everything has finished goes to whole rollouts from the prompt, all at once.
+rollout is forked after that tool result if `alpha + beta * change > tau`, or with that probability, and goes on itself.
+Budget that is left when everything has finished goes to whole rollouts from the prompt, all at once.
 
 Deviations from the paper, each an option or stated in the README: the scale of the change (`normalizer`), and vectors
 of different length (a turn shorter than k) are compared position by position over the shorter one.
@@ -11,7 +11,7 @@ of different length (a turn shorter than k) are compared position by position ov
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Sequence
 from random import Random
 
@@ -26,24 +26,33 @@ from ramet import (
     Need,
     Start,
     StartRoots,
+    entropy_change,
 )
-from ramet_arpo.config import ArpoConfig, Normalizer
+from ramet_arpo.config import ArpoConfig, Budget, Rule
+
+logger = logging.getLogger(__name__)
 
 
 class Arpo:
-    """The branch policy `arpo`. Draws nothing: the decision is a threshold."""
+    """The branch policy `arpo`."""
 
     needs = frozenset({Need.ENTROPY})
 
     def __init__(self, config: ArpoConfig) -> None:
         self.config = config
+        if config.rule is Rule.THRESHOLD and config.alpha == config.tau:
+            logger.warning(
+                "branch_policy=arpo: alpha equals tau (%g), so a rollout is forked wherever the entropy rose, by "
+                "however little: beta and normalizer have no effect. Raise branch_policy.params.tau to ask for more",
+                config.tau,
+            )
 
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
         match event:
             case Start():
                 return [StartRoots(n=self._initial(group.budget))]
             case FirstTokens():
-                return self._after_first_tokens(event, group)
+                return self._after_first_tokens(event, group, rng)
             case Idle():
                 return [StartRoots(n=group.budget_left)]
         return []
@@ -56,31 +65,31 @@ class Arpo:
             )
         return min(budget, max(1, budget // 2)) if chosen is None else chosen
 
-    def _after_first_tokens(self, event: FirstTokens, group: GroupView) -> Sequence[BranchAction]:
+    def _after_first_tokens(self, event: FirstTokens, group: GroupView, rng: Random) -> Sequence[BranchAction]:
         if not event.entropies:
             raise ConfigError("branch_policy: arpo needs exact entropies, and this engine reports none")
-        n = min(self.config.branches, group.budget_left)
+        n = min(self.config.branches, self._allowed(event.rollout, group))
         if event.turn == 0 or n == 0:
             return []
+        return [Fork(rollout=event.rollout, turn=event.turn, n=n)] if self._wants(event, group, rng) else []
+
+    def _wants(self, event: FirstTokens, group: GroupView, rng: Random) -> bool:
+        config, window = self.config, self.config.window
         root = group.rollout(group.rollout(event.rollout).root)
-        change = normalized_change(event.entropies, root.turns[0].entropies, self.config.normalizer, group.vocab_size)
-        if self.config.alpha + self.config.beta * change > self.config.tau:
-            return [Fork(rollout=event.rollout, turn=event.turn, n=n)]
-        return []
+        before = root.turns[0].entropies[: len(event.entropies)]
+        change = entropy_change(event.entropies[:window], before[:window], config.normalizer, group.vocab_size)
+        score = config.alpha + config.beta * change
+        return rng.random() < score if config.rule is Rule.BERNOULLI else score > config.tau
 
-
-def normalized_change(
-    entropies: Sequence[float], initial: Sequence[float], normalizer: Normalizer, vocab_size: int
-) -> float:
-    """`normalize(H_t - H_initial)` over the positions that both have; 0 if there are none. Positive: less certain."""
-    differences = [now - before for now, before in zip(entropies, initial, strict=False)]
-    if not differences:
-        return 0.0
-    total = math.fsum(differences)
-    match normalizer:
-        case Normalizer.SUM_VOCAB:
-            return total / vocab_size
-        case Normalizer.SUM_LN_VOCAB:
-            return total / math.log(vocab_size)
-        case Normalizer.MEAN_LN_VOCAB:
-            return total / len(differences) / math.log(vocab_size)
+    def _allowed(self, rollout: str, group: GroupView) -> int:
+        """How many forks the root of this rollout may still have."""
+        root = group.rollout(rollout).root
+        used = sum(one.root == root and one.parent is not None for one in group.rollouts)
+        most = group.budget_left
+        if self.config.max_forks_per_root is not None:
+            most = min(most, self.config.max_forks_per_root - used)
+        if self.config.budget is Budget.PER_ROOT:
+            roots = [one.id for one in group.rollouts if one.parent is None]
+            share, extra = divmod(group.budget - len(roots), len(roots))
+            most = min(most, share + (roots.index(root) < extra) - used)
+        return max(0, most)

@@ -5,17 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ramet import EntropyScale
 
-class Normalizer(StrEnum):
-    """How the entropy change of k tokens becomes one number. V is the size of the vocabulary.
 
-    The paper writes `sum_vocab`. It makes the change so small (about 1e-5) that only its sign matters when alpha
-    equals tau; `sum_ln_vocab` is the scale of the released code, on which alpha and beta mean something.
-    """
+class Rule(StrEnum):
+    """When a rollout is forked, by `score = alpha + beta * change`."""
 
-    SUM_VOCAB = "sum_vocab"  # sum / V
-    SUM_LN_VOCAB = "sum_ln_vocab"  # sum / ln V
-    MEAN_LN_VOCAB = "mean_ln_vocab"  # mean / ln V: does not grow with k
+    THRESHOLD = "threshold"  # score > tau: the paper's
+    BERNOULLI = "bernoulli"  # with probability clip(score, 0, 1): the rule behind the released models; tau is not read
+
+
+class Budget(StrEnum):
+    """Who may use the budget that the roots left."""
+
+    SHARED = "shared"  # whoever asks first
+    PER_ROOT = "per_root"  # each root and its forks have an equal share
+
+
+class Attribution(StrEnum):
+    """Which advantage tokens have that several rollouts share."""
+
+    SOFT = "soft"  # in each rollout that rollout's own
+    HARD = "hard"  # in all of them the mean over the rollouts that share the token
+
+
+class Multiplicity(StrEnum):
+    """How much a token counts that d rollouts share, all of them together."""
+
+    ALL = "all"  # d: it is trained once per rollout
+    SQRT = "sqrt"  # sqrt(d)
+    ONE = "one"  # 1: as if the prefix were stored once
 
 
 @dataclass(kw_only=True, slots=True)
@@ -23,20 +42,48 @@ class ArpoConfig:
     """ARPO's entropy-based adaptive rollout (arXiv 2507.19849, §3.1). The budget M is `rollout.group_size`.
 
     initial_rollouts: N, started from the prompt at once; null: half the budget, at least one.
-    alpha, beta, tau: fork if alpha + beta * (change of entropy) > tau.
-    branches: Z, forks per decision.
+    window: k, tokens whose entropies are compared; null: all that `rollout.first_tokens` reports.
+    rule: threshold or bernoulli.
+    alpha, beta, tau: score = alpha + beta * (change of entropy).
+    branches: Z, forks per decision (beam size).
+    max_forks_per_root: of a root and all that descend from it; null: as many as the budget allows.
+    budget: shared, or per_root.
     normalizer: how the change of entropy is scaled.
     """
 
     initial_rollouts: int | None = None
+    window: int | None = None
+    rule: Rule = Rule.THRESHOLD
     alpha: float = 0.5
     beta: float = 0.2
     tau: float = 0.5
     branches: int = 1
-    normalizer: Normalizer = Normalizer.SUM_LN_VOCAB
+    max_forks_per_root: int | None = None
+    budget: Budget = Budget.SHARED
+    normalizer: EntropyScale = EntropyScale.SUM_LN_VOCAB
 
     def __post_init__(self) -> None:
-        if self.initial_rollouts is not None and self.initial_rollouts < 1:
-            raise ValueError(f"initial_rollouts must be at least 1, got {self.initial_rollouts}")
-        if self.branches < 1:
-            raise ValueError(f"branches must be at least 1, got {self.branches}")
+        for name, least in (("initial_rollouts", 1), ("window", 1), ("branches", 1), ("max_forks_per_root", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+@dataclass(kw_only=True, slots=True)
+class ArpoAdvantageConfig:
+    """ARPO's advantage attribution (arXiv 2507.19849, §3.2 and appendix D.1).
+
+    attribution: soft (GRPO on the flattened rollouts) or hard.
+    multiplicity: how much a token counts that d rollouts share.
+    normalize_std: divide by the standard deviation of the group.
+    eps: added to it.
+    """
+
+    attribution: Attribution = Attribution.SOFT
+    multiplicity: Multiplicity = Multiplicity.ALL
+    normalize_std: bool = True
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.eps <= 0:
+            raise ValueError(f"eps must be above 0, got {self.eps:g}")

@@ -1,0 +1,61 @@
+"""Advantages of rollouts that share tokens (arXiv 2507.19849, §3.2 and appendix D.1).
+
+    A_i = (R_i - mean R) / (std R + eps)                   a rollout's, relative to its group
+    soft: every token of rollout i has A_i                 GRPO on the flattened rollouts; the paper's default
+    hard: a token that d rollouts share has sum(A_i) / d
+
+With a token-mean loss and unchanged weights soft and hard have the same gradient; they differ where a loss averages
+over sequences, and once the ratio leaves the clip range. `multiplicity` weighs a shared token down, in each of its d
+copies by 1 / d (`one`) or 1 / sqrt(d) (`sqrt`, as TreeRL, arXiv 2506.11902); together they then count 1 or sqrt(d).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramet import AdvantageInputs, AdvantageOutput, Need
+from ramet_arpo.config import ArpoAdvantageConfig, Attribution, Multiplicity
+
+POWER = {Multiplicity.ALL: 0.0, Multiplicity.SQRT: 0.5, Multiplicity.ONE: 1.0}
+
+
+class ArpoAdvantage:
+    """The advantage estimator `arpo`."""
+
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(self, config: ArpoAdvantageConfig) -> None:
+        self.config = config
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        advantages = self._of_rollouts(batch)[:, None].expand(batch.mask.shape)
+        _, node = torch.unique(batch.node_ids, return_inverse=True)
+        sharers = _sums(torch.ones_like(advantages) * batch.mask, node)
+        if self.config.attribution is Attribution.HARD:
+            advantages = _sums(advantages * batch.mask, node) / sharers.clamp(min=1)
+        weight = sharers.clamp(min=1) ** -POWER[self.config.multiplicity]
+        shared = (sharers > 1) & batch.mask
+        share = float(shared.sum() / batch.mask.sum().clamp(min=1))
+        return AdvantageOutput(
+            advantages=(advantages * weight * batch.mask).float(), metrics={"advantage/shared_token_share": share}
+        )
+
+    def _of_rollouts(self, batch: AdvantageInputs) -> Tensor:
+        """`[N]` float64. In float64 the mean of equal float32 rewards is that reward, so equal ones give exactly 0."""
+        scores = batch.rewards.double()
+        if batch.token_rewards is not None:
+            scores = scores + batch.token_rewards.double().sum(1)
+        _, group = torch.unique(batch.group_ids, return_inverse=True)
+        size = _sums(torch.ones_like(scores), group)
+        centred = scores - _sums(scores, group) / size
+        if not self.config.normalize_std:
+            return centred
+        std = (_sums(centred**2, group) / (size - 1).clamp(min=1)).sqrt()
+        return centred / (std + self.config.eps)
+
+
+def _sums(values: Tensor, index: Tensor) -> Tensor:
+    """Of the shape of `values`: at each place the sum over all places with the same `index`."""
+    totals = values.new_zeros(int(index.max()) + 1 if index.numel() else 0)
+    return totals.index_add(0, index.flatten(), values.flatten())[index]
