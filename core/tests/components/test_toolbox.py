@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import pytest
 
 from ramet.component_checks import misfits
-from ramet.components.build import wants_services
 from ramet.components.services import RunServices
 from ramet.components.toolbox import Toolbox, open_tools, tool_names
 from ramet.config.schema import Config, ToolConfig
@@ -221,7 +220,7 @@ def test_the_shape_of_sets_and_of_start_is_checked_when_they_are_built() -> None
 def test_limiters_of_many_processes_are_made_only_where_one_may_be_asked_for(
     tools: dict[str, str | None], wants: bool
 ) -> None:
-    assert wants_services(configured(**tools)) is wants
+    assert tool_names(configured(**tools)).are_started is wants
 
 
 def test_a_plan_prints_what_an_instance_is() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ramet.cluster.interfaces import Backend, Rollouts
 from ramet.cluster.local import LocalBackend, LocalRollouts
-from ramet.components.build import Components
+from ramet.components.build import Components, are_started
 from ramet.components.services import RunServices
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
@@ -37,7 +37,10 @@ async def open_backend(
     if config.cluster.name == "ray":
         from ramet.cluster.ray.backend import RayBackend  # Ray is an extra
 
-        backend = await RayBackend.start(config, spec, critic=critic, folder=folder, tools=tools)
+        shares_limiters = tools.are_started or are_started(components.scorer.rewards)
+        backend = await RayBackend.start(
+            config, spec, critic=critic, folder=folder, tools=tools, shares_limiters=shares_limiters
+        )
     else:
         services = RunServices(folder=folder, seed=config.run.seed)
         backend = await LocalBackend.start(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
-from ramet.component_checks import is_tool_set
 from ramet.components.services import RunServices, start_component
-from ramet.config.schema import BenchmarkConfig, Config
+from ramet.config.schema import BenchmarkConfig, ComponentConfig, Config
 from ramet.plugins import Plugins, load_plugins
+from ramet.registry import Registry
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.types import (
     AdvantageEstimator,
@@ -19,6 +19,8 @@ from ramet.types import (
     PolicyLoss,
     RolloutStep,
 )
+
+T = TypeVar("T")
 
 
 class Components:
@@ -35,27 +37,19 @@ class Components:
 
     @cached_property
     def step(self) -> RolloutStep:
-        chosen = self._config.rollout_step
-        built: RolloutStep = load_plugins().get("rollout_steps", chosen.name).build(chosen.params)
-        return built
+        return _build(load_plugins().registries.rollout_steps, self._config.rollout_step)
 
     @cached_property
     def branch_policy(self) -> BranchPolicy:
-        chosen = self._config.branch_policy
-        built: BranchPolicy = load_plugins().get("branch_policies", chosen.name).build(chosen.params)
-        return built
+        return _build(load_plugins().registries.branch_policies, self._config.branch_policy)
 
     @cached_property
     def advantage(self) -> AdvantageEstimator:
-        chosen = self._config.advantage
-        built: AdvantageEstimator = load_plugins().get("advantages", chosen.name).build(chosen.params)
-        return built
+        return _build(load_plugins().registries.advantages, self._config.advantage)
 
     @cached_property
     def loss(self) -> PolicyLoss:
-        chosen = self._config.policy_loss
-        built: PolicyLoss = load_plugins().get("policy_losses", chosen.name).build(chosen.params)
-        return built
+        return _build(load_plugins().registries.policy_losses, self._config.policy_loss)
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -63,11 +57,18 @@ class Components:
         return Scorer([_weighted(plugins, name, self._config) for name in self._config.rewards])
 
     def benchmark(self, name: str) -> Benchmark:
-        """One that the data or `benchmarks` name, with the options that `benchmarks` has for it."""
+        """One that the data or `benchmarks` name, with the options that `benchmarks` has for it.
+
+        One instance has a name: training data and validation data that name the same one read their splits from it.
+        """
         if name not in self._benchmarks:
             chosen = self._config.benchmarks.get(name, BenchmarkConfig())
             self._benchmarks[name] = load_plugins().get("benchmarks", chosen.use or name).build(chosen.params)
         return self._benchmarks[name]
+
+
+def _build(registry: Registry[T], chosen: ComponentConfig) -> T:
+    return registry.get(chosen.name, load_plugins().broken).build(chosen.params)
 
 
 def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
@@ -95,9 +96,6 @@ async def start_rewards(rewards: Sequence[WeightedReward], services: RunServices
         await start_component(one.reward, who, services.of(f"rewards.{one.name}"))
 
 
-def wants_services(config: Config) -> bool:
-    """Whether a component of this run is started, so that a limiter may be asked for."""
-    plugins = load_plugins()
-    tools: list[Any] = [plugins.get("tools", one.use or name).build(one.params) for name, one in config.tools.items()]
-    rewards = [one.reward for one in Components(config).scorer.rewards]
-    return any(hasattr(one, "start") or is_tool_set(one) for one in [*tools, *rewards])
+def are_started(rewards: Sequence[WeightedReward]) -> bool:
+    """Whether one of them has a `start`, and may ask for a limiter there."""
+    return any(hasattr(one.reward, "start") for one in rewards)

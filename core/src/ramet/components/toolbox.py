@@ -171,12 +171,14 @@ def _compare(label: str, before: Schemas, after: Schemas) -> None:
 class ToolNames:
     """Names and schemas of the configured tools, known before the start. `sets`: schemas of the tools of each set.
 
-    `stateful`: tools that hold states of rollouts.
+    `stateful`: tools that hold states of rollouts. `are_started`: one of the tools has a `start`, or there is a set,
+    whose tools may have one; they may ask for a limiter there.
     """
 
     schemas: Mapping[str, ToolSchema] = field(default_factory=dict)
     sets: Mapping[str, Schemas] = field(default_factory=dict)
     stateful: tuple[StatefulComponent, ...] = ()
+    are_started: bool = False
 
     @property
     def all(self) -> list[str]:
@@ -199,6 +201,9 @@ def tool_names(config: Config) -> ToolNames:
             box = await open_tools(config, RunServices(folder=Path(folder), seed=config.run.seed), for_schemas=True)
             await box.close_sets()
         tools = {name: (tool, settings.timeout_s) for name, (tool, settings) in box.tools.items()}
-        return ToolNames(schemas=box.schemas, sets=box.set_schemas, stateful=tool_components(tools))
+        started = bool(box.sets) or any(hasattr(tool, "start") for tool, _ in box.tools.values())
+        return ToolNames(
+            schemas=box.schemas, sets=box.set_schemas, stateful=tool_components(tools), are_started=started
+        )
 
     return run_async(find())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -112,16 +113,18 @@ class PolicyActor(Actor):
     def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return self.policy.reference_logprobs(rows)
 
-    def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        return self.policy.update(batch, step)
+    def update(self, batch: TrainBatch, rows: Sequence[Row], step: int) -> dict[str, float]:
+        """`batch` comes without its rows."""
+        return self.policy.update(replace(batch, rows=rows), step)
 
     def values(self, rows: Sequence[Row]) -> list[Floats]:
         assert self.critic is not None, "no critic was built: no algorithm needs values"
         return self.critic.values(rows)
 
-    def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
+    def update_critic(self, batch: TrainBatch, rows: Sequence[Row], step: int) -> dict[str, float]:
+        """`batch` comes without its rows."""
         assert self.critic is not None, "no critic was built: no algorithm needs values"
-        return self.critic.update(batch, step)
+        return self.critic.update(replace(batch, rows=rows), step)
 
     def weights(self) -> list[ObjectRef[Bucket]]:
         """Put into the object store by the first rank; the others help to gather them and return nothing."""

@@ -23,10 +23,17 @@ class RayBackend:
 
     @classmethod
     async def start(
-        cls, config: Config, spec: PolicySpec, *, critic: CriticSpec | None = None, folder: Path, tools: ToolNames
+        cls,
+        config: Config,
+        spec: PolicySpec,
+        *,
+        critic: CriticSpec | None = None,
+        folder: Path,
+        tools: ToolNames,
+        shares_limiters: bool = False,
     ) -> RayBackend:
         """Called in the main thread. Raises `ConfigError` if there is no room for the workers, or if nodes differ."""
-        pool = WorkerPool(config, with_policy=True, folder=folder)
+        pool = WorkerPool(config, with_policy=True, folder=folder, shares_limiters=shares_limiters)
         try:
             await pool.reserve()
             backend = cls(pool, RayPolicy(pool, spec, critic), RayRollouts(pool, branching=True, tools=tools))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ class RayPolicy:
         self._spec = spec
         self._critic = critic
         self._loop = asyncio.get_running_loop()
-        self._shared: tuple[Sequence[Row] | TrainBatch, ObjectRef[Any]] | None = None
+        self._rows: tuple[Sequence[Row], ObjectRef[Any]] | None = None
+        self._batch: tuple[TrainBatch, ObjectRef[Any]] | None = None
 
     async def open(self) -> None:
         """Start all ranks and connect them to each other."""
@@ -64,15 +66,13 @@ class RayPolicy:
         return _copied(await self._compute("reference_logprobs", self._put(rows)))
 
     async def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        metrics: dict[str, float] = await self._compute("update", self._put(batch), step)
-        return metrics
+        return await self._train("update", batch, step)
 
     async def values(self, rows: Sequence[Row]) -> list[Floats]:
         return _copied(await self._compute("values", self._put(rows)))
 
     async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        metrics: dict[str, float] = await self._compute("update_critic", self._put(batch), step)
-        return metrics
+        return await self._train("update_critic", batch, step)
 
     async def weights(self) -> list[ObjectRef[Bucket]]:
         """Buckets in the object store, owned by the first rank."""
@@ -91,11 +91,18 @@ class RayPolicy:
     async def export(self, folder: Path) -> None:
         await self._call_all("export", folder)
 
-    def _put(self, shared: Sequence[Row] | TrainBatch) -> ObjectRef[Any]:
-        """One copy for all ranks, and for all calls in a row on the same rows or the same batch."""
-        if self._shared is None or self._shared[0] is not shared:
-            self._shared = shared, ray.put(shared)
-        return self._shared[1]
+    async def _train(self, method: str, batch: TrainBatch, step: int) -> dict[str, float]:
+        """The batch travels without its rows, which the ranks have, or get, as those of the other calls."""
+        if self._batch is None or self._batch[0] is not batch:
+            self._batch = batch, ray.put(replace(batch, rows=()))
+        metrics: dict[str, float] = await self._compute(method, self._batch[1], self._put(batch.rows), step)
+        return metrics
+
+    def _put(self, rows: Sequence[Row]) -> ObjectRef[Any]:
+        """One copy for all ranks, and for all calls in a row on the same rows."""
+        if self._rows is None or self._rows[0] is not rows:
+            self._rows = rows, ray.put(rows)
+        return self._rows[1]
 
     async def _compute(self, method: str, *arguments: Any) -> Any:
         if self.before_compute is not None:

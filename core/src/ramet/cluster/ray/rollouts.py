@@ -120,7 +120,7 @@ class RayRollouts:
     @classmethod
     async def start(cls, config: Config, *, folder: Path, tools: ToolNames) -> RayRollouts:
         """Engines alone, without forks, for evaluation. Raises `ConfigError`."""
-        pool = WorkerPool(config, with_policy=False, folder=folder)
+        pool = WorkerPool(config, with_policy=False, folder=folder, shares_limiters=tools.are_started)
         try:
             await pool.reserve()
             rollouts = cls(pool, branching=False, tools=tools, owns_pool=True)

@@ -17,7 +17,6 @@ from ramet.cluster.ray.limits import RayLimiters, start_limiters
 from ramet.cluster.ray.placement import PlacementSlot, WorkerPlacement
 from ramet.cluster.ray.session import Session
 from ramet.cluster.ray.worker import RayWorker
-from ramet.components.build import wants_services
 from ramet.components.services import Limiters, LocalLimiters, RunServices
 from ramet.config.schema import Config
 
@@ -30,15 +29,18 @@ LAST_LOGS_S = 5.0  # for the last lines of their logs
 class WorkerPool:
     """The connection, the reserved slots, the workers, and the first failure that ends the run."""
 
-    def __init__(self, config: Config, *, with_policy: bool, folder: Path) -> None:
-        """Connects, in the main thread. `folder` is where the run's components keep files. Raises `ConfigError`."""
+    def __init__(self, config: Config, *, with_policy: bool, folder: Path, shares_limiters: bool) -> None:
+        """Connects, in the main thread. `folder` is where the run's components keep files. `shares_limiters`: one of
+        them may ask for a limiter, which all processes share. Raises `ConfigError`.
+        """
         self.config = config
         self._limiters: ActorHandle[Any] | None = None
         self.timeout_s = config.cluster.timeout_s
         self.session = Session.open(config.cluster, config.model)
         try:
             self.placement = WorkerPlacement(config, with_policy=with_policy, is_own=self.session.is_own)
-            self.services = RunServices(folder=folder, seed=config.run.seed, limiters=self._start_limiters())
+            limiters = self._start_limiters() if shares_limiters else LocalLimiters()
+            self.services = RunServices(folder=folder, seed=config.run.seed, limiters=limiters)
         except BaseException:
             self.session.close()
             raise
@@ -48,9 +50,6 @@ class WorkerPool:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _start_limiters(self) -> Limiters:
-        """Shared by all processes, if a component may ask for one."""
-        if not wants_services(self.config):
-            return LocalLimiters()
         self._limiters = start_limiters()
         return RayLimiters(self._limiters)
 
