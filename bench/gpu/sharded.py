@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from rows import random_rows
 from sizes import Size
 from update import DENSE_BF16, synchronise, update_flops
@@ -20,7 +21,7 @@ from ramet.config.schema import ModelConfig, PolicyConfig
 from ramet.models.loading import load_model
 from ramet.planning.model_shape import read_shape
 from ramet.policy.batching.packing import MicroBatch, micro_batches
-from ramet.policy.distributed.ranks import join_ranks, leave_ranks
+from ramet.policy.distributed.ranks import join_ranks
 from ramet.policy.distributed.sharding import reshard, shard
 from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.models import attention_cost, blocks_of, compile_blocks
@@ -56,7 +57,8 @@ def run_sharded(size: Size, config: ModelConfig, *, compiled: bool) -> Sharded:
         reshard(scorer)
         seconds = _seconds(scorer, batches, size.updates)
     finally:
-        leave_ranks()
+        if dist.is_initialized():
+            dist.destroy_process_group()
     flops = size.updates * len(rows) * update_flops(read_shape(config), size.tokens - 1, size.response)
     return Sharded(
         tokens_per_s=size.updates * len(rows) * (size.tokens - 1) / seconds,

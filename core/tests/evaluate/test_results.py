@@ -181,7 +181,7 @@ def test_arguments_that_json_lacks_survive_as_text(tmp_path: Path) -> None:
     kept = task_result("arithmetic", group, prompt="", scores=[score(1.0)])
     partial = PartialResults(tmp_path / "results.json", HEADER)
     partial.add(kept)
-    assert TaskResult.from_line(kept.line()) == kept
+    assert TaskResult.from_body(json.loads(kept.line())) == kept
     partial.finish()
     body = read_results(tmp_path / "results.json")
     assert body["results"][0]["tasks"][0]["rollouts"][0]["tool_calls"][0]["arguments"] == '{"x": NaN}'

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,7 +19,7 @@ from ramet.config.schema import Dtype, LossAggregation, ModelConfig, Offload
 from ramet.errors import InfraError
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.distributed.ranks import gather_on_first, join_ranks, leave_ranks, require_ranks, sum_over_ranks
+from ramet.policy.distributed.ranks import gather_on_first, join_ranks, require_ranks, sum_over_ranks
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 
@@ -73,8 +74,7 @@ def test_a_rank_that_reaches_no_other_gives_up_at_its_deadline() -> None:
             join_ranks(rank=0, world_size=1, address=f"tcp://127.0.0.1:{free_port()}", timeout_s=20)
         assert (sum_over_ranks(2.5), gather_on_first("a")) == (2.5, ["a"])
     finally:
-        leave_ranks()
-    leave_ranks()
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("n_rows", [7, 1])

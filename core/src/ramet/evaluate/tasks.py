@@ -65,10 +65,6 @@ class TaskResult:
         return replace(self, rollouts=tuple(newer.get(rollout.id, rollout) for rollout in self.rollouts))
 
     @classmethod
-    def from_line(cls, line: str) -> TaskResult:
-        return cls.from_body(json.loads(line))
-
-    @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> TaskResult:
         rollouts = tuple(
             RolloutResult(**{**r, "tool_calls": tuple(CallResult(**call) for call in r["tool_calls"])})

@@ -1,4 +1,4 @@
-"""The process group of a policy's ranks: joining and leaving it, and exchanging numbers and small objects.
+"""The process group of a policy's ranks: joining it, and exchanging numbers and small objects.
 
 Those go through host memory (gloo) whatever the device; only FSDP moves tensors. Every wait ends after the deadline
 that was given to `join_ranks`.
@@ -44,12 +44,6 @@ def join_ranks(*, rank: int, world_size: int, address: str, timeout_s: float) ->
             f"policy rank {rank} of {world_size} did not reach the others at {address} within {timeout_s:g} s "
             f"(cluster.timeout_s): {error}"
         ) from error
-
-
-def leave_ranks() -> None:
-    """The inverse of `join_ranks`; nothing happens if none were joined."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def require_ranks(rank: int, world_size: int) -> None:
