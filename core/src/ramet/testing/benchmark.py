@@ -21,14 +21,14 @@ def check_benchmark(benchmark: Benchmark, *, n_scored: int = 16) -> None:
     """Raise `AssertionError` unless the benchmark keeps the contract.
 
     Complete info; every split loads twice with the same, unique ids; a limit gives the first tasks; an unknown split is
-    a `ConfigError`; in the first `n_scored` tasks of each split every gold answer scores 1 in the main metric and an
-    empty reply less. Data that is absent is reported as "cannot load: …".
+    a `ConfigError`; in the first `n_scored` tasks of each split, once all splits were loaded, every gold answer scores
+    1 in the main metric and an empty reply less. Data that is absent is reported as "cannot load: …".
     """
     _check_info(getattr(benchmark, "info", None))
     expect_async(benchmark.score, "score")
     _check_unknown_split(benchmark)
-    for split in benchmark.info.splits:
-        tasks = _check_split(benchmark, split)
+    found = [_check_split(benchmark, split) for split in benchmark.info.splits]
+    for tasks in found:  # when all are loaded: a run may train on one split and validate on another
         asyncio.run(_check_scores(benchmark, tasks[:n_scored]))
 
 

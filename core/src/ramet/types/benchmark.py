@@ -25,7 +25,11 @@ class BenchmarkInfo:
 
 
 class Benchmark(Protocol):
-    """Hook 7. Ids unique and stable over loads; the gold answer scores the maximum."""
+    """Hook 7. Ids unique and stable over loads; the gold answer scores the maximum.
+
+    A run has one instance for each name: it may load several splits, one for training and one for validation, and then
+    scores tasks of both.
+    """
 
     info: BenchmarkInfo
 
