@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -240,9 +241,11 @@ def test_the_machine_is_asked_if_none_is_named(make_inputs: MakeInputs, monkeypa
     config = make_inputs().config
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * GIB, 8 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * GIB))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    found = machine_of(config)
+    found = machine_of(config, ask_free=True)
     assert (found.cuda, found.devices, found.device_bytes, found.free_bytes) == (True, 2, 8 * GIB, 5 * GIB)
+    assert machine_of(config).free_bytes is None  # to ask for it costs a CUDA context
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = machine_of(config)
     assert not found.cuda and found.host_bytes is not None and found.host_bytes > GIB

@@ -2,7 +2,8 @@
 
 A device goes through phases, and the plan's number is that of the worst: an update at its peak beside
 whatever else stays on the device, or rollouts beside what the policy keeps between updates. With `cluster.colocate` a
-vLLM engine on GPUs sleeps during updates; any other engine that shares a device keeps what it has.
+vLLM engine on GPUs sleeps during updates; any other engine that shares a device keeps what it has. Every process that
+computes on a GPU has a CUDA context there, in all phases.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ramet.config.schema import Config, Dtype, Offload
-from ramet.planning.memory_engine import EngineMemory, engine_memory
+from ramet.planning.memory_engine import CUDA_CONTEXT, EngineMemory, engine_memory
 from ramet.planning.memory_policy import TrainedModel, host, phases, resident, sharded
 from ramet.planning.model_shape import ModelShape
 from ramet.planning.placement import DevicePlan, Devices, Machine, plan_devices
 from ramet.types import Need
 
-REFERENCE, CRITIC = "reference", "critic"
+REFERENCE, CRITIC, CONTEXTS = "reference", "critic", "CUDA contexts"
 UPDATE, CRITIC_UPDATE, ROLLOUTS = "update", "critic's update", "rollouts"
 
 
@@ -29,6 +30,7 @@ class Inputs:
     shape: ModelShape
     machine: Machine
     needs: frozenset[Need] = frozenset()
+    trains: bool = True  # False: engines alone, as evaluation has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ class MemoryPlan:
 
 def estimate(inputs: Inputs) -> MemoryPlan:
     config, machine = inputs.config, inputs.machine
-    placement = plan_devices(config, machine)
+    placement = plan_devices(config, machine, trains=inputs.trains)
     model = TrainedModel(shape=inputs.shape, config=config, ranks=placement.ranks, cuda=machine.cuda)
     engine = engine_memory(config, inputs.shape, machine.device_bytes, cuda=machine.cuda)
     values = critic_shape(inputs.shape)
@@ -99,18 +101,28 @@ def _phases(
 ) -> dict[str, dict[str, int]]:
     by_phase: dict[str, dict[str, int]] = {}
     beside = engine.parts if engine is not None and group.engines and not engine.sleeps else {}
+    contexts = _contexts(group, inputs, engine)
     if group.ranks:
         frozen = _reference(inputs, model)
         waiting = {CRITIC: sum(resident(critic).values())} if critic is not None else {}
-        by_phase[UPDATE] = _added(_worst(model), frozen, waiting, beside)
+        by_phase[UPDATE] = _added(_worst(model), frozen, waiting, beside, contexts)
         if critic is not None:
-            by_phase[CRITIC_UPDATE] = _added(_worst(critic), frozen, {"policy": sum(resident(model).values())}, beside)
+            policy = {"policy": sum(resident(model).values())}
+            by_phase[CRITIC_UPDATE] = _added(_worst(critic), frozen, policy, beside, contexts)
     if group.engines and engine is not None:
         stays = [resident(model), _reference(inputs, model)] if group.ranks else []
         if group.ranks and critic is not None:
             stays.append({CRITIC: sum(resident(critic).values())})
-        by_phase[ROLLOUTS] = _added(engine.parts, *stays)
+        by_phase[ROLLOUTS] = _added(engine.parts, *stays, contexts)
     return by_phase or {ROLLOUTS: {}}
+
+
+def _contexts(group: Devices, inputs: Inputs, engine: EngineMemory | None) -> dict[str, int]:
+    """Policy, reference and critic of a rank are one process."""
+    if not inputs.machine.cuda:
+        return {}
+    rank = CUDA_CONTEXT if group.ranks else 0
+    return {CONTEXTS: rank + (engine.context if engine is not None and group.engines else 0)}
 
 
 def _worst(model: TrainedModel) -> dict[str, int]:

@@ -5,6 +5,10 @@
 `tensor_parallel` devices share weights and heads. The engine `torch` allocates its cache once, exactly
 (engines/torch/cache.py). vLLM takes a share of the device, `gpu_memory_utilization`, and what weights and work leave of
 it are keys and values; with `kv_cache_bytes` it takes those.
+
+An engine in a process of its own has a CUDA context of its own on each of its devices, which stays while it sleeps.
+vLLM always is (AsyncLLM starts its processes), and its share does not count the context: it measures from after it was
+made. The engine `torch` is with `cluster=ray`; with `cluster=local` it uses the policy's process.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from ramet.planning.placement import tensor_parallel
 
 ENGINE_WEIGHTS, CACHE = "engine weights", "keys and values"
 VLLM_CPU_CACHE = 2**30  # vLLM on a CPU without engine.params.kv_cache_bytes (engines/vllm/launch.py)
+CUDA_CONTEXT = 2**29  # of a process: 426 MiB measured (torch 2.10, CUDA 13), more when more kernels are loaded
 VLLM_TOKENS = 8192  # tokens of a round where engine.params.prefill_tokens leaves it to vLLM; its choice may be larger
 
 
@@ -32,6 +37,7 @@ class EngineMemory:
     wanted: int
     sequence: int  # one rollout at full length: less than that is no engine
     sleeps: bool = False  # gives its memory back while the policy trains
+    context: int = 0  # of its own processes, awake or not
 
     @property
     def cache(self) -> int:
@@ -46,7 +52,7 @@ def engine_memory(config: Config, shape: ModelShape, device_bytes: int | None, *
     """None for an engine of which nothing is known here, such as one that is somewhere else."""
     match config.engine.params:
         case TorchEngineConfig() as options:
-            return _torch(config, options, shape)
+            return _torch(config, options, shape, cuda=cuda)
         case VllmEngineConfig() as options:
             return _vllm(config, options, shape, device_bytes if cuda else None, cuda=cuda)
     return None
@@ -58,7 +64,7 @@ def token_bytes(config: Config, shape: ModelShape) -> int:
     return 2 * shape.layers * heads * shape.head_dim * _size(config)
 
 
-def _torch(config: Config, options: TorchEngineConfig, shape: ModelShape) -> EngineMemory:
+def _torch(config: Config, options: TorchEngineConfig, shape: ModelShape, *, cuda: bool) -> EngineMemory:
     """Cache: slots * the longest sequence, rounded up. Work: float32 logits of all slots three times, the scores of a
     decode step, and three of the MLP's products for the tokens of one prefill.
     """
@@ -68,7 +74,9 @@ def _torch(config: Config, options: TorchEngineConfig, shape: ModelShape) -> Eng
     decode = options.slots * (12 * shape.vocab + (4 + _size(config)) * shape.heads * most)
     prefill = options.prefill_tokens * 3 * shape.intermediate * _size(config)
     parts = {ENGINE_WEIGHTS: _weights(config, shape), CACHE: cache, WORK: max(decode, prefill)}
-    return EngineMemory(parts=parts, token_bytes=each, wanted=cache, sequence=each * most)
+    own_process = cuda and config.cluster.name != "local"
+    context = CUDA_CONTEXT if own_process else 0
+    return EngineMemory(parts=parts, token_bytes=each, wanted=cache, sequence=each * most, context=context)
 
 
 def _vllm(
@@ -97,6 +105,7 @@ def _vllm(
         wanted=options.slots * most * each,
         sequence=most * each,
         sleeps=cuda and config.cluster.colocate,
+        context=CUDA_CONTEXT if cuda else 0,
     )
 
 

@@ -7,7 +7,7 @@ autocast, where d = 4.
 
 Weights, gradients and optimiser state are exact. The rest follows what autograd keeps of transformers' Qwen2, Qwen3 and
 Llama blocks and what FSDP2 holds in flight (`core/tests/planning/test_memory.py` traces both at true shapes and holds
-them to 5 %). Not counted: the CUDA context, NCCL's buffers, fragments.
+them to 5 %). Not counted: NCCL's buffers, fragments, and the CUDA context, which `memory` adds.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def gib(size: float) -> str:
 def table(plan: MemoryPlan) -> list[str]:
     """Lines. Weights, gradients and optimiser are exact; the rest are estimates."""
     lines = [line for device in plan.devices for line in _device(plan, device)]
-    lines.append(f"a policy rank computes at most {plan.tokens:,} tokens at once")
+    if plan.placement.ranks:
+        lines.append(f"a policy rank computes at most {plan.tokens:,} tokens at once")
     if plan.engine is not None:
         engine = plan.engine
         lines.append(
@@ -40,8 +41,7 @@ def table(plan: MemoryPlan) -> list[str]:
 def _device(plan: MemoryPlan, device: DeviceMemory) -> list[str]:
     names = list(dict.fromkeys(name for parts in device.phases.values() for name in parts))
     phases = list(device.phases)
-    where = f"cuda {device.devices.numbers}" if plan.inputs.machine.cuda else f"each of {device.devices.count}"
-    head = f"{where}: {device.devices.role}, GiB each"
+    head = f"{_where(plan, device)}, GiB{' each' if device.devices.count > 1 else ''}"
     width = max(len(name) for name in [*names, "sum", head]) + 2
     rows = [head.ljust(width) + "".join(phase.rjust(max(10, len(phase) + 2)) for phase in phases)]
     for name in [*names, "sum"]:
@@ -52,6 +52,13 @@ def _device(plan: MemoryPlan, device: DeviceMemory) -> list[str]:
             cells.append(("" if size is None else gib(size)).rjust(max(10, len(phase) + 2)))
         rows.append(f"  {name}".ljust(width) + "".join(cells).rstrip())
     return rows
+
+
+def _where(plan: MemoryPlan, device: DeviceMemory) -> str:
+    devices = device.devices
+    if plan.inputs.machine.cuda:
+        return f"cuda {devices.numbers}: {devices.role}"
+    return devices.role if devices.count == 1 else f"{devices.count} processes: {devices.role}"
 
 
 def _verdict(plan: MemoryPlan) -> str:
@@ -131,7 +138,8 @@ def _allowed(plan: MemoryPlan, change: Change) -> bool:
     """Whether it brings no problem of placement that was not there before."""
 
     def problems(config: Config) -> set[str]:
-        return {*check_cluster(config), *check_placement(config, plan.inputs.machine)}
+        inputs = plan.inputs
+        return {*check_cluster(config), *check_placement(config, inputs.machine, trains=inputs.trains)}
 
     return problems(change.config) <= problems(plan.inputs.config)
 

@@ -30,13 +30,15 @@ class Machine:
     device_bytes: int | None  # of each
     free_bytes: int | None = None  # of the device that was asked; others may differ
     host_bytes: int | None = None
+    written: str | None = None  # as the user described it; None: it is this machine
 
 
-def machine_of(config: Config, written: str | None = None) -> Machine:
+def machine_of(config: Config, written: str | None = None, *, ask_free: bool = False) -> Machine:
     """`written` (`8x80GiB`: devices over all nodes, memory of each) describes GPUs that this machine need not have.
 
     Without it this machine is asked; how many devices a running Ray cluster (`cluster.address`) has is not known here.
-    Raises `ConfigError`.
+    `ask_free`: also how much memory is free, for which this process takes a CUDA context until it ends. Raises
+    `ConfigError`.
     """
     if written is not None:
         found = _WRITTEN.fullmatch(written)
@@ -44,12 +46,14 @@ def machine_of(config: Config, written: str | None = None) -> Machine:
             raise ConfigError(
                 f"--on: {written!r} is no machine; allowed: DEVICESxMEMORY, such as 8x80GiB (GiB, GB, MiB)"
             )
-        return Machine(cuda=True, devices=int(found[1]), device_bytes=int(float(found[2]) * UNITS[found[3].upper()]))
+        size = int(float(found[2]) * UNITS[found[3].upper()])
+        return Machine(cuda=True, devices=int(found[1]), device_bytes=size, written=written)
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     device = resolve_device(config.model)
     if device.type != "cuda":
         return Machine(cuda=False, devices=1, device_bytes=host, host_bytes=host)
-    free, total = torch.cuda.mem_get_info(device)
+    free = torch.cuda.mem_get_info(device)[0] if ask_free else None
+    total = torch.cuda.get_device_properties(device).total_memory
     known = None if config.cluster.address else torch.cuda.device_count()
     return Machine(cuda=True, devices=known, device_bytes=total, free_bytes=free, host_bytes=host)
 
@@ -88,32 +92,35 @@ class DevicePlan:
         return max(group.first + group.count for group in self.devices)
 
     def __str__(self) -> str:
+        wide = self.tensor_parallel > 1
         if self.cluster == "local":
-            return f"cluster local: engine {self.engine} and the policy in this process, on {self.on}"
-        each = f" of {self.tensor_parallel} devices each" if self.tensor_parallel > 1 else ""
-        workers = f"{_many(self.ranks, 'policy rank')}, {_many(self.engines, 'rollout worker')}"
-        who = f"{workers} with engine {self.engine}{each}"
+            many = f" of {self.tensor_parallel} devices" if wide else ""
+            policy = " and the policy" if self.ranks else ""
+            return f"cluster local: engine {self.engine}{many}{policy} in this process, on {self.on}"
+        each = f" of {self.tensor_parallel} devices each" if wide else ""
+        who = f"{_workers(self.ranks, self.engines)} with engine {self.engine}{each}"
         if self.on == "cpu":
             return f"cluster {self.cluster}: {who}, on cpu"
         where = "; ".join(f"{group.role} on {self.on} {group.numbers}" for group in self.devices)
         return f"cluster {self.cluster}: {who}: {where}"
 
 
-def plan_devices(config: Config, machine: Machine) -> DevicePlan:
+def plan_devices(config: Config, machine: Machine, *, trains: bool = True) -> DevicePlan:
+    """`trains` False: engines alone, as evaluation has them."""
     cluster = config.cluster
     local = cluster.name == "local"
     ranks, engines = (1, 1) if local else (cluster.policy_workers, cluster.rollout_workers)
+    ranks = ranks if trains else 0
     width = tensor_parallel(config)
     devices: tuple[Devices, ...]
     if local:
-        devices = (Devices(first=0, count=1, ranks=1, engines=1),)
-    elif cluster.colocate:
+        rest = Devices(first=1, count=width - 1, ranks=0, engines=1)
+        devices = (Devices(first=0, count=1, ranks=ranks, engines=1), *([rest] if width > 1 else []))
+    elif cluster.colocate and trains:
         devices = (Devices(first=0, count=max(ranks, engines * width), ranks=ranks, engines=engines),)
     else:
-        devices = (
-            Devices(first=0, count=ranks, ranks=ranks, engines=0),
-            Devices(first=ranks, count=engines * width, ranks=0, engines=engines),
-        )
+        beside = Devices(first=ranks, count=engines * width, ranks=0, engines=engines)
+        devices = (*([Devices(first=0, count=ranks, ranks=ranks, engines=0)] if trains else []), beside)
     return DevicePlan(
         cluster=cluster.name,
         engine=config.engine.name,
@@ -125,22 +132,40 @@ def plan_devices(config: Config, machine: Machine) -> DevicePlan:
     )
 
 
-def check_placement(config: Config, machine: Machine) -> list[str]:
+def check_placement(config: Config, machine: Machine, *, trains: bool = True) -> list[str]:
     """Whether there are devices enough."""
-    needed = plan_devices(config, machine).n_devices
-    if not machine.cuda or machine.devices is None or needed <= machine.devices:
+    plan = plan_devices(config, machine, trains=trains)
+    if not machine.cuda or machine.devices is None or plan.n_devices <= machine.devices:
         return []
-    cluster = config.cluster
+    beside = trains and plan.cluster != "local" and not config.cluster.colocate
+    keys = [] if plan.cluster == "local" else ["cluster.rollout_workers"]
+    keys = ["cluster.policy_workers", *keys] if beside else keys
+    keys = [*keys, "engine.params.tensor_parallel"] if plan.tensor_parallel > 1 else keys
+    turns = ", or set cluster.colocate=true" if beside else ""
     return [
-        f"cluster: {cluster.policy_workers} policy ranks and {cluster.rollout_workers} rollout workers need {needed} "
-        f"devices{' beside each other' if not cluster.colocate else ''}, and there are {machine.devices}; lower "
-        f"cluster.policy_workers or cluster.rollout_workers, or set cluster.colocate=true"
+        f"cluster: {_workers(plan.ranks, plan.engines)} need {plan.n_devices} devices"
+        f"{' beside each other' if beside else ''}, and there are {machine.devices}; lower {' or '.join(keys)}{turns}"
     ]
+
+
+def check_machine(config: Config, machine: Machine) -> list[str]:
+    """Settings that contradict the GPUs that `--on` names. What concerns this machine is checked elsewhere."""
+    if machine.written is None:
+        return []
+    who, device = f"--on {machine.written}: these are GPUs", config.model.device
+    problems = [f"{who}, and model.device=cpu uses none; set auto or cuda"] if device == "cpu" else []
+    if config.run.deterministic:
+        problems.append(f"{who}, and run.deterministic=true holds on CPU only; set false")
+    return problems
 
 
 def tensor_parallel(config: Config) -> int:
     """Devices of one engine; 1 for an engine that has no such option."""
     return int(getattr(config.engine.params, "tensor_parallel", 1))
+
+
+def _workers(ranks: int, engines: int) -> str:
+    return ", ".join(([_many(ranks, "policy rank")] if ranks else []) + [_many(engines, "rollout worker")])
 
 
 def _many(count: int, what: str) -> str:
