@@ -67,6 +67,30 @@ def _rebuilt_infra_error(kind: type[InfraError], args: tuple[Any, ...], state: d
     return error
 
 
+class MissingHere(str):
+    """A problem of this machine alone: it lacks what the machine that a run is planned for may have.
+
+    A run on this machine is refused for it. A plan for another machine lists instead what is `missing`, and what could
+    not be checked (`unchecked`; empty: the plan itself looks at it).
+    """
+
+    def __new__(cls, problem: str, *, missing: str = "", unchecked: str = "") -> MissingHere:
+        made = super().__new__(cls, problem)
+        made.missing = missing
+        made.unchecked = unchecked
+        return made
+
+    missing: str
+    unchecked: str
+
+
+def set_aside_missing(problems: list[str]) -> list[MissingHere]:
+    """Take what is only missing on this machine out of `problems`."""
+    missing = [problem for problem in problems if isinstance(problem, MissingHere)]
+    problems[:] = [problem for problem in problems if not isinstance(problem, MissingHere)]
+    return missing
+
+
 def raise_all(problems: Iterable[str]) -> None:
     """Raise one `ConfigErrors` with every problem, or return when there is none."""
     found = list(problems)

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 
 from ramet.config.schema import ClusterConfig, Config
+from ramet.errors import MissingHere
 
 
 def check_cluster(config: Config) -> list[str]:
@@ -27,7 +28,11 @@ def _local(cluster: ClusterConfig) -> Iterator[str]:
 
 def _ray(config: Config) -> Iterator[str]:
     if importlib.util.find_spec("ray") is None:
-        yield 'cluster=ray: Ray is not installed; pip install "ramet[ray]"'
+        yield MissingHere(
+            'cluster=ray: Ray is not installed; pip install "ramet[ray]"',
+            missing="Ray",
+            unchecked="its version, and whether a cluster has room for the workers",
+        )
     address = config.cluster.address
     if address is not None and address.startswith("ray://"):
         yield (

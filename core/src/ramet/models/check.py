@@ -15,10 +15,11 @@ from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from ramet.config.schema import ModelConfig
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, MissingHere
 from ramet.models.loading import check_device, error_text, load_generation_config, load_tokenizer
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")  # patterns of its files
 _LENGTH = 8  # bytes at the beginning of a safetensors file: the length of its header
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -35,19 +36,38 @@ def check_model(config: ModelConfig) -> list[str]:
     if config.path == "???" or not folder.is_dir():
         problem = f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
         return [problem + _fetch(config)]
-    problems = _check_config(folder) + check_weight_files(folder) + check_device(config)
+    problems = _check_config(folder)
+    readable = not problems
+    problems += check_weight_files(folder) + check_device(config)
+    tokenizer: PreTrainedTokenizerBase | None = None
     try:
         tokenizer = load_tokenizer(config)
+        problems += check_template_kwargs(config.chat_template_kwargs, tokenizer)
     except ConfigError as error:
-        return [*problems, str(error)]
-    problems += check_template_kwargs(config.chat_template_kwargs, tokenizer)
-    if not problems:
+        problems.append(_no_tokenizer(config, str(error)))
+    if readable and (tokenizer is not None or not has_tokenizer(config)):
         problems += _check_vocabulary(config, tokenizer)
     try:
         load_generation_config(config)
     except ConfigError as error:
         problems.append(str(error))
     return problems
+
+
+def has_tokenizer(config: ModelConfig) -> bool:
+    """Whether there is any file of one; a folder may hold `config.json` alone, which is enough for a plan."""
+    folder = Path(config.tokenizer or config.path)
+    return config.tokenizer is not None or any(any(folder.glob(pattern)) for pattern in TOKENIZER)
+
+
+def _no_tokenizer(config: ModelConfig, problem: str) -> str:
+    if has_tokenizer(config):
+        return problem
+    return MissingHere(
+        problem,
+        missing=f"tokenizer in {config.path}",
+        unchecked="how many tokens prompts have, the chat template, and whether its vocabulary fits the model",
+    )
 
 
 def check_weight_files(folder: Path) -> list[str]:
@@ -58,7 +78,12 @@ def check_weight_files(folder: Path) -> list[str]:
         index = folder / f"{name}.index.json"
         if index.is_file():
             return _check_index(index)
-    return [f"model.path: {folder} has no weights; looked for {', '.join(WEIGHTS)} and their .index.json"]
+    return [_no_weights(folder, f"{folder} has no weights; looked for {', '.join(WEIGHTS)} and their .index.json")]
+
+
+def _no_weights(folder: Path, problem: str) -> MissingHere:
+    unchecked = "whether they are whole, and those of the model that config.json describes"
+    return MissingHere(f"model.path: {problem}", missing=f"weights in {folder}", unchecked=unchecked)
 
 
 def read_json(file: Path) -> object:
@@ -77,7 +102,9 @@ def _check_index(index: Path) -> list[str]:
         return [f"model.path: {index} has no weight_map"]
     files = sorted({str(name) for name in names.values()})
     missing = [name for name in files if not (index.parent / name).is_file()]
-    problems = [f"model.path: {index.name} names files that are missing: {', '.join(missing)}"] if missing else []
+    problems: list[str] = []
+    if missing:
+        problems.append(_no_weights(index.parent, f"{index.name} names files that are missing: {', '.join(missing)}"))
     return problems + _check_files(index.parent, [name for name in files if name not in missing])
 
 
@@ -111,7 +138,8 @@ def _check_config(folder: Path) -> list[str]:
     return [] if isinstance(read_json(file), dict) else [f"model.path: {file} is not a JSON object"]
 
 
-def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
+    """Whether config.json describes a model, and one that knows every token."""
     try:
         model = AutoConfig.from_pretrained(
             config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
@@ -119,7 +147,7 @@ def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -
     except (OSError, ValueError, KeyError) as error:
         return [f"model.path: transformers cannot read {config.path}/config.json: {error_text(error)}"]
     size = getattr(model, "vocab_size", None)
-    if size is not None and len(tokenizer) > size:
+    if tokenizer is not None and size is not None and len(tokenizer) > size:
         return [
             f"model.tokenizer: {len(tokenizer)} tokens, but the model in {config.path!r} has only {size} embeddings"
         ]

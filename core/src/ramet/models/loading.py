@@ -23,7 +23,7 @@ from transformers import (
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from ramet.config.schema import Attention, Config, Dtype, ModelConfig
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, MissingHere
 from ramet.models.encoder import Encoder
 from ramet.models.varlen import has_varlen, register
 
@@ -169,7 +169,8 @@ def check_device(config: ModelConfig) -> list[str]:
     if kind not in ("auto", "cpu", "cuda"):
         return [f"model.device: {config.device!r} is not allowed; allowed: auto, cpu, cuda"]
     if kind == "cuda" and not torch.cuda.is_available():
-        return [f"model.device: {config.device!r}, but torch finds no CUDA device; allowed here: auto, cpu"]
+        problem = f"model.device: {config.device!r}, but torch finds no CUDA device; allowed here: auto, cpu"
+        return [MissingHere(problem, missing="GPUs")]
     return []
 
 

@@ -12,9 +12,12 @@ from ramet.policy.distributed.ulysses import check_ulysses
 from ramet.policy.lora import check_lora
 
 
-def check_policy(config: Config) -> list[str]:
-    """Problems of the section `policy` with the model, the ranks and this machine. Loads no weights."""
-    problems = check_policy_options(config.policy, _device(config), config.cluster.policy_workers)
+def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
+    """Problems of the section `policy` with the model, the ranks and this machine. Loads no weights.
+
+    `elsewhere`: the run is planned for GPUs of another machine.
+    """
+    problems = check_policy_options(config.policy, _device(config, elsewhere), config.cluster.policy_workers)
     if ":" in config.model.device and config.cluster.policy_workers > 1:
         problems.append(
             f"model.device={config.model.device!r}: every one of the {config.cluster.policy_workers} policy workers "
@@ -48,11 +51,11 @@ def check_policy_options(policy: PolicyConfig, device: str | None, world_size: i
     return problems
 
 
-def _device(config: Config) -> str | None:
+def _device(config: Config, elsewhere: bool) -> str | None:
     """The kind of device that the policy will have; None if only another machine can tell."""
     if config.model.device != "auto":
         return config.model.device.partition(":")[0]
-    if config.cluster.address is not None:
+    if elsewhere or config.cluster.address is not None:
         return None
     return "cuda" if torch.cuda.is_available() else "cpu"
 

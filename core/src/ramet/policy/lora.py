@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, MissingHere
 from ramet.policy.distributed.sharding import full_tensor
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def check_lora() -> list[str]:
     """The problem that peft is missing, if it is."""
     if importlib.util.find_spec("peft") is not None:
         return []
-    return ["policy.lora_rank: needs the package peft (pip install 'ramet[lora]'); without it only 0 is allowed"]
+    problem = "policy.lora_rank: needs the package peft (pip install 'ramet[lora]'); without it only 0 is allowed"
+    return [MissingHere(problem, missing="peft", unchecked="its version, and whether it knows the model's layers")]
 
 
 def lora_config(targets: Collection[str], rank: int, base: str | None = None) -> LoraConfig:

