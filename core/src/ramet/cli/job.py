@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramet.cli.terminal import Parser, say
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, ConfigErrors, MissingHere
+
+if TYPE_CHECKING:
+    from ramet.config.resolved import Resolved
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
-    """`module` holds `run(resolved)`; `plan(resolved)` is in the module `dry_run` beside it."""
+    """`module` holds `run(resolved)`; `plan(resolved, on)` is in the module `dry_run` beside it."""
 
     name: str
     module: str
@@ -27,8 +34,8 @@ class JobCommand:
 
             say(job_help(self.name, self.summary, found.config_dir))
             return 0
-        if found.on is not None and (self.name != "train" or not found.dry_run or found.multirun):
-            raise ConfigError("--on: a machine is named for `ramet train --dry-run` alone")
+        if found.on is not None and (not found.dry_run or found.multirun):
+            raise ConfigError("--on: a machine is named for a dry run of one configuration; add --dry-run, without -m")
         if found.multirun:
             return self._sweep(found)
         from ramet import api
@@ -38,11 +45,18 @@ class JobCommand:
             say(resolved.text.rstrip("\n"))
             return 0
         if found.dry_run:
-            other = {} if found.on is None else {"on": found.on}
-            say(str(importlib.import_module(self.plan_module).plan(resolved, **other)))
+            say(str(self._plan(resolved, found.on)))
             return 0
         api.run(resolved)
         return 0
+
+    def _plan(self, resolved: Resolved, on: str | None) -> object:
+        try:
+            return importlib.import_module(self.plan_module).plan(resolved, on)
+        except ConfigErrors as error:
+            if on is None and any(isinstance(problem, MissingHere) for problem in error.problems):
+                logger.warning("this plans for this machine; for GPUs of another one add --on, as in --on 8x80GiB")
+            raise
 
     @property
     def plan_module(self) -> str:

@@ -38,10 +38,7 @@ def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
         f"{summary[0].upper()}{summary[1:]}.",
         "",
         "  --dry-run         check everything, print what would be done and written, do nothing",
-        *(
-            ["  --on 8x80GiB      with --dry-run: plan for GPUs that need not be here (docs/scaling.md)"]
-            * (job == "train")
-        ),
+        "  --on 8x80GiB      with --dry-run: plan for GPUs that need not be here (docs/scaling.md)",
         "  -m                a sweep: one run for every combination of key=1,2 (docs/configuration.md)",
         "  --cfg job         print the resolved configuration and do nothing",
         "  --config-dir DIR  more presets and experiments; hydra_configs/ of the working directory is found by itself",

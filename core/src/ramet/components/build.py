@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from ramet.components.services import RunServices, start_component
-from ramet.config.schema import BenchmarkConfig, ComponentConfig, Config
+from ramet.config.schema import BenchmarkConfig, ComponentConfig, Config, RolloutStepConfig
 from ramet.plugins import Plugins, load_plugins
 from ramet.registry import Registry
 from ramet.rollout.scoring import Scorer, WeightedReward
@@ -67,7 +67,7 @@ class Components:
         return self._benchmarks[name]
 
 
-def _build(registry: Registry[T], chosen: ComponentConfig) -> T:
+def _build(registry: Registry[T], chosen: ComponentConfig | RolloutStepConfig) -> T:
     return registry.get(chosen.name, load_plugins().broken).build(chosen.params)
 
 

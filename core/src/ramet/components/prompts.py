@@ -40,12 +40,13 @@ def task_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> Callabl
 
 
 def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[str]:
-    """Problems of the prompts that no task causes. It must be possible to load the tokenizer."""
-    from ramet.models.check import reads_tools
+    """Problems of the prompts that no task causes. If there is a tokenizer, it must be possible to load it."""
+    from ramet.models.check import has_tokenizer, reads_tools
     from ramet.models.loading import load_tokenizer  # torch: looking at data without a model needs none
 
     problems = []
-    if config.rollout_step.tools_in_template and not reads_tools(load_tokenizer(config.model)):
+    asks_template = config.rollout_step.tools_in_template and has_tokenizer(config.model)
+    if asks_template and not reads_tools(load_tokenizer(config.model)):
         problems.append(
             "rollout_step.tools_in_template=true: the chat template reads no `tools`; give one that does as "
             "model.chat_template, or let the rollout step describe the tools"

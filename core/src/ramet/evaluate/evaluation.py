@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import ChatMarkup, Config
 from ramet.data.filter import warn_of_chat_markup
 from ramet.data.tasks import fingerprint
-from ramet.errors import ConfigError, InfraError, RametError, raise_all
+from ramet.errors import ConfigError, InfraError, MissingHere, RametError, raise_all, set_aside_missing
 from ramet.evaluate.header import Header
 from ramet.evaluate.measure import measure
 from ramet.evaluate.results import BenchmarkResult, PartialResults, Results, check_complete, is_finished, read_results
@@ -61,6 +61,7 @@ class PreparedEvaluation:
     benchmarks: Mapping[str, Benchmark]  # by name, as are their tasks
     tasks: Mapping[str, list[Task]]
     tools: ToolNames
+    missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
 
 
 def run(resolved: Resolved) -> EvaluateResult:
@@ -123,8 +124,11 @@ def _result(folder: Path, out: Path) -> EvaluateResult:
     return EvaluateResult(run=folder, file=out, scores=scores)
 
 
-def prepare(resolved: Resolved) -> PreparedEvaluation:
-    """Do all checks, reported together in `ConfigErrors`, and load the benchmarks' tasks."""
+def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluation:
+    """Do all checks, reported together in `ConfigErrors`, and load the benchmarks' tasks.
+
+    `elsewhere`: a plan for GPUs of another machine, for which this one may lack weights, tokenizer and packages.
+    """
     config = resolved.config
     components = Components(config)
     problems = [
@@ -135,6 +139,7 @@ def prepare(resolved: Resolved) -> PreparedEvaluation:
         *check_cluster(config),
         *check_components(components, config, training=False),
     ]
+    missing = set_aside_missing(problems) if elsewhere else []
     benchmarks: dict[str, Benchmark] = {}
     tasks: dict[str, list[Task]] = {}
     tools = ToolNames()
@@ -161,7 +166,7 @@ def prepare(resolved: Resolved) -> PreparedEvaluation:
             problems.append(f"benchmarks.{name}: split {config.benchmarks[name].split!r} holds no task")
     raise_all(dict.fromkeys(problems))
     warn_of_foreign_tags(components.step, config, [task for found in tasks.values() for task in found], tools)
-    return PreparedEvaluation(components=components, benchmarks=benchmarks, tasks=tasks, tools=tools)
+    return PreparedEvaluation(components=components, benchmarks=benchmarks, tasks=tasks, tools=tools, missing=missing)
 
 
 async def _measure(config: Config, prepared: PreparedEvaluation, partial: PartialResults, *, folder: Path) -> None:

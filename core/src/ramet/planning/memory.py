@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ramet.config.schema import Config, Dtype, Offload
+from ramet.errors import ConfigError
 from ramet.planning.memory_engine import CUDA_CONTEXT, EngineMemory, engine_memory
 from ramet.planning.memory_policy import TrainedModel, host, phases, resident, sharded
-from ramet.planning.model_shape import ModelShape
+from ramet.planning.model_shape import ModelShape, read_shape
 from ramet.planning.placement import DevicePlan, Devices, Machine, plan_devices
 from ramet.types import Need
 
@@ -67,10 +68,21 @@ class MemoryPlan:
         return self.host + sum(device.need * device.devices.count for device in self.devices)
 
 
+def plan_memory(
+    config: Config, machine: Machine, *, needs: frozenset[Need] = frozenset(), trains: bool = True
+) -> MemoryPlan | str:
+    """The plan for the model in `model.path`, or why there is none: a model that is built otherwise may still run."""
+    try:
+        shape = read_shape(config.model)
+    except ConfigError as error:
+        return f"not estimated: {error}"
+    return estimate(Inputs(config=config, shape=shape, machine=machine, needs=needs, trains=trains))
+
+
 def estimate(inputs: Inputs) -> MemoryPlan:
     config, machine = inputs.config, inputs.machine
     placement = plan_devices(config, machine, trains=inputs.trains)
-    model = TrainedModel(shape=inputs.shape, config=config, ranks=placement.ranks, cuda=machine.cuda)
+    model = TrainedModel(shape=inputs.shape, config=config, ranks=max(1, placement.ranks), cuda=machine.cuda)
     engine = engine_memory(config, inputs.shape, machine.device_bytes, cuda=machine.cuda)
     values = critic_shape(inputs.shape)
     critic = TrainedModel(shape=values, config=config, ranks=model.ranks, cuda=model.cuda, head=((1, values.hidden),))

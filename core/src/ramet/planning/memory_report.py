@@ -22,8 +22,10 @@ def gib(size: float) -> str:
     return f"{size / 2**30:.1f}" if size >= 2**30 else f"{size / 2**30:.3f}"
 
 
-def table(plan: MemoryPlan) -> list[str]:
-    """Lines. Weights, gradients and optimiser are exact; the rest are estimates."""
+def table(plan: MemoryPlan | str) -> list[str]:
+    """Lines. Weights, gradients and optimiser are exact; the rest are estimates. A text is why there is no plan."""
+    if isinstance(plan, str):
+        return [plan]
     lines = [line for device in plan.devices for line in _device(plan, device)]
     if plan.placement.ranks:
         lines.append(f"a policy rank computes at most {plan.tokens:,} tokens at once")
@@ -82,8 +84,13 @@ class Change:
         return f"{self.key}={self.value}"
 
 
-def check_memory(plan: MemoryPlan) -> list[str]:
-    """Problems: devices whose memory is known and too small, a host that is, an engine without room for one rollout."""
+def check_memory(plan: MemoryPlan | str) -> list[str]:
+    """Problems: devices whose memory is known and too small, a host that is, an engine without room for one rollout.
+
+    None where there is no plan.
+    """
+    if isinstance(plan, str):
+        return []
     machine = plan.inputs.machine
     problems = [] if machine.cuda else _check_host(plan, plan.need)
     if machine.cuda and machine.device_bytes is not None:

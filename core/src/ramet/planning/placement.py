@@ -98,7 +98,7 @@ class DevicePlan:
             policy = " and the policy" if self.ranks else ""
             return f"cluster local: engine {self.engine}{many}{policy} in this process, on {self.on}"
         each = f" of {self.tensor_parallel} devices each" if wide else ""
-        who = f"{_workers(self.ranks, self.engines)} with engine {self.engine}{each}"
+        who = f"{_workers(self.ranks, self.engines, ', ')} with engine {self.engine}{each}"
         if self.on == "cpu":
             return f"cluster {self.cluster}: {who}, on cpu"
         where = "; ".join(f"{group.role} on {self.on} {group.numbers}" for group in self.devices)
@@ -137,14 +137,13 @@ def check_placement(config: Config, machine: Machine, *, trains: bool = True) ->
     plan = plan_devices(config, machine, trains=trains)
     if not machine.cuda or machine.devices is None or plan.n_devices <= machine.devices:
         return []
-    beside = trains and plan.cluster != "local" and not config.cluster.colocate
-    keys = [] if plan.cluster == "local" else ["cluster.rollout_workers"]
-    keys = ["cluster.policy_workers", *keys] if beside else keys
-    keys = [*keys, "engine.params.tensor_parallel"] if plan.tensor_parallel > 1 else keys
+    local, beside = plan.cluster == "local", trains and plan.cluster != "local" and not config.cluster.colocate
+    keys = [*(["cluster.policy_workers"] * trains), "cluster.rollout_workers"]
+    lower = "engine.params.tensor_parallel" if local else (" or " if beside else " and ").join(keys)
     turns = ", or set cluster.colocate=true" if beside else ""
     return [
-        f"cluster: {_workers(plan.ranks, plan.engines)} need {plan.n_devices} devices"
-        f"{' beside each other' if beside else ''}, and there are {machine.devices}; lower {' or '.join(keys)}{turns}"
+        f"cluster: {_workers(plan.ranks, plan.engines, ' and ')} need {plan.n_devices} devices"
+        f"{' beside each other' if beside else ''}, and there are {machine.devices}; lower {lower}{turns}"
     ]
 
 
@@ -164,8 +163,8 @@ def tensor_parallel(config: Config) -> int:
     return int(getattr(config.engine.params, "tensor_parallel", 1))
 
 
-def _workers(ranks: int, engines: int) -> str:
-    return ", ".join(([_many(ranks, "policy rank")] if ranks else []) + [_many(engines, "rollout worker")])
+def _workers(ranks: int, engines: int, between: str) -> str:
+    return between.join(([_many(ranks, "policy rank")] if ranks else []) + [_many(engines, "rollout worker")])
 
 
 def _many(count: int, what: str) -> str:

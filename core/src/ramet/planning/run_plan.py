@@ -7,14 +7,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ramet.config.checks import RUN_NAME, RUN_NAME_RULE
 from ramet.config.resolved import Resolved
-from ramet.config.schema import RewardConfig, ToolConfig
-from ramet.errors import ConfigError
+from ramet.config.schema import Config, RewardConfig, ToolConfig
+from ramet.errors import ConfigError, MissingHere
 from ramet.runs.manifest import Manifest
 from ramet.runs.own_files import check_run_folder
 from ramet.runs.resume import RunState, check_resume
+
+if TYPE_CHECKING:
+    from ramet.planning.memory import MemoryPlan  # torch
 
 Entries = Mapping[str, ToolConfig] | Mapping[str, RewardConfig]
 RECORDS = ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl")
@@ -41,10 +45,11 @@ class DryRun:
     files: Sequence[str]
 
     def __str__(self) -> str:
-        below = "\n" + " " * 14
-        facts = [f"  {name:10}  {text.replace(chr(10), below)}" for name, text in self.facts.items() if text]
-        files = [f"    {file}" for file in self.files]
-        return "\n".join([f"ramet {self.job} would do this, and has done nothing:", *facts, "  would write", *files])
+        shown = {name: text for name, text in self.facts.items() if text} | {"would write": "\n".join(self.files)}
+        width = max(map(len, shown))
+        below = "\n" + " " * (width + 4)
+        facts = [f"  {name:{width}}  {text.replace(chr(10), below)}" for name, text in shown.items()]
+        return "\n".join([f"ramet {self.job} would do this, and has done nothing:", *facts])
 
 
 def plan_run(resolved: Resolved, manifest: Manifest) -> RunPlan:
@@ -93,10 +98,15 @@ def _in_use(path: Path) -> list[str]:
     return []
 
 
-def placement(config_device: str, engine: str | None, cluster: str) -> str:
-    """Who runs where."""
-    who = "the policy" if engine is None else f"engine {engine} and the policy"
-    return f"cluster {cluster}: {who} in this process, on {config_device}"
+def not_checked(missing: Sequence[MissingHere]) -> str:
+    """What a plan for another machine could not find out on this one, which lacks something; empty if nothing."""
+    listed = [f"{one.missing}: {one.unchecked}" for one in missing if one.unchecked]
+    return "\n".join(["because this machine has no", *listed]) if listed else ""
+
+
+def model_in_words(config: Config, memory: MemoryPlan | str) -> str:
+    size = "" if isinstance(memory, str) else f"{memory.inputs.shape.n_parameters:,} parameters, "
+    return f"{config.model.path} ({size}{config.model.dtype})"
 
 
 def entries_in_words(entries: Entries) -> str:

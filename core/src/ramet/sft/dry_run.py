@@ -5,48 +5,80 @@ from __future__ import annotations
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Strategy
 from ramet.errors import raise_all
+from ramet.models.check import has_tokenizer
 from ramet.models.loading import resolve_device
-from ramet.planning.run_plan import RECORDS, DryRun, placement, plan_run
+from ramet.planning.placement import Machine, check_machine, machine_of
+from ramet.planning.run_plan import RECORDS, DryRun, RunPlan, not_checked, plan_run
 from ramet.sft.checkpoints import SftLayout
 from ramet.sft.job import CURVE, sft_manifest
 from ramet.sft.output import SUMMARY
-from ramet.sft.prepare import PreparedSft, prepare
+from ramet.sft.prepare import PreparedSft, check_sft, encode_checked
 from ramet.sft.trainer import CHECKPOINTS, total_steps
 
 
-def plan(resolved: Resolved) -> DryRun:
-    """Raises `ConfigErrors` with every problem found."""
+def plan(resolved: Resolved, on: str | None = None) -> DryRun:
+    """`on` names a machine to plan for instead of this one (`8x80GiB`).
+
+    Raises `ConfigErrors` with every problem found.
+    """
     config = resolved.config
-    prepared = prepare(resolved)
-    run_plan = plan_run(resolved, sft_manifest(resolved, prepared))
-    raise_all([*run_plan.problems, *SftLayout.of(config).check(run_plan.path / CHECKPOINTS)])
-    workers = config.cluster.policy_workers
-    steps = total_steps(config.sft, len(prepared.examples), workers)
-    ranks = f" x {workers} workers" if workers > 1 else ""
+    machine = machine_of(config, on) if on is not None else None
+    checked = check_sft(resolved, machine)
+    encoded = encode_checked(config, checked) if has_tokenizer(config.model) else None
+    rows = len(checked.data.conversations) if encoded is None else encoded.rows
+    run_plan = plan_run(resolved, sft_manifest(resolved, fingerprint=checked.data.fingerprint, rows=rows))
+    problems = [*run_plan.problems, *SftLayout.of(config).check(run_plan.path / CHECKPOINTS)]
+    raise_all([*problems, *([] if machine is None else check_machine(config, machine))])
+    steps = None
+    if encoded is not None:
+        steps = total_steps(config.sft, len(encoded.examples), config.cluster.policy_workers)
     return DryRun(
         job="sft",
         facts={
             "directory": str(run_plan),
-            "rows": f"{prepared.rows} from {', '.join(config.sft.data)}" + _left_out(prepared),
-            "steps": f"{steps} of {config.sft.batch_size} x {config.sft.accumulate}{ranks} sequences",
-            "tokens": f"{prepared.trained_tokens:,} trained a pass; a sequence has at most {config.sft.max_tokens}",
-            "placement": _placement(config),
+            "model": f"{config.model.path} ({config.model.dtype})",
+            "rows": f"{rows} from {', '.join(config.sft.data)}{_left_out(encoded)}",
+            "steps": _steps(config, steps),
+            "tokens": _tokens(config, encoded),
+            "placement": _placement(config, machine),
+            "memory": "" if machine is None else "not estimated for `ramet sft`",
+            "not checked": not_checked(checked.missing),
         },
-        files=[
-            *(f"{run_plan.path}/{name}" for name in (*RECORDS, CURVE, SUMMARY)),
-            *([f"{run_plan.path}/{CHECKPOINTS}/checkpoint-…/"] if config.sft.save_every < steps else []),
-            f"{config.sft.out or run_plan.path / 'model'}/",
-        ],
+        files=_files(config, run_plan, steps),
     )
 
 
-def _placement(config: Config) -> str:
-    device = str(resolve_device(config.model))
+def _steps(config: Config, steps: int | None) -> str:
+    """Rows are cut into examples, so their number is known when they are encoded."""
+    workers = config.cluster.policy_workers
+    ranks = f" x {workers} workers" if workers > 1 else ""
+    count = "not known without a tokenizer; each" if steps is None else f"{steps}, each"
+    return f"{count} of {config.sft.batch_size} x {config.sft.accumulate}{ranks} sequences"
+
+
+def _tokens(config: Config, encoded: PreparedSft | None) -> str:
+    trained = "" if encoded is None else f"{encoded.trained_tokens:,} trained a pass; "
+    return f"{trained}a sequence has at most {config.sft.max_tokens:,}"
+
+
+def _files(config: Config, run_plan: RunPlan, steps: int | None) -> list[str]:
+    saves = steps is None or config.sft.save_every < steps
+    return [
+        *(f"{run_plan.path}/{name}" for name in (*RECORDS, CURVE, SUMMARY)),
+        *([f"{run_plan.path}/{CHECKPOINTS}/checkpoint-…/"] if saves else []),
+        f"{config.sft.out or run_plan.path / 'model'}/",
+    ]
+
+
+def _placement(config: Config, machine: Machine | None) -> str:
+    device = str(resolve_device(config.model)) if machine is None else "cuda"
     if config.sft.strategy is Strategy.NONE:
-        return placement(device, None, "local")
+        return f"in this process, on {device}"
     workers = config.cluster.policy_workers
     return f"{config.sft.strategy} over {workers} process{'es' if workers > 1 else ''}, each on {device}"
 
 
-def _left_out(prepared: PreparedSft) -> str:
-    return f" ({prepared.too_long} too long)" if prepared.too_long else ""
+def _left_out(encoded: PreparedSft | None) -> str:
+    if encoded is None:
+        return "; their lengths are not known"
+    return f"; left out: {encoded.too_long} too long" if encoded.too_long else ""

@@ -86,7 +86,7 @@ def _run(resolved: Resolved, prepared: PreparedSft, world: World, signals: StopL
 def _open(resolved: Resolved, prepared: PreparedSft, opened: ExitStack) -> Path:
     """The run directory, this process's until `opened` is closed."""
     directory = opened.enter_context(RunDir.open(resolved.config.run.root, resolved.config.run.name))
-    manifest = sft_manifest(resolved, prepared)
+    manifest = sft_manifest(resolved, fingerprint=prepared.fingerprint, rows=prepared.rows)
     layout = SftLayout.of(resolved.config)
     raise_all([*directory.check_resume(resolved, manifest), *layout.check(directory.checkpoints)])
     layout.keep(directory.checkpoints)
@@ -94,10 +94,10 @@ def _open(resolved: Resolved, prepared: PreparedSft, opened: ExitStack) -> Path:
     return directory.path
 
 
-def sft_manifest(resolved: Resolved, prepared: PreparedSft) -> Manifest:
-    """What the run records of itself."""
+def sft_manifest(resolved: Resolved, *, fingerprint: str, rows: int) -> Manifest:
+    """What the run records of itself. `fingerprint` of its data, `rows` that it trains on."""
     config = resolved.config
-    files = DataRecord(files=list(config.sft.data), fingerprint=prepared.fingerprint, tasks=prepared.rows)
+    files = DataRecord(files=list(config.sft.data), fingerprint=fingerprint, tasks=rows)
     return make_manifest(resolved, data={"train": files}, model=model_fingerprint(*model_files(config.model)))
 
 

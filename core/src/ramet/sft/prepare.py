@@ -17,10 +17,11 @@ from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.errors import ConfigError, RametError, raise_all
+from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
 from ramet.models.check import check_model
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_tokenizer
+from ramet.planning.placement import Machine
 from ramet.sft.conversations import Conversation, SftData, read_data
 from ramet.sft.encode import Example, TraceEncoder
 from ramet.sft.output import may_replace
@@ -54,16 +55,44 @@ class _Readable(RolloutStep, TraceReader, Protocol):
     """A rollout step whose written traces SFT can read."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSft:
+    """What is encoded, and how, once everything that `ramet sft` is told was checked."""
+
+    data: SftData
+    step: _Readable
+    tools: ToolNames
+    missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
+
+
 def prepare(resolved: Resolved) -> PreparedSft:
     """Check everything that `ramet sft` is told, then encode. Raises `ConfigErrors` with every problem found."""
+    return encode_checked(resolved.config, check_sft(resolved))
+
+
+def check_sft(resolved: Resolved, elsewhere: Machine | None = None) -> CheckedSft:
+    """Check everything but whether the rows can be encoded. `elsewhere`: a plan for this other machine, for which this
+    one may lack weights, tokenizer and packages. Raises `ConfigErrors` with every problem found.
+    """
     config = resolved.config
     data = read_data(config.sft.data)
     problems = [*check(resolved, "sft"), *check_model(config.model), *data.problems]
-    problems += [*check_strategy(resolved, launched_world()), *check_trackers(config.trackers), *check_out(config)]
+    problems += [
+        *check_strategy(resolved, launched_world(), elsewhere),
+        *check_trackers(config.trackers),
+        *check_out(config),
+    ]
+    missing = set_aside_missing(problems) if elsewhere is not None else []
     step, tools = _parts(config, problems)
     problems += [] if problems or step is None else check_prompts(step, config, tools)
     raise_all(problems)
     assert step is not None
+    return CheckedSft(data=data, step=step, tools=tools, missing=missing)
+
+
+def encode_checked(config: Config, checked: CheckedSft) -> PreparedSft:
+    """With the model's tokenizer. Raises `ConfigError`."""
+    step, tools = checked.step, checked.tools
     tokenizer = load_tokenizer(config.model)
     encoder = TraceEncoder(
         Encoder(tokenizer, template_kwargs=config.model.chat_template_kwargs),
@@ -71,7 +100,7 @@ def prepare(resolved: Resolved) -> PreparedSft:
         tools=list(tools.schemas),
         prompt=task_prompts(step, config, tools),
     )
-    return _encoded(encoder, data, config.sft.max_tokens, tokenizer)
+    return _encoded(encoder, checked.data, config.sft.max_tokens, tokenizer)
 
 
 def check_out(config: Config) -> list[str]:

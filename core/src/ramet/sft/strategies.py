@@ -15,8 +15,9 @@ from transformers import TrainingArguments
 
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Dtype, Strategy
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, MissingHere
 from ramet.models.loading import resolve_device
+from ramet.planning.placement import Machine
 from ramet.sft.world import World, missing_variables
 
 STAGES = {Strategy.ZERO0: 0, Strategy.ZERO2: 2, Strategy.ZERO3: 3, Strategy.ZERO3_OFFLOAD: 3}  # of ZeRO
@@ -24,8 +25,10 @@ SPREAD = "zero0, zero2, zero3, zero3_offload (GPUs only), fsdp"
 UNREAD_KEYS = ("cluster.address", "cluster.rollout_workers", "cluster.colocate")
 
 
-def check_strategy(resolved: Resolved, launched: World | None) -> list[str]:
-    """Why these processes cannot train with this strategy. `launched`: this process as a rank of torchrun, if it is."""
+def check_strategy(resolved: Resolved, launched: World | None, machine: Machine | None = None) -> list[str]:
+    """Why these processes cannot train with this strategy. `launched`: this process as a rank of torchrun, if it is.
+    `machine`: the one that the training is planned for, if that is another.
+    """
     config = resolved.config
     problems = [
         f"{key}: `ramet sft` does not read it; leave it out" for key in UNREAD_KEYS if key in resolved.set_by_user
@@ -37,18 +40,26 @@ def check_strategy(resolved: Resolved, launched: World | None) -> list[str]:
         )
     problems += _check_workers(config, launched)
     if config.sft.strategy in STAGES and importlib.util.find_spec("deepspeed") is None:
-        problems.append(
+        problem = (
             f"sft.strategy={config.sft.strategy}: needs the package deepspeed; install it with: pip install "
             "'ramet[deepspeed]', or choose sft.strategy=fsdp"
         )
+        problems.append(MissingHere(problem, missing="DeepSpeed", unchecked="its version"))
     if config.sft.strategy is Strategy.ZERO0 and config.model.dtype is not Dtype.FLOAT32:
         problems.append(
             f"sft.strategy=zero0: only with model.dtype=float32, got {config.model.dtype}, in which DeepSpeed trains "
             "worse without shards than with them; use zero2"
         )
     if config.sft.strategy is not Strategy.NONE:
-        problems += _check_devices(config, launched)
+        problems += _check_devices(config, launched) if machine is None else _check_machine(config, machine)
     return problems
+
+
+def _check_machine(config: Config, machine: Machine) -> list[str]:
+    workers = config.cluster.policy_workers
+    if machine.devices is None or workers <= machine.devices:
+        return []
+    return [f"cluster.policy_workers={workers}: each takes a GPU of its own, and --on {machine.written} has fewer"]
 
 
 def _check_workers(config: Config, launched: World | None) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from ramet.components.build import Components
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, OldLogprobs
-from ramet.errors import ConfigError, raise_all
-from ramet.planning.memory import Inputs, MemoryPlan, estimate
+from ramet.errors import raise_all
+from ramet.models.check import has_tokenizer
+from ramet.planning.memory import MemoryPlan, plan_memory
 from ramet.planning.memory_report import check_memory, table
-from ramet.planning.model_shape import read_shape
-from ramet.planning.placement import Machine, check_placement, machine_of, plan_devices
-from ramet.planning.run_plan import RECORDS, DryRun, RunPlan, entries_in_words, plan_run
+from ramet.planning.placement import Machine, check_machine, check_placement, machine_of, plan_devices
+from ramet.planning.run_plan import RECORDS, DryRun, RunPlan, entries_in_words, model_in_words, not_checked, plan_run
 from ramet.runs.manifest import make_manifest
 from ramet.train.prepare import PreparedRun, prepare
 from ramet.types import Need
@@ -22,25 +22,29 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     Raises `ConfigErrors` with every problem found.
     """
     config = resolved.config
-    machine = machine_of(config, on)
-    prepared = prepare(resolved)
+    machine = machine_of(config, on, ask_free=True)
+    prepared = prepare(resolved, elsewhere=on is not None)
     run_plan = plan_run(resolved, make_manifest(resolved, data=prepared.data, model=prepared.model))
     memory = _memory(config, prepared.components, machine)
-    raise_all([*run_plan.problems, *check_placement(config, machine), *_fits(memory)])
+    raise_all(
+        [*run_plan.problems, *check_machine(config, machine), *check_placement(config, machine), *check_memory(memory)]
+    )
     return DryRun(
         job="train",
         facts={
             "directory": str(run_plan),
-            "tasks": _tasks(prepared) + _order(config),
+            "model": model_in_words(config, memory),
+            "tasks": _tasks(config, prepared) + _order(config),
             "validation": _validation(config, prepared),
             "steps": _steps(config, prepared),
-            "old policy": _old_policy(config, prepared.components),
             "tokens": _tokens(config, prepared),
             "algorithm": _algorithm(config),
+            "old logprobs": _old_logprobs(config, prepared.components),
             "rewards": entries_in_words(config.rewards),
             "tools": entries_in_words(config.tools),
             "placement": str(plan_devices(config, machine)),
-            "memory": memory if isinstance(memory, str) else "\n".join(table(memory)),
+            "memory": "\n".join(table(memory)),
+            "not checked": not_checked(prepared.missing),
         },
         files=_files(config, prepared, run_plan),
     )
@@ -51,30 +55,23 @@ def will_fit(config: Config, components: Components) -> list[str]:
     if config.cluster.address is not None:
         return []  # the workers' machines are others
     machine = machine_of(config)
-    return [*check_placement(config, machine), *_fits(_memory(config, components, machine))]
+    return [*check_placement(config, machine), *check_memory(_memory(config, components, machine))]
 
 
 def _memory(config: Config, components: Components, machine: Machine) -> MemoryPlan | str:
-    """Or why none can be made: a model that is built otherwise can still be trained."""
-    try:
-        shape = read_shape(config.model)
-    except ConfigError as error:
-        return f"not estimated: {error}"
-    needs = components.advantage.needs | components.loss.needs
-    return estimate(Inputs(config=config, shape=shape, machine=machine, needs=needs))
+    return plan_memory(config, machine, needs=components.advantage.needs | components.loss.needs)
 
 
-def _fits(memory: MemoryPlan | str) -> list[str]:
-    return [] if isinstance(memory, str) else check_memory(memory)
-
-
-def _tasks(prepared: PreparedRun) -> str:
+def _tasks(config: Config, prepared: PreparedRun) -> str:
     record = prepared.data["train"]
-    notes = {"bad rows skipped": record.skipped, "too long": prepared.too_long, "repaired": record.repaired}
-    notes["outside the bounds of difficulty"] = record.by_difficulty
-    not_used = ", ".join(f"{count} {what}" for what, count in notes.items() if count)
+    out = {"bad rows": record.skipped, "prompts that are too long": prepared.too_long}
+    out["tasks outside the bounds of difficulty"] = record.by_difficulty
+    left_out = ", ".join(f"{count} {what}" for what, count in out.items() if count)
+    repaired = f"{record.repaired} with a corrupted \\boxed, which was repaired" if record.repaired else ""
+    lengths = "" if has_tokenizer(config.model) else "lengths of prompts are not known"
+    notes = [f"left out: {left_out}" if left_out else "", repaired, lengths]
     found = f"{len(prepared.tasks)} of {record.tasks} from {', '.join(record.files)}"
-    return f"{found} ({not_used})" if not_used else found
+    return "; ".join([found, *filter(None, notes)])
 
 
 def _order(config: Config) -> str:
@@ -101,21 +98,21 @@ def _validation(config: Config, prepared: PreparedRun) -> str:
 def _steps(config: Config, prepared: PreparedRun) -> str:
     train, group = config.train, config.rollout.group_size
     updates = train.epochs * train.minibatches
-    return (
-        f"{prepared.total_steps} of {train.tasks_per_step} tasks x {group} rollouts = {train.tasks_per_step * group}, "
-        f"{updates} optimiser steps each"
-    )
+    each = f"{train.tasks_per_step} tasks x {group} rollouts = {train.tasks_per_step * group:,} rollouts"
+    return f"{prepared.total_steps}, each with {each} and {updates} optimiser step{'s' * (updates > 1)}"
 
 
-def _old_policy(config: Config, components: Components) -> str:
-    """Where pi_old comes from, and what it costs."""
+def _old_logprobs(config: Config, components: Components) -> str:
+    """Where those of pi_old come from, and what they cost. The importance ratios are taken against them."""
     if config.train.old_logprobs is OldLogprobs.ENGINE:
-        return "the engine's log-probabilities (train.old_logprobs=engine)"
+        return "the engine's (train.old_logprobs=engine)"
     if Need.OLD_LOGPROBS in components.advantage.needs:
-        return f"one pass a step, since advantage={config.advantage.name} reads its log-probabilities"
-    if config.train.epochs * config.train.minibatches > 1:
-        return "one pass a step, since several optimiser steps move away from it"
-    return "the policy itself, without a pass: a step has one optimiser step"
+        return f"the policy's, by one forward pass a step more: advantage={config.advantage.name} reads them"
+    if (updates := config.train.epochs * config.train.minibatches) > 1:
+        return (
+            f"the policy's, by one forward pass a step more: after the first of {updates} optimiser steps it is another"
+        )
+    return "the policy's, from the forward pass of the update: a step has one optimiser step, so they cost nothing"
 
 
 def _tokens(config: Config, prepared: PreparedRun) -> str:
@@ -123,9 +120,12 @@ def _tokens(config: Config, prepared: PreparedRun) -> str:
     response, prompt = config.rollout.max_response_tokens, config.data.max_prompt_tokens
     step, ranks = rollouts * response, 1 if config.cluster.name == "local" else config.cluster.policy_workers
     each = -(-rollouts * (prompt + response) // ranks)
-    return (
-        f"at most {step:,} in the responses of a step, {prepared.total_steps * step:,} in all; "
-        f"a sequence has at most {prompt} + {response}; a policy rank is fed at most {each:,} a step and pass"
+    return "\n".join(
+        (
+            f"of a sequence: at most {prompt:,} in the prompt and {response:,} in the response",
+            f"of all responses: at most {step:,} a step, {prepared.total_steps * step:,} in the run",
+            f"of a policy rank: at most {each:,} in one pass over a step",
+        )
     )
 
 

@@ -26,8 +26,8 @@ from ramet.data.filter import (
 )
 from ramet.data.sampler import Sampler
 from ramet.data.tasks import TaskSet, fingerprint, load_tasks
-from ramet.errors import ConfigError, ConfigErrors, RametError, raise_all
-from ramet.models.check import check_model
+from ramet.errors import ConfigError, ConfigErrors, MissingHere, RametError, raise_all, set_aside_missing
+from ramet.models.check import check_model, has_tokenizer
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch
@@ -54,23 +54,19 @@ class PreparedRun:
     tools: ToolNames
     data: dict[str, DataRecord]
     model: str  # fingerprint
+    missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
 
 
-def prepare(resolved: Resolved) -> PreparedRun:
-    """Raises `ConfigErrors` with every problem found."""
+def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedRun:
+    """Raises `ConfigErrors` with every problem found.
+
+    `elsewhere`: a plan for GPUs of another machine, for which this one may lack weights, tokenizer and packages.
+    Without a tokenizer no task is left out for its length.
+    """
     config = resolved.config
     components = Components(config)
-    problems = [
-        *check(resolved, "train"),
-        *check_model(config.model),
-        *check_torch(config.run, config.model),
-        *check_engine(config),
-        *check_cluster(config),
-        *check_policy(config),
-        *check_trackers(config.trackers),
-        *check_components(components, config, training=True),
-    ]
-    problems += unused_benchmarks(resolved)
+    problems = _check_settings(resolved, components, elsewhere)
+    missing = set_aside_missing(problems) if elsewhere else []
     problems += _collect(lambda: check_needs(components, config), problems) or []
     train = valid = None
     tools = _collect(lambda: tool_names(config), problems)
@@ -88,7 +84,23 @@ def prepare(resolved: Resolved) -> PreparedRun:
         problems += [] if problems else _check_keep_best(config, components, valid)
     raise_all(dict.fromkeys(problems))
     assert train is not None and tools is not None
-    return _prepared(config, components, train, valid, tools)
+    return replace(_prepared(config, components, train, valid, tools), missing=missing)
+
+
+def _check_settings(resolved: Resolved, components: Components, elsewhere: bool) -> list[str]:
+    """All that can be checked without the data."""
+    config = resolved.config
+    return [
+        *check(resolved, "train"),
+        *check_model(config.model),
+        *check_torch(config.run, config.model),
+        *check_engine(config),
+        *check_cluster(config),
+        *check_policy(config, elsewhere=elsewhere),
+        *check_trackers(config.trackers),
+        *check_components(components, config, training=True),
+        *unused_benchmarks(resolved),
+    ]
 
 
 def check_tasks(
@@ -168,13 +180,18 @@ def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
 def _prepared(
     config: Config, components: Components, train: TaskSet, valid: TaskSet | None, tools: ToolNames
 ) -> PreparedRun:
-    encoder = build_encoder(config)
+    encoder = build_encoder(config) if has_tokenizer(config.model) else None
     prompt = task_prompts(components.step, config, tools)
-    count = prompt_counter(encoder, prompt)
-    kept = leave_out_long(train.tasks, count, config.data.max_prompt_tokens)
+
+    def short_enough(tasks: list[Task]) -> Filtered:
+        if encoder is None:
+            return Filtered(tasks=tasks, left_out=0, longest=0)
+        return leave_out_long(tasks, prompt_counter(encoder, prompt), config.data.max_prompt_tokens)
+
+    kept = short_enough(train.tasks)
     tasks = _within_difficulty(config.data, kept.tasks)
-    kept_valid = leave_out_long(valid.tasks, count, config.data.max_prompt_tokens) if valid else None
-    if config.data.chat_markup is ChatMarkup.KEEP:
+    kept_valid = short_enough(valid.tasks) if valid else None
+    if encoder is not None and config.data.chat_markup is ChatMarkup.KEEP:
         for key, found in (("data.train", tasks), ("data.valid", kept_valid.tasks if kept_valid else [])):
             warn_of_chat_markup(found, lambda task: encoder.chat_markup(prompt(task).messages), key)
     warn_of_overlap(tasks, kept_valid.tasks if kept_valid else [])
