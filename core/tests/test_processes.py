@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -85,6 +86,15 @@ file, follower = sys.argv[1:]
 child = subprocess.Popen([sys.executable, "-c", follower, file])
 time.sleep(600)
 """
+WAITS_FOR_PARENT = """
+import signal, sys, threading
+from ramet.processes import end_by_parent_alone
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number + 100))
+end_by_parent_alone()
+print("ready", flush=True)
+threading.Event().wait()
+"""
 OWNS = """
 import os, subprocess, sys
 from ramet.processes import ownership
@@ -95,6 +105,18 @@ near = subprocess.Popen([sys.executable, "-c", follower, f"{folder}/near"], env=
 print(far.pid, flush=True)
 input()
 """
+
+
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="needs sigwaitinfo")
+def test_a_sigterm_counts_only_if_the_parent_sends_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", WAITS_FOR_PARENT], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        for _ in range(2):
+            subprocess.run(["kill", "-TERM", str(process.pid)], check=True)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        process.terminate()
+        assert process.wait(20) == signal.SIGTERM + 100  # its own handler was called
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -3,7 +3,7 @@
 There are two ways, depending on whose code runs in the child:
 
 * Code of Ramet runs in the child, or in a child of that child: start it with `ownership()` in its environment, and
-  call `end_with_owner()` in it.
+  call `end_with_owner()` in it. `end_by_parent_alone()` keeps it from ending before.
 * Only foreign code runs in them (all that a library starts): start them inside `ProcessReaper.tagging`. A helper
   process waits for the end of this one and kills what is left of them.
 
@@ -25,12 +25,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 OWNER = "RAMET_OWNER"  # environment variable: the id of the process whose end ends this one
 TAG = "RAMET_REAPER_TAG"  # environment variable: which `ProcessReaper` a process belongs to
 POLL_S = 0.5  # between two looks at a process, where the system cannot tell that it ended
 PATIENCE_S = 3.0  # for what can end by itself, before it is killed
 PROC = Path("/proc")
+ACCEPT = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 1  # between two threads of a process: nobody else sends it
 
 
 def ownership() -> dict[str, str]:
@@ -55,6 +57,29 @@ def end_with_owner() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     when_ended(owner, end)
+
+
+def end_by_parent_alone() -> None:
+    """From now on SIGTERM ends this process only if its parent has sent it.
+
+    What stops a run (a job system, `timeout`, a shell) may send SIGTERM to every process of it. Its main process
+    saves and ends the others; those must not end before. Called in the main thread of a process that was started with
+    SIGTERM blocked, so that none of its threads is given it; the handler that SIGTERM has then is called when it
+    comes from the parent.
+    """
+    parent, main = os.getppid(), threading.get_ident()
+
+    def accept(number: int, frame: FrameType | None) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.raise_signal(signal.SIGTERM)
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        signal.pthread_kill(main, ACCEPT)
+
+    signal.signal(ACCEPT, accept)
+    threading.Thread(target=wait, name="ramet-sigterm", daemon=True).start()
 
 
 def when_ended(pid: int, then: Callable[[], None]) -> None:

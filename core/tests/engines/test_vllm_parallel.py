@@ -7,6 +7,9 @@ machine the workers wait for each other most of the time.
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -25,7 +28,7 @@ from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tokenizer
 from ramet.testing.engine_checks import check_logprobs_match, check_seeds
-from ramet.testing.engine_subject import EngineUnderTest
+from ramet.testing.engine_subject import EngineUnderTest, run
 from ramet.testing.engine_updates import check_update_in_flight, check_weight_update
 
 pytestmark = [
@@ -76,9 +79,20 @@ def engine(saved: ModelConfig) -> Iterator[VllmEngine]:
     engine = start(saved, tensor_parallel=2)
     yield engine
     asyncio.run(engine.close())
-    for path in SHARED_MEMORY.iterdir():  # vLLM 0.32.0 forgets what its CPU workers talk through
+    forget_shared_memory(before)
+
+
+def forget_shared_memory(before: set[str]) -> None:
+    """vLLM 0.32.0 leaves what its CPU workers talk through."""
+    for path in SHARED_MEMORY.iterdir():
         if path.name not in before and path.name.startswith("vllm_dist_"):
             path.unlink()
+
+
+def vllm_processes(parent: int) -> list[int]:
+    psutil = pytest.importorskip("psutil")
+    below = psutil.Process(parent).children(recursive=True)
+    return [one.pid for one in below if one.name().startswith("VLLM")]
 
 
 class Lent:
@@ -122,6 +136,49 @@ def test_heads_that_cannot_be_split_are_refused_before_a_process_starts(saved: M
     wanted = r"(?s)vLLM cannot start with the model in .*divisible by tensor parallel size \(3\)"
     with pytest.raises(ConfigError, match=wanted):
         start(saved, tensor_parallel=3)
+
+
+def test_a_sigterm_for_all_processes_of_a_run_is_left_to_its_main_process(
+    engine: VllmEngine, subject: EngineUnderTest
+) -> None:
+    pids = vllm_processes(os.getpid())
+    assert len(pids) == 3  # scheduler and two workers
+    for _ in range(2):  # this process is their parent, which may end them, so another one sends it
+        subprocess.run(["kill", "-TERM", *map(str, pids)], check=True)
+        run(subject, lambda engine: engine.generate(subject.request("after it")))
+    assert vllm_processes(os.getpid()) == pids
+
+
+SERVES = """
+import sys, time
+from ramet.config.schema import ModelConfig
+from ramet.engines.config import VllmEngineConfig
+from ramet.engines.vllm import VllmEngine
+from ramet.models.encoder import Encoder
+from ramet.models.tiny import make_tokenizer
+
+if __name__ == "__main__":
+    params = VllmEngineConfig(slots=8, kv_cache_bytes=16 * 2**20, tensor_parallel=2)
+    model = ModelConfig(path=sys.argv[1], device="cpu")
+    engine = VllmEngine(params, model=model, encoder=Encoder(make_tokenizer()), max_tokens=160)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_no_process_of_vllm_outlives_a_killed_run(saved: ModelConfig, tmp_path: Path) -> None:
+    psutil = pytest.importorskip("psutil")
+    (tmp_path / "serves.py").write_text(SERVES)
+    before = {path.name for path in SHARED_MEMORY.iterdir()}
+    command = [sys.executable, str(tmp_path / "serves.py"), saved.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
+        assert owner.stdout is not None and "ready\n" in owner.stdout
+        left = psutil.Process(owner.pid).children(recursive=True)
+        assert len([one for one in left if one.name().startswith("VLLM")]) == 3
+        owner.kill()
+    _, alive = psutil.wait_procs(left, timeout=20)
+    forget_shared_memory(before)
+    assert not alive
 
 
 def test_a_killed_worker_fails_running_requests_and_whatever_comes(

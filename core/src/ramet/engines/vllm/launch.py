@@ -20,6 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
+from ramet.engines.vllm.executors import OneWorkerExecutor, WorkersExecutor
 from ramet.engines.vllm.weight_transfer import BACKEND
 from ramet.engines.vllm.worker_extension import NAME_KEY, LogprobProcessor, WorkerExtension
 from ramet.errors import ConfigError
@@ -40,7 +41,7 @@ async def launch(
     arguments = AsyncEngineArgs(
         **_options(config, model, max_tokens, cpu=cpu),
         tensor_parallel_size=config.tensor_parallel,
-        distributed_executor_backend="mp" if config.tensor_parallel > 1 else "uni",
+        distributed_executor_backend=WorkersExecutor if config.tensor_parallel > 1 else OneWorkerExecutor,
         worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__name__}",
         logits_processors=[f"{LogprobProcessor.__module__}:{LogprobProcessor.__name__}"],
         weight_transfer_config=WeightTransferConfig(backend=BACKEND if config.transfer == "host" else config.transfer),
@@ -73,12 +74,13 @@ def end_processes(llm: AsyncLLM) -> None:
 
 @contextmanager
 def _inherited_by_processes(*, cpu: bool) -> Iterator[None]:
-    """What processes that start now get: whose end is theirs, as many threads as this one, and no Ctrl-C.
+    """What processes that start now get: whose end is theirs, as many threads as this one, and no signal to stop.
 
-    A terminal sends SIGINT to all its processes. vLLM's would end at once, and the step that is running with them.
+    A terminal sends SIGINT, and a job system or `timeout` sends SIGTERM, to all processes of a run. vLLM's would end at
+    once, and the step that is running with them. SIGTERM of their parent's ends them (`end_by_parent_alone`).
     """
-    resource_tracker.ensure_running()  # else vLLM starts it here, and that unblocks the signal
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # else vLLM starts it here, and that unblocks the signals
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     variables = ownership() | ({"OMP_NUM_THREADS": str(torch.get_num_threads())} if cpu else {})
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

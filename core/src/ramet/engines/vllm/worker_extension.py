@@ -24,7 +24,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from ramet.engines.vllm.logprob_fetcher import SampledNumbers
 from ramet.engines.vllm.weight_transfer import BACKEND, HostMemoryReceiver
-from ramet.processes import end_with_owner
+from ramet.processes import end_by_parent_alone, end_with_owner
 
 NAME_KEY = "ramet"  # of `SamplingParams.extra_args`: the request's name, as vLLM knows it
 
@@ -118,6 +118,8 @@ class LogprobProcessor(LogitsProcessor):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         end_with_owner()  # when their owner is killed, nobody ends vLLM's processes (0.32.0), and they compute on
+        if get_tp_group().world_size > 1:  # otherwise this is the scheduler's process, whose executor has called it
+            end_by_parent_alone()
         self._is_first = get_tp_group().rank_in_group == 0
         self._device = device
         self._by_row: dict[int, BatchedRequest] = {}
