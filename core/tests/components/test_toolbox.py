@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ramet.component_checks import misfits
+from ramet.components.build import are_started
 from ramet.components.services import RunServices
 from ramet.components.toolbox import Toolbox, open_tools, tool_names
 from ramet.config.schema import Config, ToolConfig
@@ -18,6 +19,7 @@ from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.planning.run_plan import entries_in_words
 from ramet.plugins import Plugins
 from ramet.registry import Entry, Registries
+from ramet.rollout.scoring import WeightedReward
 from ramet.testing.doubles import EchoTool, echo_tool
 from ramet.types import Services, Tool
 
@@ -221,6 +223,17 @@ def test_limiters_of_many_processes_are_made_only_where_one_may_be_asked_for(
     tools: dict[str, str | None], wants: bool
 ) -> None:
     assert tool_names(configured(**tools)).are_started is wants
+
+
+def test_a_reward_with_a_start_may_ask_for_a_limiter_too() -> None:
+    class Started:
+        async def start(self, services: Services) -> None: ...
+
+    def weighted(reward: Any) -> WeightedReward:
+        return WeightedReward(name="r", plugin="p", reward=reward, weight=1.0, sources=None, timeout_s=1.0)
+
+    assert are_started([weighted(object()), weighted(Started())])
+    assert not are_started([weighted(object())])
 
 
 def test_a_plan_prints_what_an_instance_is() -> None:

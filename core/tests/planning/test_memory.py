@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +20,8 @@ from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.torch.cache import KVCache
 from ramet.errors import ConfigError
 from ramet.models.tiny import make_tiny_model
-from ramet.planning.memory import ROLLOUTS, UPDATE, Inputs, critic_shape, estimate
-from ramet.planning.memory_engine import CACHE, ENGINE_WEIGHTS
+from ramet.planning.memory import CONTEXTS, ROLLOUTS, UPDATE, Inputs, critic_shape, estimate
+from ramet.planning.memory_engine import CACHE, CUDA_CONTEXT, ENGINE_WEIGHTS
 from ramet.planning.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, TrainedModel, state
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.model_shape import count, read_shape, shape_of
@@ -144,6 +146,46 @@ def test_a_sleeping_engine_is_not_there_during_updates_and_another_one_is(make_i
     ).devices
     assert policy.phases.keys() == {UPDATE} and engine.phases.keys() == {ROLLOUTS}
     assert WEIGHTS not in engine.phases[ROLLOUTS] and CACHE not in policy.phases[UPDATE]
+
+
+def test_every_process_on_a_gpu_has_a_cuda_context_which_stays_while_its_engine_sleeps(make_inputs: MakeInputs) -> None:
+    def contexts(**options: Any) -> list[list[int]]:
+        found = estimate(make_inputs(**options)).devices
+        return [[parts.get(CONTEXTS, 0) // CUDA_CONTEXT for parts in device.phases.values()] for device in found]
+
+    torch_engine = ComponentConfig(name="torch", params=TorchEngineConfig())
+    local = {"name": "local", "policy_workers": 1, "rollout_workers": 1, "colocate": False}
+    assert contexts() == [[2, 2]]
+    assert contexts(cluster={"colocate": False, "policy_workers": 4, "rollout_workers": 4}) == [[1], [1]]
+    assert contexts(cluster=local) == [[2, 2]]
+    assert contexts(cluster=local, engine=torch_engine) == [[1, 1]]
+    assert contexts(machine=Machine(cuda=False, devices=1, device_bytes=GIB)) == [[0, 0]]
+
+
+def test_engines_alone_are_planned_as_evaluation_has_them(make_inputs: MakeInputs) -> None:
+    inputs = replace(make_inputs(cluster={"rollout_workers": 2}), trains=False)
+    plan = estimate(inputs)
+    assert str(plan.placement) == "cluster ray: 2 rollout workers with engine vllm: engine on cuda 0 to 1"
+    (device,) = plan.devices
+    assert device.phases.keys() == {ROLLOUTS} and WEIGHTS not in device.phases[ROLLOUTS] and plan.host == 0
+    assert not [line for line in table(plan) if "policy" in line]
+    one = replace(inputs, machine=Machine(cuda=True, devices=1, device_bytes=80 * GIB))
+    assert check_placement(one.config, one.machine, trains=False) == [
+        "cluster: 2 rollout workers need 2 devices, and there are 1; lower cluster.rollout_workers"
+    ]
+
+
+def test_one_engine_over_several_devices_beside_the_policy(make_inputs: MakeInputs) -> None:
+    wide = ComponentConfig(name="vllm", params=VllmEngineConfig(tensor_parallel=2))
+    local = {"name": "local", "policy_workers": 1, "rollout_workers": 1, "colocate": False}
+    inputs = make_inputs(engine=wide, cluster=local, machine=Machine(cuda=True, devices=1, device_bytes=80 * GIB))
+    plan = plan_devices(inputs.config, inputs.machine)
+    assert str(plan) == "cluster local: engine vllm of 2 devices and the policy in this process, on cuda"
+    assert [(group.role, group.numbers) for group in plan.devices] == [("policy and engine", "0"), ("engine", "1")]
+    assert check_placement(inputs.config, inputs.machine) == [
+        "cluster: 1 policy rank and 1 rollout worker need 2 devices, and there are 1; lower "
+        "engine.params.tensor_parallel"
+    ]
 
 
 def test_what_is_offloaded_waits_in_host_memory(make_inputs: MakeInputs) -> None:
