@@ -47,8 +47,8 @@ def test_a_training_says_what_it_would_do_and_does_nothing(ramet, workspace, tmp
         "of all responses: at most 2,304 a step, 9,216 in the run",
         "of a policy rank: at most 3,072 in one pass over a step",
         "algorithm advantage grpo, loss ppo_clip, branch policy arpo, rollout step e2e_turns",
-        "old logprobs the policy's, by one forward pass a step more: after the first of 2 optimiser steps it is "
-        "another",
+        "old logprobs computed before the update, by one more forward pass a step, since its 2 optimiser steps change "
+        "the policy",
         "rewards e2e_even",
         "tools e2e_digest",
         PLACEMENT,

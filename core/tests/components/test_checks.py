@@ -17,12 +17,14 @@ from ramet.errors import ConfigErrors
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.registry import Entry
-from ramet.train.dry_run import _old_policy
+from ramet.train.dry_run import _old_logprobs
 from ramet.train.prepare import prepare
 from ramet.types import BranchEvent, GroupView, Need, Rollout, StartRoots
 
 Register = Callable[..., None]
 MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm, token-sum-norm"
+
+BEFORE = "computed before the update, by one more forward pass a step, since"
 
 
 class Component:
@@ -149,17 +151,17 @@ def test_an_aggregation_that_there_is_not_is_named(register: Register) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ([], "the policy itself, without a pass: a step has one optimiser step"),
-        (["train.minibatches=2"], "one pass a step, since several optimiser steps move away from it"),
-        (["train.epochs=2"], "one pass a step, since several optimiser steps move away from it"),
-        (["advantage=mine"], "one pass a step, since advantage=mine reads its log-probabilities"),
-        (["train.old_logprobs=engine"], "the engine's log-probabilities (train.old_logprobs=engine)"),
+        ([], "those of the update's own forward pass, at no cost: a step has one optimiser step"),
+        (["train.minibatches=2"], f"{BEFORE} its 2 optimiser steps change the policy"),
+        (["train.epochs=2"], f"{BEFORE} its 2 optimiser steps change the policy"),
+        (["advantage=mine"], f"{BEFORE} advantage=mine reads them"),
+        (["train.old_logprobs=engine"], "the engine's (train.old_logprobs=engine)"),
     ],
 )
-def test_the_plan_says_what_the_old_policy_costs(register: Register, overrides: list[str], said: str) -> None:
+def test_the_plan_says_what_the_old_logprobs_costs(register: Register, overrides: list[str], said: str) -> None:
     register("advantages", needs=frozenset({Need.OLD_LOGPROBS}))
     config = compose(["model.path=model", "engine=torch", *overrides], job="train").config
-    assert _old_policy(config, Components(config)) == said
+    assert _old_logprobs(config, Components(config)) == said
 
 
 def test_a_run_is_refused_for_all_of_it_at_once(register: Register, tmp_path: Path) -> None:

@@ -106,13 +106,14 @@ def _old_logprobs(config: Config, components: Components) -> str:
     """Where those of pi_old come from, and what they cost. The importance ratios are taken against them."""
     if config.train.old_logprobs is OldLogprobs.ENGINE:
         return "the engine's (train.old_logprobs=engine)"
+    updates = config.train.epochs * config.train.minibatches
     if Need.OLD_LOGPROBS in components.advantage.needs:
-        return f"the policy's, by one forward pass a step more: advantage={config.advantage.name} reads them"
-    if (updates := config.train.epochs * config.train.minibatches) > 1:
-        return (
-            f"the policy's, by one forward pass a step more: after the first of {updates} optimiser steps it is another"
-        )
-    return "the policy's, from the forward pass of the update: a step has one optimiser step, so they cost nothing"
+        why = f"advantage={config.advantage.name} reads them"
+    elif updates > 1:
+        why = f"its {updates} optimiser steps change the policy"
+    else:
+        return "those of the update's own forward pass, at no cost: a step has one optimiser step"
+    return f"computed before the update, by one more forward pass a step, since {why}"
 
 
 def _tokens(config: Config, prepared: PreparedRun) -> str:
