@@ -159,6 +159,8 @@ def test_every_process_on_a_gpu_has_a_cuda_context_which_stays_while_its_engine_
     assert contexts(cluster={"colocate": False, "policy_workers": 4, "rollout_workers": 4}) == [[1], [1]]
     assert contexts(cluster=local) == [[2, 2]]
     assert contexts(cluster=local, engine=torch_engine) == [[1, 1]]
+    alone = replace(make_inputs(cluster=local, engine=torch_engine), trains=False)
+    assert estimate(alone).devices[0].phases[ROLLOUTS][CONTEXTS] == CUDA_CONTEXT
     assert contexts(machine=Machine(cuda=False, devices=1, device_bytes=GIB)) == [[0, 0]]
 
 

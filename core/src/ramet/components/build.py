@@ -59,7 +59,7 @@ class Components:
     def benchmark(self, name: str) -> Benchmark:
         """One that the data or `benchmarks` name, with the options that `benchmarks` has for it.
 
-        One instance has a name: training data and validation data that name the same one read their splits from it.
+        There is one instance for a name: training and validation data that name the same one read their splits from it.
         """
         if name not in self._benchmarks:
             chosen = self._config.benchmarks.get(name, BenchmarkConfig())

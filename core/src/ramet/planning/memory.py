@@ -130,11 +130,11 @@ def _phases(
 
 
 def _contexts(group: Devices, inputs: Inputs, engine: EngineMemory | None) -> dict[str, int]:
-    """Policy, reference and critic of a rank are one process."""
+    """Policy, reference and critic of a rank are one process. An engine without one of its own is in that, or alone."""
     if not inputs.machine.cuda:
         return {}
     rank = CUDA_CONTEXT if group.ranks else 0
-    return {CONTEXTS: rank + (engine.context if engine is not None and group.engines else 0)}
+    return {CONTEXTS: max(CUDA_CONTEXT, rank + (engine.context if engine is not None and group.engines else 0))}
 
 
 def _worst(model: TrainedModel) -> dict[str, int]:
