@@ -23,7 +23,7 @@ Problems = Callable[..., list[str]]
         (["train.step=3"], ["train.step: no such key", "Did you mean 'train.steps'?"]),
         (["+train.stepps=3"], ["train.stepps: no such key", "'train.steps'"]),
         (["+unknown.key=1"], ["unknown.key: no such key", "the configuration has: run, data"]),
-        (["train.lr=1"], ["train.lr: no such key", "Did you mean 'policy.lr' or 'sft.lr'?"]),
+        (["train.lr=1"], ["train.lr: no such key", "Did you mean 'policy.lr'? train has:"]),
         (["policy.lr=fast"], ["policy.lr: expected float, got 'fast'"]),
         (["train.steps=1.5"], ["train.steps: expected int or null, got 1.5"]),
         (["data.shuffle=perhaps"], ["data.shuffle: expected bool, got 'perhaps'"]),
@@ -112,6 +112,35 @@ def test_all_mistakes_are_reported_together(problems: Problems):
 def test_a_key_that_another_key_replaces_in_evaluation_is_refused(problems: Problems):
     assert problems(MODEL, "rollout.temperature=1", job="eval") == [
         "rollout.temperature: `ramet eval` does not read it; set evaluate.temperature"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "key", "said"),
+    [
+        ("train", "lr", "Did you mean 'policy.lr'? the configuration has: run, data, model, engine, rollout, rollout_step, "
+         "branch_policy, tools, rewards, advantage, policy_loss, train, policy, benchmarks, cluster, trackers"),
+        ("sft", "lr", "Did you mean 'sft.lr'? the configuration has: run, model, rollout_step, tools, sft, cluster, "
+         "trackers"),
+        ("sft", "lora_rank", " the configuration has: run, model, rollout_step, tools, sft, cluster, trackers"),
+        ("sft", "rollout_workers", "Did you mean 'rollout_step'? the configuration has: run, model, rollout_step, tools, sft, "
+         "cluster, trackers"),
+        ("eval", "temperature", "Did you mean 'evaluate.temperature'? the configuration has: run, data, model, engine, "
+         "rollout, rollout_step, tools, evaluate, benchmarks, cluster, trackers"),
+        ("eval", "rollout.temprature", " rollout has: max_turns, max_tool_calls, max_response_tokens, first_tokens, "
+         "max_concurrent, deadline_s, watchdog_s"),
+        ("data", "data.valid_limits", "Did you mean 'data.valid_limit'? data has: train, valid, columns, "
+         "max_prompt_tokens, limit, valid_limit, shuffle, weights, curriculum, min_difficulty, max_difficulty, "
+         "on_bad_row, chat_markup"),
+    ],
+)  # fmt: skip
+def test_only_keys_that_the_job_accepts_are_suggested_and_listed(problems: Problems, job: str, key: str, said: str):
+    assert problems(MODEL, f"{key}=1", job=job) == [f"{key}: no such key.{'' if said[0] == ' ' else ' '}{said}"]
+
+
+def test_a_key_that_means_nothing_to_the_job_is_refused(problems: Problems):
+    assert problems(MODEL, "cluster.rollout_workers=2", job="sft") == [
+        "cluster.rollout_workers: `ramet sft` does not read it; leave it out"
     ]
 
 

@@ -125,13 +125,12 @@ def test_everything_that_is_wrong_with_the_ranks_is_reported_together(
     sft_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    wrong = ["sft.strategy=zero3_offload", "cluster.name=ray", "cluster.rollout_workers=2", "sft.epochs=0"]
+    wrong = ["sft.strategy=zero3_offload", "cluster.name=ray", "sft.epochs=0"]
     with pytest.raises(ConfigErrors) as caught:
         sft_run("wrong", *wrong)
     text = str(caught.value)
     assert "sft.epochs=0.0: must be over 0" in text
     assert "cluster.name=ray: `ramet sft` starts its processes on this machine itself" in text
-    assert "cluster.rollout_workers: `ramet sft` does not read it" in text
     assert "pip install 'ramet[deepspeed]', or choose sft.strategy=fsdp" in text
     assert "sft.strategy=zero3_offload: for GPUs only" in text
 

@@ -62,7 +62,7 @@ def layers(overrides: Sequence[str], *, job: str, config_dir: Path | None = None
         made, chosen_by = layers_of(list(request.typed.values()))
     _, problems = type_options(tree, JOBS[job], catalog)
     raise_all(problems)
-    return Layers(layers=made, chosen_by=chosen_by, overrides=list(overrides), tree=tree)
+    return Layers(layers=made, chosen_by=chosen_by, overrides=list(overrides), tree=tree, job=job)
 
 
 def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
@@ -84,7 +84,7 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     request.problems += bad
     unmade = tuple(f"{path}." for path in uses if bad and OmegaConf.select(tree, path) is None)
     rest = [s for s in usable_settings if not INSTANCE.fullmatch(s.key) and not s.key.startswith(unmade)]
-    request.problems += apply_settings(tree, rest)
+    request.problems += apply_settings(tree, rest, request.job)
     return tree
 
 

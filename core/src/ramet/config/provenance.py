@@ -72,12 +72,13 @@ class Layers:
     chosen_by: dict[str, str]  # group -> name of the layer that overrode it, or the command line
     overrides: Sequence[str]
     tree: DictConfig  # the result, options typed
+    job: str
 
     def origins(self, key: str) -> list[ValueOrigin]:
         """Everything that set `key`, the value that counts last. Raises `ConfigError` for a key that there is not."""
         if key in GROUPS:
             return [self._choice(key)]
-        problem = unknown_key(self.tree, key)
+        problem = unknown_key(self.tree, key, self.job)
         if problem:
             raise ConfigError(problem)
         if OmegaConf.is_dict(OmegaConf.select(self.tree, key)):

@@ -20,6 +20,7 @@ SWEEP_VALUES = "allowed: a=1,2 choice(…) range(…) glob(…)"
 class JobRequest:
     """What the user typed, sorted. A repeated key counts once, the last one wins."""
 
+    job: str
     choices: dict[str, Override] = field(default_factory=dict)  # group -> override
     typed: dict[str, str] = field(default_factory=dict)  # group -> override as it was typed
     settings: dict[str, Setting] = field(default_factory=dict)  # key -> value
@@ -28,7 +29,7 @@ class JobRequest:
 
 def read(overrides: Sequence[str], job: str) -> JobRequest:
     """The request, with what is wrong about single overrides among its problems."""
-    request = JobRequest()
+    request = JobRequest(job=job)
     for text in overrides:
         if any("\ud800" <= char <= "\udfff" for char in text):  # bytes that Python could not read
             shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -33,6 +33,9 @@ REPLACED: dict[str, dict[str, str]] = {
     },
 }
 
+# Keys inside a built section that mean nothing to the job.
+UNREAD: dict[str, tuple[str, ...]] = {"sft": ("cluster.address", "cluster.rollout_workers", "cluster.colocate")}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigGroup:
@@ -66,5 +69,7 @@ def unused_key(key: str, job: str) -> str | None:
         return None  # a preset group, or no section at all, which is another mistake
     if section not in JOBS[job]:
         return f"{key}: `ramet {job}` does not build the section {section!r} (built by: {users}); leave the key out"
+    if key in UNREAD.get(job, ()):
+        return f"{key}: `ramet {job}` does not read it; leave it out"
     instead = REPLACED.get(job, {}).get(key)
     return f"{key}: `ramet {job}` does not read it; set {instead}" if instead else None

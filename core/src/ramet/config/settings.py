@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.catalog import first_line, suggest
-from ramet.config.sections import COMPONENTS, PRESETS
+from ramet.config.sections import COMPONENTS, JOBS, unused_key
 
 MANY = frozenset(group.name for group in COMPONENTS if group.many)
 SINGLE = frozenset(group.name for group in COMPONENTS if not group.many)
@@ -36,17 +36,20 @@ class Setting:
         return self.key.partition(".")[0]
 
 
-def apply_settings(config: DictConfig, settings: Sequence[Setting]) -> list[str]:
-    """Set every value in `config`, in order. Returns what is wrong with those that cannot be set."""
-    problems = (_apply(config, setting) for setting in settings)
+def apply_settings(config: DictConfig, settings: Sequence[Setting], job: str) -> list[str]:
+    """Set every value in `config`, in order. Returns what is wrong with those that cannot be set.
+
+    Keys are suggested among those that `job` accepts.
+    """
+    problems = (_apply(config, setting, job) for setting in settings)
     return [problem for problem in problems if problem]
 
 
-def _apply(config: DictConfig, setting: Setting) -> str | None:
+def _apply(config: DictConfig, setting: Setting, job: str) -> str | None:
     parent, _, name = setting.key.rpartition(".")
     if parent in SINGLE and name == "name":
         return f"{setting.key}: choose with {parent}={setting.value}, which also brings its options"
-    problem = unknown_key(config, setting.key)
+    problem = unknown_key(config, setting.key, job)
     if problem:
         return problem
     if isinstance(OmegaConf.select(config, setting.key), DictConfig) and not isinstance(setting.value, dict):
@@ -89,8 +92,11 @@ def _list_hint(expected: str, setting: Setting) -> str:
     return ""
 
 
-def unknown_key(config: DictConfig, key: str) -> str | None:
-    """What is wrong with a key that the configuration does not have, None if it has it."""
+def unknown_key(config: DictConfig, key: str, job: str) -> str | None:
+    """What is wrong with a key that the configuration does not have, None if it has it.
+
+    A key that `job` accepts may be suggested instead.
+    """
     node: Any = config
     done: list[str] = []
     for part in key.split("."):
@@ -99,7 +105,7 @@ def unknown_key(config: DictConfig, key: str) -> str | None:
         if _is_open(config, ".".join(done)):
             return None
         if part not in node.keys():  # `in node` is False for a value that is missing
-            return _no_such(config, key, done, part, node)
+            return _no_such(config, key, done, part, node, job)
         done.append(part)
         node = None if OmegaConf.is_missing(node, part) else OmegaConf.select(config, ".".join(done))
     return None
@@ -120,21 +126,23 @@ def _no_deeper(config: DictConfig, key: str, done: list[str]) -> str:
     return f"{key}: no such key; {here} is a value"
 
 
-def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: DictConfig) -> str:
+def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: DictConfig, job: str) -> str:
     here = ".".join(done)
     if here in MANY:
         close = suggest(part, [str(name) for name in node])
         own = f"; an instance under a name of its own: {here}.{part}.use=NAME"
         return f"{key}: {part!r} is not chosen; add {here}=[{part}]{own}.{close}"
-    names = [str(name) for name in node if here or name not in PRESETS]
-    close = _elsewhere(config, part) or suggest(part, names, here)
+    inside = [str(name) for name in node] if here else JOBS[job]
+    names = [name for name in inside if unused_key(f"{here}.{name}" if here else name, job) is None]
+    close = _elsewhere(config, part, job) or suggest(part, names, here)
     where = here or "the configuration"
     return f"{key}: no such key.{close} {where} has: {', '.join(names)}"
 
 
-def _elsewhere(config: DictConfig, part: str) -> str:
-    """The same last word in another section is the likeliest meaning: `lr` is `policy.lr`."""
-    elsewhere = [key for key in leaf_keys(config) if key.rpartition(".")[2] == part]
+def _elsewhere(config: DictConfig, part: str, job: str) -> str:
+    """The same last word in another section that the job reads is the likeliest meaning: `lr` is `policy.lr`."""
+    same = (key for key in leaf_keys(config) if key.rpartition(".")[2] == part)
+    elsewhere = [key for key in same if unused_key(key, job) is None]
     return f" Did you mean {' or '.join(map(repr, elsewhere[:2]))}?" if elsewhere else ""
 
 

@@ -78,7 +78,7 @@ def check_sft(resolved: Resolved, elsewhere: Machine | None = None) -> CheckedSf
     data = read_data(config.sft.data)
     problems = [*check(resolved, "sft"), *check_model(config.model), *data.problems]
     problems += [
-        *check_strategy(resolved, launched_world(), elsewhere),
+        *check_strategy(config, launched_world(), elsewhere),
         *check_trackers(config.trackers),
         *check_out(config),
     ]

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Dtype, Strategy
 from ramet.errors import ConfigError, MissingHere
 from ramet.models.loading import resolve_device
@@ -22,17 +21,13 @@ from ramet.sft.world import World, missing_variables
 
 STAGES = {Strategy.ZERO0: 0, Strategy.ZERO2: 2, Strategy.ZERO3: 3, Strategy.ZERO3_OFFLOAD: 3}  # of ZeRO
 SPREAD = "zero0, zero2, zero3, zero3_offload (GPUs only), fsdp"
-UNREAD_KEYS = ("cluster.address", "cluster.rollout_workers", "cluster.colocate")
 
 
-def check_strategy(resolved: Resolved, launched: World | None, machine: Machine | None = None) -> list[str]:
+def check_strategy(config: Config, launched: World | None, machine: Machine | None = None) -> list[str]:
     """Why these processes cannot train with this strategy. `launched`: this process as a rank of torchrun, if it is.
     `machine`: the one that the training is planned for, if that is another.
     """
-    config = resolved.config
-    problems = [
-        f"{key}: `ramet sft` does not read it; leave it out" for key in UNREAD_KEYS if key in resolved.set_by_user
-    ]
+    problems: list[str] = []
     if config.cluster.name != "local":
         problems.append(
             f"cluster.name={config.cluster.name}: `ramet sft` starts its processes on this machine itself; set "
