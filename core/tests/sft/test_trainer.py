@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
 from array import array
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,21 @@ def test_a_training_resumed_within_an_epoch_ends_with_the_same_weights(
     assert (result.resumed_step, result.steps) == (14, 17)
     assert recorded.rewound == [0, 14]
     assert same(whole, again)
+
+
+def test_a_resume_logs_and_saves_as_often_as_it_is_told_now(
+    tiny_model: Path, tmp_path: Path, recorded: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = {"batch_size": 3, "max_steps": 17}
+    trained(tiny_model, tmp_path, recorded, configured(**options, log_every=5, save_every=7))
+    for step in (7, 14):
+        assert (tmp_path / "checkpoints" / f"checkpoint-{step}").is_dir()
+    shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-14")
+    recorded.entries.clear()
+    trained(tiny_model, tmp_path, recorded, configured(**options, log_every=2, save_every=3))
+    assert [step for step, _ in recorded.entries] == [8, 10, 12, 14, 16, 17]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["checkpoint-12", "checkpoint-15"]
+    assert "trainer_state.json" not in capfd.readouterr().err
 
 
 def test_only_a_complete_checkpoint_is_resumed(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:

@@ -149,6 +149,7 @@ class _SftProgress(TrainerCallback):
         self._last: tuple[float, int] | None = None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)  # a resume would log and save as often as the checkpoint's run did
         self._last = (time.monotonic(), state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -181,6 +182,13 @@ class _SftProgress(TrainerCallback):
         self._tracker.log(state.global_step, metrics)
 
 
+def _is_no_comparison(record: logging.LogRecord) -> bool:
+    """Trainer warns where settings differ from a checkpoint's, which it would take. Here ours count, and what changed was
+    told when the run directory was checked.
+    """
+    return "do not match the ones in the `trainer_state.json`" not in str(record.msg)
+
+
 def train(
     model: PreTrainedModel,
     examples: Sequence[Example],
@@ -209,6 +217,7 @@ def train(
         callbacks=[_SftProgress(tracker, config.sft.lr, signals, world)],
     )
     trainer.remove_callback(PrinterCallback)
+    logging.getLogger("transformers.trainer_utils").addFilter(_is_no_comparison)
     resumed = step_of(checkpoint)
     tracker.rewind(resumed)
     start = time.monotonic()
