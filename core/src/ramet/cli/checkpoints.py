@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ramet.cli.terminal import text_table
 from ramet.errors import ConfigError
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, list_checkpoints
+from ramet.sft.checkpoints import list_sft_checkpoints
+from ramet.sft.output import finished_training
 
 FOLDER = "checkpoints"
 HEADER = ("NAME", "STEP", "SIZE", "WRITTEN", "STATE")
@@ -22,7 +24,8 @@ def inventory(run: Path) -> list[CheckpointEntry]:
     folder = run / FOLDER
     if not folder.is_dir():
         raise ConfigError(f"{run}: not the directory of a run: it has no folder {FOLDER}/")
-    return list_checkpoints(folder)
+    entries = list_checkpoints(folder) or list_sft_checkpoints(folder)
+    return entries if finished_training(run) is None else [replace(entry, resume=False) for entry in entries]
 
 
 def as_json(entries: Sequence[CheckpointEntry]) -> str:
@@ -33,13 +36,16 @@ def as_table(run: Path, entries: Sequence[CheckpointEntry]) -> str:
     """One line each, then every problem of the broken ones, then what a resume would do."""
     table = [text_table(HEADER, map(_row, entries))] if entries else []
     problems = [f"  {problem}" for entry in entries for problem in entry.problems]
+    return "\n".join([*table, *problems, _resume(run, entries)])
+
+
+def _resume(run: Path, entries: Sequence[CheckpointEntry]) -> str:
+    if (done := finished_training(run)) is not None:
+        return f"{run}: finished after {done.steps} steps, model in {done.model}; the same command leaves it as it is"
     taken = next((entry for entry in entries if entry.resume), None)
-    last = (
-        f"a resume goes on after step {taken.step}"
-        if taken
-        else f"{run}: no checkpoint that verifies; a resume begins at the first step"
-    )
-    return "\n".join([*table, *problems, last])
+    if taken is None:
+        return f"{run}: no checkpoint that verifies; a resume begins at the first step"
+    return f"a resume goes on after step {taken.step}"
 
 
 def _row(entry: CheckpointEntry) -> tuple[str, ...]:

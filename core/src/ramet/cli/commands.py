@@ -118,7 +118,7 @@ def _checkpoints(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="ramet checkpoints",
         add_help=False,
-        description="What a run could go on from. Every file is read, and its hash compared.",
+        description="What a run could go on from. Every file is read, and its hash or checksum compared.",
         epilog="Ends with exit code 1 if no checkpoint verifies.",
     )
     parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
@@ -132,7 +132,7 @@ def _checkpoints(arguments: Sequence[str]) -> int:
     run = _run_folder(found.run)
     entries = checkpoints.inventory(run)
     say(checkpoints.as_json(entries) if found.json else checkpoints.as_table(run, entries))
-    return 0 if any(entry.resume for entry in entries) else 1
+    return 0 if any(entry.verified for entry in entries) else 1
 
 
 def _check_logprobs(arguments: Sequence[str]) -> int:

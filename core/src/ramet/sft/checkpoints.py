@@ -28,7 +28,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from ramet.config.schema import Config, Strategy
+from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
+from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, mark_newest, measured
 from ramet.policy.checkpoint.dcp import read_contents
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,24 @@ def step_of(checkpoint: Path | None) -> int:
     """Optimiser steps done at this checkpoint, 0 for none."""
     match = _FOLDER.fullmatch(checkpoint.name) if checkpoint is not None else None
     return int(match[1]) if match else 0
+
+
+def list_sft_checkpoints(folder: Path) -> list[CheckpointEntry]:
+    """What is in a run's folder of checkpoints, fewest steps first. Reads every file, and changes nothing.
+
+    Trainer writes its state last, so a checkpoint without one is what a killed save left, or is being written. Raises
+    `ConfigError` if the note of who sharded them cannot be read.
+    """
+    layout = SftLayout.read(folder)
+    found = (_entry(path, step, layout) for step, path in sorted(_checkpoints(folder)))
+    return mark_newest([entry for entry in found if entry is not None])
+
+
+def _entry(checkpoint: Path, step: int, layout: SftLayout) -> CheckpointEntry | None:
+    leftover = not (checkpoint / STATE).exists()
+    problem = None if leftover else incomplete(checkpoint, step, layout)
+    problems = [] if problem is None else [f"{checkpoint}: {problem}"]
+    return measured(checkpoint, step=step, leftover=leftover, problems=problems)
 
 
 def incomplete(checkpoint: Path, step: int, layout: SftLayout) -> str | None:
@@ -88,13 +108,24 @@ class SftLayout:
     def of(cls, config: Config) -> SftLayout:
         return cls(strategy=config.sft.strategy, workers=config.cluster.policy_workers)
 
+    @classmethod
+    def read(cls, folder: Path) -> SftLayout:
+        """That of the checkpoints in `folder`. Raises `ConfigError`."""
+        file = folder / LAYOUT
+        try:
+            values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            return cls(strategy=Strategy(values.get("strategy", Strategy.NONE)), workers=int(values.get("workers", 1)))
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{file}: does not say how the checkpoints were written: {error}") from error
+
     def check(self, folder: Path) -> list[str]:
         """Why a training of this layout cannot work with the checkpoints in `folder`."""
         if not any(folder.glob("checkpoint-*")):
             return []
-        file = folder / LAYOUT
-        values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        before = SftLayout(strategy=Strategy(values.get("strategy", Strategy.NONE)), workers=values.get("workers", 1))
+        try:
+            before = SftLayout.read(folder)
+        except ConfigError as error:
+            return [str(error)]
         if before == self:
             return []
         return [

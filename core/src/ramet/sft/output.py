@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from ramet.errors import InfraError
+from ramet.errors import ConfigError, InfraError
 from ramet.io.atomic import sync, sync_tree, temporary_folder, write_file
+
+if TYPE_CHECKING:  # `ramet checkpoints` reads a summary, and needs neither
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SUMMARY = "sft.json"
 MARKER = "ramet_sft.json"  # of a model folder that `ramet sft` has written: it alone may be replaced
@@ -27,6 +29,7 @@ class Summary:
     model: str  # folder
     rows: int
     rows_too_long: int  # left out
+    rows_malformed: int = 0  # left out or, with sft.malformed=keep, trained on
     rows_with_unread_results: int  # trained on although they seem to hold a tool's result, unmasked
     examples: int  # one per exchange of a row
     trained_tokens: int  # in one pass over the examples
@@ -93,6 +96,18 @@ def _state(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, T
 
 def write_summary(run: Path, summary: Summary) -> None:
     write_file(run / SUMMARY, json.dumps(asdict(summary), indent=2) + "\n")
+
+
+def finished_training(run: Path) -> Summary | None:
+    """The summary of a finished training whose model is where it was written, None if there is none.
+
+    Raises `ConfigError` for a file that is no summary.
+    """
+    try:
+        done = read_summary(run)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{run / SUMMARY}: not a summary of a training: {error}") from error
+    return done if done is not None and Path(done.model).is_dir() else None
 
 
 def read_summary(run: Path) -> Summary | None:

@@ -23,16 +23,24 @@ class CheckpointEntry:
     score: CheckpointScore | None = None  # of its validation
     best: bool = False  # train.keep_best keeps this one
 
+    @property
+    def verified(self) -> bool:
+        return not self.leftover and not self.problems
+
 
 def list_checkpoints(root: Path) -> list[CheckpointEntry]:
     """Oldest step first. Reads every file of every checkpoint, to compare its hash."""
     seen = [entry for path in root.iterdir() if path.is_dir() and (entry := _entry(path)) is not None]
     entries = sorted(seen, key=lambda entry: (entry.step, entry.leftover, entry.name))
-    whole = [entry for entry in entries if not entry.leftover and not entry.problems]
-    if not whole:
-        return entries
-    best = _best(whole)
-    return [replace(entry, resume=entry is whole[-1], best=entry is best) for entry in entries]
+    marked = mark_newest(entries)
+    best = _best([entry for entry in marked if entry.verified])
+    return [replace(entry, best=entry is best) for entry in marked]
+
+
+def mark_newest(entries: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
+    """The same, oldest first, with the one that a resume would take marked: the last that verifies."""
+    newest = next((entry for entry in reversed(entries) if entry.verified), None)
+    return [replace(entry, resume=entry is newest) for entry in entries]
 
 
 def _best(entries: Sequence[CheckpointEntry]) -> CheckpointEntry | None:
@@ -49,17 +57,17 @@ def _entry(folder: Path) -> CheckpointEntry | None:
     if match is None:
         return None
     problems = verify(folder) if named else []
+    entry = measured(folder, step=int(match[1]), leftover=named is None, problems=problems)
+    return None if entry is None else replace(entry, score=read_score(folder))
+
+
+def measured(folder: Path, *, step: int, leftover: bool, problems: Sequence[str]) -> CheckpointEntry | None:
+    """The entry of a folder, with its size and age; None for one that a running job deletes meanwhile."""
     try:
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         written = folder.stat().st_mtime
     except FileNotFoundError:
         return None
     return CheckpointEntry(
-        name=folder.name,
-        step=int(match[1]),
-        size=size,
-        written=written,
-        leftover=named is None,
-        problems=problems,
-        score=read_score(folder),
+        name=folder.name, step=step, size=size, written=written, leftover=leftover, problems=problems
     )
