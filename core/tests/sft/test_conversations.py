@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramet.sft.conversations import Returned, Written, read_data, read_row
+from ramet.sft.conversations import Returned, Written, is_trace, read_data, read_row
 
 
 def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
@@ -14,9 +14,8 @@ def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
 
 
 def problems(record: Any) -> str:
-    conversation, found = read_row(record, "f.jsonl, row 3")
+    conversation, found = read_row(record, "f.jsonl", 3)
     assert conversation is None
-    assert all(problem.startswith("f.jsonl, row 3: ") for problem in found)
     return "\n".join(found)
 
 
@@ -28,7 +27,7 @@ def test_both_spellings_of_a_row_give_the_same_conversation(
     key: str, role: str, text: str, user: str, assistant: str
 ) -> None:
     record = {key: [{role: user, text: "1+1?"}, {role: assistant, text: "2"}]}
-    conversation, found = read_row(record, "x")
+    conversation, found = read_row(record, "x", 1)
     assert found == []
     assert conversation is not None and conversation.system is None
     assert [(e.user, e.reply) for e in conversation.exchanges] == [("1+1?", (Written(text="2"),))]
@@ -36,28 +35,27 @@ def test_both_spellings_of_a_row_give_the_same_conversation(
 
 def test_tool_turns_join_the_assistant_turns_around_them() -> None:
     record = {"conversations": turns(("human", "q"), ("gpt", "call"), ("observation", "4"), ("gpt", "so 4"))}
-    conversation, _ = read_row(record, "x")
+    conversation, _ = read_row(record, "x", 1)
     assert conversation is not None
     assert conversation.exchanges[0].reply == (Written(text="call"), Returned(text="4"), Written(text="so 4"))
 
 
 def test_a_conversation_of_two_exchanges_keeps_both() -> None:
     record = {"messages": turns(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))}
-    conversation, _ = read_row(record, "x")
+    conversation, _ = read_row(record, "x", 1)
     assert conversation is not None and conversation.system == "s"
     assert [exchange.user for exchange in conversation.exchanges] == ["a", "c"]
 
 
 @pytest.mark.parametrize(("value", "system"), [("be brief", "be brief"), ("", None), (None, None)])
 def test_a_row_level_system_prompt_counts_unless_it_is_empty(value: str | None, system: str | None) -> None:
-    conversation, _ = read_row({"system": value, "messages": turns(("user", "a"), ("assistant", "b"))}, "x")
+    conversation, _ = read_row({"system": value, "messages": turns(("user", "a"), ("assistant", "b"))}, "x", 1)
     assert conversation is not None and conversation.system == system
 
 
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ([], "expected a JSON object, got []"),
         ({"text": "x"}, "no key 'conversations' or 'messages'; found text"),
         ({"messages": [], "conversations": []}, "both 'conversations' and 'messages' are there"),
         ({"messages": "hi"}, "'messages' must be a list, got 'hi'"),
@@ -105,22 +103,33 @@ def write(path: Path, *lines: Any) -> str:
 GOOD = {"messages": turns(("user", "a"), ("gpt", "b"))}
 
 
-def test_all_bad_rows_of_all_files_are_reported_together_with_file_and_row(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.jsonl", GOOD, {"messages": []}, b"{broken")
+def test_all_bad_rows_of_all_files_are_found_with_file_and_row(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", GOOD, b"", {"messages": []}, b"{broken")
     second = write(tmp_path / "b.jsonl", b"\xff\xfe", GOOD)
     data = read_data([first, str(tmp_path / "none.jsonl"), second])
-    assert len(data.conversations) == 2
-    text = "\n".join(data.problems)
-    assert f"{first}, row 1: 'messages' is empty" in text
-    assert f"{first}, row 2: not JSON" in text
-    assert f"{second}, row 0: not UTF-8 at byte 0" in text
-    assert f"no file '{tmp_path / 'none.jsonl'}'" in text
+    assert (len(data.conversations), data.rows) == (2, 5)
+    assert data.conversations[1].where == f"{second}, row 2"
+    assert [(problem.file, problem.row) for problem in data.bad] == [(first, 3), (first, 4), (second, 1)]
+    assert str(data.bad[0]) == f"{first}, row 3: 'messages' is empty"
+    assert data.bad[1].reason.startswith("not JSON: ")
+    assert data.bad[2].reason == "not UTF-8 at byte 0 of the line"
+    assert data.problems == [f"sft.data: {tmp_path / 'none.jsonl'}: no such file (working directory: {Path.cwd()})"]
 
 
-def test_after_twenty_bad_rows_the_others_are_counted(tmp_path: Path) -> None:
-    data = read_data([write(tmp_path / "a.jsonl", *[{"messages": []}] * 33)])
-    assert len(data.problems) == 21
-    assert data.problems[-1] == "and 13 more problems in the rows of sft.data"
+def test_a_pattern_names_files_and_parquet_gives_the_same_conversations(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write(tmp_path / "a.jsonl", GOOD, GOOD)
+    parquet.write_table(pyarrow.Table.from_pylist([GOOD, GOOD]), tmp_path / "a.parquet")
+    lines, table = read_data([f"{tmp_path}/*.jsonl"]), read_data([f"{tmp_path}/*.parquet"])
+    assert lines.problems == table.problems == [] and lines.bad == table.bad == []
+    assert [one.exchanges for one in lines.conversations] == [one.exchanges for one in table.conversations]
+    assert [one.row for one in table.conversations] == [1, 2]
+
+
+def test_a_row_of_turns_is_a_trace_and_a_task_is_none() -> None:
+    assert is_trace(GOOD) and is_trace({"conversations": []})
+    assert not is_trace({"prompt": [{"role": "user", "content": "q"}], "answer": "a", "messages": None})
 
 
 def test_a_file_without_rows_is_a_problem(tmp_path: Path) -> None:

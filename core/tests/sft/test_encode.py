@@ -20,7 +20,7 @@ END = ENCODER.tokenizer.eos_token
 
 def conversation(*replies: Any, system: str | None = None) -> Conversation:
     exchanges = tuple(Exchange(user="q", reply=reply) for reply in replies)
-    return Conversation(where="x", system=system, exchanges=exchanges)
+    return Conversation(file="x.jsonl", row=1, system=system, exchanges=exchanges)
 
 
 def encoded(brackets: Any, *replies: Any, tools: tuple[str, ...] = ("python",), **options: Any) -> list[Example]:
@@ -83,6 +83,7 @@ def test_a_reply_ends_as_the_chat_template_ends_messages_and_not_as_a_text(brack
 
 def test_every_exchange_is_trained_once_with_the_earlier_ones_as_its_prompt(brackets: Any) -> None:
     first, second = encoded(brackets, (Written(text="one"),), (Written(text="two"),))
+    assert [one.where for one in (first, second)] == ["x.jsonl, row 1, exchange 1", "x.jsonl, row 1, exchange 2"]
     assert text(first, trained=1) == f"one{END}"
     assert text(second, trained=1) == f"two{END}"
     history = (*ASKED, Message(role="assistant", content="one"), *ASKED)

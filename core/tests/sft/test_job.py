@@ -22,6 +22,7 @@ from ramet.runs.manifest import read_manifest
 from ramet.runs.run_dir import RunDir
 from ramet.runs.stopped import Stopped
 from ramet.sft.job import SftResult, run
+from ramet.sft.prepare import RowCounts
 from ramet.sft.rank_messages import RankInputs
 from ramet.tracking.jsonl import read_metrics
 
@@ -187,11 +188,12 @@ def test_a_private_run_is_for_its_owner_alone(arguments: list[str], tmp_path: Pa
     assert os.umask(umask := os.umask(0o022)) == 0o022 and os.umask(umask) == umask
 
 
+NONE = RowCounts(trained=0, too_long=0, malformed=0, unread=0)
+
+
 def test_the_task_of_ranks_is_a_new_file_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "task"
-    task = RankInputs(
-        config=Config(), run=tmp_path, log_level=0, examples=[], rows=0, too_long=0, unread=0, fingerprint=""
-    )
+    task = RankInputs(config=Config(), run=tmp_path, log_level=0, examples=[], counts=NONE, fingerprint="")
     task.save(file)
     assert file.stat().st_mode & 0o777 == 0o600
     assert RankInputs.load(file) == task
@@ -221,5 +223,5 @@ def test_nothing_is_written_when_something_is_wrong(arguments: list[str], tmp_pa
     with pytest.raises(ConfigErrors) as caught:
         sft(arguments, *wrong)
     assert "sft.batch_size=0: must be at least 1" in str(caught.value)
-    assert "sft.data: no file 'nowhere.jsonl'" in str(caught.value)
+    assert f"sft.data: nowhere.jsonl: no such file (working directory: {Path.cwd()})" in caught.value.problems
     assert list(tmp_path.iterdir()) == []

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, RolloutStepConfig
+from ramet.config.schema import Config, Malformed, RolloutStepConfig
 from ramet.errors import ConfigError, ConfigErrors
+from ramet.models.encoder import Encoder
 from ramet.rollout.config import TagsConfig
-from ramet.sft.prepare import prepare
+from ramet.rollout.steps.tags import Tags
+from ramet.sft.prepare import RowCounts, prepare
 
 TRACE = "<think>6*7</think><answer>42</answer>"
 
@@ -38,7 +40,8 @@ def test_rows_become_examples_with_the_steps_system_prompt(tiny_model: Path, tmp
     text = prepared.tokenizer.decode(prepared.examples[0].token_ids)
     assert "Solve the task step by step." in text
     assert text.endswith(TRACE + prepared.tokenizer.eos_token)
-    assert (prepared.rows, prepared.too_long, prepared.unread, len(prepared.examples)) == (2, 0, 0, 2)
+    assert prepared.counts == RowCounts(trained=2, too_long=0, malformed=0, unread=0)
+    assert len(prepared.examples) == 2
     learned = prepared.tokenizer.encode(TRACE, add_special_tokens=False)
     assert prepared.trained_tokens == 2 * (len(learned) + 1)
 
@@ -50,7 +53,7 @@ def test_rows_over_the_token_limit_are_left_out_and_counted(
     config.config.sft.max_tokens = 2000
     with caplog.at_level(logging.WARNING):
         prepared = prepare(config)
-    assert (prepared.rows, prepared.too_long) == (1, 2)
+    assert (prepared.counts.trained, prepared.counts.too_long) == (1, 2)
     assert "left out 2 of 3 rows longer than sft.max_tokens=2000" in caplog.text
 
 
@@ -67,8 +70,116 @@ def test_results_of_tools_that_are_not_configured_are_reported(
     trace = "<python>6*7</python> <result>\n42\n</result><answer>42</answer>"
     with caplog.at_level(logging.WARNING):
         prepared = prepare(configured(tiny_model, tmp_path, row(), row(trace)))
-    assert prepared.unread == 1
-    assert "train.jsonl, row 1. Name their tools in `tools`" in caplog.text
+    assert prepared.counts.unread == 1
+    assert caplog.messages == [
+        "traces hold results of tools that are not configured, which are trained on as if the policy had written them: "
+        f"<python> in 1 ({tmp_path}/train.jsonl, row 2). Name the tools in `tools`, or mask their results with "
+        "sft.mask_tags=[python]"
+    ]
+
+
+def test_mask_tags_mask_results_of_tools_that_are_not_installed(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trace = "<think>t</think><search>q</search> <result>\nA page.\n</result><answer>42</answer>"
+    config = configured(tiny_model, tmp_path, row(trace))
+    config.config.sft.mask_tags = ["search", "serach"]
+    with caplog.at_level(logging.WARNING):
+        prepared = prepare(config)
+    (example,) = prepared.examples
+    encoder = Encoder(prepared.tokenizer)
+    learned = [i for i, on in zip(example.token_ids, example.trained, strict=True) if on]
+    assert encoder.decode(learned) == "<think>t</think><search>q</search><answer>42</answer><|end|>"
+    masked = [i for i, on in zip(example.token_ids, example.trained, strict=True) if not on]
+    step = Tags(TagsConfig())
+    inserted = [i for part in step.result("A page.") for i in encoder.insert(part)]
+    assert masked[-len(inserted) :] == inserted, "the ids that a rollout inserts"
+    assert prepared.counts.unread == 0
+    assert caplog.messages == ["sft.mask_tags: no trace has a result after </serach>"]
+
+
+def test_mask_tags_are_names_and_not_tags(tiny_model: Path, tmp_path: Path) -> None:
+    config = configured(tiny_model, tmp_path, row())
+    config.config.sft.mask_tags = ["<search>", "python", "a b"]
+    with pytest.raises(ConfigErrors) as caught:
+        prepare(config)
+    assert caught.value.problems == [
+        "sft.mask_tags: '<search>', 'a b': no names of tags; write them without brackets, as in "
+        "sft.mask_tags=[search,python]"
+    ]
+
+
+MALFORMED = [
+    row("<think>a</think><python>6*7</python> <result>\n42\n<answer>42</answer>"),
+    row("<think>a</think><answer>42"),
+    row(),
+    {"conversations": []},
+    row("<think>b</think><python>7*7</python> <result>\n49\n<answer>49</answer>"),
+]
+
+
+def test_malformed_rows_are_listed_by_reason_and_refused(tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    with pytest.raises(ConfigErrors) as caught:
+        prepare(configured(tiny_model, tmp_path, *MALFORMED))
+    assert caught.value.problems == [
+        f"{file}, row 4: 'conversations' is empty",
+        f"{file}, rows 1, 5: <result> is not closed",
+        f"{file}, row 2: <answer> is not closed",
+        "sft.data: 4 of 5 rows are malformed; mend them, or set sft.malformed=skip to leave them out, or "
+        "sft.malformed=keep to train on those that can be read as they are",
+    ]
+
+
+def test_malformed_rows_can_be_left_out_and_are_counted(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured(tiny_model, tmp_path, *MALFORMED)
+    config.config.sft.malformed = Malformed.SKIP
+    with caplog.at_level(logging.WARNING):
+        prepared = prepare(config)
+    assert prepared.counts == RowCounts(trained=1, too_long=0, malformed=4, unread=0)
+    file = tmp_path / "train.jsonl"
+    assert [example.where for example in prepared.examples] == [f"{file}, row 3"]
+    assert caplog.messages == [
+        "4 of 5 rows are malformed and left out:",
+        f"  {file}, row 4: 'conversations' is empty",
+        f"  {file}, rows 1, 5: <result> is not closed",
+        f"  {file}, row 2: <answer> is not closed",
+    ]
+
+
+def test_malformed_traces_can_be_kept_and_rows_that_cannot_be_read_cannot(tiny_model: Path, tmp_path: Path) -> None:
+    config = configured(tiny_model, tmp_path, *MALFORMED)
+    config.config.sft.malformed = Malformed.KEEP
+    with pytest.raises(ConfigErrors) as caught:
+        prepare(config)
+    assert caught.value.problems == [
+        f"{tmp_path / 'train.jsonl'}, row 4: 'conversations' is empty",
+        "sft.data: 1 of 5 rows are malformed; mend them, or set sft.malformed=skip to leave them out",
+    ]
+    config = configured(tiny_model, tmp_path, *(one for one in MALFORMED if one["conversations"]))
+    config.config.sft.malformed = Malformed.KEEP
+    prepared = prepare(config)
+    assert prepared.counts == RowCounts(trained=4, too_long=0, malformed=3, unread=0)
+
+
+def test_rows_that_are_all_malformed_leave_nothing_to_train_on(tiny_model: Path, tmp_path: Path) -> None:
+    config = configured(tiny_model, tmp_path, MALFORMED[0], MALFORMED[1])
+    config.config.sft.malformed = Malformed.SKIP
+    with pytest.raises(ConfigErrors) as caught:
+        prepare(config)
+    assert caught.value.problems == [
+        f"sft.data: all 2 rows are malformed; the first is {tmp_path / 'train.jsonl'}, row 1: <result> is not closed"
+    ]
+
+
+def test_after_twenty_reasons_the_others_are_counted(tiny_model: Path, tmp_path: Path) -> None:
+    rows = [{"conversations": [{"from": "human", "value": n}]} for n in range(23)]
+    with pytest.raises(ConfigErrors) as caught:
+        prepare(configured(tiny_model, tmp_path, *rows))
+    assert len(caught.value.problems) == 22
+    assert caught.value.problems[20] == "and rows of 3 more reasons"
 
 
 def test_everything_that_is_wrong_is_reported_together(tmp_path: Path) -> None:
@@ -82,8 +193,8 @@ def test_everything_that_is_wrong_is_reported_together(tmp_path: Path) -> None:
         prepare(config)
     text = str(caught.value)
     assert "model.path" in text
-    assert "train.jsonl, row 0: 'conversations' is empty" in text
-    assert "train.jsonl, row 2: no key 'conversations' or 'messages'; found x" in text
+    assert "train.jsonl, row 1: 'conversations' is empty" in text
+    assert "train.jsonl, row 3: no key 'conversations' or 'messages'; found x" in text
     assert "rollout_step: no rollout step named 'tag'. Did you mean 'tags'?" in text
     assert "trackers: no tracker 'jsonlines'. Did you mean 'jsonl'? Trackers: console, jsonl" in text
     assert f"sft.out: '{tmp_path / 'full'}' is there already, and not written by `ramet sft`; give a new folder" in text
@@ -112,5 +223,5 @@ def test_a_row_that_the_chat_template_refuses_is_named(tiny_model: Path, tmp_pat
     template.write_text("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}")
     config = configured(tiny_model, tmp_path, {**row(), "system": "be brief"})
     config.config.model.chat_template = str(template)
-    with pytest.raises(ConfigError, match=r"train\.jsonl, row 0: model\.chat_template: .*no system"):
+    with pytest.raises(ConfigError, match=r"train\.jsonl, row 1: model\.chat_template: .*no system"):
         prepare(config)

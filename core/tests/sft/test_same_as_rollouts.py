@@ -54,7 +54,7 @@ def played(turns: list[str], tool: EchoTool, rule: SystemPrompt) -> Rollout:
 
 
 def read(messages: list[dict[str, str]], tool: EchoTool, rule: SystemPrompt) -> Example:
-    conversation, problems = read_row(json.loads(json.dumps({"messages": messages})), "row")
+    conversation, problems = read_row(json.loads(json.dumps({"messages": messages})), "f.jsonl", 1)
     assert conversation is not None, problems
     encoder = TraceEncoder(
         ENCODER, STEP, tools=["python"], prompt=lambda task: make_prompt(task, STEP, [tool.schema], rule)

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ramet.config.schema import Config, DataConfig, TrainConfig
 from ramet.config.sections import JOBS
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+TAG_NAME = re.compile(r"[^<>/\s]+")
 RUN_NAME_RULE = "allowed: letters, digits, '.', '_' and '-', a letter or digit first, at most 128 characters"
 
 
@@ -39,9 +40,19 @@ def check(resolved: Resolved, job: str) -> list[str]:
         problems += _validation(config.train, config.rollout.max_concurrent)
     if job == "sft" and not config.sft.data:
         problems.append("sft.data: missing; name at least one file, as in sft.data=[traces.jsonl]")
+    if job == "sft":
+        problems += _mask_tags(config.sft.mask_tags)
     if job == "eval" and not config.benchmarks:
         problems.append("benchmarks: none chosen; name at least one, as in benchmarks=[NAME]")
     return problems
+
+
+def _mask_tags(tags: Sequence[str]) -> list[str]:
+    wrong = [repr(tag) for tag in tags if not TAG_NAME.fullmatch(tag)]
+    if not wrong:
+        return []
+    return [f"sft.mask_tags: {', '.join(wrong)}: no names of tags; write them without brackets, as in "
+            "sft.mask_tags=[search,python]"]  # fmt: skip
 
 
 def _allowed(config: Config, job: str) -> Iterator[str]:

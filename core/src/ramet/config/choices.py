@@ -20,6 +20,14 @@ class OnBadRow(StrEnum):
     SKIP = "skip"  # and count
 
 
+class Malformed(StrEnum):
+    """What becomes of a written trace that does not keep the format."""
+
+    ERROR = "error"
+    SKIP = "skip"  # and count
+    KEEP = "keep"  # trained on as it is, and counted
+
+
 class ChatMarkup(StrEnum):
     """What becomes of special tokens of the chat template (`<|im_end|>`) that are in a prompt's own text."""
 

@@ -17,6 +17,7 @@ from ramet.config.choices import (
     Dtype,
     KlEstimator,
     LossAggregation,
+    Malformed,
     Offload,
     OldLogprobs,
     OnBadRow,
@@ -39,6 +40,7 @@ __all__ = [
     "EvaluateConfig",
     "KlEstimator",
     "LossAggregation",
+    "Malformed",
     "ModelConfig",
     "Offload",
     "OldLogprobs",
@@ -235,7 +237,9 @@ class PolicyConfig:
 
 @dataclass(kw_only=True, slots=True)
 class SftConfig:
-    data: list[str] = option(factory=list, help="JSON lines, sharegpt rows")
+    data: list[str] = option(factory=list, help="JSON or parquet, sharegpt rows")
+    malformed: Malformed = option(Malformed.ERROR, "traces that break the format; skip: left out; keep: trained on")
+    mask_tags: list[str] = option(factory=list, help="tags of further tools whose results are masked")
     strategy: Strategy = option(Strategy.NONE, "over cluster.policy_workers processes")
     epochs: float = option(3.0, above=0)
     max_steps: int | None = option(None, minimum=1)

@@ -18,7 +18,7 @@ JOBS: dict[str, tuple[str, ...]] = {
         "run", "data", "model", "engine", "rollout", "rollout_step", "tools", "evaluate", "benchmarks",
         "cluster", "trackers",
     ),
-    "data": ("data", "model", "rollout_step", "tools"),
+    "data": ("data", "model", "rollout_step", "tools", "sft"),
 }  # fmt: skip
 
 # Keys inside a built section that the job replaces by another key.

@@ -1,4 +1,4 @@
-"""SFT files: JSON lines in UTF-8, one sharegpt row per line. Every bad row of every file is reported, together.
+"""SFT files: sharegpt rows, as JSON or parquet. Every bad row of every file is found.
 
 A row becomes a conversation, which is a list of exchanges: what the user said, and the reply, which may hold tool
 results as turns of their own. Tool results written *inside* an assistant's text are not looked for here: only the
@@ -8,14 +8,14 @@ rollout step knows its format.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ramet.data.files import TOO_DEEP
-from ramet.io.json_values import too_deep
+from ramet.data.files import DataRow, find_files, read_rows
+from ramet.data.row_problems import RowProblem
+from ramet.errors import ConfigError
 
 LISTS = ("conversations", "messages")
 ROLE_KEYS = ("from", "role")
@@ -38,66 +38,62 @@ FOLLOWS = {  # which roles may follow a role (None: the beginning); an assistant
     "tool": ("assistant",),
 }
 SHOWN = 80  # characters of a wrong value in a message
-MAX_SHOWN = 20  # problems that one message lists; the others are counted
+CHUNK = 1 << 20  # bytes hashed at once
 
 
 @dataclass(slots=True, kw_only=True)
 class SftData:
-    """What the files hold. `problems` is empty exactly if training may start."""
+    """What the files hold."""
 
     conversations: list[Conversation] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    bad: list[RowProblem] = field(default_factory=list)  # rows that hold no conversation; a row may have several
+    rows: int = 0
+    problems: list[str] = field(default_factory=list)  # of whole files
     fingerprint: str = ""  # of the files' bytes in order; a resume must find the same
 
 
-def read_data(paths: Sequence[str]) -> SftData:
-    """Read and validate all files. Raises nothing for bad data: the caller reports it with its other problems."""
-    data = SftData()
-    digest = hashlib.sha256()
-    problems: list[str] = []
-    for path in map(Path, paths):
-        if not path.is_file():
-            data.problems.append(f"sft.data: no file {str(path)!r} (working directory {str(Path.cwd())!r})")
-            continue
-        before = len(data.conversations) + len(problems)
-        for conversation, found in _rows(path, digest):
-            problems += found
-            if conversation is not None:
-                data.conversations.append(conversation)
-        if len(data.conversations) + len(problems) == before:
-            data.problems.append(f"sft.data: {str(path)!r} has no rows")
-    data.problems += _first(problems)
+def read_data(patterns: Sequence[str]) -> SftData:
+    """Read the files that paths and patterns name. Raises nothing for bad data: the caller reports all of it."""
+    files, problems = find_files(patterns)
+    data = read_files(files)
+    data.problems = [*(f"sft.data: {problem}" for problem in problems), *data.problems]
+    return data
+
+
+def read_files(files: Sequence[Path]) -> SftData:
+    """As `read_data`, of files that exist."""
+    data, digest = SftData(), hashlib.sha256()
+    for file in files:
+        before = data.rows
+        try:
+            for row in read_rows(file):
+                data.rows += 1
+                _read(row, str(file), data)
+        except ConfigError as error:
+            data.problems.append(f"sft.data: {error}")
+        else:
+            data.problems += [f"sft.data: {str(file)!r} has no rows"] if data.rows == before else []
+        _hash(file, digest)
     data.fingerprint = digest.hexdigest()
     return data
 
 
-def _rows(path: Path, digest: Any) -> Iterator[tuple[Conversation | None, list[str]]]:
-    """Rows count from 0; blank lines are no rows."""
-    row = 0
-    with path.open("rb") as lines:
-        for line in lines:
-            digest.update(line)
-            if not line.strip():
-                continue
-            yield _decoded(line, f"{path}, row {row}")
-            row += 1
+def _read(row: DataRow, file: str, data: SftData) -> None:
+    conversation, reasons = (None, [row.problem]) if row.problem else read_row(row.values, file, row.number)
+    data.bad += [RowProblem(file=file, row=row.number, reason=reason) for reason in reasons]
+    if conversation is not None:
+        data.conversations.append(conversation)
 
 
-def _decoded(line: bytes, where: str) -> tuple[Conversation | None, list[str]]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return None, [f"{where}: not UTF-8 at byte {error.start} of the line"]
-    except (json.JSONDecodeError, RecursionError) as error:
-        return None, [f"{where}: not JSON: {error}"]
-    if too_deep(record):
-        return None, [f"{where}: {TOO_DEEP}"]
-    return read_row(record, where)
+def _hash(file: Path, digest: hashlib._Hash) -> None:
+    with file.open("rb") as opened:
+        while chunk := opened.read(CHUNK):
+            digest.update(chunk)
 
 
-def _first(problems: list[str]) -> list[str]:
-    more = len(problems) - MAX_SHOWN
-    return [*problems[:MAX_SHOWN], f"and {more} more problems in the rows of sft.data"] if more > 0 else problems
+def is_trace(values: Mapping[str, Any]) -> bool:
+    """Whether a row is one of these, and no task: it holds turns under a name that `ramet sft` reads."""
+    return any(isinstance(values.get(name), list) for name in LISTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +121,16 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One row. `where` names its file and row for messages."""
+    """One row. `row` counts from 1, as editors do."""
 
-    where: str
+    file: str
+    row: int
     system: str | None
     exchanges: tuple[Exchange, ...]
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}, row {self.row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +139,20 @@ class _Turn:
     text: str
 
 
-def read_row(record: Any, where: str) -> tuple[Conversation | None, list[str]]:
-    """The conversation of one decoded row, or None and what is wrong, each message beginning with `where`."""
-    if not isinstance(record, dict):
-        return None, [f"{where}: expected a JSON object, got {_show(record)}"]
-    turns, problems = _turns(record)
-    system, more = _row_system(record)
+def read_row(values: Mapping[str, Any], file: str, row: int) -> tuple[Conversation | None, list[str]]:
+    """The conversation of one row, or None and what is wrong, without file and row."""
+    turns, problems = _turns(values)
+    system, more = _row_system(values)
     problems += more
     if not problems:
         problems = _order_problems([turn.role for turn in turns])
     if system is not None and any(turn.role == "system" for turn in turns):
         problems.append("two system prompts: the row's key 'system' and a turn of role 'system'")
     if problems:
-        return None, [f"{where}: {problem}" for problem in problems]
+        return None, problems
     if turns[0].role == "system":
         system, turns = turns[0].text, turns[1:]
-    return Conversation(where=where, system=system, exchanges=_exchanges(turns)), []
+    return Conversation(file=file, row=row, system=system, exchanges=_exchanges(turns)), []
 
 
 def _turns(record: Mapping[str, Any]) -> tuple[list[_Turn], list[str]]:
@@ -238,7 +237,7 @@ def _exchanges(turns: list[_Turn]) -> tuple[Exchange, ...]:
 
 
 def _one_key(record: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | None, str]:
-    present = [name for name in names if name in record]
+    present = [name for name in names if record.get(name) is not None]  # parquet fills absent fields with null
     if len(present) == 1:
         return present[0], ""
     wanted = " or ".join(repr(name) for name in names)

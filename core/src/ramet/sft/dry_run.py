@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, Strategy
+from ramet.config.schema import Config, Malformed, Strategy
 from ramet.errors import raise_all
 from ramet.models.check import has_tokenizer
 from ramet.models.loading import resolve_device
@@ -25,8 +25,8 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     machine = machine_of(config, on) if on is not None else None
     checked = check_sft(resolved, machine)
     encoded = encode_checked(config, checked) if has_tokenizer(config.model) else None
-    rows = len(checked.data.conversations) if encoded is None else encoded.rows
-    run_plan = plan_run(resolved, sft_manifest(resolved, fingerprint=checked.data.fingerprint, rows=rows))
+    rows = len(checked.conversations) if encoded is None else encoded.counts.trained
+    run_plan = plan_run(resolved, sft_manifest(resolved, fingerprint=checked.fingerprint, rows=rows))
     problems = [*run_plan.problems, *SftLayout.of(config).check(run_plan.path / CHECKPOINTS)]
     raise_all([*problems, *([] if machine is None else check_machine(config, machine))])
     steps = None
@@ -37,7 +37,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
         facts={
             "directory": str(run_plan),
             "model": f"{config.model.path} ({config.model.dtype})",
-            "rows": f"{rows} from {', '.join(config.sft.data)}{_left_out(encoded)}",
+            "rows": f"{rows} from {', '.join(config.sft.data)}{_not_as_written(config, encoded)}",
             "steps": _steps(config, steps),
             "tokens": _tokens(config, encoded),
             "placement": _placement(config, machine),
@@ -78,7 +78,12 @@ def _placement(config: Config, machine: Machine | None) -> str:
     return f"{config.sft.strategy} over {workers} process{'es' if workers > 1 else ''}, each on {device}"
 
 
-def _left_out(encoded: PreparedSft | None) -> str:
+def _not_as_written(config: Config, encoded: PreparedSft | None) -> str:
+    """Rows that are left out, or trained on although they are malformed."""
     if encoded is None:
         return "; their lengths are not known"
-    return f"; left out: {encoded.too_long} too long" if encoded.too_long else ""
+    counts, kept = encoded.counts, config.sft.malformed is Malformed.KEEP
+    left_out = {"too long": counts.too_long, "malformed": 0 if kept else counts.malformed}
+    parts = [f"{count} {what}" for what, count in left_out.items() if count]
+    shown = f"; left out: {', '.join(parts)}" if parts else ""
+    return shown + (f"; {counts.malformed} of them malformed" if kept and counts.malformed else "")

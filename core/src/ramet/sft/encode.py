@@ -24,6 +24,7 @@ class Example:
 
     token_ids: array[int]  # int32
     trained: array[int]  # int8, 1 on what the policy writes and on the end of its turn
+    where: str = ""  # file, row and, of several, the exchange
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -41,7 +42,7 @@ class TraceEncoder:
         prompt: Callable[[Task], Prompt],
     ) -> None:
         """`prompt` is that of rollouts."""
-        self._encoder = encoder
+        self.encoder = encoder
         self._reader = reader
         self._tools = tuple(tools)
         self._prompt = prompt
@@ -51,11 +52,13 @@ class TraceEncoder:
     def examples(self, conversation: Conversation) -> Iterator[Example]:
         """One example per exchange, each with all exchanges before it in its prompt."""
         history = [Message(role="system", content=conversation.system)] if conversation.system is not None else []
-        for exchange in conversation.exchanges:
+        several = len(conversation.exchanges) > 1
+        for number, exchange in enumerate(conversation.exchanges, start=1):
             history.append(Message(role="user", content=exchange.user))
             task = Task(id=conversation.where, prompt=tuple(history))
             parts = self._parts(exchange.reply)
-            yield self._example(self._prompt(task), parts)
+            where = f"{conversation.where}, exchange {number}" if several else conversation.where
+            yield self._example(self._prompt(task), parts, where)
             history.append(Message(role="assistant", content="".join(part.text for part in parts)))
 
     def unread_results(self, conversation: Conversation) -> bool:
@@ -81,14 +84,14 @@ class TraceEncoder:
                 parts += self._reader.read(piece.text, self._tools)
         return parts
 
-    def _example(self, prompt: Prompt, parts: Sequence[TracePart]) -> Example:
-        ids = array("i", self._encoder.prompt(prompt.messages, prompt.tools))
+    def _example(self, prompt: Prompt, parts: Sequence[TracePart], where: str) -> Example:
+        ids = array("i", self.encoder.prompt(prompt.messages, prompt.tools))
         trained = array("b", bytes(len(ids)))
         for part in parts:
             sampled = isinstance(part, Sampled)
-            more = self._encoder.markup(part.text) if isinstance(part, Sampled) else self._encoder.insert(part)
+            more = self.encoder.markup(part.text) if isinstance(part, Sampled) else self.encoder.insert(part)
             ids.extend(more)
             trained.extend([int(sampled)] * len(more))
-        ids.append(self._encoder.end_of_turn_id)
+        ids.append(self.encoder.end_of_turn_id)
         trained.append(1)
-        return Example(token_ids=ids, trained=trained)
+        return Example(token_ids=ids, trained=trained, where=where)

@@ -86,7 +86,7 @@ def _run(resolved: Resolved, prepared: PreparedSft, world: World, signals: StopL
 def _open(resolved: Resolved, prepared: PreparedSft, opened: ExitStack) -> Path:
     """The run directory, this process's until `opened` is closed."""
     directory = opened.enter_context(RunDir.open(resolved.config.run.root, resolved.config.run.name))
-    manifest = sft_manifest(resolved, fingerprint=prepared.fingerprint, rows=prepared.rows)
+    manifest = sft_manifest(resolved, fingerprint=prepared.fingerprint, rows=prepared.counts.trained)
     layout = SftLayout.of(resolved.config)
     raise_all([*directory.check_resume(resolved, manifest), *layout.check(directory.checkpoints)])
     layout.keep(directory.checkpoints)
@@ -157,8 +157,8 @@ def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
 def _announce(prepared: PreparedSft, steps: int) -> None:
     logger.info(
         "%d rows (%d too long left out), %d examples, %d trained tokens, %d steps",
-        prepared.rows,
-        prepared.too_long,
+        prepared.counts.trained,
+        prepared.counts.too_long,
         len(prepared.examples),
         prepared.trained_tokens,
         steps,
@@ -168,9 +168,10 @@ def _announce(prepared: PreparedSft, steps: int) -> None:
 def _summary(config: Config, prepared: PreparedSft, trained: Trained, out: Path) -> Summary:
     return Summary(
         model=str(out),
-        rows=prepared.rows,
-        rows_too_long=prepared.too_long,
-        rows_with_unread_results=prepared.unread,
+        rows=prepared.counts.trained,
+        rows_too_long=prepared.counts.too_long,
+        rows_malformed=prepared.counts.malformed,
+        rows_with_unread_results=prepared.counts.unread,
         examples=len(prepared.examples),
         trained_tokens=prepared.trained_tokens,
         steps=trained.steps,

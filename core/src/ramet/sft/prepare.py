@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -16,21 +16,34 @@ from ramet.components.prompts import check_prompts, task_prompts
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config
+from ramet.config.schema import Config, Malformed
+from ramet.data.row_problems import grouped
 from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
 from ramet.models.check import check_model
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_tokenizer
 from ramet.planning.placement import Machine
-from ramet.sft.conversations import Conversation, SftData, read_data
+from ramet.sft.conversations import Conversation, read_data
 from ramet.sft.encode import Example, TraceEncoder
 from ramet.sft.output import may_replace
 from ramet.sft.strategies import check_strategy
+from ramet.sft.traces import TraceReport, check_traces
 from ramet.sft.world import launched_world
 from ramet.tracking.trackers import check_trackers
 from ramet.types import RolloutStep, TraceReader
 
 logger = logging.getLogger(__name__)
+MAX_SHOWN = 20  # reasons that one message lists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts:
+    """Rows of the data."""
+
+    trained: int
+    too_long: int  # left out
+    malformed: int  # left out or, with sft.malformed=keep, among those that are trained on
+    unread: int  # trained on although a tool's result in them seems to be unmasked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +51,7 @@ class PreparedSft:
     """What the training needs, and what the summary tells about the data."""
 
     examples: list[Example]
-    rows: int  # trained on
-    too_long: int  # rows left out
-    unread: int  # rows kept in which a tool result seems to be trained on
+    counts: RowCounts
     fingerprint: str  # of the data files
     tokenizer: PreTrainedTokenizerBase
 
@@ -59,7 +70,9 @@ class _Readable(RolloutStep, TraceReader, Protocol):
 class CheckedSft:
     """What is encoded, and how, once everything that `ramet sft` is told was checked."""
 
-    data: SftData
+    conversations: list[Conversation]  # that are trained on, if they are not too long
+    report: TraceReport
+    fingerprint: str  # of the data files
     step: _Readable
     tools: ToolNames
     missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
@@ -75,32 +88,69 @@ def check_sft(resolved: Resolved, elsewhere: Machine | None = None) -> CheckedSf
     one may lack weights, tokenizer and packages. Raises `ConfigErrors` with every problem found.
     """
     config = resolved.config
-    data = read_data(config.sft.data)
-    problems = [*check(resolved, "sft"), *check_model(config.model), *data.problems]
-    problems += [
-        *check_strategy(config, launched_world(), elsewhere),
-        *check_trackers(config.trackers),
-        *check_out(config),
-    ]
+    problems = [*check_model(config.model), *check_strategy(config, launched_world(), elsewhere)]
+    problems += [*check_trackers(config.trackers), *check_out(config)]
     missing = set_aside_missing(problems) if elsewhere is not None else []
-    step, tools = _parts(config, problems)
-    problems += [] if problems or step is None else check_prompts(step, config, tools)
-    raise_all(problems)
+    return replace(check_data(resolved, problems), missing=missing)
+
+
+def check_data(resolved: Resolved, problems: Sequence[str]) -> CheckedSft:
+    """Check the configuration, the data and what reads it. Raises `ConfigErrors` with `problems` and all others."""
+    config = resolved.config
+    data = read_data(config.sft.data)
+    found = [*check(resolved, "sft"), *problems, *data.problems]
+    step, tools = _parts(config, found)
+    tags = [*tools.schemas, *config.sft.mask_tags]
+    report = TraceReport(rows=data.rows, unreadable=data.bad) if step is None else check_traces(data, step, tags)
+    found += _malformed(report, config.sft.malformed)
+    found += [] if found or step is None else check_prompts(step, config, tools)
+    raise_all(found)
     assert step is not None
-    return CheckedSft(data=data, step=step, tools=tools, missing=missing)
+    _warn_of_traces(report, config)
+    kept = report.conversations if config.sft.malformed is Malformed.KEEP else report.sound
+    return CheckedSft(conversations=kept, report=report, fingerprint=data.fingerprint, step=step, tools=tools)
 
 
-def encode_checked(config: Config, checked: CheckedSft) -> PreparedSft:
-    """With the model's tokenizer. Raises `ConfigError`."""
-    step, tools = checked.step, checked.tools
-    tokenizer = load_tokenizer(config.model)
-    encoder = TraceEncoder(
+def trace_encoder(config: Config, checked: CheckedSft, tokenizer: PreTrainedTokenizerBase) -> TraceEncoder:
+    return TraceEncoder(
         Encoder(tokenizer, template_kwargs=config.model.chat_template_kwargs),
-        step,
-        tools=list(tools.schemas),
-        prompt=task_prompts(step, config, tools),
+        checked.step,
+        tools=[*checked.tools.schemas, *config.sft.mask_tags],
+        prompt=task_prompts(checked.step, config, checked.tools),
     )
-    return _encoded(encoder, checked.data, config.sft.max_tokens, tokenizer)
+
+
+def _malformed(report: TraceReport, rule: Malformed) -> list[str]:
+    """The rows that keep the training from starting, those of one reason in one line."""
+    refused = {Malformed.ERROR: report.problems, Malformed.SKIP: [], Malformed.KEEP: report.unreadable}[rule]
+    if not refused:
+        every = rule is Malformed.SKIP and report.bad_rows == report.rows > 0
+        return [f"sft.data: all {report.rows} rows are malformed; the first is {report.problems[0]}"] if every else []
+    rows = len({(problem.file, problem.row) for problem in refused})
+    keep = ", or sft.malformed=keep to train on those that can be read as they are" if report.malformed else ""
+    return [
+        *_first(grouped(refused)),
+        f"sft.data: {rows} of {report.rows} rows are malformed; mend them, or set sft.malformed=skip to leave them out"
+        + (keep if rule is Malformed.ERROR else ""),
+    ]
+
+
+def _first(lines: list[str]) -> list[str]:
+    more = len(lines) - MAX_SHOWN
+    return [*lines[:MAX_SHOWN], f"and rows of {more} more reasons"] if more > 0 else lines
+
+
+def _warn_of_traces(report: TraceReport, config: Config) -> None:
+    if report.problems:
+        done = "trained on" if config.sft.malformed is Malformed.KEEP else "left out"
+        logger.warning("%d of %d rows are malformed and %s:", report.bad_rows, report.rows, done)
+        for line in _first(grouped(report.problems)):
+            logger.warning("  %s", line)
+    for warning in report.warnings():
+        logger.warning("%s", warning)
+    unused = [tag for tag in config.sft.mask_tags if tag not in report.calls]
+    if unused and report.checked:
+        logger.warning("sft.mask_tags: no trace has a result after %s", ", ".join(f"</{tag}>" for tag in unused))
 
 
 def check_out(config: Config) -> list[str]:
@@ -137,21 +187,24 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolN
     return step, tools
 
 
-def _encoded(encoder: TraceEncoder, data: SftData, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> PreparedSft:
-    """A row stays out as a whole if one of its examples is too long."""
+def encode_checked(config: Config, checked: CheckedSft) -> PreparedSft:
+    """With the model's tokenizer. A row stays out as a whole if one of its examples is too long.
+
+    Raises `ConfigError`.
+    """
+    tokenizer = load_tokenizer(config.model)
+    encoder = trace_encoder(config, checked, tokenizer)
+    max_tokens = config.sft.max_tokens
     examples: list[Example] = []
     kept: list[Conversation] = []
     longest = 0
-    for conversation in data.conversations:
-        try:
-            found = list(encoder.examples(conversation))
-        except ConfigError as error:  # the chat template may refuse a role, such as system
-            raise ConfigError(f"{conversation.where}: {error}") from error
+    for conversation in checked.conversations:
+        found = encode(encoder, conversation)
         longest = max(longest, *map(len, found))
         if max(map(len, found)) <= max_tokens:
             kept.append(conversation)
             examples += found
-    rows = len(data.conversations)
+    rows = len(checked.conversations)
     if not kept:
         raise ConfigError(f"sft.data: all {rows} rows are longer than sft.max_tokens={max_tokens}; longest: {longest}")
     if len(kept) < rows:
@@ -161,20 +214,31 @@ def _encoded(encoder: TraceEncoder, data: SftData, max_tokens: int, tokenizer: P
         )
     return PreparedSft(
         examples=examples,
-        rows=len(kept),
-        too_long=rows - len(kept),
-        unread=_unread(encoder, kept),
-        fingerprint=data.fingerprint,
+        counts=RowCounts(
+            trained=len(kept),
+            too_long=rows - len(kept),
+            malformed=checked.report.bad_rows,
+            unread=_unread(encoder, kept, checked.report),
+        ),
+        fingerprint=checked.fingerprint,
         tokenizer=tokenizer,
     )
 
 
-def _unread(encoder: TraceEncoder, conversations: Sequence[Conversation]) -> int:
+def encode(encoder: TraceEncoder, conversation: Conversation) -> list[Example]:
+    """One example for each exchange. Raises `ConfigError` with file and row if the chat template refuses a role."""
+    try:
+        return list(encoder.examples(conversation))
+    except ConfigError as error:
+        raise ConfigError(f"{conversation.where}: {error}") from error
+
+
+def _unread(encoder: TraceEncoder, conversations: Sequence[Conversation], report: TraceReport) -> int:
     unread = [conversation.where for conversation in conversations if encoder.unread_results(conversation)]
-    if unread:
+    if unread and not report.unmasked:
         logger.warning(
             "%d rows hold tool results that are trained on as if the policy had written them; the first is %s. Name "
-            "their tools in `tools`, or correct the rows",
+            "their tools in `tools`, their tags in sft.mask_tags, or correct the rows",
             len(unread),
             unread[0],
         )

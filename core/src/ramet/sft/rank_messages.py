@@ -16,7 +16,7 @@ from ramet.config.schema import Config
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.models.loading import load_tokenizer
 from ramet.sft.encode import Example
-from ramet.sft.prepare import PreparedSft
+from ramet.sft.prepare import PreparedSft, RowCounts
 
 READY, FAILURE, FAILURES = "ready/{}", "failure/{}", "failures"  # keys of the store; {}: the rank
 
@@ -29,9 +29,7 @@ class RankInputs:
     run: Path
     log_level: int
     examples: list[Example]
-    rows: int
-    too_long: int
-    unread: int
+    counts: RowCounts
     fingerprint: str
 
     @classmethod
@@ -43,9 +41,7 @@ class RankInputs:
             run=run,
             log_level=logging.getLogger("ramet").getEffectiveLevel(),
             examples=prepared.examples,
-            rows=prepared.rows,
-            too_long=prepared.too_long,
-            unread=prepared.unread,
+            counts=prepared.counts,
             fingerprint=prepared.fingerprint,
         )
 
@@ -65,9 +61,7 @@ class RankInputs:
     def prepared(self) -> PreparedSft:
         return PreparedSft(
             examples=self.examples,
-            rows=self.rows,
-            too_long=self.too_long,
-            unread=self.unread,
+            counts=self.counts,
             fingerprint=self.fingerprint,
             tokenizer=load_tokenizer(self.config.model),
         )

@@ -183,8 +183,8 @@ class _SftProgress(TrainerCallback):
 
 
 def _is_no_comparison(record: logging.LogRecord) -> bool:
-    """Trainer warns where settings differ from a checkpoint's, which it would take. Here ours count, and what changed was
-    told when the run directory was checked.
+    """Trainer warns where settings differ from those of a checkpoint, which it would take. Here ours count, and what
+    changed was told when the run directory was checked.
     """
     return "do not match the ones in the `trainer_state.json`" not in str(record.msg)
 

@@ -24,6 +24,7 @@ from typing import Any
 from ramet.errors import ConfigError, ToolError
 from ramet.io.json_values import MAX_NESTING, too_deep
 from ramet.rollout.config import TagsConfig
+from ramet.rollout.steps.trace_check import TagNames, TraceCheck, check_tags
 from ramet.types import (
     Generation,
     Insert,
@@ -61,7 +62,7 @@ class _Stops:
 
 
 class Tags:
-    """`RolloutStep` and `TraceReader`."""
+    """`RolloutStep`, `TraceReader` and `ChecksTraces`."""
 
     def __init__(self, config: TagsConfig) -> None:
         self.config = config
@@ -183,6 +184,10 @@ class Tags:
         broke the format; everything else is what the policy writes.
         """
         return list(self._parts(text, tools))
+
+    def check_trace(self, text: str, tools: Sequence[str]) -> TraceCheck:
+        c = self.config
+        return check_tags(text, TagNames(think=c.think, result=c.result, answer=c.answer), tools)
 
     def _parts(self, text: str, tools: Sequence[str]) -> Iterator[TracePart]:
         closing, done, position = f"</{self.config.result}>", 0, 0

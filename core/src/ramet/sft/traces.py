@@ -1,0 +1,136 @@
+"""What is wrong with written traces: malformed ones, results that would be trained on, answers that are missing.
+
+The rollout step alone knows its format. Of a step that cannot check traces only the rows themselves are checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ramet.data.row_problems import RowProblem, rows_in_words
+from ramet.rollout.steps.trace_check import ChecksTraces, TraceCheck
+from ramet.sft.conversations import Conversation, Exchange, Returned, SftData, Written, read_files
+from ramet.types import RolloutStep, TraceReader
+
+UNOPENED = "reasoning is closed and not opened, unlike in most traces"
+
+
+@dataclass(slots=True, kw_only=True)
+class TraceReport:
+    """What was found in the rows of some files."""
+
+    rows: int
+    checked: bool = True  # whether the rollout step can check traces
+    conversations: list[Conversation] = field(default_factory=list)  # all that can be read
+    sound: list[Conversation] = field(default_factory=list)  # those of them that keep the format
+    unreadable: list[RowProblem] = field(default_factory=list)  # rows that hold no conversation
+    malformed: list[RowProblem] = field(default_factory=list)  # one for each conversation that breaks the format
+    unanswered: list[RowProblem] = field(default_factory=list)  # traces without an answer, if most have one
+    calls: Counter[str] = field(default_factory=Counter)  # tag -> traces in which a result follows it
+    unmasked: dict[str, list[RowProblem]] = field(default_factory=dict)  # tags of unknown tools among them -> traces
+
+    @property
+    def exchanges(self) -> int:
+        return sum(len(conversation.exchanges) for conversation in self.conversations)
+
+    @property
+    def problems(self) -> list[RowProblem]:
+        return [*self.unreadable, *self.malformed]
+
+    @property
+    def bad_rows(self) -> int:
+        return len({(problem.file, problem.row) for problem in self.problems})
+
+    def warnings(self) -> list[str]:
+        """What is no fault of a row, in whole lines."""
+        found = [_unmasked(self.unmasked)] if self.unmasked else []
+        if self.unanswered:
+            found.append(f"traces without an answer, which most others have: {rows_in_words(self.unanswered)}")
+        return found
+
+
+def _unmasked(tags: dict[str, list[RowProblem]]) -> str:
+    places = "; ".join(f"<{tag}> in {len(rows)} ({rows_in_words(rows)})" for tag, rows in tags.items())
+    return (
+        "traces hold results of tools that are not configured, which are trained on as if the policy had written them: "
+        f"{places}. Name the tools in `tools`, or mask their results with sft.mask_tags=[{','.join(tags)}]"
+    )
+
+
+def inspect_traces(files: Sequence[Path], step: RolloutStep, tools: Sequence[str]) -> TraceReport:
+    """Read and check files. `tools`: the tags of which results are masked. Raises nothing for bad data."""
+    return check_traces(read_files(files), step, tools)
+
+
+def check_traces(data: SftData, step: RolloutStep, tools: Sequence[str]) -> TraceReport:
+    """Check what was read. `tools`: the tags of which results are masked."""
+    report = TraceReport(
+        rows=data.rows,
+        checked=isinstance(step, ChecksTraces),
+        conversations=data.conversations,
+        unreadable=data.bad,
+    )
+    checked = [_Checked(conversation, step, tools) for conversation in data.conversations]
+    tagged = [one for one in checked if any(check.has_tags for check in one.checks)]
+    opens = 2 * sum(one.unopened for one in tagged) <= len(tagged)  # where most begin so, the prompt opens it
+    answers = 2 * sum(one.unanswered for one in tagged) < len(tagged)
+    for one in checked:
+        fault = one.fault or (UNOPENED if opens and one.unopened else None)
+        if fault is not None:
+            report.malformed.append(one.row(fault))
+            continue
+        report.sound.append(one.conversation)
+        report.calls.update(one.called)
+        if answers and one.unanswered:
+            report.unanswered.append(one.row("no answer"))
+        for tag in one.called_in_text:
+            if tag not in tools:
+                report.unmasked.setdefault(tag, []).append(one.row(f"a result of <{tag}>"))
+    return report
+
+
+class _Checked:
+    """One conversation with the checks of its replies; none if the step cannot check."""
+
+    def __init__(self, conversation: Conversation, step: RolloutStep, tools: Sequence[str]) -> None:
+        self.conversation = conversation
+        self.checks: list[TraceCheck] = []
+        self.called_in_text: dict[str, None] = {}  # results as turns of their own are masked whatever was called
+        if isinstance(step, ChecksTraces):
+            for exchange in conversation.exchanges:
+                check = step.check_trace(_text(exchange, step), tools)
+                self.checks.append(check)
+                apart = any(isinstance(piece, Returned) for piece in exchange.reply)
+                texts = [piece.text for piece in exchange.reply if isinstance(piece, Written)] if apart else []
+                within = [step.check_trace(text, tools) for text in texts] if apart else [check]
+                self.called_in_text |= dict.fromkeys(name for found in within for name in found.called)
+
+    @property
+    def fault(self) -> str | None:
+        return next((check.fault for check in self.checks if check.fault is not None), None)
+
+    @property
+    def called(self) -> set[str]:
+        return {name for check in self.checks for name in check.called}
+
+    @property
+    def unopened(self) -> bool:
+        return any(check.unopened_think for check in self.checks)
+
+    @property
+    def unanswered(self) -> bool:
+        return any(check.has_tags and not check.has_answer for check in self.checks)
+
+    def row(self, reason: str) -> RowProblem:
+        return RowProblem(file=self.conversation.file, row=self.conversation.row, reason=reason)
+
+
+def _text(exchange: Exchange, step: TraceReader) -> str:
+    """The whole reply, with results that were turns of their own as a rollout wraps them."""
+    return "".join(
+        piece.text if isinstance(piece, Written) else "".join(part.text for part in step.result(piece.text))
+        for piece in exchange.reply
+    )
