@@ -36,6 +36,8 @@ class JobCommand:
             return 0
         if found.on is not None and (not found.dry_run or found.multirun):
             raise ConfigError("--on: a machine is named for a dry run of one configuration; add --dry-run, without -m")
+        if found.show is not None and (self.name != "sft" or found.dry_run or found.multirun or found.cfg):
+            raise ConfigError("--show: sequences are shown by `ramet sft` alone, without --dry-run, --cfg and -m")
         if found.multirun:
             return self._sweep(found)
         from ramet import api
@@ -43,6 +45,9 @@ class JobCommand:
         resolved = api.compose(found.overrides, job=self.name, config_dir=found.config_dir)
         if found.cfg:
             say(resolved.text.rstrip("\n"))
+            return 0
+        if found.show is not None:
+            importlib.import_module("ramet.sft.show").show(resolved, found.show)
             return 0
         if found.dry_run:
             say(str(self._plan(resolved, found.on)))
@@ -78,6 +83,7 @@ class JobCommand:
         parser.add_argument("-m", "--multirun", action="store_true")
         parser.add_argument("--dry-run", action="store_true")
         parser.add_argument("--on", metavar="DEVICESxMEMORY")
+        parser.add_argument("--show", type=int, metavar="N")
         parser.add_argument("--cfg", choices=["job"])
         parser.add_argument("--config-dir", type=Path)
         return parser

@@ -32,13 +32,15 @@ def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
     plugins = load_plugins()
     catalog = make_catalog(plugins)
     choices = group_options((*PRESETS, CLUSTER), config_dir=config_dir)
+    show = " [--show N]" if job == "sft" else ""
     lines = [
-        f"usage: ramet {job} [key=value …] [--dry-run] [-m] [--cfg job] [--config-dir DIR] [--debug]",
+        f"usage: ramet {job} [key=value …] [--dry-run]{show} [-m] [--cfg job] [--config-dir DIR] [--debug]",
         "",
         f"{summary[0].upper()}{summary[1:]}.",
         "",
         "  --dry-run         check everything, print what would be done and written, do nothing",
         "  --on 8x80GiB      with --dry-run: plan for GPUs that need not be here (docs/scaling.md)",
+        *(["  --show 3          print the first 3 sequences: what is trained and what is masked"] * (job == "sft")),
         "  -m                a sweep: one run for every combination of key=1,2 (docs/configuration.md)",
         "  --cfg job         print the resolved configuration and do nothing",
         "  --config-dir DIR  more presets and experiments; hydra_configs/ of the working directory is found by itself",
