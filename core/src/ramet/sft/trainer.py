@@ -149,7 +149,8 @@ class _SftProgress(TrainerCallback):
         self._last: tuple[float, int] | None = None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        state.compute_steps(args, state.max_steps)  # a resume would log and save as often as the checkpoint's run did
+        # A resume has the state of its checkpoint, and would log and save as often as the run did then.
+        state.logging_steps, state.save_steps = args.logging_steps, args.save_steps
         self._last = (time.monotonic(), state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
