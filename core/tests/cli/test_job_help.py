@@ -19,6 +19,9 @@ def test_the_help_of_a_job_lists_its_sections_with_types_and_defaults(job: str, 
     assert ("rollout_step.params.think" in out) and "# a Hugging Face folder" in out
     assert ("train.minibatches" in out) == (job == "train")
     assert ("sft.lr" in out) == (job == "sft")
+    assert ("  --show 3          print the first 3 sequences: what is trained and what is masked" in out) == (
+        job == "sft"
+    )
 
 
 def test_the_help_lists_every_option_of_every_installed_plugin(capsys: pytest.CaptureFixture[str]):

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ramet.config.compose import compose
+from ramet.sft.dry_run import plan
+
+SOUND, BROKEN, LONG = "<answer>1</answer>", "<answer>1", f"<answer>{'1' * 90}</answer>"
+
+
+@pytest.mark.parametrize(
+    ("rule", "rows"), [("skip", "2 from {}; left out: 1 too long, 1 malformed"),
+                       ("keep", "3 from {}; left out: 1 too long; 1 of them malformed")]
+)  # fmt: skip
+def test_the_plan_counts_rows_that_are_left_out(tiny_model: Path, tmp_path: Path, rule: str, rows: str) -> None:
+    file = tmp_path / "t.jsonl"
+    turns = [
+        [{"role": "user", "content": "q"}, {"role": "assistant", "content": reply}]
+        for reply in (SOUND, BROKEN, LONG, SOUND)
+    ]
+    file.write_text("".join(json.dumps({"messages": one}) + "\n" for one in turns))
+    resolved = compose(
+        [f"model.path={tiny_model}", f"sft.data=[{file}]", f"run.root={tmp_path}", f"sft.malformed={rule}",
+         "sft.max_tokens=50", "rollout_step.system_prompt=never"], job="sft",
+    )  # fmt: skip
+    assert plan(resolved).facts["rows"] == rows.format(file)
