@@ -174,6 +174,16 @@ def test_rows_that_are_all_malformed_leave_nothing_to_train_on(tiny_model: Path,
     ]
 
 
+def test_without_a_step_rows_are_not_called_malformed(tiny_model: Path, tmp_path: Path) -> None:
+    config = configured(tiny_model, tmp_path, row(), MALFORMED[0])
+    config.config.sft.malformed = Malformed.SKIP
+    config.config.rollout_step.name = "tag"
+    with pytest.raises(ConfigErrors) as caught:
+        prepare(config)
+    [problem] = caught.value.problems
+    assert problem.startswith("rollout_step: no rollout step named 'tag'. Did you mean 'tags'?")
+
+
 def test_after_twenty_reasons_the_others_are_counted(tiny_model: Path, tmp_path: Path) -> None:
     rows = [{"conversations": [{"from": "human", "value": n}]} for n in range(23)]
     with pytest.raises(ConfigErrors) as caught:
