@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import json
+import itertools
 import threading
 import types
 import typing
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Union
 
 from ramet.errors import ConfigError, ToolError
+from ramet.io.json_rows import DataRow, UnreadableArray, read_json_rows
 from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema, user_prompt
 
 P = ParamSpec("P")
@@ -126,32 +127,33 @@ def _check_type(schema: ToolSchema, name: str, value: Any) -> None:
 def from_jsonl(
     path: str | Path, *, question: str = "question", answer: str = "answer", limit: int | None = None
 ) -> Iterator[Task]:
-    """Tasks from a JSON-lines file. Ids are `<file stem>/<row>`, rows counted from 0; a list of answers stays a list.
+    """Tasks from a file of JSON lines, or of one JSON array. A list of answers stays a list.
 
-    Raises `ConfigError` that names file and row.
+    Ids are `<file stem>/<row>`, rows counted from 0. Raises `ConfigError` that names file and row, counted from 1 as
+    editors do.
     """
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"no file {str(path)!r}")
-    with path.open("rb") as lines:
-        for row, line in enumerate(lines):
-            if limit is not None and row >= limit:
-                return
-            yield _task(path, row, line, question, answer)
-
-
-def _task(path: Path, row: int, line: bytes, question: str, answer: str) -> Task:
     try:
-        record = json.loads(line)
-    except ValueError as error:  # also bytes that are no UTF-8
-        raise ConfigError(f"{path}, row {row}: not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ConfigError(f"{path}, row {row}: must be a JSON object, got {type(record).__name__}")
+        for row in itertools.islice(read_json_rows(path), limit):
+            yield _task(path, row, question, answer)
+    except UnreadableArray as error:
+        raise ConfigError(f"{path}: not a readable JSON array: {error}") from error
+
+
+def _task(path: Path, row: DataRow, question: str, answer: str) -> Task:
+    where, values = f"{path}, row {row.number}", row.values
+    if row.problem is not None:
+        raise ConfigError(f"{where}: {row.problem}")
     for key in (question, answer):
-        if record.get(key) is None:
-            raise ConfigError(f"{path}, row {row}: no key {key!r} (or null); found {', '.join(record) or 'nothing'}")
-    gold = record[answer]
+        if values.get(key) is None:
+            raise ConfigError(f"{where}: no key {key!r} (or null); found {', '.join(values) or 'nothing'}")
+    gold = values[answer]
     answers = tuple(str(a) for a in gold) if isinstance(gold, list) else (str(gold),)
     return Task(
-        id=f"{path.stem}/{row}", prompt=user_prompt(str(record[question])), answer=answers, data_source=path.stem
+        id=f"{path.stem}/{row.number - 1}",
+        prompt=user_prompt(str(values[question])),
+        answer=answers,
+        data_source=path.stem,
     )

@@ -1,29 +1,22 @@
-"""Rows of data files, parquet or JSON lines, each with its number, so that every problem names its row."""
+"""The reader of data files, for every job: parquet, JSON lines and JSON arrays, found by path or pattern.
+
+Tasks, SFT traces and `ramet data inspect` all read through `read_rows`; `io/json_rows.py` has the part that plugins
+reach too, by `ramet.from_jsonl`.
+"""
 
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ramet.errors import ConfigError
-from ramet.io.json_values import MAX_NESTING, too_deep
+from ramet.io.json_rows import DataRow, UnreadableArray, as_row, read_json_rows
+from ramet.io.json_values import cut
 
 PARQUET = ".parquet"
-TOO_DEEP = f"nested more than {MAX_NESTING} levels deep"
-JSON_LINES = (".jsonl", ".ndjson", ".json")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataRow:
-    """One row as it is in the file. `problem` is why it could not be read; then there are no values."""
-
-    number: int  # from 1: the line of a JSON-lines file
-    values: dict[str, Any]
-    problem: str | None = None
+JSON_FILES = (".jsonl", ".ndjson", ".json")
 
 
 def find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -45,8 +38,8 @@ def find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
 def _unreadable(path: Path) -> str | None:
     if path.is_dir():
         return f"{path}: is a directory; name files or a pattern such as {path}/*.jsonl"
-    if path.suffix not in (PARQUET, *JSON_LINES):
-        return f"{path}: unknown kind of file {path.suffix!r}; allowed: {', '.join((PARQUET, *JSON_LINES))}"
+    if path.suffix not in (PARQUET, *JSON_FILES):
+        return f"{path}: unknown kind of file {path.suffix!r}; allowed: {', '.join((PARQUET, *JSON_FILES))}"
     if path.stat().st_size == 0:
         return f"{path}: the file is empty"
     return None
@@ -75,7 +68,7 @@ def _parquet_rows(path: Path) -> Iterator[DataRow]:
 def _batch_rows(batch: Any, before: int) -> list[DataRow]:
     """Plain lists and dicts, no arrays. Parquet does not check that texts are UTF-8, so a row may hold bad ones."""
     try:
-        return [_row(number, values) for number, values in enumerate(batch.to_pylist(), before + 1)]
+        return [as_row(number, values) for number, values in enumerate(batch.to_pylist(), before + 1)]
     except UnicodeDecodeError:
         return [_checked_row(batch.slice(index, 1), before + index + 1) for index in range(batch.num_rows)]
 
@@ -89,41 +82,13 @@ def _checked_row(row: Any, number: int) -> DataRow:
             return DataRow(
                 number=number, values={}, problem=f"column {name} is not UTF-8: {error.reason} in {cut(error.object)}"
             )
-    return _row(number, values)
+    return as_row(number, values)
 
 
 def _json_rows(path: Path) -> Iterator[DataRow]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _json_row(number, line)
-
-
-def _json_row(number: int, line: bytes) -> DataRow:
     try:
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        values = json.loads(text, parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        return DataRow(number=number, values={}, problem=f"not UTF-8 at byte {error.start} of the line")
-    except (ValueError, RecursionError) as error:
-        return DataRow(number=number, values={}, problem=f"not JSON: {error}, in {cut(text)}")
-    if not isinstance(values, dict):
-        return DataRow(number=number, values={}, problem=f"not a JSON object: {cut(values)}")
-    return _row(number, values)
-
-
-def _row(number: int, values: dict[str, Any]) -> DataRow:
-    """Whoever reads a row may go through it by recursion."""
-    if too_deep(values):
-        return DataRow(number=number, values={}, problem=TOO_DEEP)
-    return DataRow(number=number, values=values)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def cut(value: Any, limit: int = 80) -> str:
-    """A value for a message, at most 80 characters."""
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+        yield from read_json_rows(path)
+    except UnreadableArray as error:
+        raise ConfigError(f"{path}: not a readable JSON array: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error

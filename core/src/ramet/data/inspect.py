@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ramet.config.schema import ColumnsConfig
-from ramet.data.files import DataRow
 from ramet.data.layout import answer_column
 from ramet.data.tasks import ReadRow, id_prefixes, missing_columns, read_tasks
+from ramet.io.json_rows import DataRow
 from ramet.types import Task
 
 MAX_FIELDS = 40  # of one struct; more would fill the screen

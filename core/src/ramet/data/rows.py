@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from ramet.config.schema import ColumnsConfig
-from ramet.data.files import DataRow, cut
 from ramet.data.layout import ABSENT, answer_column, value_at
+from ramet.io.json_rows import DataRow
+from ramet.io.json_values import cut
 from ramet.types import Message, Task, user_prompt
 
 ROLES = ("system", "user", "assistant")

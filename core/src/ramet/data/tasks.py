@@ -18,10 +18,12 @@ from pathlib import Path
 
 from ramet.config.schema import ColumnsConfig, OnBadRow
 from ramet.data.benchmarks import Build, is_benchmark, read_benchmark
-from ramet.data.files import DataRow, cut, find_files, read_rows
+from ramet.data.files import find_files, read_rows
 from ramet.data.layout import ABSENT, FLAT_ANSWER, PUBLISHED_ANSWER, repair, value_at
 from ramet.data.rows import BadRow, make_task
 from ramet.errors import ConfigError, raise_all
+from ramet.io.json_rows import DataRow
+from ramet.io.json_values import cut
 from ramet.types import Task
 
 logger = logging.getLogger(__name__)

@@ -22,6 +22,12 @@ def visible(text: str) -> str:
     return "\n".join(visible_lines(text))
 
 
+def cut(value: Any, limit: int = 80) -> str:
+    """A value for a message, at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def too_deep(value: Any, most: int = MAX_NESTING) -> bool:
     """Whether lists and objects are nested more than `most` levels deep; `[]` is one level. Looks no deeper."""
     level = [value]

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ramet.data.files import DataRow, find_files, read_rows
+from ramet.data.files import find_files, read_rows
 from ramet.data.row_problems import RowProblem
 from ramet.errors import ConfigError
+from ramet.io.json_rows import DataRow
 
 LISTS = ("conversations", "messages")
 ROLE_KEYS = ("from", "role")
