@@ -192,22 +192,35 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ("{broken\n", "not JSON"),
-        ("\n", "not JSON"),
-        ([1, 2], "must be a JSON object, got list"),
+        ([1, 2], r"not a JSON object: \[1, 2\]"),
         ({"question": "2?"}, "no key 'answer'.*found question"),
         ({"question": None, "answer": "2"}, "no key 'question'"),
     ],
 )
 def test_a_bad_row_names_file_and_row(tmp_path: Path, row: Any, message: str) -> None:
     path = written(tmp_path, {"question": "1?", "answer": "1"}, row)
-    with pytest.raises(ConfigError, match=f"sums.jsonl, row 1: {message}"):
+    with pytest.raises(ConfigError, match=f"sums.jsonl, row 2: {message}"):
         list(from_jsonl(path))
+
+
+def test_a_json_array_and_a_byte_order_mark_are_read_as_lines_are(tmp_path: Path) -> None:
+    rows = [{"question": "1?", "answer": "1"}, {"question": "2?", "answer": "2"}]
+    lines = written(tmp_path, *rows)
+    tasks = list(from_jsonl(lines))
+    lines.write_text(json.dumps(rows[0]) + "\n\n" + json.dumps(rows[1]), encoding="utf-8-sig")
+    assert [task.id for task in from_jsonl(lines)] == ["sums/0", "sums/2"]  # ids follow the lines
+    lines.write_text(json.dumps(rows, indent=1), encoding="utf-8-sig")
+    assert list(from_jsonl(lines)) == tasks
+    lines.write_text("[{},")
+    with pytest.raises(ConfigError) as caught:
+        list(from_jsonl(lines))
+    assert str(caught.value) == f"{lines}: not a readable JSON array: Expecting value: line 1 column 5 (char 4)"
 
 
 def test_a_row_that_is_no_text_names_file_and_row(tmp_path: Path) -> None:
     path = tmp_path / "bytes.jsonl"
     path.write_bytes(b"\xff\xfe\n")
-    with pytest.raises(ConfigError, match=r"bytes.jsonl, row 0: not JSON"):
+    with pytest.raises(ConfigError, match=r"bytes.jsonl, row 1: not UTF-8 at byte 0 of the line"):
         list(from_jsonl(path))
 
 

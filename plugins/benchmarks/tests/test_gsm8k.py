@@ -51,20 +51,34 @@ def test_equal_numbers_score_however_written(folder: Path, accuracy: Callable[..
 
 
 @pytest.mark.parametrize(
-    "row", [{"question": "?"}, {"question": "?", "answer": "18"}, {"question": "?", "answer": 18}, 7]
+    ("row", "said"),
+    [
+        ({"question": "?"}, "no key 'answer' (or null); found question"),
+        ({"question": "?", "answer": "18"}, "`answer` must end in #### and a number, found '18'"),
+        ({"question": "?", "answer": 18}, "`answer` must end in #### and a number, found '18'"),
+        (7, "not a JSON object: 7"),
+    ],
 )
-def test_a_bad_row_is_named(tmp_path: Path, row: object) -> None:
+def test_a_bad_row_is_named(tmp_path: Path, row: object, said: str) -> None:
     path = _write(tmp_path / "test.jsonl", [ROWS[0], row])
-    with pytest.raises(ConfigError, match=r"test\.jsonl, split test, row 1: "):
+    with pytest.raises(ConfigError) as caught:
         list(Gsm8k(Gsm8kConfig(path=str(path))).load("test", None))
+    assert str(caught.value) == f"{path}, row 2: {said}"
 
 
 def test_missing_files_and_broken_json_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no file '.*absent\.jsonl'"):
         list(Gsm8k(Gsm8kConfig(path=str(tmp_path / "absent.jsonl"))).load("test", None))
     (tmp_path / "test.jsonl").write_text("{")
-    with pytest.raises(ConfigError, match=r"test\.jsonl, row 0: not JSON"):
+    with pytest.raises(ConfigError, match=r"test\.jsonl, row 1: not JSON"):
         list(Gsm8k(Gsm8kConfig(path=str(tmp_path))).load("test", None))
+
+
+def test_a_json_array_with_a_byte_order_mark_gives_the_same_tasks(folder: Path) -> None:
+    array = folder / "array.json"
+    array.write_text(json.dumps(ROWS), encoding="utf-8-sig")
+    tasks = [list(Gsm8k(Gsm8kConfig(path=str(path))).load("test", None)) for path in (folder, array)]
+    assert len(tasks[0]) == 2 and tasks[0] == tasks[1]
 
 
 def test_the_hub_needs_a_package_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

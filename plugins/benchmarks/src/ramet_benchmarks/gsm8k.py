@@ -6,12 +6,11 @@ The gold answer is the number after `####`, without thousands separators.
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ramet import BenchmarkInfo, ConfigError, Rollout, Task, user_prompt
+from ramet import BenchmarkInfo, ConfigError, Rollout, Task, from_jsonl, user_prompt
 from ramet_benchmarks.answers import number
 from ramet_benchmarks.config import Gsm8kConfig
 
@@ -33,8 +32,10 @@ class Gsm8k:
     def load(self, split: str, limit: int | None) -> Iterator[Task]:
         if split not in self.info.splits:
             raise ConfigError(f"benchmarks.gsm8k has no split {split!r}; allowed: {', '.join(self.info.splits)}")
-        rows = itertools.islice(_rows(self.path, split), limit)
-        return (_task(f"{self.path}, split {split}, row {i}", f"gsm8k/{split}/{i}", row) for i, row in enumerate(rows))
+        file = _local_file(self.path, split)
+        rows = _hub_rows(self.path, split) if file is None else _file_rows(file)
+        where = f"{self.path}, split {split}" if file is None else str(file)
+        return (_task(f"{where}, row {i + 1}", f"gsm8k/{split}/{i}", row) for i, row in itertools.islice(rows, limit))
 
     async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
         found = None if rollout.answer is None else number(rollout.answer)
@@ -53,27 +54,24 @@ def _task(where: str, id: str, row: Any) -> Task:
     return Task(id=id, prompt=user_prompt(str(question)), answer=(gold,), data_source="gsm8k")
 
 
-def _rows(path: str, split: str) -> Iterable[Any]:
+def _local_file(path: str, split: str) -> Path | None:
+    """None: it is a name on the hub."""
     local = Path(path)
     if local.is_dir():
-        return _jsonl(local / f"{split}.jsonl")
-    if local.suffix == ".jsonl" or local.is_file():
-        return _jsonl(local)
-    return _hub(path, split)
+        return local / f"{split}.jsonl"
+    return local if local.suffix == ".jsonl" or local.is_file() else None
 
 
-def _jsonl(path: Path) -> Iterator[Any]:
-    if not path.is_file():
-        raise ConfigError(f"benchmarks.gsm8k.params.path: no file {str(path)!r}")
-    with path.open(encoding="utf-8") as lines:
-        for row, line in enumerate(lines):
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{path}, row {row}: not JSON: {error}") from error
+def _file_rows(file: Path) -> Iterator[tuple[int, Any]]:
+    """Rows with their numbers from 0."""
+    if not file.is_file():
+        raise ConfigError(f"benchmarks.gsm8k.params.path: no file {str(file)!r}")
+    for task in from_jsonl(file):
+        yield int(task.id.rpartition("/")[2]), {"question": task.question, "answer": task.answer[0]}
 
 
-def _hub(name: str, split: str) -> Iterable[Any]:
+def _hub_rows(name: str, split: str) -> Iterator[tuple[int, Any]]:
+    """As `_file_rows`."""
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -83,7 +81,7 @@ def _hub(name: str, split: str) -> Iterable[Any]:
             f"{split}.jsonl"
         ) from error
     try:
-        rows: Iterable[Any] = load_dataset(name, SUBSET, split=split)
+        rows = load_dataset(name, SUBSET, split=split)
     except Exception as error:  # whatever the hub, the network or the cache raises: the data is not there
         raise ConfigError(f"benchmarks.gsm8k.params.path: cannot load {name!r} from the hub: {error}") from error
-    return rows
+    return enumerate(rows)
