@@ -42,6 +42,28 @@ def test_one_tool_needs_no_brackets_and_the_last_choice_wins():
     assert list(tools) == ["python"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("x.jsonl", ["x.jsonl"]),
+        ("'with spaces, and a comma.jsonl'", ["with spaces, and a comma.jsonl"]),
+        ("benchmark:gsm8k/train", ["benchmark:gsm8k/train"]),
+        ("7", ["7"]),
+        ("[a,b]", ["a", "b"]),
+    ],
+)
+def test_one_text_for_a_key_that_takes_a_list_is_a_list_of_one(typed: str, expected: list[str]):
+    assert compose([MODEL, f"data.train={typed}"], job="train").config.data.train == expected
+
+
+def test_a_list_that_may_be_null_stays_null_and_takes_one_text_too():
+    def sources(typed: str) -> list[str] | None:
+        chosen = [MODEL, "tools=python", "rewards=environment", f"rewards.environment.sources={typed}"]
+        return compose(chosen, job="train").config.rewards["environment"].sources
+
+    assert (sources("null"), sources("math")) == (None, ["math"])
+
+
 def test_enums_of_core_and_plugins_are_written_by_value():
     overrides = [MODEL, "train.loss_aggregation=seq-mean-token-sum", "train.old_logprobs=ENGINE", "tools=[python]",
                  "tools.python.params.level=very-high"]  # fmt: skip

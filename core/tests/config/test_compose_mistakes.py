@@ -32,7 +32,7 @@ Problems = Callable[..., list[str]]
         (["data.shuffle=0.0"], ["data.shuffle: expected bool, got 0.0"]),
         (["data={shuffle: 1}"], ["data.shuffle: expected bool, got 1"]),
         (["tools=[python]", "tools.python.params.strict=3"], ["tools.python.params.strict: expected bool, got 3"]),
-        (["data.train=a.jsonl"], ["expected list[str], got 'a.jsonl'; write data.train=[a.jsonl]"]),
+        (["data.train=''"], ["expected list[str], got ''; write data.train=[]"]),
         (["train.old_logprobs=foo"], ["expected one of trainer, engine, got 'foo'"]),
         (["rollout=3"], ["rollout: is a section, got 3", "rollout.group_size"]),
         (["rollout.group_size.x=3"], ["rollout.group_size is a value"]),

@@ -84,7 +84,7 @@ class ColumnsConfig:
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
-    train: list[str] = option(factory=list, help="parquet or JSON lines, or benchmark:NAME/SPLIT")
+    train: list[str] = option(factory=list, help="parquet, JSON lines, JSON arrays, or benchmark:NAME/SPLIT")
     valid: list[str] = option(factory=list, help="as data.train")
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     max_prompt_tokens: int = option(2048, "longer tasks are left out and counted", minimum=1)

@@ -23,6 +23,7 @@ MANY = frozenset(group.name for group in COMPONENTS if group.many)
 SINGLE = frozenset(group.name for group in COMPONENTS if not group.many)
 BOOLEAN_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
 TEXT = ("str", "str or null")  # types in words
+TEXTS = ("list[str]", "list[str] or null")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +82,15 @@ def _no_boolean(config: DictConfig, key: str, value: Any) -> str | None:
 
 
 def _meant(config: DictConfig, setting: Setting) -> Any:
-    """A key that takes a text takes what was typed: `run.name=1e3` is no number, `run.name=no` no boolean."""
-    wants_text = expected_type(config, setting.key) in TEXT
-    return setting.text if wants_text and isinstance(setting.value, bool | int | float) else setting.value
+    """A key that takes a text takes what was typed: `run.name=1e3` is no number, `run.name=no` no boolean.
+
+    One text for a key that takes a list of them is a list of one: `data.train=tasks.jsonl`.
+    """
+    expected = expected_type(config, setting.key)
+    meant = setting.value
+    if expected in (*TEXT, *TEXTS) and isinstance(meant, bool | int | float):
+        meant = setting.text
+    return [meant] if expected in TEXTS and isinstance(meant, str) and meant else meant
 
 
 def _list_hint(expected: str, setting: Setting) -> str:
