@@ -12,6 +12,7 @@ from ramet.planning.memory_report import check_memory, table
 from ramet.planning.placement import Machine, check_machine, check_placement, machine_of, plan_devices
 from ramet.planning.run_plan import RECORDS, DryRun, RunPlan, entries_in_words, model_in_words, not_checked, plan_run
 from ramet.runs.manifest import make_manifest
+from ramet.train.data_sources import source_table
 from ramet.train.prepare import PreparedRun, prepare
 from ramet.types import Need
 
@@ -41,6 +42,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "algorithm": _algorithm(config),
             "old logprobs": _old_logprobs(config, prepared.components),
             "rewards": entries_in_words(config.rewards),
+            "sources": "\n".join(source_table(config.rewards, prepared.tasks, prepared.valid.tasks)),
             "tools": entries_in_words(config.tools),
             "placement": str(plan_devices(config, machine)),
             "memory": "\n".join(table(memory)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ from ramet.policy.check import check_policy
 from ramet.rollout.prompts import Prompt
 from ramet.runs.manifest import DataRecord, model_files, model_fingerprint
 from ramet.tracking.trackers import check_trackers
+from ramet.train.data_sources import check_sources
 from ramet.train.validation import ValidData
 from ramet.types import Task
 
@@ -77,11 +78,12 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedRun:
     if config.data.valid:
         data = replace(config.data, columns=replace(config.data.columns, difficulty=None))  # of training alone
         valid = _collect(lambda: _load(components, data, data.valid, data.valid_limit), problems)
-    if train is not None:
-        problems += check_tasks(config, train.tasks, tools)
-    if valid is not None:
-        problems += check_tasks(config, valid.tasks, tools, judged_otherwise=valid.benchmarks)
-        problems += [] if problems else _check_keep_best(config, components, valid)
+    if tools is not None:
+        problems += check_task_tools([task for found in (train, valid) if found for task in found.tasks], tools)
+    if train is not None and (valid is not None or not config.data.valid):
+        problems += check_sources(config, train, valid)
+    if valid is not None and not problems:
+        problems += _check_keep_best(config, components, valid)
     raise_all(dict.fromkeys(problems))
     assert train is not None and tools is not None
     return replace(_prepared(config, components, train, valid, tools), missing=missing)
@@ -103,29 +105,13 @@ def _check_settings(resolved: Resolved, components: Components, elsewhere: bool)
     ]
 
 
-def check_tasks(
-    config: Config, tasks: list[Task], tools: ToolNames | None, *, judged_otherwise: Container[str] = ()
-) -> list[str]:
-    """Every task needs a reward, but those with these ids, and may restrict tools to configured ones only.
-
-    `tools` None: they are not known.
-    """
-    problems = []
-    routed = {source for reward in config.rewards.values() for source in reward.sources or []}
-    catch_all = any(reward.sources is None for reward in config.rewards.values())
-    missing = sorted({task.data_source for task in tasks if task.id not in judged_otherwise} - routed)
-    if missing and not catch_all:
-        problems.append(
-            f"rewards: none applies to data source {', '.join(map(repr, missing))}; configured: "
-            f"{', '.join(config.rewards) or 'none'}; set rewards.NAME.sources, or null for all"
-        )
-    known = [] if tools is None else tools.all
+def check_task_tools(tasks: Sequence[Task], tools: ToolNames) -> list[str]:
+    """Tasks may restrict tools to configured ones only."""
+    known = tools.all
     unknown = sorted({tool for task in tasks for tool in task.tools or ()} - set(known))
-    if unknown and tools is not None:
-        problems.append(
-            f"tools: the data names {', '.join(map(repr, unknown))}; configured: {', '.join(known) or 'none'}"
-        )
-    return problems
+    if not unknown:
+        return []
+    return [f"tools: the data names {', '.join(map(repr, unknown))}; configured: {', '.join(known) or 'none'}"]
 
 
 def unused_benchmarks(resolved: Resolved) -> Iterator[str]:
