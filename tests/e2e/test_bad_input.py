@@ -39,8 +39,8 @@ MISTAKES = {
     "wrong_type": (
         ["data.train=[{data}/bad_rows.jsonl]"],
         [
-            "{data}/bad_rows.jsonl, row 2, column prompt: expected a text that is not empty, got 3",
-            "{data}/bad_rows.jsonl, row 3, column answer: expected a text, a number, or a list of them, got True",
+            "{data}/bad_rows.jsonl, row 2: column prompt: expected a text that is not empty, got 3",
+            "{data}/bad_rows.jsonl, row 3: column answer: expected a text, a number, or a list of them, got True",
         ],
     ),
     "unknown_tool_in_data": (

@@ -50,6 +50,9 @@ def test_a_training_says_what_it_would_do_and_does_nothing(ramet, workspace, tmp
         "old logprobs computed before the update, by one more forward pass a step, since its 2 optimiser steps change "
         "the policy",
         "rewards e2e_even",
+        "sources data source train valid e2e_even",
+        "tasks 5 0 5",
+        "valid 0 2 2",
         "tools e2e_digest",
         PLACEMENT,
         "would write runs/new/LOCK",

@@ -210,7 +210,8 @@ def test_inspection_and_plan_print_the_warning_too(
     assert f"  tags        {expected}" in capsys.readouterr().out
     overrides = training(model, file)
     with caplog.at_level(logging.WARNING):
-        plan(compose(overrides, job="train"))
+        facts = plan(compose(overrides, job="train")).facts
+    assert facts["tags"] == "no tool serves <search> (1 prompt): a call is answered with an error"
     assert [expected in record.getMessage() for record in caplog.records].count(True) == 1
     with pytest.raises(ConfigErrors, match="names tags of no configured tool: search; configured: misled"):
         plan(compose([*overrides, "tools=[misled]"], job="train"))

@@ -95,6 +95,24 @@ def test_blank_lines_and_a_byte_order_mark_are_no_rows(lines):
     assert [task.id for task in load_tasks([path]).tasks] == ["data/0", "data/2"]
 
 
+def test_a_json_array_is_read_as_lines_are_and_a_broken_one_is_named(lines, tmp_path):
+    rows = [{"prompt": "q", "answer": "a"}, {"prompt": CHAT, "answer": ["b"]}]
+    array = tmp_path / "array" / "data.json"
+    array.parent.mkdir()
+    array.write_text(json.dumps(rows, indent=2), encoding="utf-8-sig")
+    one, other = load_tasks([lines(*rows)]), load_tasks([str(array)])
+    assert one.tasks == other.tasks
+    array.write_text(json.dumps([rows[0], {"prompt": "r"}, 7]))
+    assert problems(str(array)) == [
+        f"{array}, row 2: column answer: expected a text, a number, or a list of them, got no value",
+        f"{array}, row 3: not a JSON object: 7",
+    ]
+    array.write_text(json.dumps(rows)[:-1])
+    assert problems(str(array)) == [
+        f"{array}: not a readable JSON array: Expecting ',' delimiter: line 1 column 143 (char 142)"
+    ]
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
@@ -145,20 +163,27 @@ def test_a_row_nested_without_end_is_a_bad_row(lines):
     with pytest.raises(ConfigError) as caught:
         load_tasks([path])
     assert str(caught.value) == f"{path}, row 2: nested more than 64 levels deep"
-    assert main(["data", "inspect", str(path), "rollout_step.system_prompt=never"]) == 0
+    assert main(["data", "inspect", str(path), "rollout_step.system_prompt=never"]) == 1
 
 
 def test_a_wrong_type_in_parquet_is_named_by_row(parquet):
     path = parquet([{"prompt": "q", "answer": "a"}, {"prompt": None, "answer": "b"}])
-    assert problems(path) == [f"{path}, row 2, column prompt: expected a text that is not empty, got None"]
+    assert problems(path) == [f"{path}, row 2: column prompt: expected a text that is not empty, got None"]
 
 
 def test_all_bad_rows_are_reported_together_and_many_are_counted(lines):
     good = {"prompt": "q", "answer": "a"}
     assert len(problems(lines(good, {"prompt": 1, "answer": "a"}, {"prompt": "q", "answer": None}))) == 2
-    found = problems(lines(good, *[{"prompt": "q", "answer": None}] * 25))
+    found = problems(lines(good, *({"prompt": n, "answer": "a"} for n in range(25))))
     assert len(found) == 21
     assert found[-1] == "and 5 more problems with the data"
+
+
+def test_rows_that_are_bad_alike_are_one_line_with_the_first_of_them(lines):
+    first = lines({"prompt": "q", "answer": "a"}, *[{"prompt": "q", "answer": None}] * 2, name="a.jsonl")
+    second = lines({"prompt": "q", "answer": "a"}, *[{"prompt": "q", "answer": None}] * 23, name="b.jsonl")
+    why = "column answer: expected a text, a number, or a list of them, got None"
+    assert problems(first, second) == [f"{first}, rows 2, 3; {second}, row 2; and 22 more: {why}"]
 
 
 def test_bad_rows_can_be_skipped_and_are_counted(lines):
@@ -246,7 +271,7 @@ def test_difficulty_is_a_number_in_every_row_and_bounds_are_inclusive(lines, cap
     bounds = "data.min_difficulty=3, data.max_difficulty=null"
     assert str(found.value) == f"no task is left: {bounds}; the data has 0 to 2.5"
     hard = lines({"prompt": "x", "answer": "1", "info": {"level": "hard"}})
-    assert problems(hard, columns=columns) == [f"{hard}, row 1, column info.level: expected a number, got 'hard'"]
+    assert problems(hard, columns=columns) == [f"{hard}, row 1: column info.level: expected a number, got 'hard'"]
 
 
 def test_tasks_that_are_trained_on_and_measured_are_counted_and_named(caplog):

@@ -98,10 +98,13 @@ def _data(arguments: Sequence[str]) -> int:
         add_help=False,
         usage="ramet data inspect FILE… [--model DIR] [--prompts N] [key=value …]",
         description="What is in data files: schema, sources, prompt lengths, duplicates, bad rows, prompts.",
-        epilog="Keys of data, model, rollout_step and tools count, as in data.columns.prompt=question tools=[python].",
+        epilog="Keys of data, model, rollout_step and tools count, as in data.columns.prompt=question tools=[python]. "
+        "Ends with exit code 1 if there are problems.",
     )
     parser.add_argument("what", nargs="?", choices=["inspect"])
-    parser.add_argument("files", nargs="*", help="parquet or JSON lines; default: data.train and data.valid")
+    parser.add_argument(
+        "files", nargs="*", help="parquet, JSON lines or JSON arrays; default: data.train and data.valid"
+    )
     parser.add_argument("--model", type=Path, help="a model's folder: lengths in tokens, prompts as it sees them")
     parser.add_argument("--prompts", type=int, default=1, help="how many prompts to print of each file (default: 1)")
     found = parser.read(arguments if arguments else ["--help"])
@@ -110,8 +113,9 @@ def _data(arguments: Sequence[str]) -> int:
     overrides = [text for text in found.files if "=" in text and not Path(text).exists()]
     files = [text for text in found.files if text not in overrides]
     data = importlib.import_module("ramet.cli.data")
-    say(data.inspect(files, overrides, model=found.model, prompts=found.prompts))
-    return 0
+    report = data.inspect(files, overrides, model=found.model, prompts=found.prompts)
+    say(report.text)
+    return 0 if report.sound else 1
 
 
 def _checkpoints(arguments: Sequence[str]) -> int:

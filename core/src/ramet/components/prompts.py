@@ -74,19 +74,34 @@ def foreign_tags(step: RolloutStep, config: Config, tasks: Iterable[Task], tools
     return found
 
 
+def describe_promised_tags(found: dict[str, list[str]]) -> str:
+    """The result of `foreign_tags` in one line, where no tools were configured because nobody is to use them."""
+    return (
+        f"prompts of tasks name tags as those of tools are: {_counted(found)}. No tool is configured here: name those "
+        "of the run, as in tools=[NAME], to see which tags none of them serves"
+    )
+
+
 def describe_foreign_tags(found: dict[str, list[str]], tools: ToolNames) -> str:
     """The result of `foreign_tags` in one line."""
-    tags = [
-        f"<{tag}> in {len(ids)} ({', '.join(ids[:SHOWN])}{', …' if len(ids) > SHOWN else ''})"
-        for tag, ids in found.items()
-    ]
     return (
-        f"prompts of tasks name tags of no tool that they may use: {'; '.join(tags)}; configured: "
+        f"prompts of tasks name tags of no tool that they may use: {_counted(found)}; configured: "
         f"{', '.join(tools.schemas) or 'none'}. A call of one is answered with an error. Configure the tool, name tags "
         "of no tool in rollout_step.params.other_tags, or set rollout_step.system_prompt=always"
     )
 
 
-def warn_of_foreign_tags(step: RolloutStep, config: Config, tasks: Iterable[Task], tools: ToolNames) -> None:
+def _counted(found: dict[str, list[str]]) -> str:
+    return "; ".join(
+        f"<{tag}> in {len(ids)} ({', '.join(ids[:SHOWN])}{', …' if len(ids) > SHOWN else ''})"
+        for tag, ids in found.items()
+    )
+
+
+def warn_of_foreign_tags(
+    step: RolloutStep, config: Config, tasks: Iterable[Task], tools: ToolNames
+) -> dict[str, list[str]]:
+    """Log what `foreign_tags` finds, and return it."""
     if found := foreign_tags(step, config, tasks, tools):
         logger.warning("%s", describe_foreign_tags(found, tools))
+    return found

@@ -1,4 +1,4 @@
-"""What is in a data file, in numbers: schema, sources, lengths, duplicates, repaired and bad rows."""
+"""What is in a data file of tasks, in numbers: schema, sources, lengths, duplicates, repaired and bad rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 
 from ramet.config.schema import ColumnsConfig
 from ramet.data.layout import answer_column
-from ramet.data.tasks import ReadRow, id_prefixes, missing_columns, read_tasks
+from ramet.data.row_problems import RowProblem
+from ramet.data.tasks import id_prefixes, missing_columns, read_tasks
+from ramet.errors import ConfigError
 from ramet.io.json_rows import DataRow
+from ramet.io.json_values import cut
 from ramet.types import Task
 
 MAX_FIELDS = 40  # of one struct; more would fill the screen
@@ -31,17 +34,18 @@ class Lengths:
 
 @dataclass(slots=True, kw_only=True)
 class Inspection:
-    """One data file. Rows are numbered from 1; of a JSON-lines file these are its lines."""
+    """One data file. Rows are numbered from 1; of a file of JSON lines these are its lines."""
 
     path: Path
     rows: int = 0
     tasks: list[Task] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # of the file as a whole
-    bad: list[str] = field(default_factory=list)  # rows
+    bad: list[RowProblem] = field(default_factory=list)
+    taken: list[RowProblem] = field(default_factory=list)  # rows whose id an earlier row has
     repaired: int = 0  # rows
     columns: dict[str, Counter[str]] = field(default_factory=dict)  # column -> type -> rows
     answers: Counter[str] = field(default_factory=Counter)  # column that the answer is taken from -> rows
-    duplicates: list[str] = field(default_factory=list)  # rows that repeat an earlier prompt
+    prompts: dict[Any, list[int]] = field(default_factory=dict)  # prompt -> rows that have it
 
     @property
     def sources(self) -> Counter[str]:
@@ -52,26 +56,33 @@ class Inspection:
         """Which tools the tasks allow; None: all that are configured."""
         return Counter(task.tools for task in self.tasks)
 
+    @property
+    def duplicates(self) -> list[list[int]]:
+        """Rows of one prompt, for each prompt that several have."""
+        return [rows for rows in self.prompts.values() if len(rows) > 1]
+
 
 def inspect_files(files: Sequence[Path], columns: ColumnsConfig) -> list[Inspection]:
-    """Read all rows of each file. Raises `ConfigError` for a file that cannot be read at all."""
+    """Read all rows of each file. One that cannot be read to its end has that among its problems."""
     return [_inspect(path, prefix, columns) for path, prefix in zip(files, id_prefixes(files), strict=True)]
 
 
 def _inspect(path: Path, prefix: str, columns: ColumnsConfig) -> Inspection:
     found, rows = Inspection(path=path), list[DataRow]()
-    first: dict[Any, str] = {}
-    for read in read_tasks(path, prefix, columns):
-        rows.append(read.row)
-        found.repaired += read.repaired
-        _note_columns(found, read.row, columns)
-        if read.task is None:
-            found.bad.append(read.problem or read.location)
-            continue
-        found.tasks.append(read.task)
-        _note_duplicate(found, read, read.task, first)
+    first: dict[str, int] = {}  # id -> row
+    try:
+        for read in read_tasks(path, prefix, columns):
+            rows.append(read.row)
+            found.repaired += read.repaired
+            _note_columns(found, read.row, columns)
+            if read.problem is not None:
+                found.bad.append(read.problem)
+            if read.task is not None:
+                _note_task(found, read.row.number, read.task, first)
+    except ConfigError as error:
+        found.problems.append(str(error))
     found.rows = len(rows)
-    found.problems = missing_columns(path, rows, columns)
+    found.problems += missing_columns(path, rows, columns)
     return found
 
 
@@ -83,10 +94,13 @@ def _note_columns(found: Inspection, row: DataRow, columns: ColumnsConfig) -> No
         found.columns.setdefault(name, Counter())[type_of(value)] += 1
 
 
-def _note_duplicate(found: Inspection, read: ReadRow, task: Task, first: dict[Any, str]) -> None:
-    if task.prompt in first:
-        found.duplicates.append(f"row {read.row.number} repeats row {first[task.prompt]}")
-    first.setdefault(task.prompt, str(read.row.number))
+def _note_task(found: Inspection, row: int, task: Task, first: dict[str, int]) -> None:
+    found.tasks.append(task)
+    found.prompts.setdefault(task.prompt, []).append(row)
+    if task.id in first:
+        reason = f"id {cut(task.id)} is taken by row {first[task.id]}; ids must be unique"
+        found.taken.append(RowProblem(file=str(found.path), row=row, reason=reason))
+    first.setdefault(task.id, row)
 
 
 def type_of(value: Any) -> str:

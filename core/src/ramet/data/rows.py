@@ -15,7 +15,7 @@ ROLES = ("system", "user", "assistant")
 
 
 class BadRow(Exception):
-    """What is wrong with one row; the caller puts file and row before it."""
+    """What is wrong with one row, without its file and number."""
 
 
 def make_task(row: DataRow, prefix: str, stem: str, columns: ColumnsConfig) -> Task:
@@ -24,7 +24,7 @@ def make_task(row: DataRow, prefix: str, stem: str, columns: ColumnsConfig) -> T
     Raises `BadRow`.
     """
     if row.problem is not None:
-        raise BadRow(f": {row.problem}")
+        raise BadRow(row.problem)
     values = row.values
     answer = answer_column(values, columns)
     if columns.difficulty is not None:
@@ -48,7 +48,7 @@ def _optional(values: dict[str, Any], column: str | None) -> Any:
 
 def _bad(column: str | None, what: str, value: Any) -> BadRow:
     shown = "no value" if value is ABSENT else cut(value)
-    return BadRow(f", column {column}: {what}, got {shown}")
+    return BadRow(f"column {column}: {what}, got {shown}")
 
 
 def _id(value: Any, column: str) -> str:

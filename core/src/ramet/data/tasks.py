@@ -1,4 +1,4 @@
-"""Data files become tasks. Every bad row is found, with file, row, column and value, and reported together.
+"""Data files become tasks. Every bad row is found, with file, row, column and value; alike ones are reported together.
 
 A row holds `prompt` (a text, or a list of chat messages), `answer` (a text, a number, or a list of them; in published
 files `reward_model.ground_truth`), and optionally `data_source` (the file's stem if absent) and `tools`. `data.columns`
@@ -20,6 +20,7 @@ from ramet.config.schema import ColumnsConfig, OnBadRow
 from ramet.data.benchmarks import Build, is_benchmark, read_benchmark
 from ramet.data.files import find_files, read_rows
 from ramet.data.layout import ABSENT, FLAT_ANSWER, PUBLISHED_ANSWER, repair, value_at
+from ramet.data.row_problems import RowProblem, grouped
 from ramet.data.rows import BadRow, make_task
 from ramet.errors import ConfigError, raise_all
 from ramet.io.json_rows import DataRow
@@ -49,7 +50,7 @@ class ReadRow:
     row: DataRow  # repaired
     location: str  # file and row, for messages
     task: Task | None
-    problem: str | None  # why there is no task
+    problem: RowProblem | None  # why there is no task
     repaired: bool
 
 
@@ -57,7 +58,7 @@ class ReadRow:
 class _Collected:
     tasks: list[Task] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)  # of each task
-    bad: list[str] = field(default_factory=list)  # rows
+    bad: list[RowProblem] = field(default_factory=list)
     rows: int = 0
     repaired: int = 0
     benchmarks: dict[str, str] = field(default_factory=dict)  # by id of the task
@@ -85,7 +86,7 @@ def load_tasks(
     problems += _collect_benchmarks(benchmarks, build, limit, found)
     problems += _duplicates(found)
     if on_bad_row == OnBadRow.ERROR:
-        problems += found.bad
+        problems += grouped(found.bad)
     elif found.bad:
         logger.warning("skipped %d of %d rows, the first: %s", len(found.bad), found.rows, found.bad[0])
     raise_all(_shortened(problems))
@@ -128,7 +129,7 @@ def read_tasks(path: Path, prefix: str, columns: ColumnsConfig) -> Iterator[Read
         try:
             task = make_task(row, prefix, path.stem, columns)
         except BadRow as error:
-            problem = f"{path}, row {row.number}{error}"
+            problem = RowProblem(file=str(path), row=row.number, reason=str(error))
         yield ReadRow(
             row=row,
             location=f"{path}, row {row.number}",
@@ -142,14 +143,15 @@ def _collect(path: Path, prefix: str, columns: ColumnsConfig, limit: int | None,
     """Add the file's tasks and bad rows. Returns what is wrong with the file as a whole."""
     rows: list[DataRow] = []
     good = 0
-    bad: list[str] = []
+    bad: list[RowProblem] = []
     try:
         for read in read_tasks(path, prefix, columns):
             if good == limit:
                 break
             rows.append(read.row)
+            if read.problem is not None:
+                bad.append(read.problem)
             if read.task is None:
-                bad.append(read.problem or read.location)
                 continue
             good += 1
             found.tasks.append(read.task)

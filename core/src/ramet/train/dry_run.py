@@ -44,6 +44,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "rewards": entries_in_words(config.rewards),
             "sources": "\n".join(source_table(config.rewards, prepared.tasks, prepared.valid.tasks)),
             "tools": entries_in_words(config.tools),
+            "tags": _foreign_tags(prepared),
             "placement": str(plan_devices(config, machine)),
             "memory": "\n".join(table(memory)),
             "not checked": not_checked(prepared.missing),
@@ -74,6 +75,11 @@ def _tasks(config: Config, prepared: PreparedRun) -> str:
     notes = [f"left out: {left_out}" if left_out else "", repaired, lengths]
     found = f"{len(prepared.tasks)} of {record.tasks} from {', '.join(record.files)}"
     return "; ".join([found, *filter(None, notes)])
+
+
+def _foreign_tags(prepared: PreparedRun) -> str:
+    tags = [f"<{tag}> ({len(ids)} prompt{'s' if len(ids) != 1 else ''})" for tag, ids in prepared.foreign_tags.items()]
+    return f"no tool serves {', '.join(tags)}: a call is answered with an error" if tags else ""
 
 
 def _order(config: Config) -> str:

@@ -53,6 +53,7 @@ class PreparedRun:
     total_steps: int
     too_long: int  # training tasks left out
     tools: ToolNames
+    foreign_tags: dict[str, list[str]]  # tag that a prompt names and no tool serves -> ids of the tasks
     data: dict[str, DataRecord]
     model: str  # fingerprint
     missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
@@ -181,7 +182,8 @@ def _prepared(
         for key, found in (("data.train", tasks), ("data.valid", kept_valid.tasks if kept_valid else [])):
             warn_of_chat_markup(found, lambda task: encoder.chat_markup(prompt(task).messages), key)
     warn_of_overlap(tasks, kept_valid.tasks if kept_valid else [])
-    warn_of_foreign_tags(components.step, config, [*tasks, *(kept_valid.tasks if kept_valid else [])], tools)
+    played = [*tasks, *(kept_valid.tasks if kept_valid else [])]
+    foreign = warn_of_foreign_tags(components.step, config, played, tools)
     sampler = make_sampler(config, tasks)
     data = {"train": _record(train, kept, tasks)}
     if valid and kept_valid:
@@ -194,6 +196,7 @@ def _prepared(
         total_steps=config.train.steps or max(1, len(tasks) // config.train.tasks_per_step),
         too_long=kept.left_out,
         tools=tools,
+        foreign_tags=foreign,
         data=data,
         model=model_fingerprint(*model_files(config.model)),
     )

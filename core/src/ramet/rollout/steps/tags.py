@@ -44,9 +44,9 @@ from ramet.types import (
 MOST_STOPS = 64  # sets of stop strings that are kept
 TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)>")
 HTML = frozenset(
-    "a abbr b blockquote body br button code dd del div dl dt em font form h1 h2 h3 h4 h5 h6 head hr html i img input "
-    "ins kbd label li link main math meta nav ol option p pre q s script section select small span strong style sub "
-    "sup svg table tbody td textarea tfoot th thead title tr tt u ul var".split()
+    "a abbr b blockquote body br button code dd del details div dl dt em font form h1 h2 h3 h4 h5 h6 head hr html i "
+    "img input ins kbd label li link main math meta nav ol option p pre q s script section select small span strong "
+    "style sub summary sup svg table tbody td textarea tfoot th thead title tr tt u ul var".split()
 )
 
 
