@@ -8,7 +8,8 @@ import pytest
 
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
-from ramet.sft.traces import TraceReport, inspect_traces
+from ramet.sft.conversations import read_files
+from ramet.sft.traces import TraceReport, check_traces
 
 STEP = Tags(TagsConfig())
 RESULT = " <result>\n42\n</result>"
@@ -22,7 +23,7 @@ def reported(
     file = folder / "t.jsonl"
     lines = [json.dumps({"messages": [{"role": "user", "content": "q"}, *turns]}) for turns in rows]
     file.write_text("\n".join(lines) + "\n")
-    return inspect_traces([file], step, tools)
+    return check_traces(read_files([file]), step, tools)
 
 
 def rows(problems: Any) -> list[tuple[int, str]]:
@@ -85,10 +86,10 @@ def test_a_step_that_cannot_check_traces_lets_them_pass(tmp_path: Path, brackets
     assert (report.checked, report.problems, len(report.sound)) == (False, [], 1)
 
 
-@pytest.mark.parametrize("content", ["[1]\n", "{}\n"])
+@pytest.mark.parametrize("content", ["1\n", "{}\n"])
 def test_rows_that_hold_no_conversation_are_problems(tmp_path: Path, content: str) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text("\n" + content)
-    report = inspect_traces([file], STEP, [])
+    report = check_traces(read_files([file]), STEP, [])
     assert [(problem.file, problem.row) for problem in report.problems] == [(str(file), 2)]
     assert report.sound == []

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ramet.data.row_problems import RowProblem, rows_in_words
 from ramet.rollout.steps.trace_check import ChecksTraces, TraceCheck
-from ramet.sft.conversations import Conversation, Exchange, Returned, SftData, Written, read_files
+from ramet.sft.conversations import Conversation, Exchange, Returned, SftData, Written
 from ramet.types import RolloutStep, TraceReader
 
 UNOPENED = "reasoning is closed and not opened, unlike in most traces"
@@ -58,11 +57,6 @@ def _unmasked(tags: dict[str, list[RowProblem]]) -> str:
         "traces hold results of tools that are not configured, which are trained on as if the policy had written them: "
         f"{places}. Name the tools in `tools`, or mask their results with sft.mask_tags=[{','.join(tags)}]"
     )
-
-
-def inspect_traces(files: Sequence[Path], step: RolloutStep, tools: Sequence[str]) -> TraceReport:
-    """Read and check files. `tools`: the tags of which results are masked. Raises nothing for bad data."""
-    return check_traces(read_files(files), step, tools)
 
 
 def check_traces(data: SftData, step: RolloutStep, tools: Sequence[str]) -> TraceReport:

@@ -1,0 +1,73 @@
+"""`ramet data inspect` of SFT traces: checked as by `ramet sft`, alike rows in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ramet.cli import main
+
+RESULT = " <result>\n42\n</result>"
+SOUND = f"<think>t</think><python>6*7</python>{RESULT}<answer>42</answer>"
+BROKEN = "<think>t</think><python>6*7</python> <result>\n42<answer>42</answer>"
+
+
+def trace(reply: str, question: str = "6*7?") -> dict[str, list[dict[str, str]]]:
+    return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": reply}]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    rows = [trace(SOUND, f"{i % 4}*7?") for i in range(5)] + [trace(BROKEN)] * 4 + [{"conversations": []}]
+    path = tmp_path / "traces.json"
+    path.write_text(json.dumps(rows), encoding="utf-8-sig")
+    return path
+
+
+def test_traces_are_known_and_alike_rows_are_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "inspect", str(file), "tools=python"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        str(file),
+        "  rows        10: 5 traces for `ramet sft`, 4 malformed, 1 unreadable",
+        "  exchanges   9",
+        "  calls       traces with a result, by tool: python 5",
+        "  duplicates  4 rows repeat the conversation of an earlier one: rows 1, 5; rows 6, 7, 8 and 1 more",
+        f"  bad row     {file}, row 10: 'conversations' is empty",
+        f"  bad row     {file}, rows 6, 7, 8; and 1 more: <result> is not closed",
+        "",
+        "1 file, 10 rows: 9 conversations; 5 bad rows (left out with sft.malformed=skip); warnings: duplicates",
+    ]
+    assert main(["data", "inspect", f"sft.data={file}", "tools=python", "sft.malformed=skip"]) == 0
+    said = "1 file, 10 rows: 9 conversations; no problems; 5 bad rows left out; warnings: duplicates"
+    assert capsys.readouterr().out.splitlines()[-1] == said
+
+
+def test_results_that_would_be_trained_on_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "traces.jsonl"
+    file.write_text(json.dumps(trace(SOUND)) + "\n")
+    assert main(["data", "inspect", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[4:] == [
+        "  unmasked    traces hold results of tools that are not configured, which are trained on as if the policy had "
+        f"written them: <python> in 1 ({file}, row 1). Name the tools in `tools`, or mask their results with "
+        "sft.mask_tags=[python]",
+        "",
+        "1 file, 1 row: 1 conversation; no problems; warnings: unmasked",
+    ]
+    assert main(["data", "inspect", str(file), "sft.mask_tags=python"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 file, 1 row: 1 conversation; no problems"
+
+
+def test_tasks_and_traces_may_be_looked_at_together(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks, torn = file.with_name("tasks.jsonl"), file.with_name("torn.json")
+    tasks.write_text('{"prompt": "1+1?", "answer": "2"}\n')
+    torn.write_text(json.dumps([trace(SOUND)])[:-1])
+    assert main(["data", "inspect", str(file), str(torn), str(tasks), "sft.malformed=keep", "--prompts", "0"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line in (str(file), str(torn), str(tasks))] == [str(file), str(torn), str(tasks)]
+    assert lines[-1] == (
+        "3 files, 11 rows: 1 task, 9 conversations; 1 bad row (left out with sft.malformed=skip) and 1 other problem; "
+        "warnings: unmasked, duplicates"
+    )
