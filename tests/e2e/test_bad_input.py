@@ -71,7 +71,7 @@ MISTAKES = {
             "branch_policy.params.initial_rollouts=9",
         ],
         [
-            "{data}/bad_rows.jsonl, row 2, ", "{data}/bad_rows.jsonl, row 3, ", "{data}/nowhere.jsonl: no such file",
+            "{data}/bad_rows.jsonl, row 2: ", "{data}/bad_rows.jsonl, row 3: ", "{data}/nowhere.jsonl: no such file",
             "{data}/no_answer.jsonl: no column", "model.path: ", "train.epochs=0: ", "run.threads=0: ",
             "run.deterministic=true: needs run.threads=1, got 0",
             "trackers: no tracker 'carrier_pigeon'. Trackers: console, jsonl",
