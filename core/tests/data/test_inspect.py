@@ -227,3 +227,10 @@ def test_tags_in_system_messages_and_questions_that_no_tool_serves_are_warned_of
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("  tags")] == [f"  tags        {said}"]
     assert lines[-1] == "1 file, 2 rows: 2 tasks; no problems; warnings: tags"
+
+
+def test_a_file_without_rows_is_a_problem(tmp_path: Path, capsys):
+    (tmp_path / "none.json").write_text("[]")
+    assert main(["data", "inspect", str(tmp_path / "none.json")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == [f"  PROBLEM     {tmp_path}/none.json: has no rows", "", "1 file, 0 rows: 0 tasks; 1 problem"]

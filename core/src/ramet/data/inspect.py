@@ -82,6 +82,7 @@ def _inspect(path: Path, prefix: str, columns: ColumnsConfig) -> Inspection:
     except ConfigError as error:
         found.problems.append(str(error))
     found.rows = len(rows)
+    found.problems += [f"{path}: has no rows"] if not (rows or found.problems) else []
     found.problems += missing_columns(path, rows, columns)
     return found
 
