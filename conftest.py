@@ -7,7 +7,10 @@ because published data is not next to the checkout.
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,46 @@ LONGEST = (  # each takes ten seconds or more
     "core/tests/check/test_logprobs.py",
     "core/tests/report/test_browser.py",
 )
+
+
+@dataclass(frozen=True)
+class SmallDisk:
+    """A file system of its own, of 64 MB, that can be filled and made read-only."""
+
+    folder: Path
+
+    @property
+    def ballast(self) -> Path:
+        return self.folder / "ballast"
+
+    def fill(self) -> None:
+        """Until nothing more fits."""
+        with self.ballast.open("ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(1 << 20))
+            except OSError:
+                return
+
+    def make(self, access: str) -> None:
+        """`ro` or `rw`."""
+        subprocess.run(["mount", "-o", f"remount,{access}", str(self.folder)], check=True, capture_output=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs the command mount")
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a disk")
+    try:
+        yield SmallDisk(folder)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -78,8 +78,10 @@ def test_sigterm_in_every_phase_saves_the_last_whole_step_and_the_printed_comman
         assert ended.err.splitlines()[-1] == "stopped by SIGTERM"
         assert steps(tmp_path)[-1:] == [saved][:saved], point
         assert json.loads((tmp_path / "run/manifest.json").read_text())["attempts"][-1]["status"] == "interrupted"
-        [said] = [line for line in ended.err.splitlines() if line.startswith("resume with: ramet train ")]
-        command = shlex.split(said)[3:]
+        [said] = [line for line in ended.err.splitlines() if line.startswith("resume with: ")]
+        words = shlex.split(said.removeprefix("resume with: "))
+        assert words[0].startswith("PYTHONPATH=") and words[1:4] == ["RAMET_PLUGINS=e2e_plugin", "ramet", "train"]
+        command = words[3:]
     ended = ramet(*command, cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert outcome(tmp_path) == undisturbed
@@ -96,7 +98,7 @@ def test_before_the_first_step_there_is_nothing_to_wait_for(ramet, workspace, tm
     more = {"E2E_KILL": "start:0", "E2E_SIGNAL": "SIGTERM", "E2E_KILL_LOG": str(tmp_path / "log")}
     ended = ramet(*train(workspace, tmp_path), cwd=tmp_path, **more)
     assert (ended.code, steps(tmp_path)) == (143, [])
-    assert "resume with: ramet train " in ended.err and "saving" not in ended.err
+    assert " ramet train model.path=" in ended.err and "saving" not in ended.err
 
 
 def test_a_second_signal_during_the_save_ends_at_once_and_the_checkpoint_before_stays_whole(
@@ -112,6 +114,22 @@ def test_a_second_signal_during_the_save_ends_at_once_and_the_checkpoint_before_
     ended = ramet(*command, cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert outcome(tmp_path) == undisturbed
+
+
+def test_a_second_signal_while_an_old_checkpoint_is_deleted_leaves_no_half_of_it(ramet, workspace, tmp_path):
+    keep = train(workspace, tmp_path, "train.save_every=1", "train.keep_checkpoints=1")
+    more = {"E2E_KILL": "update:2,pruning:2", "E2E_SIGNAL": "SIGINT", "E2E_KILL_LOG": str(tmp_path / "log")}
+    ended = ramet(*keep, cwd=tmp_path, **more)
+    assert (ended.code, ended.err.splitlines()[-1]) == (130, "SIGINT again: ended at once")
+    assert json.loads((tmp_path / "log").read_text())["point"] == "pruning"
+    checkpoints = tmp_path / "run/checkpoints"
+    [half, whole] = sorted(path.name for path in checkpoints.iterdir())
+    assert half.startswith(".step_000001.") and half.endswith(".old") and whole == "step_000002"
+    assert steps(tmp_path) == [2]
+    listed = ramet("checkpoints", str(tmp_path / "run"), cwd=tmp_path)
+    assert listed.code == 0 and "BROKEN" not in listed.out and ".old" not in listed.out
+    assert ramet(*keep, cwd=tmp_path).code == 0
+    assert [path.name for path in checkpoints.iterdir()] == ["step_000004"]
 
 
 def test_a_grace_of_nothing_leaves_the_validation_out_and_saves_the_step(ramet, workspace, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ramet.io.atomic import open_atomic, sync_tree, temporary_folder, write_file
+from ramet.io.atomic import finish_removals, open_atomic, remove_folder, sync_tree, temporary_folder, write_file
 
 WRITER = """
 import os, signal, sys
@@ -157,3 +158,38 @@ def test_everything_in_a_folder_reaches_the_disk(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
     sync_tree(tmp_path)
     assert synced == [str(tmp_path / name) for name in ("a/b/file", "a", "a/b")] + [str(tmp_path)]
+
+
+DELETES = """
+import os, signal, sys
+from pathlib import Path
+from ramet.io.atomic import remove_folder
+unlink = os.unlink
+def deadly(path, **where):
+    unlink(path, **where)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.unlink = deadly
+remove_folder(Path(sys.argv[1]))
+"""
+
+
+def test_a_kill_in_the_middle_of_a_deletion_leaves_nothing_under_the_name(tmp_path: Path) -> None:
+    folder = tmp_path / "step_000001"
+    folder.mkdir()
+    for name in ("a", "b", "c"):
+        (folder / name).write_text(name)
+    assert subprocess.run([sys.executable, "-c", DELETES, str(folder)]).returncode == -signal.SIGKILL
+    [half] = tmp_path.iterdir()
+    assert re.fullmatch(r"\.step_000001\.[0-9a-f]{8}\.old", half.name) and len(list(half.iterdir())) == 2
+    mine = tmp_path / ".mine.0123abcd.old"
+    mine.mkdir()
+    (tmp_path / ".step_000002.0123abcd.old").symlink_to(mine)
+    assert finish_removals(tmp_path, re.compile(r"step_\d+")) == [half]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.0123abcd.old", ".step_000002.0123abcd.old"]
+
+
+def test_a_folder_is_deleted_whole(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    (tmp_path / "folder" / "deep" / "file").touch()
+    remove_folder(tmp_path / "folder")
+    assert list(tmp_path.iterdir()) == []

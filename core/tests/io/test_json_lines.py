@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ramet.io.json_lines import append_line, cut_torn_line
+from ramet.io.os_errors import os_error_text
 
 
 def test_lines_are_appended_in_order(tmp_path: Path):
@@ -24,11 +27,21 @@ def test_a_line_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # as a full disk: the write fails half-way
     try:
-        with pytest.raises(OSError, match=r"a\.jsonl: wrote 97 of 1003 bytes"):
+        with pytest.raises(OSError) as raised:
             append_line(path, '"' + "x" * 1000 + '"')
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(path))
     assert path.read_bytes() == b"{}\n"
+
+
+def test_a_line_on_a_full_disk_names_the_file(small_disk: Any):
+    small_disk.fill()
+    with pytest.raises(OSError) as raised:
+        append_line(small_disk.folder / "a.jsonl", "{}")
+    assert os_error_text(raised.value) == (
+        f"{small_disk.folder / 'a.jsonl'}: No space left on device; free some space there"
+    )
 
 
 def test_a_torn_last_line_is_cut_off_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):

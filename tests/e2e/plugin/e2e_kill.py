@@ -1,6 +1,8 @@
 """Send this process a signal at exact points of its steps: `E2E_KILL=point:step`, or several with a comma between them.
 
-The signal is SIGKILL, or the one that `E2E_SIGNAL` names. Product code knows nothing of it.
+The signal is SIGKILL, or the one that `E2E_SIGNAL` names. With `E2E_FILL=FILE` that file fills its disk instead, with
+`E2E_REMOVE=FOLDER` that folder is deleted. Product code knows nothing of it. Of jobs other than `ramet train` the step
+is 0.
 
 A point is a call of a function of Ramet, which is wrapped from here. What was going on then is written to the file
 `E2E_KILL_LOG` first, so that a test can see that the signal struck, and what it struck.
@@ -9,11 +11,13 @@ A point is a call of a function of Ramet, which is wrapped from here. What was g
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import inspect
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -32,6 +36,7 @@ class KillPoint:
     target: str  # module:attribute, where callers look it up
     call: int = 1
     after: bool = False
+    option: str | None = None  # only calls with this named argument count
 
 
 KILL_POINTS = {
@@ -54,11 +59,15 @@ KILL_POINTS = {
     "sealing": KillPoint("ramet.policy.checkpoint.store:_seal"),  # all files, no manifest
     "sealed": KillPoint("ramet.policy.checkpoint.store:_seal", after=True),  # manifest, not renamed
     "renamed": KillPoint("ramet.policy.checkpoint.store:Checkpoints._prune"),
+    "pruning": KillPoint("os:unlink", after=True, option="dir_fd"),  # rmtree deleted one file of an old checkpoint
+    "writing": KillPoint("ramet.policy.worker:PolicyWorker.write_staged"),
     "saved": KillPoint("ramet.policy.checkpoint.store:Checkpoints.save", after=True),
     "logging": KillPoint("ramet.tracking.jsonl:JsonlTracker.log"),
     "logged": KillPoint("ramet.tracking.jsonl:JsonlTracker.log", after=True),
     "export": KillPoint("ramet.policy.checkpoint.state:load_tokenizer"),  # weights are written, the tokenizer is not
     "restore": KillPoint("ramet.policy.worker:PolicyWorker.load", after=True),
+    "result": KillPoint("ramet.evaluate.results:append_line", call=3),
+    "results": KillPoint("ramet.evaluate.results:write_file"),
 }
 
 
@@ -81,6 +90,10 @@ class Killer:
     def strike(self) -> None:
         with self.log.open("w") as file:
             json.dump({"point": self.name, "step": self.step, "rollouts": self.rollouts()}, file)
+        if ballast := os.environ.get("E2E_FILL"):
+            return fill(Path(ballast))
+        if folder := os.environ.get("E2E_REMOVE"):
+            return shutil.rmtree(folder)
         os.kill(os.getpid(), signal.Signals[os.environ.get("E2E_SIGNAL", "SIGKILL")])
         if threading.current_thread() is not threading.main_thread():
             time.sleep(HEARD_S)
@@ -92,6 +105,12 @@ class Killer:
 
     def begin(self, step: int) -> None:
         self.now, self.calls, self.loop = step, 0, asyncio.get_running_loop()
+
+
+def fill(ballast: Path) -> None:
+    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 20))
 
 
 def arm() -> None:
@@ -119,22 +138,23 @@ def noting(killer: Killer, step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watched(killer: Killer, function: Callable[..., Any]) -> Callable[..., Any]:
-    def before() -> bool:
+    def before(named: dict[str, Any]) -> bool:
         """Whether the signal is still to be sent, after the call."""
-        due = killer.due()
+        option = killer.point.option
+        due = (option is None or named.get(option) is not None) and killer.due()
         if due and not killer.point.after:
             killer.strike()
         return due and killer.point.after
 
     async def wrapped_async(*arguments: Any, **named: Any) -> Any:
-        due = before()
+        due = before(named)
         result = await function(*arguments, **named)
         if due:
             killer.strike()
         return result
 
     def wrapped(*arguments: Any, **named: Any) -> Any:
-        due = before()
+        due = before(named)
         result = function(*arguments, **named)
         if due:
             killer.strike()

@@ -3,17 +3,25 @@
 The new bytes go to a temporary file `.NAME.RANDOM.tmp` in the same folder, which is synced and renamed; then the folder
 is synced, which makes the rename durable. The temporary file is created exclusively under a random name, so no link or
 file that somebody prepared is written to, and a target that is a link is replaced, never followed.
+
+Folders likewise: `temporary_folder` is renamed when it is complete, `remove_folder` renames before it deletes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from ramet.io.os_errors import naming
+
+_REMOVED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.old")  # what `remove_folder` makes of a name
 
 
 def write_file(path: Path, data: bytes | str, *, private: bool = False) -> None:
@@ -43,7 +51,8 @@ def open_atomic(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what was raised says more, such as that the folder cannot be written
+            temporary.unlink(missing_ok=True)
 
 
 def temporary_folder(path: Path) -> Path:
@@ -58,7 +67,8 @@ def sync(path: Path) -> None:
     """Return when a file's content, or a folder's entries, have reached the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(handle)
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -68,6 +78,30 @@ def sync_tree(folder: Path) -> None:
     below = sorted(folder.rglob("*"))
     for path in [*(path for path in below if path.is_file()), *(path for path in below if path.is_dir()), folder]:
         sync(path)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder so that no kill leaves half of it under its name: it is renamed to `.NAME.RANDOM.old` first.
+
+    What a kill leaves then, or cannot be deleted, `finish_removals` deletes. Raises `OSError` if it cannot be renamed.
+    """
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
+    folder.rename(aside)
+    sync(aside.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def finish_removals(parent: Path, names: re.Pattern[str]) -> list[Path]:
+    """Delete what is left of folders in `parent` that `remove_folder` had begun to delete, and return their paths.
+
+    `names` are those that they had, so that only folders of the caller's own kind are touched. No link is followed.
+    """
+    found = [(path, _REMOVED.fullmatch(path.name)) for path in parent.glob(".*.old")]
+    left = [path for path, match in found if match and names.fullmatch(match[1])]
+    left = [path for path in left if path.is_dir() and not path.is_symlink()]
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    return left
 
 
 def _temporary_path(path: Path) -> Path:

@@ -6,21 +6,23 @@ import logging
 import os
 from pathlib import Path
 
+from ramet.io.os_errors import naming
+
 logger = logging.getLogger(__name__)
 
 
 def append_line(path: Path, line: str) -> None:
     """Append `line`, ASCII without its end, whole or not at all: a failed write (full disk) is cut off again.
 
-    It is on disk when this returns.
+    It is on disk when this returns. An `OSError` names `path`.
     """
     data = line.encode("ascii") + b"\n"
-    with path.open("ab", buffering=0) as file:
+    with naming(path), path.open("ab", buffering=0) as file:
         start = file.tell()
         try:
-            written = file.write(data)
-            if written != len(data):
-                raise OSError(f"{path}: wrote {written} of {len(data)} bytes")
+            rest = memoryview(data)
+            while rest:  # the system takes what fits; it says why it takes no more when it is asked again
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except OSError:
             file.truncate(start)
@@ -33,6 +35,6 @@ def cut_torn_line(path: Path) -> bytes:
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         logger.warning("%s: dropped a torn last line of %d bytes", path, len(data) - whole)
-        with path.open("r+b") as file:
+        with naming(path), path.open("r+b") as file:
             file.truncate(whole)
     return data[:whole]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramet.errors import RametError
+from ramet.errors import InfraError, RametError
 
 
 class TrainingDiverged(RametError):
@@ -20,3 +20,7 @@ class OutOfMemory(RametError):
 
 class CheckpointError(RametError):
     """A checkpoint could not be written or read. Those written before are unchanged."""
+
+
+class CheckpointNotWritten(CheckpointError, InfraError):
+    """A disk is full, cannot be written to, or is gone: the run goes on from an older one once that is mended."""

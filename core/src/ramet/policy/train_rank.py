@@ -91,13 +91,23 @@ class TrainRank:
             yield
         except torch.OutOfMemoryError as error:
             self.optimizer.zero_grad(set_to_none=True)
-            policy, checkpointing = self._policy, str(self._policy.activation_checkpointing).lower()
             raise OutOfMemory(
                 f"policy rank {self.layout.rank}: the memory of {self.device} is too small for a pass: "
-                f"{str(error).splitlines()[0]} Lower policy.max_microbatch_tokens={policy.max_microbatch_tokens}, set "
-                f"policy.activation_checkpointing=true (it is {checkpointing}), or raise "
-                f"cluster.policy_workers={self.layout.world_size}; `ramet train … --dry-run` estimates what each helps"
+                f"{str(error).splitlines()[0]} {self._less_memory()}; `ramet train … --dry-run` "
+                "estimates what each helps"
             ) from error
+
+    def _less_memory(self) -> str:
+        """Settings that lower what a pass needs, and are not at their end already."""
+        size = self.layout.world_size
+        ways = [
+            f"Lower policy.max_microbatch_tokens={self._policy.max_microbatch_tokens}",
+            "" if self._policy.activation_checkpointing else "set policy.activation_checkpointing=true",
+            f"raise cluster.policy_workers={size}"
+            if size > 1
+            else "use several ranks (cluster=ray cluster.policy_workers=2)",
+        ]
+        return ", or ".join(filter(None, ways))
 
     def backward(self, loss: Tensor) -> float:
         """Add the gradient of a micro-batch's loss. Returns this rank's part of the sum over all ranks."""

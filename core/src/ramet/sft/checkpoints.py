@@ -29,7 +29,8 @@ from safetensors import SafetensorError, safe_open
 
 from ramet.config.schema import Config, Strategy
 from ramet.errors import ConfigError
-from ramet.io.atomic import write_file
+from ramet.io.atomic import finish_removals, remove_folder, write_file
+from ramet.io.os_errors import os_error_text
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, mark_newest, measured
 from ramet.policy.checkpoint.dcp import read_contents
 
@@ -52,6 +53,23 @@ def newest_complete(folder: Path, layout: SftLayout | None = None) -> Path | Non
             return checkpoint
         logger.warning("checkpoint %s is not complete and is passed over: %s", checkpoint, problem)
     return None
+
+
+def remove_oldest(folder: Path, saved: int, *, keep: int) -> None:
+    """Delete all checkpoints up to the one just `saved` but the `keep` of the most steps. Ones of more steps, which
+    were passed over, stay. One that cannot be deleted is warned of and stays.
+    """
+    for _, checkpoint in sorted(one for one in _checkpoints(folder) if one[0] <= saved)[:-keep]:
+        try:
+            remove_folder(checkpoint)
+        except OSError as error:
+            logger.warning("old checkpoint not deleted: %s", os_error_text(error))
+
+
+def finish_deleting(folder: Path) -> None:
+    """Delete what `remove_oldest` of a process that was killed has left."""
+    for removed in finish_removals(folder, _FOLDER):
+        logger.info("%s: left by an interrupted deletion, deleted", removed)
 
 
 def step_of(checkpoint: Path | None) -> int:

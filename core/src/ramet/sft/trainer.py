@@ -18,13 +18,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ramet.config.schema import Config, Dtype, Schedule, SftConfig, Strategy
 from ramet.errors import ConfigError
+from ramet.io.os_errors import naming
 from ramet.models.loading import resolve_device
 from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.batches import Collator, EvenShuffle, Examples
-from ramet.sft.checkpoints import SftLayout, newest_complete, step_of
+from ramet.sft.checkpoints import SftLayout, finish_deleting, newest_complete, remove_oldest, step_of
 from ramet.sft.encode import Example
 from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
 from ramet.sft.world import ALONE, World
@@ -91,7 +93,6 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
         logging_nan_inf_filter=False,  # it would show the last finite loss instead
         save_strategy="steps" if saves else "no",
         save_steps=sft.save_every if saves else steps,
-        save_total_limit=KEPT,
         eval_strategy="no",
         report_to=[],
         disable_tqdm=True,
@@ -108,7 +109,17 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
 
 
 class _Trainer(Trainer):
-    """Trainer with batches for several ranks in which every example counts once a pass."""
+    """Trainer with batches for several ranks in which every example counts once a pass, and checkpoints that a kill
+    cannot leave half-deleted under their names.
+    """
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """As Trainer's, without its way of deleting old ones. An `OSError` names the checkpoint."""
+        folder = Path(str(self.args.output_dir))
+        with naming(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"):
+            super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            remove_oldest(folder, self.state.global_step, keep=KEPT)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         if self.args.world_size == 1:
@@ -239,6 +250,7 @@ def train(
 
 def _checkpoint(run: Path, config: Config, steps: int) -> Path | None:
     """The checkpoint to go on from. Raises `ConfigError` for one that has more steps than this training."""
+    finish_deleting(run / CHECKPOINTS)
     checkpoint = newest_complete(run / CHECKPOINTS, SftLayout.of(config))
     resumed = step_of(checkpoint)
     if resumed >= steps:

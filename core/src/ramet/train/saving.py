@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ramet.policy.checkpoint.store import Checkpoints, CheckpointScore
-from ramet.policy.errors import CheckpointError
+from ramet.policy.errors import CheckpointNotWritten
 
 logger = logging.getLogger(__name__)
 MAX_FAILED = 2  # saves in a row
@@ -46,7 +46,7 @@ class Saver:
         """Every `every` steps, the last one, and one whose `score` is the best so far. A failed save is warned of, and
         the run goes on to the next.
 
-        Raises `CheckpointError` if the one before failed too, or none comes after it.
+        Raises `CheckpointNotWritten` if the one before failed too, or none comes after it.
         """
         if self._in_progress is not None and self._in_progress[1].done():
             await self._settle()
@@ -60,7 +60,7 @@ class Saver:
                 await self._settle()
 
     async def save(self, step: int) -> None:
-        """Save now, unless this step is on disk. Raises `CheckpointError`."""
+        """Save now, unless this step is on disk. Raises `CheckpointNotWritten`."""
         await self._settle()
         if step > self.saved:
             await self._write(step, await self.stage())
@@ -69,7 +69,7 @@ class Saver:
         if score is None:
             return False
         await self._settle()  # a save in progress may be the best
-        best = self.checkpoints.best(step)
+        best = await asyncio.to_thread(self.checkpoints.best, step)  # it may read all of a checkpoint
         return best is None or score.value > best[1].value
 
     async def _write(self, step: int, write: Write) -> None:
@@ -83,10 +83,10 @@ class Saver:
         (step, writing), self._in_progress = self._in_progress, None
         try:
             await writing
-        except CheckpointError as error:
+        except CheckpointNotWritten as error:
             self.failed += 1
             if self.failed >= MAX_FAILED:
-                raise CheckpointError(f"{self.failed} saves in a row failed, so the run stops: {error}") from error
+                raise CheckpointNotWritten(f"{self.failed} saves in a row failed, so the run stops: {error}") from error
             logger.warning(
                 "CHECKPOINT OF STEP %d NOT SAVED: %s; a kill now loses the work after step %d. The run goes on; "
                 "if the next save fails too, it stops",

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from ramet.io.os_errors import naming, os_error_text
 from ramet.policy.errors import CheckpointError
 
 CONTENTS = ".metadata"
@@ -36,14 +37,16 @@ _TORCH = re.compile(r"Size|serialization\._get_layout|b?float\d+|u?int\d+|bool|s
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
     """Every rank of `group` calls it with the same names; None: this process alone. Raises `CheckpointError` on all."""
     try:
-        with _quiet():
+        with _quiet(), naming(folder):
             save(
                 dict(tensors),
                 storage_writer=_Writer(folder, overwrite=False),
                 process_group=group,
                 no_dist=group is None,
             )
-    except (CheckpointException, OSError, RuntimeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{folder}: could not write the policy: {os_error_text(error)}") from error
+    except (CheckpointException, RuntimeError) as error:
         raise CheckpointError(f"{folder}: could not write the policy: {_reason(error)}") from error
 
 

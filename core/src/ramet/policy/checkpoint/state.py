@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ramet.config.schema import ModelConfig
+from ramet.io.os_errors import naming, os_error_text
 from ramet.models.loading import DTYPES, load_tokenizer
 from ramet.policy.checkpoint.dcp import read_tensors, read_whole, shapes, write_tensors
 from ramet.policy.distributed.ranks import gather_on_all
@@ -73,12 +74,13 @@ def write_state(folder: Path, staged: Staged, group: dist.ProcessGroup | None = 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_tensors(folder, staged.tensors, group)
-        with (folder / _rank_file(staged.rank)).open("wb") as file:
+        own = folder / _rank_file(staged.rank)
+        with naming(own), own.open("wb") as file:
             torch.save(staged.own, file)
             file.flush()
             os.fsync(file.fileno())  # it may be on another machine than the process that writes the manifest
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise CheckpointError(f"{folder}: could not write the policy: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{folder}: could not write the policy: {os_error_text(error)}") from error
 
 
 def load_state(
@@ -159,7 +161,10 @@ def saved_weights(folder: Path) -> dict[str, Tensor]:
 def export_model(
     folder: Path, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], config: ModelConfig, *, rank: int
 ) -> None:
-    """A Hugging Face folder in `model.dtype`, written by rank 0. All ranks iterate over `weights`, which are whole."""
+    """A Hugging Face folder in `model.dtype`, written by rank 0. All ranks iterate over `weights`, which are whole.
+
+    An `OSError` names the folder.
+    """
     dtype = DTYPES[config.dtype]
     tied = model.state_dict(keep_vars=True)
     first = {id(tensor): name for name, tensor in reversed(tied.items())}
@@ -169,8 +174,9 @@ def export_model(
             tensors[name] = tensor.to("cpu", dtype)
     if rank == 0:
         plain = _plain(model, dtype)
-        plain.save_pretrained(folder, state_dict=tensors)
-        load_tokenizer(config).save_pretrained(folder)
+        with naming(folder):
+            plain.save_pretrained(folder, state_dict=tensors)
+            load_tokenizer(config).save_pretrained(folder)
 
 
 def _plain(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

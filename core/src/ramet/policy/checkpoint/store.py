@@ -1,8 +1,9 @@
 """Checkpoints that survive a kill at any moment: a folder is complete, and verified by its manifest, or absent.
 
 Writing: `.tmp_step_…/` in the same file system, every file fsynced, `MANIFEST.json` with sizes and hashes last, then
-the rename to `step_000012/`; only then are old ones pruned. Reading: newest first, hashes compared; a
-damaged one is skipped with a warning that names file and reason. No pointer file can go stale.
+the rename to `step_000012/`; only then are old ones pruned, which renames each before it is deleted. Reading: newest
+first, hashes compared; a damaged one is skipped with a warning that names file and reason. There is no pointer file
+that could be out of date.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ramet.io.atomic import sync, sync_tree, write_file
-from ramet.policy.errors import CheckpointError
+from ramet.io.atomic import finish_removals, remove_folder, sync, sync_tree, write_file
+from ramet.io.os_errors import os_error_text
+from ramet.policy.errors import CheckpointError, CheckpointNotWritten
 
 logger = logging.getLogger(__name__)
 MANIFEST = "MANIFEST.json"
@@ -31,6 +33,7 @@ LEFTOVER = re.compile(r"\.tmp_step_(\d{6,})_\d+")  # of a save that was killed
 _NO_MANIFEST = (OSError, ValueError, KeyError, TypeError, AttributeError)
 SPARE = 1.2  # free space wanted, as a multiple of the last checkpoint
 Key = TypeVar("Key")
+FileTimes = frozenset[tuple[str, int, int]]  # path, size and time of the last change in ns of every file of a folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,19 +70,20 @@ class Checkpoints:
         self.root = root
         self.keep = keep
         self.keep_best = keep_best
+        self._whole: dict[Path, FileTimes] = {}  # verified or written by this object; hashing them again takes minutes
 
     def save(self, step: int, write: Callable[[Path], None]) -> Checkpoint:
         """Let `write` fill a temporary folder, make it `step_…`, and prune to the newest `keep`. In any thread.
 
         If several ranks write, `write` returns when all have; one process writes the manifest and renames.
-        Raises `CheckpointError` if it cannot be written; the checkpoints before it are then as they were.
+        Raises `CheckpointNotWritten` if it cannot be; the checkpoints before it are then as they were.
         """
         final = self.root / f"step_{step:06d}"
         temporary = self.root / f".tmp_step_{step:06d}_{os.getpid()}"
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(exist_ok=True)
             _free_name(final)
-            _check_space(self.root)
+            self._check_space()
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             write(temporary)
@@ -89,18 +93,28 @@ class Checkpoints:
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, OSError):
-                raise CheckpointError(f"{final}: not written: {error}; older checkpoints are unchanged") from error
+                text = f"{final}: not written: {os_error_text(error)}; older checkpoints are unchanged"
+                raise CheckpointNotWritten(text) from error
+            if isinstance(error, CheckpointError):
+                raise CheckpointNotWritten(str(error)) from error
             raise
         saved = Checkpoint(step=step, folder=final)
+        self._whole[final] = _file_times(final)
         self._prune(saved)
         return saved
 
     def best(self, up_to: int) -> tuple[Checkpoint, CheckpointScore] | None:
-        """The best checkpoint by `keep_best` of those up to this step; None if none has a score."""
+        """The best checkpoint by `keep_best` of those up to this step that verifies; None if none has a score.
+
+        Reads all of a checkpoint unless this object has done so, or has written it, and no file has changed since.
+        """
         if self.keep_best is None:
             return None
         found = [one for one in reversed(_newest_first(self.root)) if one.step <= up_to]
-        return best_of(((one, read_score(one.folder)) for one in found), self.keep_best)
+        scores = [(one, read_score(one.folder)) for one in found]
+        while (best := best_of(scores, self.keep_best)) is not None and not self._is_whole(best[0]):
+            scores = [pair for pair in scores if pair[0] != best[0]]
+        return best
 
     def score(self, step: int) -> CheckpointScore | None:
         """What `keep_best` says of the checkpoint of this step."""
@@ -111,6 +125,17 @@ class Checkpoints:
         """To a checkpoint that was validated after it was written."""
         score.write(self.root / f"step_{step:06d}")
 
+    def _check_space(self) -> None:
+        last = _newest_first(self.root)[:1]
+        needed = int(SPARE * sum(_size(checkpoint.folder) for checkpoint in last))
+        free = shutil.disk_usage(self.root).free
+        if free < needed:
+            fewer = f" or lower train.keep_checkpoints={self.keep}" if self.keep > 1 else ""
+            raise CheckpointError(
+                f"{self.root}: {free} bytes free, a checkpoint needs about {needed} ({SPARE} x the last one); free "
+                f"some space{fewer}"
+            )
+
     def _prune(self, saved: Checkpoint) -> None:
         """Keep the newest up to the one just saved, which is whole, and the best. Newer ones, once skipped, stay, and
         so does what is no checkpoint of Ramet's.
@@ -120,16 +145,33 @@ class Checkpoints:
         best = self.best(saved.step)
         for checkpoint in older[self.keep :]:
             if best is None or checkpoint != best[0]:
-                shutil.rmtree(checkpoint.folder, ignore_errors=True)
+                try:
+                    remove_folder(checkpoint.folder)
+                except OSError as error:  # the new one is saved; this one is tried again after the next save
+                    logger.warning("old checkpoint not deleted: %s", os_error_text(error))
 
     def newest(self) -> Checkpoint | None:
-        """The newest folder that verifies; None if there is none. Deletes what a killed writer left."""
+        """The newest folder that verifies; None if there is none. Deletes what a killed process left."""
         for stale in (path for path in self.root.glob(".tmp_step_*") if LEFTOVER.fullmatch(path.name)):
             if stale.is_symlink() or not stale.is_dir():
                 continue
             logger.warning("%s: left by an interrupted save, deleted", stale)
             shutil.rmtree(stale, ignore_errors=True)
-        return next((found for found in _newest_first(self.root) if _verified(found)), None)
+        for removed in finish_removals(self.root, NAME):
+            logger.info("%s: left by an interrupted deletion, deleted", removed)
+        return next((found for found in _newest_first(self.root) if self._verified(found)), None)
+
+    def _is_whole(self, checkpoint: Checkpoint) -> bool:
+        known = self._whole.get(checkpoint.folder)
+        return (known is not None and known == _file_times(checkpoint.folder)) or self._verified(checkpoint)
+
+    def _verified(self, checkpoint: Checkpoint) -> bool:
+        times, problems = _file_times(checkpoint.folder), verify(checkpoint.folder)
+        if problems:
+            logger.warning("checkpoint %s skipped: %s", checkpoint.folder.name, "; ".join(problems))
+        else:
+            self._whole[checkpoint.folder] = times
+        return not problems
 
 
 def score_of(metrics: Mapping[str, float], metric: str) -> CheckpointScore | None:
@@ -191,11 +233,10 @@ def _compare(path: Path, size: int, digest: str) -> str | None:
         return f"cannot be read: {error}"
 
 
-def _verified(checkpoint: Checkpoint) -> bool:
-    problems = verify(checkpoint.folder)
-    if problems:
-        logger.warning("checkpoint %s skipped: %s", checkpoint.folder.name, "; ".join(problems))
-    return not problems
+def _file_times(folder: Path) -> FileTimes:
+    """Without the score, which is written later."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path != folder / SCORE)
+    return frozenset((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
 
 
 def _newest_first(root: Path) -> list[Checkpoint]:
@@ -211,24 +252,13 @@ def _free_name(final: Path) -> None:
     if _is_ours(final):
         if not verify(final):
             raise CheckpointError(f"{final}: there is a whole checkpoint of this step already; it is not replaced")
-        shutil.rmtree(final)
+        remove_folder(final)
         return
     suffixes = itertools.chain([""], (f"_{n}" for n in itertools.count(1)))
     paths = (final.with_name(f"other_{final.name}{suffix}") for suffix in suffixes)
     aside = next(path for path in paths if not os.path.lexists(path))
     logger.warning("%s: no checkpoint of Ramet's; renamed to %s", final, aside.name)
     final.rename(aside)
-
-
-def _check_space(root: Path) -> None:
-    last = _newest_first(root)[:1]
-    needed = int(SPARE * sum(_size(checkpoint.folder) for checkpoint in last))
-    free = shutil.disk_usage(root).free
-    if free < needed:
-        raise CheckpointError(
-            f"{root}: {free} bytes free, a checkpoint needs about {needed} ({SPARE} x the last one); free some space "
-            "or lower train.keep_checkpoints"
-        )
 
 
 def _size(folder: Path) -> int:
