@@ -70,9 +70,14 @@ class Plugins:
     def broken(self) -> list[str]:
         return [info.name for info in self.infos if info.broken]
 
+    @property
+    def absent(self) -> str:
+        """Why a name may be missing, for the end of a message: sentences, or nothing."""
+        return "".join(f". {reason}" for reason in (_failed_text(self.broken), _blocked_text()) if reason)
+
     def get(self, kind: str, name: str) -> Entry[Any]:
         """The entry of `kind` (a field of `Registries`). Raises `ConfigError` for an unknown name."""
-        entry: Entry[Any] = getattr(self.registries, kind).get(name, self.broken)
+        entry: Entry[Any] = getattr(self.registries, kind).get(name, self.absent)
         return entry
 
 
@@ -104,7 +109,7 @@ def origin(component: object) -> str:
     name = f"{named.__module__}.{named.__qualname__}"
     for info in load_plugins().infos:
         if info.module.partition(".")[0] == top:
-            return f"{name} of plugin {info.name!r} ({info.distribution} {info.version})"
+            return f"{name} of plugin {info.name!r} ({f'{info.distribution} {info.version}'.rstrip()})"
     return name
 
 
@@ -246,6 +251,15 @@ def _blocked(installed: Sequence[str]) -> list[str]:
             known = ", ".join(sorted(set(installed))) or "none"
             raise ConfigError(f"RAMET_BLOCK_PLUGINS: no plugin named {name!r} is installed.{hint} Installed: {known}")
     return blocked
+
+
+def _failed_text(broken: Sequence[str]) -> str:
+    return f"Plugins that failed to load: {', '.join(broken)} (see `ramet plugins`)" if broken else ""
+
+
+def _blocked_text() -> str:
+    blocked = blocked_plugins()
+    return f"RAMET_BLOCK_PLUGINS={','.join(blocked)} leaves out what these plugins offer" if blocked else ""
 
 
 def blocked_plugins() -> list[str]:

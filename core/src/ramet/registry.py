@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -117,17 +117,14 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         return sorted(self._entries)
 
-    def get(self, name: str, broken: Iterable[str] = ()) -> Entry[T]:
-        """The entry of this name. Raises `ConfigError` with a suggestion and the plugins that failed to load."""
+    def get(self, name: str, absent: str = "") -> Entry[T]:
+        """The entry of this name. Raises `ConfigError` with a suggestion and `absent`: why it may be missing."""
         if name in self._entries:
             return self._entries[name]
         close = difflib.get_close_matches(name, self._entries, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        failed = ", ".join(broken)
-        failed = f" Plugins that failed to load: {failed} (see `ramet plugins`)." if failed else ""
-        raise ConfigError(
-            f"{self.group}: no {self.kind} named {name!r}.{hint} Installed: {', '.join(self.names) or 'none'}.{failed}"
-        )
+        known = ", ".join(self.names) or "none"
+        raise ConfigError(f"{self.group}: no {self.kind} named {name!r}.{hint} Installed: {known}{absent}.")
 
 
 def _twice(taken: Entry[Any], entry: Entry[Any]) -> str:

@@ -204,3 +204,53 @@ def test_a_reader_that_goes_away_is_no_error():
     command = f"{Path(sys.executable).with_name('ramet')} plugins --json | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("stream", "argument", "code", "said"),
+    [
+        ("stdout", "--version", 2, "error: standard output: No space left on device; free some space there\n"),
+        ("stderr", "trian", 1, ""),
+    ],
+)
+def test_an_output_on_a_full_disk_is_no_traceback_and_keeps_the_exit_code(
+    stream: str, argument: str, code: int, said: str
+):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    other = "stderr" if stream == "stdout" else "stdout"
+    with open("/dev/full", "w") as full:
+        streams: dict[str, Any] = {stream: full, other: subprocess.PIPE}
+        command = [str(Path(sys.executable).with_name("ramet")), argument]
+        done = subprocess.run(command, text=True, timeout=60, **streams)
+    assert (done.returncode, done.stderr or done.stdout or "") == (code, said)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(13, "Permission denied", "data/x"), "data/x: Permission denied; give this user the right to "
+         "it, or choose another folder"),
+        (OSError(28, "No space left on device", "runs/x"), "runs/x: No space left on device; free some space there"),
+    ],
+)  # fmt: skip
+def test_an_error_of_the_system_is_one_line_with_its_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, line: str
+):
+    def fails(arguments: object) -> int:
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "plugins", SimpleNamespace(summary="", run=fails))
+    assert main(["plugins"]) == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
+    assert main(["plugins", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_time_out_is_a_defect_of_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def fails(arguments: object) -> int:
+        raise TimeoutError("nobody answered")
+
+    monkeypatch.setitem(COMMANDS, "plugins", SimpleNamespace(summary="", run=fails))
+    assert main(["plugins"]) == 2
+    assert capsys.readouterr().err.endswith("error: internal: TimeoutError: nobody answered\n")

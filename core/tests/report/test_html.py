@@ -4,8 +4,10 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,9 +63,31 @@ def test_a_report_that_cannot_be_written_names_the_place(run: Path, tmp_path: Pa
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as caught:
         write_report(run, tmp_path / "file" / "report.html")
+    assert str(caught.value) == f"report: {tmp_path / 'file'}: File exists"
+
+
+def test_a_run_that_can_only_be_read_is_reported_elsewhere(run: Path, tmp_path: Path, small_disk: Any) -> None:
+    here = small_disk.folder / "run"
+    shutil.copytree(run, here)
+    small_disk.make("ro")
+    with pytest.raises(ConfigError) as caught:
+        write_report(here)
     assert str(caught.value) == (
-        f"report: {tmp_path / 'file' / 'report.html'} cannot be written: [Errno 17] File exists: '{tmp_path / 'file'}'"
+        f"report: {here / 'report.html'}: Read-only file system; its disk can only be read, so make it writable or "
+        f"choose another folder; `ramet report {here} --out FILE` writes it elsewhere"
     )
+    assert write_report(here, tmp_path / "made" / "here.html") == tmp_path / "made" / "here.html"
+    assert report.MARKER in (tmp_path / "made" / "here.html").read_bytes()
+
+
+def test_a_full_disk_is_named_and_an_earlier_report_stays(run: Path, small_disk: Any) -> None:
+    out = write_report(run, small_disk.folder / "report.html")
+    before = out.read_bytes()
+    small_disk.fill()
+    with pytest.raises(ConfigError) as caught:
+        write_report(run, out)
+    assert str(caught.value) == f"report: {out}: No space left on device; free some space there"
+    assert out.read_bytes() == before
 
 
 def test_a_run_without_rollouts_still_has_a_report(tmp_path: Path) -> None:

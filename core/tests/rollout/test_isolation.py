@@ -203,8 +203,10 @@ def test_a_step_that_raises_masks_the_rollout_and_says_where(play: Play, error: 
             return StepResult(stop=StopReason.END)
 
     played = play(calls_with_path, step=Raises(), group_size=2)
-    assert faults(played) == {"0": "step"}
-    assert f"{type(error).__name__}: {error}" in played.rollouts[0].fault.message
+    assert faults(played) == {"0": "plugin:step"}
+    line = f"core/tests/rollout/test_isolation.py:{Raises.__call__.__code__.co_firstlineno + 2}"
+    who = f"{__name__}.{Raises.__qualname__}"
+    assert played.rollouts[0].fault.message == f"rollout step {who} raised {type(error).__name__}: {error} ({line})"
 
 
 def test_a_tool_that_the_model_invents_is_told_to_it(play: Play) -> None:

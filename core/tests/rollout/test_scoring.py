@@ -119,7 +119,7 @@ def test_few_failures_never_stop_a_run(failed: int, of: int, stops: bool) -> Non
     with pytest.raises(PluginError) as raised:
         check_failures([some])
     assert str(raised.value) == (
-        "rewards could not judge 4 of 16 rollouts of this step (over 5%); the log names the reward and its error"
+        "rewards could not judge 4 of 16 rollouts of this step (over 5%); most often reward 'length': not judged"
     )
 
 
@@ -236,7 +236,7 @@ def test_over_five_percent_of_a_step_stop_the_run() -> None:
     with pytest.raises(PluginError) as caught:
         check_failures(groups)
     assert str(caught.value) == (
-        "rewards could not judge 4 of 50 rollouts of this step (over 5%); the log names the reward and its error"
+        "rewards could not judge 4 of 50 rollouts of this step (over 5%); most often reward 'length': not judged"
     )
     assert n_unjudged(groups) == 4
 

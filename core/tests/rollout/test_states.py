@@ -287,10 +287,11 @@ LINE = f" (core/tests/rollout/test_states.py:{Broken._break.__code__.co_firstlin
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (InfraError("no rooms left"), "raised InfraError: no rooms left{line}"),
-        (ValueError("?"), "raised ValueError: ?{line}"),
-        (SystemExit(3), "raised SystemExit: 3{line}"),
-        (5.0, "did not return within 1 s"),
+        (InfraError("no rooms left"), "{what} raised InfraError: no rooms left{line}"),
+        (OSError("disk full"), "{what} raised OSError: disk full{line}"),
+        (ValueError("?"), "{what} of {who} raised ValueError: ?{line}"),
+        (SystemExit(3), "{what} of {who} raised SystemExit: 3{line}"),
+        (5.0, "{what} did not return within 1 s"),
     ],
 )
 @pytest.mark.parametrize("what", ["open", "fork"])
@@ -298,8 +299,9 @@ def test_a_state_that_cannot_be_had_masks_its_rollout(play: Play, what: str, how
     """The parent too, if no copy can be kept of its state: else its fork would see what it did since."""
     tool = Broken(what, how)
     rollouts = run(play, tool, Forks(FirstTokens, 1), group_size=2)
+    where = f"{'plugin:' if 'of {who}' in message else ''}state:python"
     assert {rollout.fault for rollout in rollouts.values()} == {
-        Fault(where="state:python", message=f"{what} {message.format(line=LINE)}")
+        Fault(where=where, message=message.format(what=what, who=f"{__name__}.Broken", line=LINE))
     }
     assert tool.left_open == 0
 

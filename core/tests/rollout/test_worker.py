@@ -301,7 +301,17 @@ def test_a_step_that_raises_masks_its_rollouts_and_names_the_line(play: Play) ->
     played = play(one_call, step=BadStep(_crashes), group_size=1)
     line = f"core/tests/rollout/test_worker.py:{_crashes.__code__.co_firstlineno + 1}"
     (fault,) = [rollout.fault for rollout in played.rollouts]
-    assert (fault.where, fault.message) == ("step", f"{BadStep.__module__}.BadStep raised KeyError: 'lost' ({line})")
+    said = f"rollout step {BadStep.__module__}.BadStep raised KeyError: 'lost' ({line})"
+    assert (fault.where, fault.message) == ("plugin:step", said)
+
+
+async def _is_refused(state: RolloutState, ctx: StepContext) -> StepResult:
+    raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_a_step_whose_service_is_gone_is_no_defect(play: Play) -> None:
+    (rollout,) = play(one_call, step=BadStep(_is_refused), group_size=1).rollouts
+    assert rollout.fault is not None and rollout.fault.where == "step"
 
 
 def test_metrics_tell_what_was_played(play: Play, make_task: Any) -> None:

@@ -15,12 +15,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ramet.cli import main
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.runs.manifest import read_manifest
 from ramet.runs.run_dir import RunDir
 from ramet.runs.stopped import Stopped
+from ramet.sft import job, output, trainer
 from ramet.sft.job import SftResult, run
 from ramet.sft.prepare import RowCounts
 from ramet.sft.rank_messages import RankInputs
@@ -89,6 +91,47 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(arguments: lis
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     steps = [entry.step for entry in read_metrics(tmp_path / "killed" / "metrics.jsonl")]
     assert steps == [10, 20, 30, 40, 50, 60]
+
+
+def test_a_disk_that_fills_up_costs_no_number(
+    arguments: list[str], tmp_path: Path, small_disk: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    sft(arguments, "run.name=whole")
+    run_dir = small_disk.folder / "filled"
+    mine = ["sft", *arguments, f"run.root={small_disk.folder}", "run.name=filled"]
+    save, save_to = trainer._Trainer._save_checkpoint, output.save_model
+
+    def fill_first(self: Any, *given: Any) -> None:
+        if self.state.global_step == 20:
+            small_disk.fill()
+        save(self, *given)
+
+    def fill_last(*given: Any) -> None:
+        small_disk.fill()
+        save_to(*given)
+
+    for patched, path in (
+        ((trainer._Trainer, "_save_checkpoint", fill_first), run_dir / "checkpoints" / "checkpoint-20"),
+        ((job, "save_model", fill_last), run_dir / "model"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(*patched)
+            assert main(mine) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert said[-1] == f"error: {path}: No space left on device; free some space there"
+        assert "Traceback" not in "".join(said) and not (run_dir / "model").exists()
+        small_disk.ballast.unlink()
+    assert main(mine) == 0
+    assert weights(run_dir) == weights(tmp_path / "whole")
+
+
+def test_what_a_kill_left_of_an_old_checkpoint_is_deleted_and_never_taken(arguments: list[str], tmp_path: Path) -> None:
+    left = tmp_path / "here" / "checkpoints" / ".checkpoint-5.0123abcd.old"
+    sft(arguments, "run.name=here", "sft.max_steps=15")
+    left.mkdir()
+    sft(arguments, "run.name=here", "sft.max_steps=35", "run.allow_config_change=true")
+    kept = sorted(path.name for path in left.parent.iterdir())
+    assert kept == ["checkpoint-20", "checkpoint-30"]
 
 
 def test_a_signal_saves_the_step_and_the_same_command_goes_on_exactly(

@@ -84,6 +84,20 @@ def test_too_many_infrastructure_failures_stop_the_run_and_name_the_commonest() 
         check_infrastructure(groups, limit=0.2)
 
 
+def test_a_defect_of_a_plugin_stops_the_run_as_one() -> None:
+    [lost, *others] = scored([None, 1.0]).rollouts
+    fault = Fault(
+        where="plugin:step", message="rollout step mine.Step of plugin 'mine' (mine 1.0) raised KeyError: 'a'"
+    )
+    group = ScoredGroup(task=task(), rollouts=(replace(lost, rollout=replace(lost.rollout, fault=fault)), *others))
+    with pytest.raises(PluginError) as raised:
+        check_infrastructure([group], limit=0.2)
+    assert str(raised.value) == (
+        "rollout step mine.Step of plugin 'mine' (mine 1.0) raised KeyError: 'a'; 1 of 2 rollouts were masked (limit "
+        "rollout.max_infra_rate=0.2), most of them by this"
+    )
+
+
 def test_rollouts_that_rewards_could_not_judge_are_no_infrastructure_failures() -> None:
     """They have a limit of their own, below which they never stop a run: of four rollouts, one is more than a fifth."""
     [lost, *others] = scored([None, 1.0, 0.0, 1.0]).rollouts

@@ -17,11 +17,12 @@ from typing import Any
 import ramet
 from ramet import extensions
 from ramet.cli.commands import COMMANDS
-from ramet.cli.terminal import accept_any_text, print_problems
+from ramet.cli.terminal import accept_any_text, complain, print_problems, say, settle_streams
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.extensions import extension
+from ramet.io.os_errors import os_error_text
 from ramet.runs.stopped import Stopped
-from ramet.tracking.log import harmless, set_up_logging
+from ramet.tracking.log import set_up_logging
 
 OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
 _EXTRA = re.compile(r"([\w.-]+).*\bextra\s*==\s*['\"]([\w-]+)['\"]")
@@ -29,6 +30,13 @@ _EXTRA = re.compile(r"([\w.-]+).*\bextra\s*==\s*['\"]([\w-]+)['\"]")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    try:
+        return _main(arguments)
+    finally:
+        settle_streams()
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     accept_any_text()
@@ -36,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run([argument for argument in given if argument != "--debug"])
     except Stopped as stopped:
-        print(f"stopped by {stopped}", file=sys.stderr)
+        complain(f"stopped by {stopped}")
         return stopped.code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        complain("interrupted")
         return INTERRUPTED
     except RametError as error:
         if debug:
@@ -48,16 +56,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USER if isinstance(error, ConfigError | PluginError) else INTERNAL
     except SystemExit as error:  # a plugin or a library that takes this process for its own
         _print_trace()
-        print(f"error: internal: something left the program with exit code {error.code}", file=sys.stderr)
+        complain(f"error: internal: something left the program with exit code {error.code}")
         return INTERNAL
     except Exception as error:
         missing = _missing_package(error) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None:
-            print(f"error: {missing}", file=sys.stderr)
+            complain(f"error: {missing}")
             return USER
+        if (problem := _system_problem(error)) is not None:
+            if debug:
+                _print_trace()
+            complain(f"error: {problem}")
+            return INTERNAL
         _print_trace()  # a defect, not the user's mistake: whoever repairs it needs this
-        print(harmless(f"error: internal: {type(error).__name__}: {error}"), file=sys.stderr)
+        complain(f"error: internal: {type(error).__name__}: {error}")
         return INTERNAL
+
+
+def _system_problem(error: Exception) -> str | None:
+    """The message for what a disk, a right or a limit is the cause of; None for a defect.
+
+    One without a path gets the line of Ramet that it comes from.
+    """
+    if not isinstance(error, OSError) or not str(error) or (isinstance(error, TimeoutError) and error.errno is None):
+        return None
+    text = os_error_text(error)
+    if error.filename is not None:
+        return text
+    calls = [call for call in traceback.extract_tb(error.__traceback__) if "/ramet/" in call.filename]
+    return f"{text} (in {calls[-1].filename.rpartition('/ramet/')[2]}:{calls[-1].lineno})" if calls else text
 
 
 def _missing_package(error: ModuleNotFoundError) -> str | None:
@@ -80,16 +107,16 @@ def _extras() -> dict[str, str]:
 
 
 def _print_trace() -> None:
-    print(harmless(traceback.format_exc()), end="", file=sys.stderr)
+    complain(traceback.format_exc().rstrip("\n"))
 
 
 def _run(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
-        print(_overview())
+        say(_overview())
         return OK
     if name == "--version":
-        print(f"ramet {ramet.__version__}")
+        say(f"ramet {ramet.__version__}")
         return OK
     if name in COMMANDS:
         return COMMANDS[name].run(arguments[1:])

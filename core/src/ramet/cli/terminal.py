@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -33,11 +34,31 @@ class Parser(argparse.ArgumentParser):
 
 
 def say(text: str) -> None:
-    """Print, and be quiet if the reader went away, as in `ramet plugins | head -1`."""
+    """Print, and be quiet if the reader went away, as in `ramet plugins | head -1`.
+
+    Raises `OSError`, which names the standard output, if that is a file on a full disk.
+    """
     try:
         print(visible(text), flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
+        settle_streams()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
+
+
+def complain(text: str) -> None:
+    """A line on stderr, if it can be written there: a log on a full disk must not hide the exit code."""
+    with contextlib.suppress(OSError):
+        print(harmless(text), file=sys.stderr, flush=True)
+
+
+def settle_streams() -> None:
+    """What could not be written is dropped, or the interpreter complains at its exit and changes the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -59,7 +80,7 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def print_problems(error: RametError) -> None:
     for problem in error.problems if isinstance(error, ConfigErrors) else [str(error)]:
-        print("error: " + harmless(problem).replace("\n", "\n       "), file=sys.stderr)
+        complain("error: " + problem.replace("\n", "\n       "))
 
 
 def accept_any_text() -> None:

@@ -43,6 +43,11 @@ def _ray(config: Config) -> Iterator[str]:
         yield from _colocated(config)
 
 
+def could_colocate(config: Config) -> bool:
+    """Whether `cluster.colocate=true` would be accepted, and is not set already."""
+    return config.cluster.name == "ray" and not config.cluster.colocate and not list(_colocated(config))
+
+
 def _colocated(config: Config) -> Iterator[str]:
     cluster, device = config.cluster, config.model.device
     if device == "cpu":

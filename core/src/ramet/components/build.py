@@ -68,7 +68,7 @@ class Components:
 
 
 def _build(registry: Registry[T], chosen: ComponentConfig | RolloutStepConfig) -> T:
-    return registry.get(chosen.name, load_plugins().broken).build(chosen.params)
+    return registry.get(chosen.name, load_plugins().absent).build(chosen.params)
 
 
 def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:

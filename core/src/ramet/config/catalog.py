@@ -59,7 +59,7 @@ class Catalog:
     """Everything that can be chosen in this process."""
 
     components: dict[str, dict[str, Choice]]  # group -> name -> component
-    broken: list[str] = field(default_factory=list)  # plugins that failed to load
+    absent: str = ""  # why a name may be missing, for the end of a message
     recorded: dict[tuple[str, str], str] = field(default_factory=dict)  # (group, name) -> who offered it to this run
 
     def get(self, group: str, name: str) -> Choice:
@@ -90,8 +90,7 @@ class Catalog:
     def unknown(self, group: str, name: str, allowed: Iterable[str]) -> str:
         """The message for a name that `group` does not have."""
         allowed = sorted(allowed)
-        failed = f". Plugins that failed to load: {', '.join(self.broken)} (see `ramet plugins`)" if self.broken else ""
-        known = f"Installed: {', '.join(allowed) or 'none'}{failed}"
+        known = f"Installed: {', '.join(allowed) or 'none'}{self.absent}"
         if (group, name) in self.recorded:
             return f"{group}: no {name!r}. When this run began, {self.recorded[group, name]}. {known}"
         return f"{group}: no {name!r}.{suggest(name, allowed)} {known}"
@@ -126,7 +125,7 @@ def make_catalog(plugins: Plugins) -> Catalog:
                 plugin=f"{entry.plugin} ({entry.distribution})",
                 unusable=_unusable(entry.config),
             )
-    return Catalog(components=components, broken=plugins.broken)
+    return Catalog(components=components, absent=plugins.absent)
 
 
 def recorded_offers(manifest: Path) -> dict[tuple[str, str], str]:

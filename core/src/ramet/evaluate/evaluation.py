@@ -23,7 +23,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import ChatMarkup, Config
 from ramet.data.filter import warn_of_chat_markup
 from ramet.data.tasks import fingerprint
-from ramet.errors import ConfigError, InfraError, MissingHere, RametError, raise_all, set_aside_missing
+from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
 from ramet.evaluate.header import Header
 from ramet.evaluate.measure import measure
 from ramet.evaluate.results import BenchmarkResult, PartialResults, Results, check_complete, is_finished, read_results
@@ -38,7 +38,7 @@ from ramet.rollout.worker import RolloutPlan
 from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
-from ramet.runs.stopped import StopListener, resume_command
+from ramet.runs.stopped import StopListener, resumable
 from ramet.types import Benchmark, Task
 
 logger = logging.getLogger(__name__)
@@ -98,16 +98,14 @@ def _run(resolved: Resolved) -> EvaluateResult:
         if is_finished(out, header, allow=allow):
             logger.info("this evaluation is finished: results in %s", out)
             return _result(run_dir.path, out)
-        partial = PartialResults(out, header, allow=allow)
-        run_dir.record(resolved, manifest)
-        _announce(config, prepared, out)
-        try:
+        with resumable(resolved, run_dir.path.name):
+            partial = PartialResults(out, header, allow=allow)
+            run_dir.record(resolved, manifest)
+            _announce(config, prepared, out)
             run_async(_measure(config, prepared, partial, folder=run_dir.services))
             check_complete(partial.results(), config.evaluate.max_masked_share, partial.path)
-        except (KeyboardInterrupt, InfraError):
-            logger.warning("resume with: %s", resume_command(resolved, run_dir.path.name))
-            raise
-        _show(partial.finish(), out)
+            results = partial.finish()
+        _show(results, out)
         return _result(run_dir.path, out)
 
 

@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ramet.errors import ConfigError, InfraError
+from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.evaluate.header import CHANGES, SCHEMA, Differences, Header, differences, plain
 from ramet.evaluate.statistics import MetricSummary, summarise
 from ramet.evaluate.tasks import TaskResult, ToolStatistics, scores_of, tool_statistics
 from ramet.io.atomic import write_file
 from ramet.io.json_lines import append_line, cut_torn_line
+from ramet.rollout.stateful import DEFECT
 
 logger = logging.getLogger(__name__)
 PARTIAL = ".partial.jsonl"  # after the name of the results file
@@ -176,18 +177,23 @@ def is_finished(out: Path, header: Header, *, allow: bool = False) -> bool:
 
 
 def check_complete(results: Results, limit: float, partial: Path) -> None:
-    """Raise `InfraError` if more than `limit` of a benchmark's rollouts have no score."""
+    """Raise `InfraError` if more than `limit` of a benchmark's rollouts have no score, `PluginError` if the commonest
+    reason is a defect of a plugin.
+    """
+    kind: type[RametError] = InfraError
     problems = []
     for benchmark in results.benchmarks:
         reasons = Counter(benchmark.reasons_missing())
         if reasons.total() <= limit * benchmark.n_rollouts:
             continue
+        commonest = reasons.most_common(1)[0][0]
+        kind = PluginError if commonest.startswith(DEFECT) else kind
         problems.append(
             f"benchmark {benchmark.name}: {reasons.total()} of {benchmark.n_rollouts} rollouts were masked or not "
-            f"judged (limit evaluate.max_masked_share={limit:g}); most often {reasons.most_common(1)[0][0]}"
+            f"judged (limit evaluate.max_masked_share={limit:g}); most often {commonest.removeprefix(DEFECT)}"
         )
     if problems:
-        raise InfraError(
+        raise kind(
             f"{'; '.join(problems)}. No results are written, since those left would be a biased subset. What is judged "
             f"is kept in {partial}: remove the cause and start the same command again, which plays only what is missing"
         )

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -34,6 +33,7 @@ from ramet.export.check import (
 from ramet.export.model import build_model
 from ramet.export.verl import model_folder, read_shards
 from ramet.io.atomic import sync, sync_tree, temporary_folder
+from ramet.io.os_errors import naming, os_error_text
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.state import saved_weights
@@ -249,13 +249,14 @@ def _temporary(out: Path) -> Iterator[Path]:
     """A temporary folder that is renamed to `out` at the end of the block, or deleted if it raises."""
     folder: Path | None = None
     try:
-        folder = temporary_folder(out)
-        yield folder
-        sync_tree(folder)
-        folder.replace(out)
-        sync(out.parent)
-    except (OSError, SafetensorError) as error:
-        raise InfraError(f"{out}: could not be written: {error}") from error
+        with naming(out):
+            folder = temporary_folder(out)
+            yield folder
+            sync_tree(folder)
+            folder.replace(out)
+            sync(out.parent)
+    except OSError as error:
+        raise InfraError(f"{out}: not written: {os_error_text(error)}") from error
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from ramet.io.os_errors import naming
+
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 TAGS = ("think", "python", "search", "result", "answer")
@@ -79,6 +81,7 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with naming(folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     return folder

@@ -121,10 +121,12 @@ def _check_cache(plan: MemoryPlan) -> list[str]:
     engine = plan.engine
     if engine is None or engine.cache >= engine.sequence:
         return []
+    given = getattr(plan.inputs.config.engine.params, "kv_cache_bytes", None)  # where it is set, nothing else counts
+    more = "engine.params.gpu_memory_utilization or set engine.params.kv_cache_bytes"
     return [
         f"memory: the engine's keys and values get {gib(engine.cache)} GiB, and one rollout of "
         f"{longest_sequence(plan.inputs.config)} tokens takes {gib(engine.sequence)} GiB; raise "
-        "engine.params.gpu_memory_utilization or engine.params.kv_cache_bytes, or lower rollout.max_response_tokens"
+        f"{more if given is None else f'engine.params.kv_cache_bytes={given}'}, or lower rollout.max_response_tokens"
     ]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ramet.cluster.check import could_colocate
 from ramet.config.schema import Config
 from ramet.errors import ConfigError
 from ramet.models.loading import resolve_device
@@ -138,12 +139,17 @@ def check_placement(config: Config, machine: Machine, *, trains: bool = True) ->
     if not machine.cuda or machine.devices is None or plan.n_devices <= machine.devices:
         return []
     local, beside = plan.cluster == "local", trains and plan.cluster != "local" and not config.cluster.colocate
-    keys = [*(["cluster.policy_workers"] * trains), "cluster.rollout_workers"]
-    lower = "engine.params.tensor_parallel" if local else (" or " if beside else " and ").join(keys)
-    turns = ", or set cluster.colocate=true" if beside else ""
+    counts = {"cluster.policy_workers": plan.ranks, "cluster.rollout_workers": plan.engines}
+    if local:
+        counts = {"engine.params.tensor_parallel": plan.tensor_parallel}
+    keys = [f"{key}={count}" for key, count in counts.items() if count > 1]
+    advice = [f"lower {(' or ' if beside else ' and ').join(keys)}"] if keys else []
+    if beside and could_colocate(config):
+        advice.append("set cluster.colocate=true")
     return [
         f"cluster: {_workers(plan.ranks, plan.engines, ' and ')} need {plan.n_devices} devices"
-        f"{' beside each other' if beside else ''}, and there are {machine.devices}; lower {lower}{turns}"
+        f"{' beside each other' if beside else ''}, and there are {machine.devices}; "
+        f"{', or '.join([*advice, 'take a machine with more'])}"
     ]
 
 

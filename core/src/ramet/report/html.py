@@ -22,6 +22,7 @@ from string import Template
 
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
+from ramet.io.os_errors import os_error_text
 from ramet.report.data import overview, tokenizer_folders
 from ramet.report.tree import Splitter, find_splitter, group_data
 from ramet.rollout.record import read_records
@@ -49,6 +50,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     Raises `ConfigError` if the folder is missing or holds no metrics, and if `out` cannot be written or is something
     else than an earlier report.
     """
+    elsewhere = f"; `ramet report {run} --out FILE` writes it elsewhere" if out is None else ""
     out = out or run / "report.html"
     _check_out(out)
     facts = overview(run)
@@ -57,7 +59,7 @@ def write_report(run: Path, out: Path | None = None) -> Path:
     try:
         write_file(out, text.encode("ascii", "xmlcharrefreplace"), private=not run.stat().st_mode & 0o077)
     except OSError as error:
-        raise ConfigError(f"report: {out} cannot be written: {error}") from error
+        raise ConfigError(f"report: {os_error_text(error)}{elsewhere}") from error
     return out
 
 

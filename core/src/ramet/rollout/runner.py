@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ramet.config.schema import RolloutConfig
-from ramet.errors import ConfigError, PluginError
+from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.output_checks import begin_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
-from ramet.rollout.stateful import ENVIRONMENT, StateFailed
+from ramet.rollout.stateful import DEFECT, ENVIRONMENT, StateFailed, is_defect
 from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.turn_context import FirstTokensHook, GroupContext, TurnContext, state_of
@@ -103,8 +103,10 @@ class RolloutRunner:
             return live.fault
         if isinstance(error, StateFailed):
             return Fault(where=error.where, message=str(error))
-        what = f"{self._step_name} raised {type(error).__name__}: {error}{raised_at(error)}"
-        return Fault(where="step", message=what)
+        raised = f"raised {type(error).__name__}: {error}{raised_at(error)}"
+        if not is_defect(error):
+            return Fault(where="step", message=f"{self._step_name} {raised}")
+        return Fault(where=f"{DEFECT}step", message=f"rollout step {origin(self.step)} {raised}")
 
     async def _turns(self, live: LiveRollout) -> None:
         if self.states is not None:
@@ -153,7 +155,7 @@ class RolloutRunner:
     def _insert_first(self, live: LiveRollout, parts: Sequence[Insert]) -> None:
         """What `begin` gave: it comes before the first turn, so forks share it."""
         if not self._insert(live, parts):
-            raise RuntimeError(f"the first observation of {self._step_name} leaves no room for a response")
+            raise InfraError(f"the first observation of {self._step_name} leaves no room for a response")
         live.starts[0] = len(live.segments)
 
     def _merge_end(self, live: LiveRollout, result: StepResult | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -152,12 +153,14 @@ def n_unjudged(groups: Iterable[ScoredGroup]) -> int:
 
 def check_failures(groups: Sequence[ScoredGroup]) -> None:
     """Raise `PluginError` if rewards failed on more than three rollouts and 5 % of what they were given."""
-    failed = n_unjudged(groups)
+    unjudged = [fault for fault in _faults(groups) if fault is not None and fault.where.startswith(UNJUDGED)]
+    failed = len(unjudged)
     seen = failed + sum(fault is None for fault in _faults(groups))
     if failed > FEW and failed / seen > MAX_FAILED:
+        (where, message), _ = Counter((fault.where, fault.message) for fault in unjudged).most_common(1)[0]
         raise PluginError(
-            f"rewards could not judge {failed} of {seen} rollouts of this step (over {MAX_FAILED:.0%}); the log names "
-            "the reward and its error"
+            f"rewards could not judge {failed} of {seen} rollouts of this step (over {MAX_FAILED:.0%}); most often "
+            f"reward {where.removeprefix(UNJUDGED)!r}: {message}"
         )
 
 

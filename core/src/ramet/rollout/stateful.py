@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,12 +15,20 @@ from ramet.types import BranchPolicy, RolloutStep, Stateful, Tool
 ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
 
 
+DEFECT = "plugin:"  # how `Fault.where` begins if a plugin's own code is to blame
+
+
 class StateFailed(InfraError):
     """A state could not be opened, copied or replayed; `where` is that of the fault which masks the rollout."""
 
-    def __init__(self, name: str, message: str) -> None:
+    def __init__(self, name: str, message: str, *, defect: bool = False) -> None:
         super().__init__(message)
-        self.where = f"state:{name}"
+        self.where = f"{DEFECT if defect else ''}state:{name}"
+
+
+def is_defect(error: BaseException) -> bool:
+    """Whether what a step or a state raised is its own mistake, and no failure of a service, a disk or a machine."""
+    return not isinstance(error, InfraError | OSError | MemoryError | asyncio.CancelledError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from ramet.plugin_code import named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.keys import BranchPath, stable_seed
-from ramet.rollout.stateful import StateFailed, StatefulComponent, config_key
+from ramet.rollout.stateful import StateFailed, StatefulComponent, config_key, is_defect
 from ramet.rollout.tools.executor import CLOSE_TIMEOUT_S
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
@@ -224,8 +224,11 @@ class States:
         except ConfigError as error:
             raise named(error, f"{what} of {origin(component.owner)}", config_key(component)) from error
         except (Exception, SystemExit) as error:  # asyncio would end the run with a task's SystemExit
-            raised = f"{what} raised {type(error).__name__}: {error}{raised_at(error)}"
-            raise StateFailed(component.name, raised) from error
+            raised = f"raised {type(error).__name__}: {error}{raised_at(error)}"
+            if not is_defect(error):
+                raise StateFailed(component.name, f"{what} {raised}") from error
+            who = f"{what} of {origin(component.owner)}"
+            raise StateFailed(component.name, f"{who} {raised}", defect=True) from error
         if state is None:
             raise PluginError(f"{what} of {origin(component.owner)} returned None; allowed: a state")
         return state

@@ -19,6 +19,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.secrets import hide_argument
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
+from ramet.io.os_errors import os_error_text
 from ramet.runs.lock import RunLock
 from ramet.runs.manifest import Manifest, now, read_manifest, write_manifest
 from ramet.runs.own_files import check_run_folder, remove_torn
@@ -62,7 +63,9 @@ class RunDir:
             run.checkpoints.mkdir(exist_ok=True)
             remove_torn(run.path)
         except OSError as error:
-            raise ConfigError(f"cannot write the run directory {str(root / (name or ''))!r}: {error}") from error
+            raise ConfigError(
+                f"cannot write the run directory {str(root / (name or ''))!r}: {os_error_text(error)}"
+            ) from error
         return run
 
     def check_resume(self, resolved: Resolved, manifest: Manifest) -> list[str]:
@@ -85,8 +88,8 @@ class RunDir:
         self._manifest = manifest
 
     def finish(self, status: str) -> None:
-        """Note how this attempt ended: done, failed or interrupted."""
-        if self._manifest is not None:
+        """Note how this attempt ended: done, failed or interrupted. A directory that is gone is not made again."""
+        if self._manifest is not None and self._manifest_path.exists():
             self._manifest.attempts[-1].status = status
             self._manifest.attempts[-1].ended = now()
             write_manifest(self._manifest_path, self._manifest)
@@ -100,10 +103,16 @@ class RunDir:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._manifest is not None and self._manifest.attempts[-1].ended is None:
-            stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
-            self.finish("done" if kind is None else "interrupted" if stopped else "failed")
-        self.close()
+        try:
+            if self._manifest is not None and self._manifest.attempts[-1].ended is None:
+                stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+                self.finish("done" if kind is None else "interrupted" if stopped else "failed")
+        except OSError as failed:
+            if error is None:
+                raise
+            logger.warning("how this run ended is not in its manifest: %s", os_error_text(failed))
+        finally:
+            self.close()
 
 
 def _named(root: Path, name: str) -> Path:

@@ -1,7 +1,8 @@
-"""Runs that a signal ends: its handler, what is raised, and the command that resumes the run."""
+"""Runs that end early: the handler of signals, what it raises, and the command that resumes the run."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
@@ -11,9 +12,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ramet.errors import InfraError
+
 if TYPE_CHECKING:  # the command line loads this module for `ramet --help`
     from ramet.config.resolved import Resolved
 
+logger = logging.getLogger(__name__)
+VARIABLES = ("PYTHONPATH", "RAMET_PLUGINS", "RAMET_BLOCK_PLUGINS")  # that say which plugins there are
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -77,8 +82,28 @@ def write_stderr(text: str) -> None:
     os.write(2, f"{text}\n".encode())
 
 
+@contextmanager
+def resumable(resolved: Resolved, name: str) -> Iterator[None]:
+    """Log the command that resumes the run if a signal ends the block, or what is mended outside of the configuration:
+    a lost worker, a full disk. What a resume would only meet again (a mistake, a defect) passes without it.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, InfraError, OSError):
+        logger.warning("resume with: %s", resume_command(resolved, name))
+        raise
+
+
 def resume_command(resolved: Resolved, name: str) -> str:
-    """The command line that resumes this run, in the current working directory."""
+    """The shell command that resumes this run, in the current working directory."""
     given = [text for text in resolved.overrides if text.partition("=")[0].lstrip("+~") != "run.name"]
     folder = [] if resolved.config_dir is None else ["--config-dir", str(resolved.config_dir)]
-    return shlex.join(["ramet", resolved.job, *folder, *given, f"run.name={name}"])
+    command = shlex.join(["ramet", resolved.job, *folder, *given, f"run.name={name}"])
+    return " ".join([*_plugin_variables(), command])
+
+
+def _plugin_variables() -> Iterator[str]:
+    """Settings of the environment without which plugins of this run would be missing."""
+    if os.environ.get("RAMET_PLUGINS") or os.environ.get("RAMET_BLOCK_PLUGINS"):
+        set_here = ((name, os.environ.get(name)) for name in VARIABLES)
+        yield from (f"{name}={shlex.quote(value)}" for name, value in set_here if value)

@@ -7,7 +7,7 @@ machine and watches; started by torchrun, this process is one of the ranks.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Strategy
-from ramet.errors import InfraError, raise_all
+from ramet.errors import raise_all
 from ramet.models.loading import DTYPES, load_model, resolve_device
 from ramet.models.torch_setup import set_up_torch
 from ramet.runs.manifest import DataRecord, Manifest, make_manifest, model_files, model_fingerprint
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
-from ramet.runs.stopped import StopListener, resume_command
+from ramet.runs.stopped import StopListener, resumable
 from ramet.sft.checkpoints import SftLayout
 from ramet.sft.launch import run_ranks
 from ramet.sft.output import Summary, read_summary, save_model, write_summary
@@ -69,15 +69,11 @@ def _run(resolved: Resolved, prepared: PreparedSft, world: World, signals: StopL
     config = resolved.config
     with ExitStack() as opened:
         path = world.from_first(lambda: _open(resolved, prepared, opened))
-        try:
+        with resumable(resolved, path.name) if world.first else nullcontext():
             if config.sft.strategy is Strategy.NONE or world.joins:
                 train_and_save(config, prepared, path, signals, world)
             elif finished(config, prepared, path) is None:
                 run_ranks(config, prepared, path, signals)
-        except (KeyboardInterrupt, InfraError):
-            if world.first:
-                logger.warning("resume with: %s", resume_command(resolved, path.name))
-            raise
         summary = world.from_first(lambda: read_summary(path))  # which the first rank alone has written
         assert summary is not None
         return SftResult(run=path, model=Path(summary.model), steps=summary.steps, final_loss=summary.final_loss)

@@ -29,7 +29,7 @@ from typing import IO
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
-from ramet.config.schema import Config
+from ramet.config.schema import Config, SftConfig, Strategy
 from ramet.errors import ConfigErrors, InfraError
 from ramet.processes import ownership
 from ramet.runs.stopped import StopListener, Stopped
@@ -47,12 +47,12 @@ HOST = "127.0.0.1"
 def run_ranks(config: Config, prepared: PreparedSft, run: Path, signals: StopListener) -> None:
     """Train with `cluster.policy_workers` processes under the run directory `run`; returns when all are done.
 
-    Raises the error of the rank that failed first, as `ConfigError` or `InfraError`, or `Stopped`. Whatever happens, no
-    rank is running afterwards.
+    Raises the error of the rank that failed first, as `ConfigError`, `OSError` or `InfraError`, or `Stopped`. Whatever
+    happens, no rank is running afterwards.
     """
     inputs = run / f".ranks.{os.getpid()}.tmp"  # a name that the next process removes if this one is killed
     RankInputs.of(config, prepared, run).save(inputs)
-    ranks = RankProcesses(config.cluster.policy_workers, config.cluster.timeout_s)
+    ranks = RankProcesses(config.cluster.policy_workers, config.cluster.timeout_s, less_memory=_less_memory(config.sft))
     try:
         with signals.deferred():
             ranks.start(inputs, config.run.threads)
@@ -65,8 +65,10 @@ def run_ranks(config: Config, prepared: PreparedSft, run: Path, signals: StopLis
 class RankProcesses:
     """The processes, by rank."""
 
-    def __init__(self, size: int, timeout_s: float) -> None:
+    def __init__(self, size: int, timeout_s: float, *, less_memory: str = "") -> None:
+        """`less_memory`: what helps where memory runs out, for messages."""
         self._size = size
+        self._less_memory = less_memory
         self._timeout_s = timeout_s
         timeout = timedelta(seconds=timeout_s)
         self._store = TCPStore(HOST, 0, None, True, timeout, wait_for_workers=False)
@@ -163,30 +165,38 @@ class RankProcesses:
         running = [str(rank) for rank, code in enumerate(codes) if code is None]
         rest = f"; still running then, and stopped: {', '.join(running)}" if running else ""
         if killed:
-            return self._error(f"rank {killed[0]} {_signalled(codes[killed[0]] or 0)}{rest}")
+            return self._error(f"rank {killed[0]} {self._signalled(codes[killed[0]] or 0)}{rest}")
         if failures:
             rank, failure = min(failures, key=lambda one: one[1].order)
             if failure.problems is not None:
                 return ConfigErrors(failure.problems)
+            if (error := failure.os_error) is not None:
+                logger.debug("[rank %d] %s", rank, failure.trace.rstrip())
+                return error
             logger.error("[rank %d] %s", rank, failure.trace.rstrip())
             return self._error(f"rank {rank} failed: {failure.text}{rest}")
         rank = next(rank for rank, code in enumerate(codes) if code)
         code = codes[rank] or 0
-        how = _signalled(code) if code < 0 else f"ended with exit code {code}; what it printed is above"
+        how = self._signalled(code) if code < 0 else f"ended with exit code {code}; what it printed is above"
         return self._error(f"rank {rank} {how}{rest}")
 
     def _error(self, text: str) -> InfraError:
         return InfraError(f"sft: of {self._size} ranks {text}")
 
+    def _signalled(self, code: int) -> str:
+        name = signal.Signals(-code).name
+        if -code == signal.SIGKILL:
+            return f"was killed by {name}, as the kernel does when memory runs out (see dmesg){self._less_memory}"
+        return f"died of {name}; what it printed is above"
 
-def _signalled(code: int) -> str:
-    name = signal.Signals(-code).name
-    if -code == signal.SIGKILL:
-        return (
-            f"was killed by {name}, as the kernel does when memory runs out (see dmesg); less is needed with a smaller "
-            "sft.batch_size or sft.max_tokens, or with sft.strategy=zero3 or fsdp over more ranks"
-        )
-    return f"died of {name}; what it printed is above"
+
+def _less_memory(sft: SftConfig) -> str:
+    """What lowers the memory of a rank and is not done already."""
+    keys = [f"sft.batch_size={sft.batch_size}"] if sft.batch_size > 1 else []
+    smaller = " or ".join([*keys, f"sft.max_tokens={sft.max_tokens}"])
+    shards_all = sft.strategy in (Strategy.ZERO3, Strategy.ZERO3_OFFLOAD, Strategy.FSDP)
+    strategy = "" if shards_all else "with sft.strategy=zero3 or fsdp, or "
+    return f"; less is needed with a smaller {smaller}, or {strategy}over more ranks (cluster.policy_workers)"
 
 
 def _forward(rank: int, stream: IO[bytes]) -> None:

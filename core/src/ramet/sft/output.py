@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ramet.errors import ConfigError, InfraError
 from ramet.io.atomic import sync, sync_tree, temporary_folder, write_file
+from ramet.io.os_errors import naming
 
 if TYPE_CHECKING:  # `ramet checkpoints` reads a summary, and needs neither
     from torch import Tensor
@@ -50,15 +51,20 @@ def save_model(
     """Write a Hugging Face folder, replacing an earlier one only when the new one is complete.
 
     `weights` are written in the model's dtype instead of its own, of which it may hold a part. Raises `InfraError` if
-    something else has been put where the folder belongs.
+    something else has been put where the folder belongs, and `OSError` if it cannot be written.
     """
     for stale in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
         if _is_ours(stale):  # left by a process that was killed
-            shutil.rmtree(stale)
+            _remove(stale)
     temporary = _new_folder(folder)
-    model.save_pretrained(temporary, state_dict=None if weights is None else _state(model, weights))
-    tokenizer.save_pretrained(temporary)
-    sync_tree(temporary)
+    try:
+        with naming(folder):
+            model.save_pretrained(temporary, state_dict=None if weights is None else _state(model, weights))
+            tokenizer.save_pretrained(temporary)
+            sync_tree(temporary)
+    except OSError:
+        _remove(temporary)  # half a model is of no use, and may be what fills the disk
+        raise
     if not may_replace(folder):
         raise InfraError(f"{folder}: not written by `ramet sft`, and not replaced; the trained model is in {temporary}")
     earlier = _new_folder(folder) if folder.exists() else None
@@ -67,7 +73,7 @@ def save_model(
     temporary.replace(folder)
     sync(folder.parent)
     if earlier is not None:
-        shutil.rmtree(earlier)
+        _remove(earlier)
 
 
 def may_replace(folder: Path) -> bool:
@@ -84,8 +90,23 @@ def _is_ours(folder: Path) -> bool:
 def _new_folder(folder: Path) -> Path:
     """Marked as ours before anything else is in it."""
     made = temporary_folder(folder)
-    (made / MARKER).write_text("{}\n", encoding="ascii")
+    try:
+        with naming(folder):
+            (made / MARKER).write_text("{}\n", encoding="ascii")
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)  # without the mark nobody would ever delete it
+        raise
     return made
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder of ours, the mark last: what a kill leaves of it is known and deleted by the next process."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MARKER:
+            path.unlink()
+    shutil.rmtree(folder)
 
 
 def _state(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ramet.config.schema import Config
 from ramet.errors import ConfigError, ConfigErrors
+from ramet.io.os_errors import naming
 from ramet.models.loading import load_tokenizer
 from ramet.sft.encode import Example
 from ramet.sft.prepare import PreparedSft, RowCounts
@@ -47,7 +48,8 @@ class RankInputs:
 
     def save(self, file: Path) -> None:
         """A pickle runs code where it is read: the file is new, no link, and nobody else's to read or write."""
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as opened:
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with naming(file), open(handle, "wb") as opened:
             pickle.dump(self, opened)
 
     @staticmethod
@@ -75,6 +77,7 @@ class RankFailure:
     text: str
     trace: str
     problems: list[str] | None  # of a mistake of the user
+    of_system: tuple[int, str, str | None] | None = None  # number, text and path of an `OSError`
 
     @classmethod
     def report(cls, store: Store, rank: int, error: BaseException) -> None:
@@ -86,6 +89,7 @@ class RankFailure:
             text=f"{type(error).__name__}: {error}",
             trace="".join(traceback.format_exception(error)),
             problems=problems,
+            of_system=_of_system(error),
         )
         store.set(FAILURE.format(rank), json.dumps(asdict(failure)))
 
@@ -94,3 +98,14 @@ class RankFailure:
         """None if this rank has reported nothing, as one that was killed."""
         key = FAILURE.format(rank)
         return cls(**json.loads(store.get(key))) if store.check([key]) else None
+
+    @property
+    def os_error(self) -> OSError | None:
+        """The `OSError` that the rank raised, None if it was another error."""
+        return None if self.of_system is None else OSError(*self.of_system)
+
+
+def _of_system(error: BaseException) -> tuple[int, str, str | None] | None:
+    if not isinstance(error, OSError) or error.errno is None:
+        return None
+    return error.errno, error.strerror or os.strerror(error.errno), error.filename and os.fsdecode(error.filename)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ramet.io.os_errors import naming
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -32,7 +34,8 @@ def plot_curves(path: Path, curves: Mapping[str, Curve], *, title: str, x: str) 
     for panel in panels[len(curves) :]:
         panel.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with naming(path):
+        figure.savefig(path)
 
 
 def _draw(panel: Axes, name: str, curve: Curve, x: str) -> None:

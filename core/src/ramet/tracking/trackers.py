@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ramet.errors import ConfigError, PluginError, raise_all
 from ramet.extensions import TRACKERS, extension
+from ramet.io.os_errors import os_error_text
 from ramet.tracking.console import ConsoleTracker
 from ramet.tracking.jsonl import NAME, JsonlTracker
 from ramet.types import TrackedRun, Tracker
@@ -40,7 +41,7 @@ class Trackers:
             except Exception as error:  # the boundary: whatever a tracker raises, the training goes on
                 self.failures[name] += 1
                 if self.failures[name] == 1:
-                    logger.warning("tracker %s failed, training goes on: %r", name, error)
+                    logger.warning("tracker %s failed, training goes on: %s", name, _what(error))
 
 
 _FACTORIES: dict[str, Callable[[TrackedRun], Tracker]] = {
@@ -75,6 +76,10 @@ def make_trackers(names: Sequence[str], run: TrackedRun) -> Trackers:
                 raise
             logger.warning("tracker %s could not be made, training goes on without it: %r", name, error)
     return Trackers(made)
+
+
+def _what(error: Exception) -> str:
+    return os_error_text(error) if isinstance(error, OSError) else repr(error)
 
 
 def _factory(name: str) -> Callable[[TrackedRun], Tracker]:

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from ramet.cluster.interfaces import Rollouts
-from ramet.errors import InfraError
+from ramet.errors import InfraError, PluginError
 from ramet.policy.batching.rows import Row
 from ramet.rollout.plan import RolloutPlan, check_groups
 from ramet.rollout.scoring import UNJUDGED, ScoredGroup, n_unjudged
+from ramet.rollout.stateful import DEFECT
 from ramet.types import Group, Task
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ def _spawn(work: asyncio.TaskGroup, scoring: Coroutine[Any, Any, None]) -> None:
 def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:
     """Raise `InfraError` if more than `limit` of the rollouts are masked; the message names the commonest fault.
 
-    What rewards could not judge has a limit of its own (`check_failures`).
+    `PluginError` if that is a defect of a plugin, which a resume would only meet again. What rewards could not judge
+    has a limit of its own (`check_failures`).
     """
     rollouts = [r.rollout for group in groups for r in group.rollouts]
     faults = [r.fault for r in rollouts if r.fault is not None and not r.fault.where.startswith(UNJUDGED)]
@@ -65,10 +67,13 @@ def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:
         return
     where = max({f.where for f in faults}, key=lambda w: sum(f.where == w for f in faults))
     message = next(f.message for f in faults if f.where == where)
-    raise InfraError(
-        f"{len(faults)} of {len(rollouts)} rollouts were masked by infrastructure faults (limit "
-        f"rollout.max_infra_rate={limit:g}); most often {where}: {message}"
+    masked, allowed = (
+        f"{len(faults)} of {len(rollouts)} rollouts were masked",
+        f"limit rollout.max_infra_rate={limit:g}",
     )
+    if where.startswith(DEFECT):
+        raise PluginError(f"{message}; {masked} ({allowed}), most of them by this")
+    raise InfraError(f"{masked} by infrastructure faults ({allowed}); most often {where}: {message}")
 
 
 def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -5,7 +5,9 @@ The estimator sees what its `needs` name; what it returns is checked before anyt
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,7 +123,12 @@ class Learner:
 
 
 def record_step(folder: Path, step: int, played: PlayedStep, batch: TrainBatch | None = None) -> None:
-    """Write every group that was played to the run's `rollouts/`; those of `batch` come first, with advantages."""
+    """Write every group that was played to the run's `rollouts/`; those of `batch` come first, with advantages.
+
+    Raises `OSError` if the run's directory was deleted: half of one that is made anew could not be resumed.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     by_group: dict[int, dict[str, array[float]]] = {}
     if batch is not None:
         for row, values in zip(batch.rows, batch.advantages, strict=True):

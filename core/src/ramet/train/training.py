@@ -13,7 +13,7 @@ from ramet.cluster.launch import open_backend
 from ramet.components.build import Components, start_rewards
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.errors import InfraError, raise_all
+from ramet.errors import raise_all
 from ramet.event_loop import run_async
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.store import Checkpoints
@@ -21,7 +21,7 @@ from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.runs.manifest import make_manifest
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
-from ramet.runs.stopped import resume_command
+from ramet.runs.stopped import resumable
 from ramet.tracking.jsonl import NAME as METRICS
 from ramet.tracking.jsonl import read_metrics
 from ramet.tracking.trackers import make_trackers
@@ -55,11 +55,8 @@ def run(resolved: Resolved) -> TrainResult:
         prepared = prepare(resolved)
         set_up_torch(config.run)
         with RunDir.open(config.run.root, config.run.name) as run_dir:
-            try:
+            with resumable(resolved, run_dir.path.name):
                 run_async(_run(resolved, prepared, run_dir, preemption))
-            except (KeyboardInterrupt, InfraError):
-                logger.warning("resume with: %s", resume_command(resolved, run_dir.path.name))
-                raise
             return _result(run_dir.path, prepared.total_steps)
 
 

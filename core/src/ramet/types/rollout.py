@@ -92,7 +92,10 @@ class ToolRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why a rollout is masked: what failed (`tool:python`, `engine`, `reward:math`, `deadline`) and its message."""
+    """Why a rollout is masked: what failed (`tool:python`, `engine`, `reward:math`, `deadline`) and its message.
+
+    `plugin:` before it (`plugin:step`, `plugin:state:python`) says that a plugin has a defect, which no retry mends.
+    """
 
     where: str
     message: str

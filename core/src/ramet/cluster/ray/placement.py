@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from ramet.cluster.check import could_colocate
 from ramet.config.schema import Config
 from ramet.errors import ConfigError
 
@@ -54,6 +55,7 @@ class WorkerPlacement:
         cluster = config.cluster
         self._is_own = is_own
         self._colocate = cluster.colocate and with_policy
+        self._could_colocate = could_colocate(config)
         self._ranks = cluster.policy_workers if with_policy else 0
         self._engines = cluster.rollout_workers
         self._per_engine = engine_devices(config)
@@ -118,15 +120,23 @@ class WorkerPlacement:
             for resource, amount in self._requested().items()
             if amount
         )
-        keys = ["cluster.policy_workers"] if self._ranks else []
-        keys.append("cluster.rollout_workers")
-        if self._per_engine > 1:
-            keys.append("engine.params.tensor_parallel")
-        turns = "" if self._colocate or not self._uses_gpus or not self._ranks else ", or set cluster.colocate=true"
         return (
             f"cluster: no room for {ranks}{self._engines} rollout workers: they ask for {amounts}; {why}. "
-            f"Lower {' or '.join(keys)}{turns}, or give the cluster more nodes"
+            f"{self._advice()}"
         )
+
+    def _advice(self) -> str:
+        """Of what can be lowered or set here."""
+        counts = {
+            "cluster.policy_workers": self._ranks,
+            "cluster.rollout_workers": self._engines,
+            "engine.params.tensor_parallel": self._per_engine,
+        }
+        lower = " or ".join(key for key, count in counts.items() if count > 1)
+        colocate = self._uses_gpus and self._ranks and self._could_colocate
+        ways = [f"lower {lower}" if lower else "", "set cluster.colocate=true" if colocate else ""]
+        text = ", or ".join([*filter(None, ways), "give the cluster more nodes"])
+        return text[0].upper() + text[1:]
 
 
 def _total(resource: str) -> float:

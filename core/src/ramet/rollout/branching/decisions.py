@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 from ramet.errors import ConfigError, PluginError
@@ -13,6 +14,7 @@ from ramet.types import (
     BranchEvent,
     BranchPolicy,
     Done,
+    FirstTokens,
     Fork,
     GroupView,
     Need,
@@ -42,7 +44,7 @@ def ask(
     except PluginError:
         raise
     except (Exception, SystemExit) as error:
-        raise failed(error, name, f" on {event}") from error
+        raise failed(error, name, f" on {_shown(event)}") from error
     known = [action for action in actions if isinstance(action, STARTS | Stop | Done)]
     strange = [f"{action!r:.80}" for action in actions if not isinstance(action, STARTS | Stop | Done)]
     problems = [f"{one} is no branch action" for one in strange] or _problems(known, view)
@@ -50,10 +52,17 @@ def ask(
         problems = [problem for action in known if (problem := _earlier_turn(action, view))]
     if problems:
         raise PluginError(
-            f"{name} answered {event} wrongly: {'; '.join(problems)}: return a list of StartRoots, Fork and StartFrom "
-            f"within group.budget_left, Stop and Done, [] for nothing{defined_at(policy, 'decide')}"
+            f"{name} answered {_shown(event)} wrongly: {'; '.join(problems)}: return a list of StartRoots, Fork and "
+            f"StartFrom within group.budget_left, Stop and Done, [] for nothing{defined_at(policy, 'decide')}"
         )
     return known
+
+
+def _shown(event: BranchEvent) -> str:
+    """For a message: with entropies as a reader can compare them."""
+    if isinstance(event, FirstTokens):
+        event = replace(event, entropies=tuple(round(entropy, 3) for entropy in event.entropies))
+    return str(event)
 
 
 def _problems(actions: Sequence[BranchAction], view: GroupView) -> list[str]:
