@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from ramet.errors import ConfigError
 from ramet.evaluate.results import read_results
 from ramet.runs.manifest import BROKEN_CONFIG, read_config
-from ramet.tracking.console import COLUMNS
+from ramet.tracking.columns import RL
 from ramet.tracking.jsonl import NAME, Curve, curves_of, read_metrics
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def read_json(path: Path) -> Json | None:
 
 
 def _section(title: str, x: str, curves: Mapping[str, Curve]) -> Json:
-    wanted = [column.key for column in COLUMNS if column.per is None]
+    wanted = [column.key for column in RL.columns if column.per is None]
     names = sorted(curves, key=lambda name: (wanted.index(name) if name in wanted else len(wanted), name))
     drawn = []
     for name in names:

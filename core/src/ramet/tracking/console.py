@@ -6,74 +6,70 @@ form a table with a progress bar; without one (or in CI) each step is one plain 
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.text import Text
 
 from ramet.io.json_values import visible
+from ramet.tracking.columns import (
+    GAP,
+    Column,
+    Layout,
+    fitting,
+    layout_of,
+    seconds,
+    small,
+    source_columns,
+    with_sources,
+)
 
 HEADER_EVERY = 20  # rows of a table after which the header is repeated
 BAR = 10
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f}%"
-
-
-def _small(value: float) -> str:
-    return f"{value:.1e}" if value != 0 and abs(value) < 0.001 else f"{value:.3f}"
-
-
-def _count(value: float) -> str:
-    return f"{value / 1000:.1f}k" if value >= 10000 else f"{value:.0f}"
-
-
-def _seconds(value: float) -> str:
-    if value < 90:
-        return f"{value:.1f}s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes}m{seconds:02d}" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One key metric: the key it is read from, its heading and how it is written."""
-
-    key: str
-    title: str
-    show: Callable[[float], str]
-    width: int = 8
-    per: str | None = None  # a metric in seconds that the value is divided by
-    wide: bool = False  # only on terminals of at least `WIDE` columns
-
-    def value(self, metrics: Mapping[str, float]) -> float | None:
-        if self.key not in metrics or (self.per is not None and not metrics.get(self.per)):
-            return None
-        return metrics[self.key] / (metrics[self.per] if self.per is not None else 1.0)
-
-    def cell(self, metrics: Mapping[str, float]) -> str | None:
-        value = self.value(metrics)
-        return None if value is None else self.show(value) if math.isfinite(value) else str(value)
-
-
-COLUMNS = (
-    Column(key="reward/mean", title="reward", show=_small),
-    Column(key="rollout/tool_use", title="tool use", show=_percent),
-    Column(key="rollout/masked_share", title="masked", show=_percent, width=6),
-    Column(key="rollout/executed_sampled_tokens", per="rollout/seconds", title="tok/s", show=_count, width=6),
-    Column(key="train/approx_kl", title="KL", show=_small, wide=True),
-    Column(key="train/engine_gap_mean", title="logp gap", show=_small, wide=True),
-    Column(key="train/entropy", title="entropy", show=_small, width=7),
-    Column(key="time/step_s", title="time", show=_seconds, width=7),
-)
-WIDE = 100
-MAIN = "reward/mean"  # a call without it is no step of RL (SFT, a first validation): all its metrics are printed
+LEFT_WIDTH = 6
 VALID = "valid/"  # metrics that get a line of their own
+
+
+class StepLines:
+    """What is written of a step where there is no table: `name value` pairs. `total_steps` 0: unknown."""
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
+        self._clock: tuple[float, int] | None = None  # when the first step was reported, and which it was
+
+    def restart(self) -> None:
+        """Steps of another process have another pace."""
+        self._clock = None
+
+    def left(self, step: int) -> float | None:
+        """Seconds to the last step at the mean pace since the first report of this process. Called once per step."""
+        now = time.monotonic()
+        if self._clock is None:
+            self._clock = (now, step)
+        start, first = self._clock
+        if step <= first or not self.total_steps:
+            return None
+        return (now - start) / (step - first) * max(0, self.total_steps - step)
+
+    def lines(self, step: int, metrics: Mapping[str, float], left: float | None) -> list[str]:
+        """One for the step, one for its validation."""
+        layout = layout_of(metrics)
+        if layout is None:
+            return self.pairs(step, metrics)
+        columns = with_sources(layout.columns, source_columns(metrics))
+        cells = [f"{visible(c.title)} {cell}" for c in columns if (cell := c.cell(metrics)) is not None]
+        end = [f"left {seconds(left)}"] if left is not None else []
+        return ["  ".join([self._progress(step), *cells, *end]), *self.pairs(step, validation(metrics))]
+
+    def pairs(self, step: int, metrics: Mapping[str, float]) -> list[str]:
+        """One line with all of these metrics; none without any."""
+        pairs = [f"{visible(name)} {small(value)}" for name, value in sorted(metrics.items())]
+        return ["  ".join([self._progress(step), *pairs])] if pairs else []
+
+    def _progress(self, step: int) -> str:
+        return f"step {step}/{self.total_steps}" if self.total_steps else f"step {step}"
 
 
 class ConsoleTracker:
@@ -83,80 +79,87 @@ class ConsoleTracker:
         self.total_steps = total_steps
         self.console = console or Console()
         self.table = self.console.is_terminal and not os.environ.get("CI")
-        self._columns = [c for c in COLUMNS if not c.wide or self.console.width >= WIDE]
+        self._lines = StepLines(total_steps)
+        self._names: set[str] = set()  # of all metrics so far: a step may lack a data source
+        self._columns: list[Column] = []  # of the last header
         self._rows = 0
-        self._clock: tuple[float, int] | None = None  # when the first row was printed, and its step
-        self._reward: float | None = None
+        self._last: float | None = None  # the main metric of the step before
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        if MAIN not in metrics:
-            self._print_pairs(step, metrics)
+        layout = layout_of(metrics)
+        left = None if layout is None else self._lines.left(step)
+        if not self.table:
+            for line in self._lines.lines(step, metrics, left):
+                self._print(Text(line))
             return
-        left = self._left(step)
-        if self.table:
-            self._print_row(step, metrics, left)
-        else:
-            cells = [f"{c.title} {cell}" for c in COLUMNS if (cell := c.cell(metrics)) is not None]
-            end = [f"left {_seconds(left)}"] if left is not None else []
-            self._print(Text("  ".join([self._progress(step), *cells, *end])))
-        self._print_pairs(step, {name: value for name, value in metrics.items() if name.startswith(VALID)})
+        if layout is not None:
+            self._print_row(layout, step, metrics, left)
+        for line in self._lines.pairs(step, metrics if layout is None else validation(metrics)):
+            self._print(Text(line, style="dim"))
 
     def rewind(self, step: int) -> None:
-        self._clock = None
+        self._lines.restart()
         if step > 0:
             self._print(Text(f"resumed after step {step}"))
 
     def close(self) -> None:
         """Every row was printed in full."""
 
-    def _print_row(self, step: int, metrics: Mapping[str, float], left: float | None) -> None:
-        if self._rows % HEADER_EVERY == 0:
-            titles = "  ".join(c.title.rjust(c.width) for c in self._columns)
-            self._print(Text(f"{'step':<{self._stub_width}}  {titles}  {'left':>7}", style="bold"))
+    def _print_row(self, layout: Layout, step: int, metrics: Mapping[str, float], left: float | None) -> None:
+        self._names |= metrics.keys()
+        columns = self._fitting(layout)
+        if self._rows % HEADER_EVERY == 0 or columns != self._columns:
+            self._rows, self._columns = 0, columns
+            titles = "".join(" " * GAP + visible(c.title).rjust(c.width) for c in columns)
+            self._print(Text(f"{'step':<{self._stub_width}}{titles}{'left':>{GAP + LEFT_WIDTH}}", style="bold"))
         self._rows += 1
         row = Text(self._stub(step), style="cyan")
-        for column in self._columns:
+        for column in columns:
             cell = column.cell(metrics) or "-"
-            row.append("  ").append(cell.rjust(column.width), style=self._style(column, metrics))
-        row.append("  ").append(("-" if left is None else _seconds(left)).rjust(7), style="dim")
-        self._reward = metrics[MAIN]
+            row.append(" " * GAP).append(cell.rjust(column.width), style=self._style(layout, column, metrics))
+        row.append(("-" if left is None else seconds(left)).rjust(GAP + LEFT_WIDTH), style="dim")
+        self._last = metrics[layout.main]
         self._print(row)
 
-    def _print_pairs(self, step: int, metrics: Mapping[str, float]) -> None:
-        if metrics:
-            pairs = [f"{visible(name)} {_small(value)}" for name, value in sorted(metrics.items())]
-            self._print(Text("  ".join([self._progress(step), *pairs]), style="dim" if self.table else ""))
+    def _fitting(self, layout: Layout) -> list[Column]:
+        columns = with_sources(layout.columns, source_columns(self._names))
+        return fitting(columns, self.console.width - self._number_width - GAP - LEFT_WIDTH)
 
-    def _style(self, column: Column, metrics: Mapping[str, float]) -> str:
-        if column.key == MAIN and self._reward is not None:
-            return "bold green" if metrics[MAIN] >= self._reward else "bold yellow"
-        return "bold" if column.key == MAIN else "default"
+    def _style(self, layout: Layout, column: Column, metrics: Mapping[str, float]) -> str:
+        if column.key != layout.main:
+            return "default"
+        if self._last is None:
+            return "bold"
+        change = metrics[layout.main] - self._last
+        return "bold green" if (change >= 0 if layout.higher_is_better else change <= 0) else "bold yellow"
+
+    @property
+    def _number_width(self) -> int:
+        return max(4, 2 * len(str(self.total_steps)) + 1) if self.total_steps else 8
 
     @property
     def _stub_width(self) -> int:
-        digits = len(str(self.total_steps))
-        return 2 * digits + 2 + BAR if self.total_steps else 8
+        return self._number_width + (1 + BAR if self._has_bar else 0)
+
+    @property
+    def _has_bar(self) -> bool:
+        """In what the columns leave."""
+        taken = self._number_width + sum(GAP + column.width for column in self._columns) + GAP + LEFT_WIDTH
+        return bool(self.total_steps) and taken + 1 + BAR <= self.console.width
 
     def _stub(self, step: int) -> str:
         if not self.total_steps:
-            return str(step).ljust(self._stub_width)
+            return str(step).ljust(self._number_width)
+        number = f"{step:>{len(str(self.total_steps))}}/{self.total_steps}".ljust(self._number_width)
+        if not self._has_bar:
+            return number
         done = min(BAR, round(BAR * step / self.total_steps))
-        digits = len(str(self.total_steps))
         full, empty = "━╌" if self.console.encoding.startswith("utf") else "#-"
-        return f"{step:>{digits}}/{self.total_steps} {full * done}{empty * (BAR - done)}"
-
-    def _progress(self, step: int) -> str:
-        return f"step {step}/{self.total_steps}" if self.total_steps else f"step {step}"
-
-    def _left(self, step: int) -> float | None:
-        """Seconds to the last step at the mean pace since the first row of this process."""
-        now = time.monotonic()
-        if self._clock is None:
-            self._clock = (now, step)
-        start, first = self._clock
-        if step <= first or not self.total_steps:
-            return None
-        return (now - start) / (step - first) * max(0, self.total_steps - step)
+        return f"{number} {full * done}{empty * (BAR - done)}"
 
     def _print(self, text: Text) -> None:
         self.console.print(text, soft_wrap=True, highlight=False)
+
+
+def validation(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name.startswith(VALID)}

@@ -10,10 +10,11 @@ import logging
 import sys
 import traceback
 import warnings
-from typing import Any
+from typing import Any, TextIO
 
 from ramet.config.secrets import hide
 from ramet.io.json_values import visible
+from ramet.tracking import repeats
 
 _format_warning = warnings.formatwarning
 
@@ -39,8 +40,20 @@ def make_records_harmless() -> None:
     warnings.formatwarning = lambda *given, **named: harmless(_format_warning(*given, **named))
 
 
+class ConsoleHandler(logging.StreamHandler[TextIO]):
+    """Lines on what stderr is at that moment; of warnings that come again and again only some."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if repeats.is_shown(record):
+            self.stream = sys.stderr
+            super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record) + repeats.suffix(record)
+
+
 def set_up_logging(level: int) -> None:
     """Lines on stderr: warnings of all loggers, and those of Ramet's from `level` on."""
     make_records_harmless()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[ConsoleHandler()])
     logging.getLogger("ramet").setLevel(level)

@@ -10,6 +10,8 @@ from ramet.extensions import TRACKERS, extension
 from ramet.io.os_errors import os_error_text
 from ramet.tracking.console import ConsoleTracker
 from ramet.tracking.jsonl import NAME, JsonlTracker
+from ramet.tracking.run_log import NAME as RUN_LOG
+from ramet.tracking.run_log import StepLog
 from ramet.types import TrackedRun, Tracker
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,8 @@ def check_trackers(names: Sequence[str]) -> list[str]:
 
 
 def make_trackers(names: Sequence[str], run: TrackedRun) -> Trackers:
-    """The configured trackers of a run. The metrics file is always written: the report is made from it.
+    """The configured trackers of a run. The metrics file is always written: the report is made from it. So are the
+    lines of steps in the run's log, where it is recorded.
 
     Raises `ConfigErrors` for unknown names. A plugin's tracker that cannot be made is reported and left out.
     """
@@ -75,7 +78,7 @@ def make_trackers(names: Sequence[str], run: TrackedRun) -> Trackers:
             if name in _FACTORIES:
                 raise
             logger.warning("tracker %s could not be made, training goes on without it: %r", name, error)
-    return Trackers(made)
+    return Trackers({**made, RUN_LOG: StepLog(run.total_steps)})
 
 
 def _what(error: Exception) -> str:
