@@ -14,7 +14,9 @@ from ramet.components.services import RunServices
 from ramet.engines.protocol import EngineInfo
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.progress import PassProgress
 from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.progress import RolloutProgress
 from ramet.types import Group, Task
 
 OnGroup = Callable[[Group], None]
@@ -46,6 +48,10 @@ class Rollouts(Protocol):
         """Of all rollouts since the last call."""
         ...
 
+    def progress(self) -> RolloutProgress:
+        """Of the calls of `run` that have not returned; from any thread. May be a second old."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -70,6 +76,10 @@ class Policy(Protocol):
 
     async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """Train the critic on the batch of one step; metrics. Raises `TrainingDiverged`."""
+        ...
+
+    def progress(self) -> PassProgress | None:
+        """What the first rank computes now; from any thread. May be a second old. None: nothing that is counted."""
         ...
 
     async def stage(self) -> None:

@@ -27,10 +27,12 @@ from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticWorker
 from ramet.policy.lora import AdapterMerger
+from ramet.policy.progress import PassProgress
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.worker import RolloutWorker
 from ramet.types import Group, Task
 
@@ -116,6 +118,9 @@ class LocalRollouts:
     async def metrics(self) -> dict[str, float]:
         return {**self.worker.metrics(), **self.engine.metrics()}
 
+    def progress(self) -> RolloutProgress:
+        return self.worker.progress()
+
     async def close(self) -> None:
         await self.worker.close()
         await self._toolbox.close_sets()
@@ -144,6 +149,9 @@ class LocalPolicy:
 
     async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
         return await self._do(self._critic.update, batch, step)
+
+    def progress(self) -> PassProgress | None:
+        return first_progress(self.worker, self.critic)
 
     async def weights(self) -> list[tuple[str, Tensor]]:
         """What was trained: the worker's own tensors, to be copied before the next update changes them."""
@@ -179,6 +187,11 @@ class LocalPolicy:
 
     async def _do(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **options))
+
+
+def first_progress(policy: PolicyWorker, critic: CriticWorker | None) -> PassProgress | None:
+    """Of the one of them that computes: they take turns."""
+    return policy.progress or (None if critic is None else critic.progress)
 
 
 class LocalBackend:

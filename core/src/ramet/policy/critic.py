@@ -42,6 +42,7 @@ from ramet.policy.logprob_model import hidden_states
 from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.models import build_trainable
 from ramet.policy.optim import learning_rate
+from ramet.policy.progress import PassProgress
 from ramet.policy.spec import CriticSpec
 from ramet.policy.train_rank import TrainRank
 
@@ -130,6 +131,11 @@ class CriticWorker:
             advice=ADVICE,
         )
 
+    @property
+    def progress(self) -> PassProgress | None:
+        """What this rank computes now; from any thread."""
+        return self._train_rank.counter.now
+
     def values(self, rows: Sequence[Row]) -> list[Floats]:
         """The value before each sampled token of the responses, `[T]` per row; 0 on inserted tokens.
 
@@ -137,7 +143,7 @@ class CriticWorker:
         """
         found: dict[int, Floats] = {}
         with torch.no_grad(), self._train_rank.within_memory():
-            for batch in self._train_rank.micro_batches(rows):
+            for batch in self._train_rank.counter.over("values", self._train_rank.micro_batches(rows)):
                 pieces = torch.split(self._forward(batch).cpu(), list(batch.lengths))
                 found |= {i: piece.numpy().copy() for i, piece in zip(batch.rows, pieces, strict=True)}
         reshard(self._module)
@@ -154,9 +160,10 @@ class CriticWorker:
         rate = learning_rate(self._policy, step, self.spec.total_steps)
         self._train_rank.set_learning_rate(rate)
         metrics, skipped = MetricAccumulator(), 0
-        for i, chosen in enumerate(minibatches(len(batch.rows), self.spec.train, seed=self.spec.seed, step=step)):
+        order = minibatches(len(batch.rows), self.spec.train, seed=self.spec.seed, step=step)
+        for i, chosen in enumerate(order):
             try:
-                skipped += not self._optimizer_step(targets, chosen, metrics, step=step)
+                skipped += not self._optimizer_step(targets, chosen, metrics, step=step, earlier=i, passes=len(order))
             except TrainingDiverged as error:
                 error.mid_step = skipped < i
                 raise
@@ -186,13 +193,21 @@ class CriticWorker:
         self._train_rank.load(folder / FOLDER)
 
     def _optimizer_step(
-        self, targets: _Targets, chosen: Sequence[int], metrics: MetricAccumulator, *, step: int
+        self,
+        targets: _Targets,
+        chosen: Sequence[int],
+        metrics: MetricAccumulator,
+        *,
+        step: int,
+        earlier: int,
+        passes: int,
     ) -> bool:
         rows = [targets.rows[i] for i in chosen]
         n_tokens = max(sum(row.n_trained for row in rows), 1)
         total = 0.0
         with self._train_rank.within_memory():
-            for batch in self._train_rank.micro_batches(rows):
+            batches = self._train_rank.micro_batches(rows)
+            for batch in self._train_rank.counter.over("critic update", batches, earlier=earlier, passes=passes):
                 loss = self._loss(self._forward(batch), targets, [chosen[i] for i in batch.rows], metrics)
                 total += self._train_rank.backward(loss / n_tokens)
         outcome = self._train_rank.optimizer_step(total, rows, step=step)

@@ -27,6 +27,7 @@ from ramet.policy.distributed.sharding import reshard
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.models import attention_cost, row_cost
 from ramet.policy.optim import clip_gradients, make_optimizer, move_state
+from ramet.policy.progress import PassCounter
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class TrainRank:
         self._cost, self._row_cost = attention_cost(model, self.device), row_cost(model, self.device)
         self._host_group = host_group() if layout.world_size > 1 else None
         self._staged: Staged | None = None
+        self.counter = PassCounter()
 
     def micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
         """This rank's. Ranks that share sequences have a common budget, `policy.max_microbatch_tokens` for each."""

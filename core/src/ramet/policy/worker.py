@@ -40,6 +40,7 @@ from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.models import reference_model, trainable_model
 from ramet.policy.objective import Objective
 from ramet.policy.optim import learning_rate
+from ramet.policy.progress import PassProgress
 from ramet.policy.spec import PolicySpec
 from ramet.policy.train_rank import TrainRank
 
@@ -83,6 +84,11 @@ class PolicyWorker:
     @property
     def optimizer(self) -> Optimizer:
         return self._train_rank.optimizer
+
+    @property
+    def progress(self) -> PassProgress | None:
+        """What this rank computes now; from any thread."""
+        return self._train_rank.counter.now
 
     @property
     def bad_steps(self) -> int:
@@ -129,7 +135,9 @@ class PolicyWorker:
         metrics, skipped = MetricAccumulator(), 0
         for i, chosen in enumerate(order):
             try:
-                skipped += not self._optimizer_step(batch, chosen, computed, metrics, step=step, first_step=i == 0)
+                skipped += not self._optimizer_step(
+                    batch, chosen, computed, metrics, step=step, earlier=i, passes=len(order)
+                )
             except TrainingDiverged as error:
                 error.mid_step = skipped < i
                 raise
@@ -204,11 +212,13 @@ class PolicyWorker:
         metrics: MetricAccumulator,
         *,
         step: int,
-        first_step: bool,
+        earlier: int,
+        passes: int,
     ) -> bool:
         """Accumulate over micro-batches and step. False: not finite, weights and optimiser state are as before.
 
-        Rows that are not computed count in the denominators. If no row is computed, an empty pass gives gradients of 0.
+        It is the one after `earlier` of `passes`. Rows that are not computed count in the denominators. If no row is
+        computed, an empty pass gives gradients of 0.
         """
         rows = [batch.rows[i] for i in chosen]
         passed = [i for i in chosen if i in computed]  # forward and backward
@@ -220,14 +230,15 @@ class PolicyWorker:
         total = 0.0
         with self._train_rank.within_memory():
             micro_batches = self._train_rank.micro_batches([batch.rows[i] for i in passed])
-            for micro_batch in micro_batches or [empty_micro_batch().to(self._train_rank.device)]:
+            own = micro_batches or [empty_micro_batch().to(self._train_rank.device)]
+            for micro_batch in self._train_rank.counter.over("update", own, earlier=earlier, passes=passes):
                 with self._train_rank.precision():
                     policy = self._logprob_model.token_logprobs(
                         micro_batch, self.spec.temperature, self._objective.entropy
                     )
                 if micro_batch.rows:
                     inputs = batch.inputs([passed[i] for i in micro_batch.rows], self._train_rank.device)
-                    loss = self._objective(policy, inputs, counts, metrics, first_step=first_step)
+                    loss = self._objective(policy, inputs, counts, metrics, first_step=earlier == 0)
                 else:
                     loss = policy.logprobs.sum()  # of no tokens: 0, with a gradient of 0 for every parameter
                 total += self._train_rank.backward(loss)
@@ -257,8 +268,9 @@ class PolicyWorker:
     def _own_logprobs(self, model: LogprobModel, rows: Sequence[Row], entropy: Entropy) -> LogprobResult:
         """Log-probabilities and entropies of this rank's rows, without gradients."""
         found = LogprobResult()
+        what = "reference log-probs" if model is self._reference else "old log-probs"
         with torch.no_grad(), self._train_rank.within_memory():
-            for batch in self._train_rank.micro_batches(rows):
+            for batch in self._train_rank.counter.over(what, self._train_rank.micro_batches(rows)):
                 with self._train_rank.precision():
                     tokens = model.token_logprobs(batch, self.spec.temperature, entropy)
                 found.add(tokens, batch)

@@ -136,6 +136,7 @@ class GroupScheduler:
     async def _run_rollout(self, live: LiveRollout) -> None:
         await self._runner.run(live)
         live.finished = True
+        self.context.counts.done += 1
         if self.states is not None:
             self.states.ended(live)
         if live.stop is StopReason.PRUNED:
@@ -250,6 +251,7 @@ class GroupScheduler:
             split(self._live.values(), parent, fork.turn, fork.token, self.context.encoder)
         for _ in range(fork.n):
             live = parent.fork(fork.turn, fork.token)
+            self.context.counts.forks += 1
             self.history.add_fork(live.path, fork.turn, fork.token)
             self._start(live)
 

@@ -7,7 +7,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
@@ -16,6 +16,7 @@ from ramet.plugin_code import named
 from ramet.rollout.completion import Versions, append_completion, completion_problem, ended_at_stop
 from ramet.rollout.keys import request_seed
 from ramet.rollout.plan import ResolvedPlan
+from ramet.rollout.progress import RunCounts
 from ramet.rollout.stateful import StateFailed, StatefulComponent
 from ramet.rollout.states import States
 from ramet.rollout.tools.executor import ToolOutcome
@@ -60,6 +61,7 @@ class GroupContext:
     max_response_tokens: int
     stateful: tuple[StatefulComponent, ...] = ()  # the rollout step and those tools of the task that hold states
     versions: Versions | None = None  # of the weights that may sample; None: any
+    counts: RunCounts = field(default_factory=RunCounts)
 
     def room(self, live: LiveRollout) -> int:
         """Tokens that may still follow: by the response's limit and by the engine's."""
@@ -135,6 +137,7 @@ class TurnContext:
             shared = "".join(segment.text for segment in self.live.sampled_in_turn)
             completion = ended_at_stop(completion, shared, request.sampling.stop, self.context.encoder)
         self.live.add_stat("generate_s", time.perf_counter() - started)
+        self.context.counts.tokens += len(completion.token_ids)
         self._report(completion.entropies)
         generation = self.live.generations[self.live.turn] = append_completion(
             self.live, completion, self.context.encoder
@@ -195,6 +198,7 @@ class TurnContext:
     async def call_tool(self, call: ToolCall) -> ToolResult:
         number, task = self._begin_call(), asyncio.current_task()
         assert task is not None
+        self.context.counts.in_tools += not self._calling
         self._calling.add(task)
         try:
             if self._states is None or call.name not in self._states:
@@ -204,6 +208,7 @@ class TurnContext:
                 return await self._call(number, call, await self._state(self._states, call.name))
         finally:
             self._calling.discard(task)
+            self.context.counts.in_tools -= not self._calling
             if self._quiet is not None and not self._calling:
                 self._quiet.set()
 

@@ -22,6 +22,7 @@ from ramet.rollout.completion import Versions
 from ramet.rollout.group import GroupJob, GroupScheduler, ScoreRollout
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
+from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts
 from ramet.rollout.prompts import make_prompt, prompt_segment
 from ramet.rollout.stateful import ENVIRONMENT, fork_problems, step_component, tool_components
 from ramet.rollout.tools.runtime import ToolRuntime
@@ -82,6 +83,7 @@ class RolloutWorker:
         self._stateful = (*step_component(step), *tool_components(self._tools.tools))
         self._admission = Admission(config.max_concurrent)
         self._metrics = RolloutMetrics(config.first_tokens)
+        self._progress = ProgressCounter()
 
     async def run(
         self,
@@ -115,12 +117,14 @@ class RolloutWorker:
         jobs = self._jobs(tasks, task_names(tasks) if names is None else names, step)
         versions = None if version is None else Versions(version, newest or (lambda: version))
         failure: BaseException | None = None
-        with self._watchdog.watching():
+        total = len(jobs) * chosen.group_size
+        with self._watchdog.watching(), self._progress.counting(total) as counts:
             try:
                 async with asyncio.TaskGroup() as group:
                     runs = []
                     for job in jobs:
-                        runs.append(group.create_task(self._run_group(job, chosen, ends_at, group, on_group, versions)))
+                        context = self._group_context(job.task, chosen, versions, counts)
+                        runs.append(group.create_task(self._run_group(job, chosen, ends_at, group, on_group, context)))
                         await asyncio.sleep(0)  # the first groups' tools already run while later groups start
             except BaseExceptionGroup as errors:
                 failure = errors.exceptions[0]
@@ -143,7 +147,7 @@ class RolloutWorker:
         ends_at: float,
         tasks: asyncio.TaskGroup,
         on_group: OnGroup | None,
-        versions: Versions | None,
+        context: GroupContext,
     ) -> Group:
         with self._watchdog.wait(f"admission of task {job.name}, step {job.step}"):
             await self._admission.enter(plan.group_size)
@@ -159,7 +163,7 @@ class RolloutWorker:
             job=job,
             rollout_step=self.step,
             policy=self.branch_policy if plan.branch else NoBranching(),
-            context=self._group_context(job.task, plan, versions),
+            context=context,
             config=self.config,
             step_ends_at=ends_at,
             deterministic=self.deterministic,
@@ -177,7 +181,9 @@ class RolloutWorker:
             on_group(group)
         return group
 
-    def _group_context(self, task: Task, plan: ResolvedPlan, versions: Versions | None) -> GroupContext:
+    def _group_context(
+        self, task: Task, plan: ResolvedPlan, versions: Versions | None, counts: RunCounts
+    ) -> GroupContext:
         return GroupContext(
             engine=self.engine,
             encoder=self.encoder,
@@ -197,6 +203,7 @@ class RolloutWorker:
                 if task.tools is None or one.name in (ENVIRONMENT, *expanded(task.tools, self._tool_sets))
             ),
             versions=versions,
+            counts=counts,
         )
 
     def _schemas(self, task: Task) -> tuple[ToolSchema, ...]:
@@ -237,6 +244,10 @@ class RolloutWorker:
     def metrics(self) -> dict[str, float]:
         """Of the rollouts and tools since the last call."""
         return {**self._metrics.take(), **tool_metrics(self._tools.take_stats())}
+
+    def progress(self) -> RolloutProgress:
+        """Of the calls of `run` that have not returned; from any thread."""
+        return self._progress.progress()
 
     def take_tool_stats(self) -> dict[str, ToolStats]:
         """What each tool did since the last call, to be added to that of other workers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from ramet.components.services import RunServices
 from ramet.components.toolbox import Schemas
 from ramet.config.schema import Config, RunConfig
 from ramet.engines.counters import merged
+from ramet.policy.progress import PassProgress
+from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
 from ramet.tracking.log import make_records_harmless
 
@@ -39,6 +41,14 @@ class LogLine:
     logger: str
     level: int
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """What a worker answers to a ping."""
+
+    lines: list[LogLine]  # since the last ping
+    progress: RolloutProgress | PassProgress | None = None  # of what it is doing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +128,7 @@ class Actor:
         self._driver = driver
         self._setup = setup
         self._log = _LogBuffer()
+        self._progress: Callable[[], RolloutProgress | PassProgress | None] | None = None  # from the start on
         make_records_harmless()  # Ray keeps the log in files that other users can read
         handlers = [self._log, logging.StreamHandler()]
         logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers, force=True)
@@ -130,9 +141,8 @@ class Actor:
         return ActorProcess(node=node_address(), pid=os.getpid(), devices=tuple(map(str, devices)))
 
     @ray.method(concurrency_group=HEALTH)
-    def ping(self) -> list[LogLine]:
-        """Lines logged since the last ping."""
-        return self._log.take()
+    def ping(self) -> Ping:
+        return Ping(lines=self._log.take(), progress=None if self._progress is None else self._progress())
 
     def _read_setup(self) -> Any:
         """The setup. Raises `ConfigErrors` if this node differs from the driver's."""

@@ -6,12 +6,13 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import ray
 from ray import ObjectRef
 
-from ramet.cluster.local import LocalRollouts
+from ramet.cluster.local import LocalRollouts, first_progress
 from ramet.cluster.ray.actor_base import SAVE, Actor, Counts, PolicySetup, RolloutSetup, node_address
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
 from ramet.components.build import Components, needs_rewards, start_rewards
@@ -45,6 +46,7 @@ class RolloutActor(Actor):
             branching=setup.branching,
             expected=setup.tool_sets,
         )
+        self._progress = self.rollouts.progress
         return self.rollouts.info
 
     async def run_group(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
@@ -106,6 +108,7 @@ class PolicyActor(Actor):
         self.rank = setup.rank
         self.policy = PolicyWorker(setup.spec, **ranks)
         self.critic = None if setup.critic is None else CriticWorker(setup.critic, **ranks)
+        self._progress = partial(first_progress, self.policy, self.critic)
 
     def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return self.policy.logprobs(rows)

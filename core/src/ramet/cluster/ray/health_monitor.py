@@ -1,4 +1,4 @@
-"""Pings all workers from a thread of the driver: finds who died or is silent, and forwards their logs."""
+"""Pings all workers from a thread of the driver: finds who died or is silent, forwards logs, notes their progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from ramet.cluster.ray.actor_base import LogLine
+from ramet.cluster.ray.actor_base import LogLine, Ping
 from ramet.cluster.ray.worker import RayWorker, WorkerLost, translated
 
 PERIOD_S = 1.0
@@ -79,13 +79,14 @@ class HealthMonitor:
 
     def _receive(self, one: _Watched) -> None:
         try:
-            lines = ray.get(one.ping)
+            answer: Ping = ray.get(one.ping)
         except Exception as error:
             found = translated(error, str(one.worker))
             self._report(one, found if isinstance(found, WorkerLost) else WorkerLost(str(found)))
             return
         one.ping, one.silent_s = None, 0.0
-        forward_logs(one.worker, lines)
+        one.worker.progress = answer.progress
+        forward_logs(one.worker, answer.lines)
 
     def _report(self, one: _Watched, error: WorkerLost) -> None:
         self.unwatch(one.worker)

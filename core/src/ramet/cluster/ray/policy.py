@@ -18,6 +18,7 @@ from ramet.cluster.ray.worker import RayWorker, WorkerLost
 from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.progress import PassProgress
 from ramet.policy.spec import CriticSpec, PolicySpec
 
 SETTLE_S = 5.0  # for the other ranks to end, once one has failed: the cause may be another's death
@@ -78,6 +79,10 @@ class RayPolicy:
         """Buckets in the object store, owned by the first rank."""
         found: list[ObjectRef[Bucket]] = await self._compute("weights")
         return found
+
+    def progress(self) -> PassProgress | None:
+        found = self.ranks[0].progress if self.ranks else None
+        return found if isinstance(found, PassProgress) else None
 
     async def stage(self) -> None:
         await self._call_all("stage")

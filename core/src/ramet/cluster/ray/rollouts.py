@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ray import ObjectRef
@@ -28,6 +28,7 @@ from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts, summed
 from ramet.rollout.worker import task_names
 from ramet.types import Group, Task
 
@@ -116,6 +117,7 @@ class RayRollouts:
         self._asleep = False
         self._metrics = RolloutMetrics(pool.config.rollout.first_tokens)
         self._restarts_reported = 0
+        self._progress = ProgressCounter()  # of groups that are back, and of how many there will be
 
     @classmethod
     async def start(cls, config: Config, *, folder: Path, tools: ToolNames) -> RayRollouts:
@@ -153,18 +155,26 @@ class RayRollouts:
         started = time.monotonic()
         ends_at = started + self._config.rollout.step_deadline_s if plan.step_deadline else None
         try:
-            async with asyncio.TaskGroup() as running:
-                groups = [
-                    running.create_task(self._run_group(task, name, step, plan, ends_at, on_group))
-                    for task, name in zip(tasks, task_names(tasks), strict=True)
-                ]
+            with self._progress.counting(len(tasks) * self.group_size(plan)) as counts:
+                async with asyncio.TaskGroup() as running:
+                    groups = [
+                        running.create_task(self._run_group(task, name, step, plan, ends_at, on_group, counts))
+                        for task, name in zip(tasks, task_names(tasks), strict=True)
+                    ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         self._metrics.seconds += time.monotonic() - started
         return [group.result() for group in groups]
 
     async def _run_group(
-        self, task: Task, name: str, step: int, plan: RolloutPlan, ends_at: float | None, on_group: OnGroup | None
+        self,
+        task: Task,
+        name: str,
+        step: int,
+        plan: RolloutPlan,
+        ends_at: float | None,
+        on_group: OnGroup | None,
+        counts: RunCounts,
     ) -> Group:
         """Run one group, again each time its worker is lost. `ends_at` None: the step has no deadline, so a group has
         the time of two rollouts: one that it may wait for in its worker, and its own, which start together.
@@ -187,6 +197,8 @@ class RayRollouts:
             finally:
                 self._dispatcher.release(worker, size)
         self._metrics.add(group)
+        counts.done += size
+        counts.forks += sum(rollout.parent is not None for rollout in group.rollouts)
         if on_group is not None:
             on_group(group)
         return group
@@ -219,6 +231,13 @@ class RayRollouts:
         counted = total_metrics(await self._counts())
         restarts, self._restarts_reported = self.restarts - self._restarts_reported, self.restarts
         return {**self._metrics.take(), **counted, "rollout/restarts": float(restarts)}
+
+    def progress(self) -> RolloutProgress:
+        """Groups that are back are counted here, the others by their workers, as of their last pings."""
+        back = self._progress.progress()
+        found = [worker.progress for worker in self._dispatcher.workers]
+        running = summed(one for one in found if isinstance(one, RolloutProgress))
+        return replace(back + running, total=back.total, done=min(back.total, back.done + running.done))
 
     async def _counts(self) -> list[Counts]:
         found = []

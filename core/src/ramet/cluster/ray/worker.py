@@ -16,6 +16,8 @@ from ramet.cluster.ray.actor_base import HEALTH, SAVE, ActorProcess
 from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.cluster.ray.placement import PlacementSlot
 from ramet.errors import InfraError, RametError
+from ramet.policy.progress import PassProgress
+from ramet.rollout.progress import RolloutProgress
 
 logger = logging.getLogger(__name__)
 MAX_CAUSE_CHARS = 300
@@ -43,6 +45,7 @@ class RayWorker:
         driver = DriverEnvironment.capture()
         self.name = name
         self.process: ActorProcess | None = None
+        self.progress: RolloutProgress | PassProgress | None = None  # as of its last ping
         self.actor = (
             ray.remote(concurrency_groups={HEALTH: 1, SAVE: 1})(actor_class)  # type: ignore[call-overload]
             .options(

@@ -12,6 +12,7 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
+from ramet.cluster.ray.actor_base import Ping
 from ramet.cluster.ray.health_monitor import HealthMonitor, OnLost, forward_logs
 from ramet.cluster.ray.limits import RayLimiters, start_limiters
 from ramet.cluster.ray.placement import PlacementSlot, WorkerPlacement
@@ -123,7 +124,8 @@ class WorkerPool:
         with contextlib.suppress(Exception):
             if hasattr(worker.actor, "close"):
                 await worker.call("close", timeout_s=SHUTDOWN_S)
-            forward_logs(worker, await worker.call("ping", timeout_s=LAST_LOGS_S))
+            last: Ping = await worker.call("ping", timeout_s=LAST_LOGS_S)
+            forward_logs(worker, last.lines)
 
 
 async def run_together(*work: Coroutine[Any, Any, None]) -> None:
