@@ -88,8 +88,8 @@ def test_no_room_is_reported_with_what_was_requested_what_there_is_and_what_to_c
     message = str(caught.value)
     assert "no room for 3 policy and 2 rollout workers: they ask for 5 GPU (the cluster has 4, " in message
     assert (
-        "not free within cluster.timeout_s=1. Lower cluster.policy_workers or cluster.rollout_workers, or set"
-        in message
+        "not free within cluster.timeout_s=1. Lower cluster.policy_workers or cluster.rollout_workers, or give the "
+        "cluster more nodes" in message  # cluster.colocate=true would be refused with these numbers
     )
     own = WorkerPlacement(config("auto", policy_workers=5), with_policy=True, is_own=True)
     with pytest.raises(ConfigError, match=r"6 GPU .*; it has less in all"):

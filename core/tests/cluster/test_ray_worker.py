@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import pickle
+
 import pytest
 
 pytest.importorskip("ray")
 
-from ramet.cluster.ray.worker import death_cause
+from ray.exceptions import RayTaskError
+
+from ramet.cluster.ray.worker import death_cause, translated
+from ramet.io.os_errors import os_error_text
+
+
+def test_an_error_of_the_system_in_an_actor_is_the_same_one_line_here():
+    """As Ray brings it: pickled, and wrapped in an error of its own."""
+    error = OSError(errno.ENOSPC, "No space left on device", "runs/x/model")
+    wrapped = RayTaskError("export", "Traceback …", pickle.loads(pickle.dumps(error)))
+    found = translated(wrapped, "policy rank 0 (node a, pid 3)")
+    assert isinstance(found, OSError)
+    assert os_error_text(found) == "runs/x/model: No space left on device; free some space there"
 
 
 def test_a_death_is_reported_in_one_line():

@@ -269,7 +269,25 @@ def test_ranks_and_engines_are_placed_beside_each_other_or_together(make_inputs:
     assert check_placement(beside.config, beside.machine) == []
     many = make_inputs(cluster={"colocate": False})
     (problem,) = check_placement(many.config, many.machine)
-    assert "need 16 devices beside each other, and there are 8" in problem and "cluster.colocate=true" in problem
+    assert problem == (
+        "cluster: 8 policy ranks and 8 rollout workers need 16 devices beside each other, and there are 8; lower "
+        "cluster.policy_workers=8 or cluster.rollout_workers=8, or set cluster.colocate=true, or take a machine with "
+        "more"
+    )
+
+
+def test_advice_names_only_what_is_not_set_already(make_inputs: MakeInputs) -> None:
+    def advice(**cluster: Any) -> str:
+        made = make_inputs(cluster=cluster)
+        (problem,) = check_placement(made.config, replace(made.machine, devices=1))
+        return problem.partition("; ")[2]
+
+    both = "lower cluster.policy_workers=8 or cluster.rollout_workers=8, or take a machine with more"
+    assert advice(colocate=True) == both
+    one = {"policy_workers": 1, "rollout_workers": 1}
+    assert advice(colocate=False, **one) == "set cluster.colocate=true, or take a machine with more"
+    uneven = advice(colocate=False, policy_workers=4, rollout_workers=1)  # could not take turns
+    assert uneven == "lower cluster.policy_workers=4, or take a machine with more"
 
 
 def test_a_machine_is_named_or_found(make_inputs: MakeInputs) -> None:

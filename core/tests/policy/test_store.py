@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ramet.policy.checkpoint import store as checkpoint
+from ramet.policy.checkpoint.checkpoint_list import list_checkpoints
 from ramet.policy.checkpoint.store import MANIFEST, Checkpoints, CheckpointScore, verify
 from ramet.policy.errors import CheckpointError
 
@@ -274,3 +275,49 @@ def test_a_checkpoint_stays_whole_when_another_metric_scores_it(tmp_path: Path) 
     assert verify(folder) == []
     assert later.newest() is not None
     assert later.score(1) == CheckpointScore(metric="valid/other", value=0.25)
+
+
+def test_the_best_is_one_that_verifies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also one that this object wrote, if it was damaged since; one that nobody has touched is not read twice."""
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_best="valid/reward")
+    for step, value in ((1, 0.5), (2, 0.9), (3, 0.7)):
+
+        def write(folder: Path, value: float = value) -> None:
+            writer("3")(folder)
+            CheckpointScore(metric="valid/reward", value=value).write(folder)
+
+        checkpoints.save(step, write)
+    assert folders(tmp_path) == ["step_000002", "step_000003"]
+    best = checkpoints.best(3)
+    assert best is not None and best[0].step == 2
+    flip_a_byte(tmp_path / "step_000002")
+    for reader in (checkpoints, Checkpoints(tmp_path, keep=1, keep_best="valid/reward")):
+        caplog.clear()
+        best = reader.best(3)
+        assert best is not None and (best[0].step, best[1].value) == (3, 0.7)
+        assert [record.getMessage() for record in caplog.records] == [
+            f"checkpoint step_000002 skipped: {tmp_path / 'step_000002' / 'weights.bin'}: its content does not match "
+            "the manifest's hash"
+        ]
+
+
+def test_the_best_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(folder: Path) -> None:
+        writer("1")(folder)
+        CheckpointScore(metric="valid/reward", value=0.5).write(folder)
+
+    Checkpoints(tmp_path, keep=1, keep_best="valid/reward").save(1, write)
+    later, read = Checkpoints(tmp_path, keep=1, keep_best="valid/reward"), []
+    monkeypatch.setattr(checkpoint, "verify", lambda folder: read.append(folder) or verify(folder))
+    for _ in range(3):
+        assert later.best(1) is not None
+    assert read == [tmp_path / "step_000001"]
+
+
+def test_what_is_left_of_an_old_one_is_deleted_at_the_start_and_never_listed(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 2)
+    (tmp_path / "step_000001").rename(tmp_path / ".step_000001.0123abcd.old")
+    (tmp_path / ".step_000001.0123abcd.old" / MANIFEST).unlink()
+    assert [entry.name for entry in list_checkpoints(tmp_path)] == ["step_000002"]
+    assert checkpoints.newest() is not None
+    assert folders(tmp_path) == ["step_000002"]

@@ -15,7 +15,7 @@ import pytest
 
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
-from ramet.runs.stopped import SIGNALS, resume_command
+from ramet.runs.stopped import SIGNALS, VARIABLES, resume_command
 from ramet.train import preemption as module
 from ramet.train.preemption import Dropped, Preemption, Stopped
 
@@ -113,11 +113,29 @@ async def test_errors_of_the_work_come_through():
 
 
 @pytest.mark.parametrize("named", [["run.name=other"], ["+run.name=null"], []])
-def test_the_printed_command_names_the_run_once_and_survives_a_shell(named: list[str]):
+@pytest.mark.parametrize(
+    ("environment", "before"),
+    [
+        ({}, ""),
+        ({"PYTHONPATH": "a"}, ""),
+        (
+            {"RAMET_PLUGINS": "mine,other", "PYTHONPATH": "my folder"},
+            "PYTHONPATH='my folder' RAMET_PLUGINS=mine,other ",
+        ),
+        ({"RAMET_BLOCK_PLUGINS": "arpo"}, "RAMET_BLOCK_PLUGINS=arpo "),
+    ],
+)
+def test_the_printed_command_names_the_run_once_and_survives_a_shell(
+    named: list[str], environment: dict[str, str], before: str, monkeypatch: pytest.MonkeyPatch
+):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     resolved = Resolved(
         job="train", config=Config(), text="", overrides=["data.train=[a b.jsonl]", *named, "train.steps=3"],
         set_by_user=frozenset(), config_dir=Path("my configs"),
     )  # fmt: skip
-    assert resume_command(resolved, "20260101-alder") == (
+    assert resume_command(resolved, "20260101-alder") == before + (
         "ramet train --config-dir 'my configs' 'data.train=[a b.jsonl]' train.steps=3 run.name=20260101-alder"
     )
