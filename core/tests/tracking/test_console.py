@@ -115,9 +115,9 @@ def test_sft_has_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
     for tracker in (table, plain):
         tracker.log(5, sft)
     head, row = (line.split() for line in lines_of(table))
-    assert head == ["step", "loss", "epoch", "lr", "grad", "steps/s", "left"]
-    assert row == ["5/10", "━━━━━╌╌╌╌╌", "1.250", "0.50", "2.0e-05", "3.000", "4.000", "-"]
-    assert lines_of(plain) == ["step 5/10  loss 1.250  epoch 0.50  lr 2.0e-05  grad 3.000  steps/s 4.000"]
+    assert head == ["step", "loss", "epoch", "lr", "grad", "norm", "steps/s", "left"]
+    assert row == ["5/10", "━━━━━╌╌╌╌╌", "1.250", "0.50", "2.0e-05", "3.000", "4.00", "-"]
+    assert lines_of(plain) == ["step 5/10  loss 1.250  epoch 0.50  lr 2.0e-05  grad norm 3.000  steps/s 4.00"]
 
 
 def test_in_ci_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,7 @@ class TrainConfig:
     grace_s: float = option(
         60.0, "from SIGTERM or SIGINT to the checkpoint; an update that has begun is carried through", minimum=0
     )
+    print_samples: int = option(0, "rollouts to print after each step: best, worst, then others by the seed", minimum=0)
 
 
 @dataclass(kw_only=True, slots=True)

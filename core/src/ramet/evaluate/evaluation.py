@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ramet.cluster.check import check_cluster
+from ramet.cluster.interfaces import Rollouts
 from ramet.cluster.launch import open_rollouts
 from ramet.components.build import Components
 from ramet.components.checks import check_components
@@ -39,6 +40,9 @@ from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
 from ramet.runs.stopped import StopListener, resumable
+from ramet.tracking.live import Part, live_line
+from ramet.tracking.rollout_parts import TokenRate, rollout_parts
+from ramet.tracking.run_log import RunLog, recording
 from ramet.types import Benchmark, Task
 
 logger = logging.getLogger(__name__)
@@ -68,11 +72,11 @@ def run(resolved: Resolved) -> EvaluateResult:
     """The job. Raises `ConfigErrors` before anything is written if something is wrong, and `Stopped` if a signal ended
     the run.
     """
-    with StopListener().listening():
-        return _run(resolved)
+    with StopListener().listening(), recording() as log:
+        return _run(resolved, log)
 
 
-def _run(resolved: Resolved) -> EvaluateResult:
+def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
     config = resolved.config
     prepared = prepare(resolved)
     set_up_torch(config.run)
@@ -101,6 +105,7 @@ def _run(resolved: Resolved) -> EvaluateResult:
         with resumable(resolved, run_dir.path.name):
             partial = PartialResults(out, header, allow=allow)
             run_dir.record(resolved, manifest)
+            log.write_to(run_dir.log)
             _announce(config, prepared, out)
             run_async(_measure(config, prepared, partial, folder=run_dir.services))
             check_complete(partial.results(), config.evaluate.max_masked_share, partial.path)
@@ -180,20 +185,24 @@ async def _measure(config: Config, prepared: PreparedEvaluation, partial: Partia
     )
     components, tools = prepared.components, prepared.tools
     async with open_rollouts(config, components=components, folder=folder, tools=tools) as rollouts:
-        await measure(
-            rollouts,
-            prepared.benchmarks,
-            prepared.tasks,
-            plan=plan,
-            partial=partial,
-            report=_EvaluationProgress(),
-        )
+        progress = _EvaluationProgress(rollouts)
+        with live_line(progress.parts):
+            await measure(rollouts, prepared.benchmarks, prepared.tasks, plan=plan, partial=partial, report=progress)
 
 
 class _EvaluationProgress:
-    """A line on the screen at every tenth of a benchmark."""
+    """A line on the screen at every tenth of a benchmark, and what the live line shows."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+        self._rate = TokenRate()
+        self._now = ""
+
+    def parts(self) -> list[Part]:
+        return [Part(self._now), *rollout_parts(self._rollouts.progress(), self._rate)]
 
     def __call__(self, benchmark: str, done: int, total: int) -> None:
+        self._now = f"{benchmark} {done}/{total} tasks"
         if done == total or done % max(1, total // 10) == 0:
             logger.info("%s: %d of %d tasks", benchmark, done, total)
 

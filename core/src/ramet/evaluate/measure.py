@@ -16,6 +16,7 @@ from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.plan import check_groups
 from ramet.rollout.worker import RolloutPlan
+from ramet.tracking import repeats
 from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,8 @@ async def judge(name: str, benchmark: Benchmark, rollout: Rollout) -> Mapping[st
         raise named(error, who, f"benchmarks.{name}") from error
     except (Exception, SystemExit) as error:  # not judged is counted, never a failure of the model
         what, traceback = f"{error!r}{raised_at(error)}", logger.isEnabledFor(logging.DEBUG)
-        logger.warning("benchmark %s could not score task %s: %s", name, rollout.task.id, what, exc_info=traceback)
+        message = "benchmark %s could not score task %s: %s"
+        repeats.warn(logger, f"benchmark {name} could not score", message, name, rollout.task.id, what, trace=traceback)
         return {}
     problem = metrics_problem(scores, benchmark.info.metrics, judged=benchmark.info.judged)
     if problem is not None:

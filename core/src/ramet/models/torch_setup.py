@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import numpy as np
 import torch
@@ -28,5 +27,4 @@ def set_up_torch(run: RunConfig) -> None:
     torch.manual_seed(run.seed)
     random.seed(run.seed)  # only plugins draw from these two; checkpoints hold the state of all three
     np.random.seed(run.seed % 2**32)
-    if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -18,10 +18,12 @@ from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.output_checks import begin_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
+from ramet.rollout.keys import RolloutKey
 from ramet.rollout.stateful import DEFECT, ENVIRONMENT, StateFailed, is_defect
 from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.turn_context import FirstTokensHook, GroupContext, TurnContext, state_of
+from ramet.tracking import repeats
 from ramet.types import (
     Fault,
     Insert,
@@ -89,10 +91,19 @@ class RolloutRunner:
             if live.stop is StopReason.PRUNED:
                 return  # the scheduler stopped it
             live.fault = self._fault(error, live, expired=limit.expired(), step_over=own_end > self.step_ends_at)
-            traceback = logger.isEnabledFor(logging.DEBUG)
-            fault = live.fault
-            logger.warning("rollout %s is masked: %s: %s", live.key, fault.where, fault.message, exc_info=traceback)
+            self._warn_of(live.key, live.fault)
         live.add_stat("seconds", time.perf_counter() - started)
+
+    def _warn_of(self, rollout: RolloutKey, fault: Fault) -> None:
+        repeats.warn(
+            logger,
+            f"rollouts masked by {fault.where}",
+            "rollout %s is masked: %s: %s",
+            rollout,
+            fault.where,
+            fault.message,
+            trace=logger.isEnabledFor(logging.DEBUG),
+        )
 
     def _fault(self, error: BaseException, live: LiveRollout, *, expired: bool, step_over: bool) -> Fault:
         if expired and isinstance(error, TimeoutError):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from ramet.errors import ConfigError, PluginError
 from ramet.output_checks import as_number, score_problem, scores_problem
 from ramet.plugin_code import defined_at, named, raised_at
+from ramet.tracking import repeats
 from ramet.types import Fault, Group, Reward, Rollout, RolloutScore, Score, Task
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,9 @@ class Scorer:
             expired = deadline.expired()
             what = f"timed out after {reward.timeout_s:g} s" if expired else f"{error!r}{raised_at(error)}"
             traceback = logger.isEnabledFor(logging.DEBUG)
-            logger.warning("reward %s of plugin %s failed: %s", reward.name, reward.plugin, what, exc_info=traceback)
+            message = "reward %s of plugin %s failed: %s"
+            kind = f"reward {reward.name} failed"
+            repeats.warn(logger, kind, message, reward.name, reward.plugin, what, trace=traceback)
             return [Fault(where=f"{UNJUDGED}{reward.name}", message=what)] * len(rollouts)
         problem = scores_problem(raw, len(rollouts))
         if problem is not None:

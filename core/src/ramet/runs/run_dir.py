@@ -1,7 +1,7 @@
 """The directory of a run: `runs/NAME`, resumed if it is there, or a fresh one that names itself.
 
     config.yaml  overrides.txt  manifest.json  LOCK  rollouts/  checkpoints/
-    (metrics.jsonl, report.html, services/: others)
+    (metrics.jsonl, run.log, report.html, services/: others)
 
 Order at the start: `open` (takes the lock), `check_resume`, `record` (writes what this process is about to do).
 """
@@ -26,6 +26,7 @@ from ramet.runs.own_files import check_run_folder, remove_torn
 from ramet.runs.resume import RunState, check_resume
 
 logger = logging.getLogger(__name__)
+RUN_LOG = "run.log"
 WORDS = (
     "alder", "apple", "aspen", "birch", "bracken", "cedar", "clover", "elder", "fern", "gorse", "hazel", "heather",
     "holly", "iris", "ivy", "juniper", "larch", "laurel", "lilac", "linden", "maple", "mint", "moss", "oak", "olive",
@@ -42,6 +43,7 @@ class RunDir:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
+        self.log = path / RUN_LOG
         self.services = path / "services"  # made when a component first asks for a folder
         self._manifest_path = path / "manifest.json"
         self._lock = RunLock(path / "LOCK")

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ramet.errors import InfraError
+from ramet.tracking.terminal_line import erase_at_once
 
 if TYPE_CHECKING:  # the command line loads this module for `ramet --help`
     from ramet.config.resolved import Resolved
@@ -79,6 +80,7 @@ class StopListener:
 
 def write_stderr(text: str) -> None:
     """Past the log, whose stream may be in the middle of a write when a signal comes."""
+    erase_at_once()
     os.write(2, f"{text}\n".encode())
 
 

@@ -31,6 +31,7 @@ from ramet.sft.strategies import prepare_process
 from ramet.sft.trainer import Trained, total_steps, train
 from ramet.sft.world import ALONE, World, launched_world
 from ramet.tracking.plots import plot_curves
+from ramet.tracking.run_log import RunLog, recording
 from ramet.tracking.trackers import Trackers, make_trackers
 from ramet.types import TrackedRun
 
@@ -53,22 +54,22 @@ def run(resolved: Resolved) -> SftResult:
     the run.
     """
     config, signals = resolved.config, StopListener()
-    with signals.listening(), file_rights(private=config.run.private):
+    with signals.listening(), file_rights(private=config.run.private), recording() as log:
         prepared = prepare(resolved)
         set_up_torch(config.run)
         launched = launched_world()
         if launched is None:
-            return _run(resolved, prepared, ALONE, signals)
+            return _run(resolved, prepared, ALONE, signals, log)
         prepare_process(config)
         with launched.joined(config.cluster.timeout_s, gpus=resolve_device(config.model).type == "cuda"):
-            return _run(resolved, prepared, launched, signals)
+            return _run(resolved, prepared, launched, signals, log)
 
 
-def _run(resolved: Resolved, prepared: PreparedSft, world: World, signals: StopListener) -> SftResult:
+def _run(resolved: Resolved, prepared: PreparedSft, world: World, signals: StopListener, log: RunLog) -> SftResult:
     """As the only process, which may start others, or as one that torchrun started."""
     config = resolved.config
     with ExitStack() as opened:
-        path = world.from_first(lambda: _open(resolved, prepared, opened))
+        path = world.from_first(lambda: _open(resolved, prepared, opened, log))
         with resumable(resolved, path.name) if world.first else nullcontext():
             if config.sft.strategy is Strategy.NONE or world.joins:
                 train_and_save(config, prepared, path, signals, world)
@@ -79,14 +80,15 @@ def _run(resolved: Resolved, prepared: PreparedSft, world: World, signals: StopL
         return SftResult(run=path, model=Path(summary.model), steps=summary.steps, final_loss=summary.final_loss)
 
 
-def _open(resolved: Resolved, prepared: PreparedSft, opened: ExitStack) -> Path:
-    """The run directory, this process's until `opened` is closed."""
+def _open(resolved: Resolved, prepared: PreparedSft, opened: ExitStack, log: RunLog) -> Path:
+    """The run directory, this process's until `opened` is closed; `log` is written there from now on."""
     directory = opened.enter_context(RunDir.open(resolved.config.run.root, resolved.config.run.name))
     manifest = sft_manifest(resolved, fingerprint=prepared.fingerprint, rows=prepared.counts.trained)
     layout = SftLayout.of(resolved.config)
     raise_all([*directory.check_resume(resolved, manifest), *layout.check(directory.checkpoints)])
     layout.keep(directory.checkpoints)
     directory.record(resolved, manifest)
+    log.write_to(directory.log)
     return directory.path
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,12 +19,14 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ramet.models.loading import resolve_device
 from ramet.models.torch_setup import set_up_torch
 from ramet.processes import end_with_owner
+from ramet.runs.run_dir import RUN_LOG
 from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.job import train_and_save
 from ramet.sft.rank_messages import READY, RankFailure, RankInputs
 from ramet.sft.strategies import prepare_process
 from ramet.sft.world import World, world_of_environment
 from ramet.tracking.log import set_up_logging
+from ramet.tracking.run_log import recording
 
 
 def main(file: str) -> int:
@@ -31,6 +34,13 @@ def main(file: str) -> int:
     end_with_owner()
     inputs, world = RankInputs.load(Path(file)), world_of_environment()
     _set_up_logging(inputs.log_level, world)
+    with recording() if world.first else nullcontext() as log:
+        if log is not None:
+            log.write_to(inputs.run / RUN_LOG)
+        return _run(inputs, world)
+
+
+def _run(inputs: RankInputs, world: World) -> int:
     timeout = timedelta(seconds=inputs.config.cluster.timeout_s)
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timeout)
     try:

@@ -97,9 +97,9 @@ SFT = Layout(
     columns=(
         Column(key="sft/loss", title="loss", show=small, rank=10, width=7),
         Column(key="sft/epoch", title="epoch", show=lambda epoch: f"{epoch:.2f}", rank=20, width=6),
-        Column(key="sft/lr", title="lr", show=small, rank=30, width=7),
-        Column(key="sft/grad_norm", title="grad", show=small, rank=40, width=7),
-        Column(key="sft/steps_per_s", title="steps/s", show=small, rank=50, width=7),
+        Column(key="sft/lr", title="lr", show=lambda rate: f"{rate:.1e}", rank=30, width=7),
+        Column(key="sft/grad_norm", title="grad norm", show=small, rank=40, width=9),
+        Column(key="sft/steps_per_s", title="steps/s", show=lambda rate: f"{rate:.2f}", rank=50, width=7),
     ),
 )
 

@@ -7,6 +7,7 @@ are made harmless, not the output of one handler.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 import warnings
@@ -52,8 +53,19 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
         return super().format(record) + repeats.suffix(record)
 
 
+def quiet_libraries() -> None:
+    """Leave out what libraries say of themselves although nothing is wrong. Settings of the user's are kept."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger("DeepSpeed").addFilter(_is_news)  # imported by transformers wherever it is installed
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Setting accelerator to CPU")
+
+
 def set_up_logging(level: int) -> None:
     """Lines on stderr: warnings of all loggers, and those of Ramet's from `level` on."""
     make_records_harmless()
+    quiet_libraries()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[ConsoleHandler()])
     logging.getLogger("ramet").setLevel(level)

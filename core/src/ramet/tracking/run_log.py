@@ -19,7 +19,6 @@ from ramet.tracking import repeats
 from ramet.tracking.console import StepLines
 from ramet.tracking.log import harmless
 
-NAME = "run.log"
 MAX_KEPT = 10_000  # records before the directory is known
 logger = logging.getLogger(__name__)
 steps_logger = logging.getLogger(f"{__name__}.steps")  # for the file alone: the console has the same as a table
@@ -82,7 +81,7 @@ class RunLog(logging.Handler):
 
     def _fail(self, error: OSError) -> None:
         self._failed = True
-        logger.warning("%s: nothing more is written to it: %s", NAME, error)
+        logger.warning("the log of the run cannot be written any more: %s", error)
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -10,7 +10,6 @@ from ramet.extensions import TRACKERS, extension
 from ramet.io.os_errors import os_error_text
 from ramet.tracking.console import ConsoleTracker
 from ramet.tracking.jsonl import NAME, JsonlTracker
-from ramet.tracking.run_log import NAME as RUN_LOG
 from ramet.tracking.run_log import StepLog
 from ramet.types import TrackedRun, Tracker
 
@@ -78,7 +77,7 @@ def make_trackers(names: Sequence[str], run: TrackedRun) -> Trackers:
             if name in _FACTORIES:
                 raise
             logger.warning("tracker %s could not be made, training goes on without it: %r", name, error)
-    return Trackers({**made, RUN_LOG: StepLog(run.total_steps)})
+    return Trackers({**made, "run.log": StepLog(run.total_steps)})
 
 
 def _what(error: Exception) -> str:

@@ -17,6 +17,8 @@ from ramet.policy.batching.rows import Row
 from ramet.rollout.plan import RolloutPlan, check_groups
 from ramet.rollout.scoring import UNJUDGED, ScoredGroup, n_unjudged
 from ramet.rollout.stateful import DEFECT
+from ramet.tracking import repeats
+from ramet.tracking.columns import SOURCE, SOURCE_REWARD
 from ramet.types import Group, Task
 
 logger = logging.getLogger(__name__)
@@ -96,6 +98,16 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     return metrics
 
 
+def source_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """The mean reward of each data source that the tasks name, over its valid rollouts."""
+    rewards: dict[str, list[float]] = {}
+    for group in groups:
+        own = [r.reward for r in group.valid if r.reward is not None]
+        if group.task.data_source and own:
+            rewards.setdefault(group.task.data_source, []).extend(own)
+    return {f"{SOURCE}{name}{SOURCE_REWARD}": statistics.fmean(found) for name, found in sorted(rewards.items())}
+
+
 def lag_metrics(rows: Sequence[Row], *, version: int, allowed: int) -> dict[str, float]:
     """Updates between the weights that sampled a token and the current ones, `version`, over trained tokens.
 
@@ -116,11 +128,14 @@ def warn_of_silence(step: int, groups: Sequence[ScoredGroup]) -> None:
     """Say so if the rewards of a step cannot teach anything: within every group they are all equal."""
     if groups and _no_signal(groups) == 1:
         rewards = sorted({r.reward for group in groups for r in group.valid if r.reward is not None})
-        logger.warning(
+        repeats.warn(
+            logger,
+            "rewards are equal within every group",
             "step %d: in all %d groups the rewards are equal within the group (%s): no advantage, nothing to learn",
             step,
             len(groups),
             ", ".join(f"{reward:g}" for reward in rewards[:3]) or "none is valid",
+            by_step=True,
         )
 
 

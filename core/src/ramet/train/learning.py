@@ -23,6 +23,7 @@ from ramet.policy.batching.rows import Floats, Row, advantage_inputs, engine_ent
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.mutation_guard import unchanged
 from ramet.rollout.record import GroupRecord, write_records
+from ramet.tracking import repeats
 from ramet.train.groups import StepClock, lag_metrics
 from ramet.train.run import TrainRun
 from ramet.train.step_rollouts import PlayedStep
@@ -57,7 +58,8 @@ class Learner:
         metrics |= lag_metrics(rows, version=step - 1, allowed=self._config.train.staleness)
         if not rows:
             baseline = "" if greedy is None else " and a greedy one"
-            logger.warning("step %d: no group has two valid rollouts%s; nothing to learn from", step, baseline)
+            message = "step %d: no group has two valid rollouts%s; nothing to learn from"
+            repeats.warn(logger, "no group has two valid rollouts", message, step, baseline, by_step=True)
             record_step(self._folder, step, played)
             return metrics | {"train/updates": 0.0}
         batch, reported = await self._train_batch(rows, greedy, clock)

@@ -19,10 +19,13 @@ from ramet.policy.checkpoint.store import CheckpointScore
 from ramet.policy.errors import TrainingDiverged
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, check_failures
-from ramet.train.groups import StepClock, check_infrastructure, play, reward_metrics, warn_of_silence
+from ramet.tracking import repeats
+from ramet.train.groups import StepClock, check_infrastructure, play, reward_metrics, source_metrics, warn_of_silence
 from ramet.train.learning import Learner, record_step
 from ramet.train.preemption import Dropped
+from ramet.train.progress import REWARDS, TrainProgress
 from ramet.train.run import TrainRun, TrainState
+from ramet.train.samples import SamplePrinter
 from ramet.train.saving import Saver
 from ramet.train.step_rollouts import AsyncRollouts, PlayedStep, TaskChooser
 from ramet.train.validation import Validation
@@ -48,6 +51,8 @@ class Loop:
         self.scorer = prepared.components.scorer
         self.estimator = prepared.components.advantage
         self.learner = Learner(run)
+        self.progress = TrainProgress(run.backend, total_steps=self.total_steps, done=run.state.step)
+        self.samples = SamplePrinter(config.train.print_samples, seed=config.run.seed)
         if run.state.sampler:
             prepared.sampler.restore(run.state.sampler)
         self.chooser = TaskChooser(
@@ -86,10 +91,12 @@ class Loop:
 
     async def run(self) -> TrainState:
         """Play all steps that are left, or those until a stop is asked for. The last one is always saved."""
+        first = self.state.step
         try:
             if self.state.step == 0 and self.validation.is_due(0):
                 self.tracker.log(0, await self.preemption.drop(self._validate(0)))
             await self._validate_again()
+            self.progress.restart_clock()
             while self.state.step < self.total_steps:
                 self.preemption.check()
                 await self._step(self.state.step + 1)
@@ -101,30 +108,34 @@ class Loop:
                 await self.saver.save(self.state.step)
             raise
         finally:
+            repeats.report(logger, self.state.step - first)
             await self.async_rollouts.cancel()
         return self.state
 
     async def _step(self, step: int) -> None:
         started = time.monotonic()
         clock = StepClock()
-        played = await self.preemption.drop(self.async_rollouts.take(step))
+        with self.progress.doing(REWARDS):
+            played = await self.preemption.drop(self.async_rollouts.take(step))
         groups = played.groups
-        metrics = {**reward_metrics(played.all), **await self._rollout_metrics()}
+        metrics = {**reward_metrics(played.all), **source_metrics(played.all), **await self._rollout_metrics()}
         metrics["group/replaced"] = float(len(played.replaced))
         self._check(step, played)
         clock.lap("rollout")
         warn_of_silence(step, groups)
-        greedy = await self.preemption.drop(self._greedy_rewards(groups, step))
+        with self.progress.doing("greedy baseline"):
+            greedy = await self.preemption.drop(self._greedy_rewards(groups, step))
         metrics |= await self.learner.learn(step, played, greedy, clock)
         try:
             metrics |= await self._use_weights(step, clock)
         except Dropped:
             logger.warning("step %d: no time left for its weight sync and validation; its metrics lack them", step)
-        await self._finish(step, metrics, clock, started)
+        await self._finish(step, played, metrics, clock, started)
 
     async def _use_weights(self, step: int, clock: StepClock) -> dict[str, float]:
         """Give the new weights to the engine, and validate them if it is time."""
-        await self.preemption.finish(self.backend.sync_weights(step))
+        with self.progress.doing("weight sync"):
+            await self.preemption.finish(self.backend.sync_weights(step))
         clock.lap("sync")
         if not self.validation.is_due(step):
             return {}
@@ -149,7 +160,8 @@ class Loop:
         if self.async_rollouts.playing:
             await self.async_rollouts.settle()
             self._played = await self.backend.rollouts.metrics()
-        return await self.validation(step)
+        with self.progress.doing("validation"):
+            return await self.validation(step)
 
     async def _rollout_metrics(self) -> dict[str, float]:
         metrics, self._played = self._played or await self.backend.rollouts.metrics(), {}
@@ -180,7 +192,9 @@ class Loop:
             await self.backend.rollouts.metrics()
         return [group.rollouts[0].reward for group in played]
 
-    async def _finish(self, step: int, metrics: dict[str, float], clock: StepClock, started: float) -> None:
+    async def _finish(
+        self, step: int, played: PlayedStep, metrics: dict[str, float], clock: StepClock, started: float
+    ) -> None:
         """Report, then save if it is time. The other way round a kill in between would lose the report for good: what
         was reported after the last checkpoint is redone, and trackers are rewound first.
         """
@@ -188,12 +202,15 @@ class Loop:
         metrics["time/save_s"] = self._save_s  # of the step before
         metrics["time/step_s"] = time.monotonic() - started
         self.tracker.log(step, metrics)
+        self.samples(step, played.groups)
+        self.progress.step_done(step)
         self.state.step = step
         self._score = self.validation.score(step, metrics)
         self.state.sampler = self.chooser.state_after(step)
         self.state.seconds += time.monotonic() - started
         saving = time.monotonic()
-        await self.saver.save_if_due(step, self._score)
+        with self.progress.doing("saving"):
+            await self.saver.save_if_due(step, self._score)
         self._save_s = time.monotonic() - saving
 
     async def _stage(self) -> Callable[[Path], None]:

@@ -24,6 +24,8 @@ from ramet.runs.run_dir import RunDir
 from ramet.runs.stopped import resumable
 from ramet.tracking.jsonl import NAME as METRICS
 from ramet.tracking.jsonl import read_metrics
+from ramet.tracking.live import live_line
+from ramet.tracking.run_log import RunLog, recording
 from ramet.tracking.trackers import make_trackers
 from ramet.train.dry_run import will_fit
 from ramet.train.loop import Loop
@@ -51,12 +53,12 @@ def run(resolved: Resolved) -> TrainResult:
     """
     config = resolved.config
     preemption = Preemption(config.train.grace_s)
-    with preemption.listening(), file_rights(private=config.run.private):
+    with preemption.listening(), file_rights(private=config.run.private), recording() as log:
         prepared = prepare(resolved)
         set_up_torch(config.run)
         with RunDir.open(config.run.root, config.run.name) as run_dir:
             with resumable(resolved, run_dir.path.name):
-                run_async(_run(resolved, prepared, run_dir, preemption))
+                run_async(_run(resolved, prepared, run_dir, preemption, log))
             return _result(run_dir.path, prepared.total_steps)
 
 
@@ -66,7 +68,7 @@ def _result(folder: Path, steps: int) -> TrainResult:
     return TrainResult(run=folder, model=folder / "model", steps=steps, metrics=metrics)
 
 
-async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, preemption: Preemption) -> None:
+async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, preemption: Preemption, log: RunLog) -> None:
     config, components = resolved.config, prepared.components
     manifest = make_manifest(resolved, data=prepared.data, model=prepared.model)
     raise_all(run_dir.check_resume(resolved, manifest))
@@ -81,6 +83,7 @@ async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, preem
         tools=prepared.tools,
     ) as backend:
         run_dir.record(resolved, manifest)
+        log.write_to(run_dir.log)
         _announce(config, prepared, run_dir.path)
         with preemption.deferred(), _tracker(config, prepared, run_dir.path) as tracker:
             checkpoints = Checkpoints(
@@ -111,7 +114,8 @@ async def _train(run: TrainRun) -> None:
     loop = Loop(run)
     try:
         await start_rewards(scorer.rewards, run.backend.services)
-        await loop.run()
+        with live_line(loop.progress.parts):
+            await loop.run()
     finally:
         await scorer.aclose()
 

@@ -19,6 +19,7 @@ from ramet.evaluate.statistics import avg_at_k, pass_at_k
 from ramet.policy.checkpoint.store import CheckpointScore, score_of
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer
+from ramet.tracking import repeats
 from ramet.train.groups import play
 from ramet.types import Benchmark, Group, Task
 
@@ -87,17 +88,21 @@ class Validation:
             return None
         masked = metrics.get(MASKED, 0.0)
         if masked > self.max_masked:
-            logger.warning(
+            repeats.warn(
+                logger,
+                "too much of the validation is masked",
                 "step %d: valid/masked_share is %.3g (limit rollout.max_infra_rate=%g), so its checkpoint cannot be "
                 "the best (train.keep_best): the rest would be a biased subset",
                 step,
                 masked,
                 self.max_masked,
+                by_step=True,
             )
             return None
         score = score_of(metrics, metric)
         if score is None:
-            logger.warning("step %d: no %s, so its checkpoint cannot be the best (train.keep_best)", step, metric)
+            message = "step %d: no %s, so its checkpoint cannot be the best (train.keep_best)"
+            repeats.warn(logger, f"the validation has no {metric}", message, step, metric, by_step=True)
         return score
 
     async def __call__(self, step: int) -> dict[str, float]:

@@ -24,7 +24,8 @@ from ramet.engines.counters import merged
 from ramet.policy.progress import PassProgress
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
-from ramet.tracking.log import make_records_harmless
+from ramet.tracking import repeats
+from ramet.tracking.log import make_records_harmless, quiet_libraries
 
 if TYPE_CHECKING:
     from ramet.policy.spec import CriticSpec, PolicySpec
@@ -41,6 +42,7 @@ class LogLine:
     logger: str
     level: int
     text: str
+    kind: str | None = None  # of a warning that may come again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,8 @@ class _LogBuffer(logging.Handler):
         self._lines: deque[LogLine] = deque(maxlen=MAX_LOG_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(LogLine(logger=record.name, level=record.levelno, text=self.format(record)))
+        kind = repeats.kind_of(record)
+        self._lines.append(LogLine(logger=record.name, level=record.levelno, text=self.format(record), kind=kind))
 
     def take(self) -> list[LogLine]:
         return [self._lines.popleft() for _ in range(len(self._lines))]
@@ -129,6 +132,7 @@ class Actor:
         self._setup = setup
         self._log = _LogBuffer()
         self._progress: Callable[[], RolloutProgress | PassProgress | None] | None = None  # from the start on
+        quiet_libraries()
         make_records_harmless()  # Ray keeps the log in files that other users can read
         handlers = [self._log, logging.StreamHandler()]
         logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=handlers, force=True)

@@ -14,6 +14,7 @@ import ray
 
 from ramet.cluster.ray.actor_base import LogLine, Ping
 from ramet.cluster.ray.worker import RayWorker, WorkerLost, translated
+from ramet.tracking import repeats
 
 PERIOD_S = 1.0
 SILENCE_S = 10.0
@@ -97,4 +98,8 @@ class HealthMonitor:
 def forward_logs(worker: RayWorker, lines: list[LogLine]) -> None:
     """Log a worker's lines in the driver, with the worker's name."""
     for line in lines:
-        logging.getLogger(line.logger).log(line.level, "%s: %s", worker.name, line.text)
+        logger, message = logging.getLogger(line.logger), "%s: %s"
+        if line.kind is None:
+            logger.log(line.level, message, worker.name, line.text)
+        else:
+            repeats.log(logger, line.level, line.kind, message, worker.name, line.text)

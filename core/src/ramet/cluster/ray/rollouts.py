@@ -30,6 +30,7 @@ from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts, summed
 from ramet.rollout.worker import task_names
+from ramet.tracking import repeats
 from ramet.types import Group, Task
 
 logger = logging.getLogger(__name__)
@@ -216,7 +217,8 @@ class RayRollouts:
         self._asleep = True
         able = [await worker.call("sleep", timeout_s=self._pool.timeout_s) for worker in self._dispatcher.workers]
         if not all(able):
-            logger.warning("cluster.colocate=true: engine %s cannot sleep and keeps its memory", self.info.name)
+            message = "cluster.colocate=true: engine %s cannot sleep and keeps its memory"
+            repeats.warn(logger, "an engine cannot sleep", message, self.info.name, by_step=True)
 
     async def wake(self) -> None:
         if self._asleep:

@@ -1,0 +1,58 @@
+"""What a run is doing now, for the live line: step, phase, rollouts, micro-batches, and the time that is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ramet.cluster.interfaces import Backend
+from ramet.tracking.columns import seconds
+from ramet.tracking.live import Part
+from ramet.tracking.rollout_parts import TokenRate, rollout_parts
+
+REWARDS = "rewards"  # the phase of a step that plays: it is named once nothing plays any more
+
+
+class TrainProgress:
+    """The loop says where it is; `parts` is called by the thread that draws."""
+
+    def __init__(self, backend: Backend, *, total_steps: int, done: int) -> None:
+        self._phase = ""
+        self._backend = backend
+        self._total = total_steps
+        self._first = self._done = done
+        self._started = self._last = time.monotonic()
+        self._rate = TokenRate()
+
+    def step_done(self, step: int) -> None:
+        self._done, self._last = step, time.monotonic()
+
+    def restart_clock(self) -> None:
+        """Steps begin now: what was done before is not part of their pace."""
+        self._started = self._last = time.monotonic()
+
+    @contextmanager
+    def doing(self, phase: str) -> Iterator[None]:
+        before, self._phase = self._phase, phase
+        try:
+            yield
+        finally:
+            self._phase = before
+
+    def parts(self) -> list[Part]:
+        playing, computing, left = self._backend.rollouts.progress(), self._backend.policy.progress(), self._left()
+        phase = "" if self._phase == REWARDS and playing.total else self._phase
+        return [
+            Part(f"step {min(self._done + 1, self._total)}/{self._total}"),
+            Part(phase if computing is None else str(computing), rank=2),
+            *rollout_parts(playing, self._rate),
+            Part("" if left is None else f"left {seconds(left)}", rank=2),
+        ]
+
+    def _left(self) -> float | None:
+        """Seconds to the end of the last step, at the mean pace of this process's steps."""
+        if self._done == self._first:
+            return None
+        pace = (self._last - self._started) / (self._done - self._first)
+        return max(0.0, pace * (self._total - self._done) - (time.monotonic() - self._last))

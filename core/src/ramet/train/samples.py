@@ -1,0 +1,90 @@
+"""`train.print_samples`: some rollouts of each step, as text: question, turns, tool results, reward with its parts.
+
+Which ones depends on rewards, seed and step alone: the best, the worst, then others in an order drawn from the seed.
+Rollouts without a reward are left out. In a pipe the text is the same, without colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+
+from rich.console import Console
+from rich.text import Text
+
+from ramet.io.json_values import visible
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.types import Segment, SegmentKind
+
+MAX_CHARS = 2000  # of one question, turn or result; the record on disk has all of it
+LABEL = 10  # characters of the column that says whose text it is
+STYLES = {SegmentKind.TURN: "default", SegmentKind.RESULT: "yellow", SegmentKind.FORCED: "magenta"}
+
+
+def choose(groups: Sequence[ScoredGroup], n: int, *, seed: int, step: int) -> list[tuple[str, ScoredRollout]]:
+    """At most `n` rollouts, each with why it was chosen. Of equal rewards the first of the step is taken."""
+    left = [rollout for group in groups for rollout in group.valid]
+    chosen: list[tuple[str, ScoredRollout]] = []
+    for why, pick in (("best", max), ("worst", min)):
+        if left and len(chosen) < n:
+            found = pick(left, key=_reward)
+            left = [rollout for rollout in left if rollout is not found]
+            chosen.append((why, found))
+    drawn = Random(f"{seed}/{step}/samples").sample(left, len(left))
+    return [*chosen, *(("drawn", rollout) for rollout in drawn[: n - len(chosen)])]
+
+
+def _reward(rollout: ScoredRollout) -> float:
+    assert rollout.reward is not None  # it is valid
+    return rollout.reward
+
+
+class SamplePrinter:
+    """Prints `n` rollouts of a step."""
+
+    def __init__(self, n: int, *, seed: int, console: Console | None = None) -> None:
+        self._n = n
+        self._seed = seed
+        self._console = console or Console()
+
+    def __call__(self, step: int, groups: Sequence[ScoredGroup]) -> None:
+        chosen = choose(groups, self._n, seed=self._seed, step=step) if self._n else []
+        for number, (why, rollout) in enumerate(chosen, start=1):
+            head = f"step {step}, rollout {number} of {len(chosen)} ({why}): {_title(rollout)}"
+            self._print(Text(visible(head), style="bold"))
+            for label, text, style in _texts(rollout):
+                for line in _lines(label, text):
+                    self._print(Text(line, style=style))
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False)
+
+
+def _title(one: ScoredRollout) -> str:
+    rollout = one.rollout
+    parts = ", ".join(f"{name} {value:g}" for name, value in one.parts.items())
+    fork = "" if rollout.parent is None else f" (fork of {rollout.parent} at turn {rollout.fork_turn})"
+    return (
+        f"reward {one.reward:g}{f' ({parts})' if parts else ''}, task {rollout.task.id}, path {rollout.id}{fork}, "
+        f"{rollout.n_sampled_tokens} tokens, stop {rollout.stop}"
+    )
+
+
+def _texts(one: ScoredRollout) -> Iterator[tuple[str, str, str]]:
+    """Label, text and style."""
+    yield "question", one.rollout.task.question, "cyan"
+    for segment in one.rollout.segments:
+        if segment.kind is not SegmentKind.PROMPT:
+            yield _label(segment), segment.text, STYLES[segment.kind]
+
+
+def _label(segment: Segment) -> str:
+    return f"turn {segment.turn}" if segment.is_sampled else str(segment.kind)
+
+
+def _lines(label: str, text: str) -> Iterator[str]:
+    """The label before the first line, room for it before the others."""
+    cut = len(text) - MAX_CHARS
+    shown = text if cut <= 0 else f"{text[:MAX_CHARS]}… ({cut} characters more)"
+    for i, line in enumerate(visible(shown.strip("\n")).split("\n")):
+        yield f"  {label if i == 0 else '':<{LABEL}}{line}".rstrip()
