@@ -54,11 +54,15 @@ class Ramet:
     def __call__(self, *argv: str, cwd: Path, **env: str) -> Ended:
         return self.start(*argv, cwd=cwd, **env).wait()
 
-    def start(self, *argv: str, cwd: Path, **env: str) -> Running:
+    def start(self, *argv: str, cwd: Path, screen: str | None = None, **env: str) -> Running:
+        """`screen`: the terminal that is stdout and stderr, instead of files."""
         folder = self.folder / f"command_{self.started}"
         folder.mkdir()
         self.started += 1
-        request = {"argv": argv, "env": env, "cwd": str(cwd), "out": str(folder / "out"), "err": str(folder / "err")}
+        for name in ("out", "err"):
+            (folder / name).touch()
+        out, err = (screen, screen) if screen is not None else (str(folder / "out"), str(folder / "err"))
+        request = {"argv": argv, "env": env, "cwd": str(cwd), "out": out, "err": err}
         return Running(self.ask(request), folder, self)
 
     def ask(self, request: dict[str, Any]) -> Any:
