@@ -33,6 +33,7 @@ from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelCon
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigErrors, InfraError, PluginError
 from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.progress import RolloutProgress
 from ramet.types import Group, Rollout, StopReason, Task
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
@@ -46,6 +47,7 @@ class Stub(Actor):
         setup = self._read_setup()
         self.folder = Path(setup.config.run.root)
         self.version = 0
+        self._progress = lambda: RolloutProgress(total=99, done=1, forks=1, in_tools=2, tokens=500)
         logging.getLogger("ramet.stub").info("ready")
         return EngineInfo(name="stub", capabilities=frozenset(), vocab_size=7, max_tokens=7)
 
@@ -185,6 +187,22 @@ def test_groups_come_back_in_the_tasks_order_from_both_workers(shared):
     assert {path.name.rpartition(".")[0] for path in shared.folder.glob("b*")} == {"b", "b#1"}, "as `task_names` says"
     assert len({path.name.split(".")[1] for path in shared.folder.glob("short-*")}) == 2, "both workers ran some"
     assert list(shared.folder.glob("long-0.*.cancelled")), "a run that is given up ends in the workers too"
+
+
+def test_progress_comes_with_the_answers_to_pings(shared):
+    """Each of the two workers says that one rollout of its running groups is done, and two are in tools."""
+
+    async def work(rollouts: RayRollouts) -> RolloutProgress:
+        running = asyncio.create_task(rollouts.run(tasks("long-9", "short-9"), step=1, plan=PLAN))
+        async with asyncio.timeout(20):
+            while (found := rollouts.progress()).done < 6 or found.in_tools < 4:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        assert rollouts.progress().total == 0
+        return found
+
+    assert shared.do(work) == RolloutProgress(total=8, done=6, forks=2, in_tools=4, tokens=1000)
 
 
 def test_no_worker_is_given_more_than_it_admits(shared):

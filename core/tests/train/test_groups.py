@@ -22,7 +22,7 @@ from ramet.rollout.scoring import (
     n_unjudged,
 )
 from ramet.testing.rollouts import answered_rollout
-from ramet.train.groups import check_groups, check_infrastructure, play, reward_metrics
+from ramet.train.groups import check_groups, check_infrastructure, play, reward_metrics, source_metrics
 from ramet.types import (
     CallStatus,
     Fault,
@@ -164,3 +164,12 @@ def test_a_reward_that_returns_nan_stops_the_playing_at_once() -> None:
     with pytest.raises(PluginError, match="constant"):
         asyncio.run(play_four(rollouts, float("nan")))
     assert len(rollouts.played) <= 2
+
+
+def test_each_data_source_has_its_reward() -> None:
+    sources = {"math": [1.0, 0.0, None], "qa": [0.25], "dead": [None]}
+    groups = []
+    for source, rewards in sources.items():
+        group = scored(rewards)
+        groups.append(replace(group, task=replace(group.task, data_source=source)))
+    assert source_metrics([*groups, scored([1.0])]) == {"source/math/reward": 0.5, "source/qa/reward": 0.25}

@@ -175,6 +175,7 @@ class RolloutWorker:
             group = await scheduler.run()
         finally:
             self._admission.leave(left)  # rollouts that were never started
+        context.counts.total -= group.n_unused
         if plan.counted:
             self._metrics.add(group)
         if on_group is not None:

@@ -198,7 +198,8 @@ class RayRollouts:
             finally:
                 self._dispatcher.release(worker, size)
         self._metrics.add(group)
-        counts.done += size
+        counts.total -= group.n_unused
+        counts.done += len(group.rollouts)
         counts.forks += sum(rollout.parent is not None for rollout in group.rollouts)
         if on_group is not None:
             on_group(group)
