@@ -25,6 +25,9 @@ DOCUMENTS = sorted(
 SOURCES = sorted(path for path in ROOT.glob("**/*.py") if ".venv" not in path.parts)
 # Pages about the core's own modules: here every name with a slash is a file, a module or a metric.
 ABOUT_MODULES = ("docs/design.md", "CONTRIBUTING.md")
+METRICS = (
+    "docs/metrics.md"  # its names are those of metrics, which tests/e2e/test_docs_metrics.py compares with the code
+)
 FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w(?![\w*<{{]|/[*<{{])")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -46,7 +49,12 @@ def modules_in(text: str, document: str) -> Iterator[str]:
     for code in CODE.findall(FENCE.sub("", text)):
         if DOTTED.fullmatch(code):
             yield code
-        elif NAME.fullmatch(code) and "/" in code and not re.match(rf"(?:{'|'.join(FOLDERS)})/", code):
+        elif (
+            document != METRICS
+            and NAME.fullmatch(code)
+            and "/" in code
+            and not re.match(rf"(?:{'|'.join(FOLDERS)})/", code)
+        ):
             room, _, rest = code.partition("/")
             if document in ABOUT_MODULES or (rest and (CORE / room).is_dir() and room != "runs"):
                 yield code
