@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
 import zipfile
@@ -170,6 +171,65 @@ def test_the_installed_core_writes_the_same_packages(proof: Proof, scaffolds: di
         made = tmp_path / kind
         assert f"made {made}" in run(ramet, "new", kind, f"my_{kind}", "--dir", made, cwd=tmp_path)
         assert texts(made) == texts(expected)
+
+
+RECIPES = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in (ROOT / "hydra_configs").rglob("*.yaml")}
+
+
+def recipes_of(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as packed:
+        found = [name for name in packed.namelist() if name.startswith("ramet/hydra_configs/")]
+        return {name.removeprefix("ramet/"): packed.read(name) for name in found}
+
+
+def test_the_wheel_of_the_core_holds_the_recipes(proof: Proof) -> None:
+    (wheel,) = (proof.work / "built").glob("ramet-[0-9]*.whl")
+    assert recipes_of(wheel) == RECIPES != {}
+
+
+def test_so_does_a_wheel_that_is_built_from_the_source_distribution(proof: Proof, tmp_path: Path) -> None:
+    builder = proof.work / "builder/bin/python"
+    run(builder, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT / "core")
+    (packed,) = tmp_path.glob("ramet-*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    run(
+        builder,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "wheel",
+        "-d",
+        tmp_path,
+        cwd=tmp_path / packed.name[: -len(".tar.gz")],
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    assert recipes_of(wheel) == RECIPES
+
+
+def test_a_recipe_composes_with_wheels_alone_in_any_folder(proof: Proof, tmp_path: Path) -> None:
+    """In the bare core's environment, to which the plugins' wheels are added, it needs no checkout."""
+    environment, site = proof.work / "environments/ramet/bin", tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site]
+    run(*pip, *(proof.work / "built").glob("ramet_*.whl"), cwd=tmp_path)
+    command = [environment / "python", "-m", "ramet"]
+    said = run(*command, "config", "experiment=quickstart", cwd=tmp_path, PYTHONPATH=str(site))
+    assert "name: arpo" in said and "tasks_per_step: 16" in said
+    assert "experiment=quickstart\n  The quickstart: " in run(*command, "recipes", cwd=tmp_path, PYTHONPATH=str(site))
+
+
+def test_the_core_alone_says_what_a_recipe_needs(proof: Proof, tmp_path: Path) -> None:
+    ramet = proof.work / "environments/ramet/bin/ramet"
+    done = subprocess.run(
+        [ramet, "config", "experiment=quickstart"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    [error] = done.stderr.splitlines()
+    assert error == (
+        "error: algorithm: no 'arpo'. Available: grpo, ppo (asked for by experiment=quickstart, which needs "
+        "ramet[train] ramet-arpo ramet-tools-python ramet-rewards ramet-benchmarks: not installed)"
+    )
 
 
 def texts(folder: Path) -> dict[str, str]:

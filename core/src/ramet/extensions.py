@@ -12,6 +12,8 @@ import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ramet.errors import ConfigError, PluginError
@@ -45,6 +47,15 @@ def extensions(group: str) -> list[ExtensionEntry]:
     """Everything that is installed in this group, by name."""
     found = [ExtensionEntry(p.name, p.dist.name if p.dist else "unknown", p) for p in entry_points(group=group)]
     return sorted(found, key=lambda one: (one.name, one.distribution))
+
+
+def package_folders(package: str) -> list[Path]:
+    """Where a package of presets has its files; nothing is imported but its parents. Empty if it is not there."""
+    try:
+        spec = find_spec(package)
+    except Exception:  # a broken plugin is listed with its reason, and its presets are part of it
+        spec = None
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
 
 
 def extension(group: str, name: str, own: Collection[str]) -> ExtensionEntry:

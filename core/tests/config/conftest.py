@@ -79,6 +79,7 @@ def plugins() -> Plugins:
 def workdir(plugins: Plugins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The working directory."""
     monkeypatch.setattr("ramet.config.hydra_adapter.load_plugins", lambda: plugins)
+    monkeypatch.setattr("ramet.config.hydra_adapter.shipped_recipes", lambda: None)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

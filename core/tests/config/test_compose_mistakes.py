@@ -146,7 +146,7 @@ def test_only_keys_that_the_job_accepts_are_suggested_and_listed(
 
 def test_a_key_that_means_nothing_to_the_job_is_refused(problems: Problems):
     assert problems(MODEL, "cluster.rollout_workers=2", job="sft") == [
-        "cluster.rollout_workers: `ramet sft` does not read it; leave it out"
+        "cluster.rollout_workers: `ramet sft` does not read it; leave the key out"
     ]
 
 

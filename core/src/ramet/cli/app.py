@@ -7,17 +7,16 @@ asked to end (SIGTERM).
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
 import ramet
 from ramet import extensions
 from ramet.cli.commands import COMMANDS
 from ramet.cli.terminal import accept_any_text, complain, print_problems, say, settle_streams
+from ramet.config.needs import extras_of
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.extensions import extension
 from ramet.io.os_errors import os_error_text
@@ -25,7 +24,6 @@ from ramet.runs.stopped import Stopped
 from ramet.tracking.log import set_up_logging
 
 OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
-_EXTRA = re.compile(r"([\w.-]+).*\bextra\s*==\s*['\"]([\w-]+)['\"]")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,20 +88,11 @@ def _system_problem(error: Exception) -> str | None:
 def _missing_package(error: ModuleNotFoundError) -> str | None:
     """The message for a package that an extra brings; None for any other module, which is a defect."""
     module = (error.name or "").partition(".")[0]
-    extra = _extras().get(module)
+    extras = {brought.replace("-", "_"): extra for extra, all_of in extras_of("ramet").items() for brought in all_of}
+    extra = extras.get(module)  # modules of all extras are named like their distributions
     if extra is None:
         return None
     return f"this needs the package {module!r}, which is not installed; install it with: pip install 'ramet[{extra}]'"
-
-
-def _extras() -> dict[str, str]:
-    """Module -> extra. The modules of all of them are named like their distributions."""
-    try:
-        lines = requires("ramet") or []
-    except PackageNotFoundError:
-        return {}
-    found = (_EXTRA.match(line) for line in lines)
-    return {match[1].replace("-", "_"): match[2] for match in found if match}
 
 
 def _print_trace() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 
 from ramet.cli.terminal import text_table
 from ramet.config.catalog import make_catalog
+from ramet.extensions import package_folders
 from ramet.plugins import PRESETS, PluginInfo, blocked_plugins, load_plugins
 from ramet.registry import BUILTIN
 
@@ -50,13 +49,9 @@ def _without_code(point: EntryPoint) -> PluginInfo:
 
 def _presets(package: str) -> dict[str, list[str]]:
     """Group -> names of the YAML files in the folder of this group; empty for a package that is not there."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except Exception:  # a broken plugin is listed with its reason, and its presets are part of it
-        spec = None
     found: dict[str, list[str]] = {}
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for file in sorted(Path(folder).glob("*/*.yaml")):
+    for folder in package_folders(package):
+        for file in sorted(folder.glob("*/*.yaml")):
             found.setdefault(file.parent.name, []).append(file.stem)
     return found
 

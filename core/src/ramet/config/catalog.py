@@ -102,8 +102,9 @@ class Catalog:
             return f"{group}: {name!r} of plugin {component.plugin} cannot be used: {component.unusable}"
         if group in self.components:
             return self.unknown(group, name, names)
-        found = ", ".join(names) or f"none (recipes are in {LOCAL}/ of the working directory, or in --config-dir)"
-        return f"{group}: no {name!r}.{suggest(name, names)} Available: {found}"
+        where = f" (`ramet recipes` describes them; yours are in {LOCAL}/ of the working directory, or in --config-dir)"
+        known = f"{', '.join(names) or 'none'}{where if group == 'experiment' else ''}"
+        return f"{group}: no {name!r}.{suggest(name, names)} Available: {known}"
 
 
 def make_catalog(plugins: Plugins) -> Catalog:

@@ -32,7 +32,7 @@ def check(resolved: Resolved, job: str) -> list[str]:
     config = resolved.config
     problems = list(_allowed(config, job))
     problems += check_outputs(config, job)
-    if job in ("train", "eval"):
+    if job in ("train", "eval", "play"):
         problems += _lengths(config)
         problems += _deterministic(config)
     if job == "train":

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ramet.config.catalog import Catalog, recorded_offers
 from ramet.config.convert import add_instances, to_config, type_options
-from ramet.config.hydra_adapter import compose_tree, layers_of, names_of, register, running
+from ramet.config.hydra_adapter import compose_tree, layers_of, names_of, register, running, unread_files
 from ramet.config.provenance import Layers
 from ramet.config.request import JobRequest, read, wrong_choices
 from ramet.config.resolved import Resolved, render
@@ -70,6 +70,7 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
 
     Raises `ConfigErrors` if nothing can be composed.
     """
+    request.problems += unread_files()
     wrong = wrong_choices(request, catalog)
     request.problems += [problem for problems in wrong.values() for problem in problems]
     nothing = {g for g, one in request.choices.items() if one.value() == [] and not names_of(g)}  # unknown to Hydra

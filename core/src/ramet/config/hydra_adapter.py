@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -32,19 +33,32 @@ from yaml import YAMLError
 
 from ramet.config.catalog import LOCAL, Catalog, first_line, make_catalog, suggest
 from ramet.config.choices import accept_enum_values
+from ramet.config.needs import missing, needs_of
 from ramet.config.provenance import COMMAND_LINE, Layer
 from ramet.config.schema import Config
 from ramet.config.sections import COMPONENTS, PRESETS
 from ramet.config.settings import leaf_keys
 from ramet.errors import ConfigError
+from ramet.extensions import package_folders
 from ramet.plugins import PRESETS as PRESET_PACKAGES
 from ramet.plugins import blocked_plugins, load_plugins
 
 _config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
 accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours
 
-__all__ = ["Override", "SweepRefused", "compose_tree", "group_options", "layers_of", "names_of", "parse", "register",
-           "running", "sweep", "values_of"]  # fmt: skip
+OWN, CHOSEN_FOLDER, SHIPPED = "working directory", "--config-dir", "ramet"  # providers of the search path
+
+__all__ = ["ConfigFile", "Override", "SweepRefused", "compose_tree", "files_of", "group_options", "layers_of",
+           "names_of", "parse", "register", "running", "sweep", "unread_files", "values_of"]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """One file of the search path."""
+
+    name: str  # experiment/quickstart
+    provider: str
+    path: Path
 
 
 class SweepRefused(ConfigError):
@@ -68,19 +82,31 @@ def register() -> Catalog:
 
 
 class RametSearchPath(SearchPathPlugin):
-    """Adds the presets of plugins, `hydra_configs/` of the working directory, and `--config-dir`, in this order."""
+    """Adds the presets of plugins, `hydra_configs/` of the working directory, `--config-dir`, and the shipped recipes.
+
+    The first that has a file is the one that is read: a user's file comes before the recipe of its name.
+    """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         blocked = blocked_plugins()
         for point in sorted(entry_points(group=PRESET_PACKAGES), key=lambda point: point.name):
             if point.name not in blocked:
                 search_path.append(provider=point.name, path=f"pkg://{point.value}")
-        local = Path.cwd() / LOCAL
-        if local.is_dir():
-            search_path.append(provider="working directory", path=f"file://{local}")
-        extra = _config_dir.get()
-        if extra is not None:
-            search_path.append(provider="--config-dir", path=f"file://{extra.resolve()}")
+        folders = {OWN: Path.cwd() / LOCAL, CHOSEN_FOLDER: _config_dir.get(), SHIPPED: shipped_recipes()}
+        seen = set[Path]()
+        for provider, folder in folders.items():
+            if folder is not None and folder.is_dir() and folder.resolve() not in seen:
+                seen.add(folder.resolve())
+                search_path.append(provider=provider, path=f"file://{folder.absolute()}")
+
+
+def shipped_recipes() -> Path | None:
+    """The wheel's copy of the repository's `hydra_configs/`; in an editable install that folder itself."""
+    package = Path(__file__).resolve().parents[1]
+    copy, source = package / LOCAL, package.parents[2] / LOCAL
+    if copy.is_dir():
+        return copy
+    return source if package.parts[-3:] == ("core", "src", "ramet") and source.is_dir() else None
 
 
 @contextmanager
@@ -133,6 +159,46 @@ def group_options(groups: Sequence[str], *, config_dir: Path | None = None) -> d
         return {group: names_of(group) for group in groups}
 
 
+def files_of(group: str) -> dict[str, list[ConfigFile]]:
+    """Name -> the files `GROUP/NAME.yaml` of the search path, the one that is read first. Hydra must be running."""
+    found: dict[str, list[ConfigFile]] = {}
+    for file in _files():
+        owner, _, name = file.name.rpartition("/")
+        if owner == group:
+            found.setdefault(name, []).append(file)
+    return found
+
+
+def unread_files() -> list[str]:
+    """What is wrong with the user's files that hide one another, or that a preset hides. Hydra must be running."""
+    by_name: dict[str, list[ConfigFile]] = {}
+    for file in _files():
+        by_name.setdefault(file.name, []).append(file)
+    return [
+        f"{hidden.path}: is never read, since {first.path} ({first.provider}) is {name}.yaml too; rename it"
+        for name, (first, *others) in by_name.items()
+        for hidden in others
+        if hidden.provider in (OWN, CHOSEN_FOLDER)
+    ]
+
+
+def _files() -> Iterator[ConfigFile]:
+    """All YAML files of the search path, in its order."""
+    for source in GlobalHydra.instance().config_loader().get_sources():
+        for folder in _folders(source):
+            for path in sorted(folder.rglob("*.yaml")):
+                name = path.relative_to(folder).with_suffix("").as_posix()
+                yield ConfigFile(name=name, provider=str(source.provider), path=path)
+
+
+def _folders(source: ConfigSource) -> Sequence[Path]:
+    if source.scheme() == "file":
+        return [Path(source.path)]
+    if source.scheme() != "pkg" or source.provider == "hydra":
+        return []
+    return package_folders(source.path)
+
+
 def compose_tree(choices: Sequence[str], catalog: Catalog) -> DictConfig:
     """The typed tree with these choices (`algorithm=arpo`). Raises `ConfigError`."""
     try:
@@ -147,7 +213,7 @@ def _explain(error: Exception, catalog: Catalog, chosen: Sequence[str]) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         asking = ", ".join(text for text in chosen if text.partition("=")[0] in PRESETS)  # Hydra does not say which
         return catalog.unknown_choice(group, name, list(error.options or [])) + (
-            f" (asked for by {asking})" if asking else ""
+            f" (asked for by {asking}{_lacking(chosen)})" if asking else ""
         )
     if isinstance(error, UnicodeDecodeError):
         return f"a file of {' '.join(chosen)} is not UTF-8: {error.reason} {error.object[error.start : error.end]!r}"
@@ -155,6 +221,15 @@ def _explain(error: Exception, catalog: Catalog, chosen: Sequence[str]) -> str:
     key = re.search(r"full_key: (\S+)", text)
     schema = ConfigStore.instance().load("schema.yaml").node
     return text + (suggest(key[1], leaf_keys(schema)) if key else "")
+
+
+def _lacking(chosen: Sequence[str]) -> str:
+    """What the chosen recipe says that it needs, and is not installed."""
+    recipes = files_of("experiment")
+    names = [text.partition("=")[2] for text in chosen if text.partition("=")[0] == "experiment"]
+    texts = [recipes[name][0].path.read_text(encoding="utf-8") for name in names if name in recipes]
+    lacking = missing(need for text in texts for need in needs_of(text))
+    return f", which needs {' '.join(lacking)}: not installed" if lacking else ""
 
 
 def layers_of(choices: Sequence[str]) -> tuple[list[Layer], dict[str, str]]:

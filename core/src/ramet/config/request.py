@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from ramet.config.aliases import meant
 from ramet.config.catalog import Catalog
 from ramet.config.hydra_adapter import Override, names_of, parse, values_of
-from ramet.config.sections import COMPONENTS, GROUPS, unused_key
+from ramet.config.sections import COMPONENTS, GROUPS, JOBS, REPLACED, unused_key
 from ramet.config.settings import Setting
 from ramet.errors import ConfigError, raise_all
 
@@ -40,7 +41,7 @@ def read(overrides: Sequence[str], job: str) -> JobRequest:
         except ConfigError as error:
             request.problems.append(f"cannot read {text!r}: {error}; {_spelling(text)}")
             continue
-        problem = _refused(override, text) or unused_key(override.key_or_group, job)
+        problem = _refused(override, text) or _unused(override.key_or_group, job)
         if problem:
             request.problems.append(problem)
         elif override.key_or_group in GROUPS:
@@ -50,6 +51,16 @@ def read(overrides: Sequence[str], job: str) -> JobRequest:
             key = override.key_or_group
             request.settings[key] = Setting(key=key, value=override.value(), text=text.partition("=")[2])
     return request
+
+
+def _unused(key: str, job: str) -> str | None:
+    """What is wrong with setting `key` for this job, and the job's own key for the same, if there is one."""
+    problem = unused_key(key, job)
+    if problem is None or key in REPLACED.get(job, {}):
+        return problem
+    sections = JOBS[job]
+    instead = meant(key, lambda one: one.partition(".")[0] in sections and ".params." not in one) or ()
+    return problem + (f", or set {' or '.join(instead)}" if instead else "")
 
 
 def _spelling(text: str) -> str:

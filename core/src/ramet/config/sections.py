@@ -19,10 +19,11 @@ JOBS: dict[str, tuple[str, ...]] = {
         "cluster", "trackers",
     ),
     "data": ("data", "model", "rollout_step", "tools", "sft"),
+    "play": ("run", "data", "model", "engine", "rollout", "rollout_step", "tools"),
 }  # fmt: skip
 
-# Keys inside a built section that the job replaces by another key.
-REPLACED: dict[str, dict[str, str]] = {
+# Keys inside a built section that the job does not read, and what it reads instead.
+REPLACED: dict[str, dict[str, str | None]] = {
     "eval": {
         "rollout.group_size": "evaluate.k",
         "rollout.temperature": "evaluate.temperature",
@@ -31,10 +32,19 @@ REPLACED: dict[str, dict[str, str]] = {
         "rollout.step_deadline_s": "rollout.deadline_s",
         "rollout.max_infra_rate": "evaluate.max_masked_share",
     },
+    "sft": {"cluster.address": None, "cluster.rollout_workers": None, "cluster.colocate": None},
+    "play": {
+        "run.name": None,
+        "run.root": None,
+        "run.private": None,
+        "run.allow_config_change": None,
+        "data.train": None,
+        "data.valid": None,
+        "rollout.group_size": "--n",
+        "rollout.step_deadline_s": "rollout.deadline_s",
+        "rollout.max_infra_rate": None,
+    },
 }
-
-# Keys inside a built section that mean nothing to the job.
-UNREAD: dict[str, tuple[str, ...]] = {"sft": ("cluster.address", "cluster.rollout_workers", "cluster.colocate")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +79,8 @@ def unused_key(key: str, job: str) -> str | None:
         return None  # a preset group, or no section at all, which is another mistake
     if section not in JOBS[job]:
         return f"{key}: `ramet {job}` does not build the section {section!r} (built by: {users}); leave the key out"
-    if key in UNREAD.get(job, ()):
-        return f"{key}: `ramet {job}` does not read it; leave it out"
-    instead = REPLACED.get(job, {}).get(key)
-    return f"{key}: `ramet {job}` does not read it; set {instead}" if instead else None
+    replaced = REPLACED.get(job, {})
+    if key not in replaced:
+        return None
+    instead = replaced[key]
+    return f"{key}: `ramet {job}` does not read it; {'leave the key out' if instead is None else f'set {instead}'}"

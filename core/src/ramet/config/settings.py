@@ -16,8 +16,9 @@ from typing import Any, Union
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ramet.config.aliases import meant
 from ramet.config.catalog import first_line, suggest
-from ramet.config.sections import COMPONENTS, JOBS, unused_key
+from ramet.config.sections import COMPONENTS, GROUPS, JOBS, unused_key
 
 MANY = frozenset(group.name for group in COMPONENTS if group.many)
 SINGLE = frozenset(group.name for group in COMPONENTS if not group.many)
@@ -102,7 +103,7 @@ def _list_hint(expected: str, setting: Setting) -> str:
 def unknown_key(config: DictConfig, key: str, job: str) -> str | None:
     """What is wrong with a key that the configuration does not have, None if it has it.
 
-    A key that `job` accepts may be suggested instead.
+    Only keys that `job` reads are suggested instead.
     """
     node: Any = config
     done: list[str] = []
@@ -141,16 +142,18 @@ def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: Dic
         return f"{key}: {part!r} is not chosen; add {here}=[{part}]{own}.{close}"
     inside = [str(name) for name in node] if here else JOBS[job]
     names = [name for name in inside if unused_key(f"{here}.{name}" if here else name, job) is None]
-    close = _elsewhere(config, part, job) or suggest(part, names, here)
+    close = _elsewhere(config, key, part, job) or suggest(part, names, here)
     where = here or "the configuration"
     return f"{key}: no such key.{close} {where} has: {', '.join(names)}"
 
 
-def _elsewhere(config: DictConfig, part: str, job: str) -> str:
-    """The same last word in another section that the job reads is the likeliest meaning: `lr` is `policy.lr`."""
-    same = (key for key in leaf_keys(config) if key.rpartition(".")[2] == part)
-    elsewhere = [key for key in same if unused_key(key, job) is None]
-    return f" Did you mean {' or '.join(map(repr, elsewhere[:2]))}?" if elsewhere else ""
+def _elsewhere(config: DictConfig, key: str, part: str, job: str) -> str:
+    """What others call so, or the same last word in another section: `lr` is `policy.lr`."""
+    ours = frozenset(one for one in leaf_keys(config) if unused_key(one, job) is None)
+    found = meant(key, lambda one: one in ours or (one in GROUPS and unused_key(one, job) is None))
+    if found is None:
+        found = [one for one in leaf_keys(config) if one in ours and one.rpartition(".")[2] == part]
+    return f" Did you mean {' or '.join(map(repr, found[:2]))}?" if found else ""
 
 
 def leaf_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:

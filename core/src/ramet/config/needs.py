@@ -1,0 +1,56 @@
+"""What a recipe needs installed: its comment `# Needs: ramet[train] ramet-arpo`, written as for pip."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution, requires
+
+_LINE = re.compile(r"^# Needs: (.+)$", re.MULTILINE)
+_NEED = re.compile(r"([\w.-]+)(?:\[([\w,.-]+)\])?")
+_EXTRA = re.compile(r"([\w.-]+).*\bextra\s*==\s*['\"]([\w-]+)['\"]")
+
+
+def needs_of(text: str) -> list[str]:
+    """The requirements that a recipe's text lists, in their order; none without such a comment."""
+    found = _LINE.search(text)
+    return found[1].split() if found else []
+
+
+def missing(needs: Iterable[str]) -> list[str]:
+    """Those that are not installed, as pip takes them; of `name[a,b]` the extras that are not."""
+    lacking = []
+    for need in needs:
+        found = _NEED.fullmatch(need)
+        if found is None:
+            lacking.append(need)
+            continue
+        name, extras = found[1], [extra for extra in (found[2] or "").split(",") if extra]
+        brought = extras_of(name)
+        absent = [extra for extra in extras if not all(map(_is_installed, brought.get(extra, ())))]
+        if not _is_installed(name):
+            lacking.append(need)
+        elif absent:
+            lacking.append(f"{name}[{','.join(absent)}]")
+    return lacking
+
+
+def extras_of(name: str) -> dict[str, list[str]]:
+    """Extra -> the distributions that it brings; empty for a distribution that is not installed."""
+    try:
+        lines = requires(name) or []
+    except PackageNotFoundError:
+        return {}
+    extras: dict[str, list[str]] = {}
+    for line in lines:
+        if found := _EXTRA.match(line):
+            extras.setdefault(found[2], []).append(found[1])
+    return extras
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""Recipes: the files `experiment/NAME.yaml` that a job finds, the user's own and those that come with ramet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.config.catalog import suggest
+from ramet.config.hydra_adapter import ConfigFile, files_of, register, running
+from ramet.config.needs import missing, needs_of
+from ramet.errors import ConfigError
+
+GROUP = "experiment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One that `experiment=NAME` chooses."""
+
+    name: str
+    provider: str  # ramet, a plugin, `working directory` or `--config-dir`
+    path: Path
+    hidden: tuple[str, ...]  # providers of files of the same name, which are not read
+    text: str
+    needs: tuple[str, ...]  # requirements, as pip takes them
+    missing: tuple[str, ...]  # those that are not installed
+
+    @property
+    def description(self) -> str:
+        """The first line of its first comment."""
+        lines = (line.removeprefix("#").strip() for line in self.text.splitlines() if line.startswith("#"))
+        return next((line for line in lines if line and not line.startswith(("@package", "Needs:"))), "")
+
+
+def recipes(config_dir: Path | None = None) -> list[Recipe]:
+    """All of them, by name. Raises `ConfigError` for one that cannot be read."""
+    register()
+    with running(config_dir):
+        found = files_of(GROUP)
+    return [_recipe(name, files) for name, files in sorted(found.items())]
+
+
+def recipe(name: str, config_dir: Path | None = None) -> Recipe:
+    """The one of this name. Raises `ConfigError` if there is none, with what there is."""
+    found = {one.name: one for one in recipes(config_dir)}
+    if name not in found:
+        raise ConfigError(f"no recipe {name!r}.{suggest(name, found)} Recipes: {', '.join(found) or 'none'}")
+    return found[name]
+
+
+def _recipe(name: str, files: list[ConfigFile]) -> Recipe:
+    first, *others = files
+    try:
+        text = first.path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{first.path}: cannot be read: {error}") from error
+    needs = needs_of(text)
+    return Recipe(
+        name=name,
+        provider=first.provider,
+        path=first.path,
+        hidden=tuple(one.provider for one in others),
+        text=text,
+        needs=tuple(needs),
+        missing=tuple(missing(needs)),
+    )

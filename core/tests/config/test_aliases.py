@@ -1,0 +1,117 @@
+"""The names that other trainers have for our keys: each leads to a real key that the job takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from omegaconf import OmegaConf
+
+from ramet.config.aliases import NAMES, meant
+from ramet.config.compose import layers
+from ramet.config.schema import Config
+from ramet.config.sections import GROUPS, JOBS, unused_key
+from ramet.config.settings import leaf_keys
+from ramet.errors import ConfigError
+
+MODEL = "model.path=m"
+SECTIONS = (
+    "the configuration has: run, data, model, engine, rollout, rollout_step, branch_policy, tools, rewards, advantage, "
+    "policy_loss, train, policy, sft, evaluate, benchmarks, cluster, trackers"
+)
+Problems = Callable[..., list[str]]
+
+
+def keys_with(*choices: str) -> set[str]:
+    return set(leaf_keys(layers([MODEL, *choices], job="train").tree))
+
+
+def test_every_key_of_the_table_is_there_and_a_job_takes_it() -> None:
+    here = keys_with() | keys_with("engine=vllm", "algorithm=ppo") | set(GROUPS)
+    assert [key for key in NAMES if key not in here] == []
+    assert [key for key in NAMES if all(unused_key(key, job) is not None for job in JOBS)] == []
+
+
+def test_no_key_of_ours_is_the_name_of_another() -> None:
+    ours = set(leaf_keys(OmegaConf.structured(Config)))
+    aliases = {name for names in NAMES.values() for name in names}
+    assert aliases & ours == {"data.train"}  # which `ramet sft` does not read
+
+
+@pytest.mark.parametrize(
+    ("job", "key", "instead"),
+    [
+        ("train", "learning_rate", "policy.lr"),
+        ("train", "lr", "policy.lr"),
+        ("train", "actor_rollout_ref.actor.optim.lr", "policy.lr"),
+        ("train", "actor_rollout_ref.rollout.n", "rollout.group_size"),
+        ("train", "actor_rollout_ref.rollout.temperature", "rollout.temperature"),
+        ("train", "actor_rollout_ref.model.path", "model.path"),
+        ("train", "num_generations", "rollout.group_size"),
+        ("train", "train_batch_size", "train.tasks_per_step"),
+        ("train", "per_device_train_batch_size", "train.tasks_per_step"),
+        ("train", "max_prompt_length", "data.max_prompt_tokens"),
+        ("train", "max_response_length", "rollout.max_response_tokens"),
+        ("train", "max_completion_length", "rollout.max_response_tokens"),
+        ("train", "trainer.total_epochs", "train.steps"),
+        ("train", "kl_coef", "train.kl_coef"),
+        ("train", "beta", "train.kl_coef"),
+        ("train", "temperature", "rollout.temperature"),
+        ("train", "trainer.n_gpus_per_node", "cluster.policy_workers"),
+        ("train", "algorithm.adv_estimator", "advantage"),
+        ("train", "trainer.save_freq", "train.save_every"),
+        ("train", "trainer.test_freq", "train.eval_every"),
+        ("train", "actor_rollout_ref.actor.clip_ratio", "policy_loss.params.clip_low"),
+        ("eval", "n_samples", "evaluate.k"),
+        ("eval", "temperature", "evaluate.temperature"),
+        ("sft", "learning_rate", "sft.lr"),
+        ("sft", "num_train_epochs", "sft.epochs"),
+        ("sft", "max_seq_length", "sft.max_tokens"),
+    ],
+)
+def test_the_key_of_another_trainer_leads_to_ours(problems: Problems, job: str, key: str, instead: str) -> None:
+    assert problems(MODEL, f"{key}=1", job=job) == [f"{key}: no such key. Did you mean {instead!r}? {SECTIONS}"]
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("data.train_files", "data.train"),
+        ("data.val_files", "data.valid"),
+        ("data.train_batch_size", "train.tasks_per_step"),
+        ("data.max_response_length", "rollout.max_response_tokens"),
+    ],
+)
+def test_one_in_a_section_of_ours_too(problems: Problems, key: str, instead: str) -> None:
+    data = (
+        "data has: train, valid, columns, max_prompt_tokens, limit, valid_limit, shuffle, weights, curriculum, "
+        "min_difficulty, max_difficulty, on_bad_row, chat_markup"
+    )
+    assert problems(MODEL, f"{key}=1") == [f"{key}: no such key. Did you mean {instead!r}? {data}"]
+
+
+def test_a_key_of_a_section_that_the_job_does_not_build_leads_to_the_jobs_own(problems: Problems) -> None:
+    assert problems(MODEL, "policy.lr=1", "data.train_files=[x]", job="sft") == [
+        "policy.lr: `ramet sft` does not build the section 'policy' (built by: train); leave the key out, or set "
+        "sft.lr",
+        "data.train_files: `ramet sft` does not build the section 'data' (built by: train, eval, data, play); leave "
+        "the key out, or set sft.data",
+    ]
+
+
+def test_what_the_job_would_refuse_is_not_suggested(problems: Problems) -> None:
+    [problem] = problems(MODEL, "num_generations=8", job="sft")
+    assert problem == f"num_generations: no such key. {SECTIONS}"
+    [problem] = problems(MODEL, "gpu_memory_utilization=0.5")  # an option of vllm, and engine=torch is chosen
+    assert problem == f"gpu_memory_utilization: no such key. {SECTIONS}"
+
+
+def test_options_of_a_component_are_its_own(problems: Problems) -> None:
+    [problem] = problems(MODEL, "branch_policy=random", "branch_policy.params.beta=1")
+    assert "train.kl_coef" not in problem
+    assert meant("tools.web.params.temperature", lambda key: True) is None
+
+
+def test_why_suggests_too() -> None:
+    with pytest.raises(ConfigError, match=r"^num_generations: no such key\. Did you mean 'rollout\.group_size'\?"):
+        layers([MODEL], job="train").origins("num_generations")

@@ -1,0 +1,97 @@
+"""Recipes: where they are found, whose file is read, what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ramet.config import hydra_adapter
+from ramet.config.compose import compose, layers
+from ramet.config.recipes import recipe, recipes
+from ramet.errors import ConfigError
+
+MODEL = "model.path=m"
+SHIPPED = "# @package _global_\n# What it does.\n# Needs: ramet no-such-package other[extra]\ntrain:\n  steps: 3\n"
+Problems = Callable[..., list[str]]
+
+
+@pytest.fixture
+def shipped(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What core ships, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("shipped")
+    monkeypatch.setattr(hydra_adapter, "shipped_recipes", lambda: folder)
+    write(folder / "experiment/demo.yaml", SHIPPED)
+    return folder
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_shipped_recipe_composes_in_any_folder(shipped: Path) -> None:
+    assert compose([MODEL, "experiment=demo"], job="train").config.train.steps == 3
+
+
+def test_a_recipe_says_what_it_does_and_what_it_lacks(shipped: Path) -> None:
+    (found,) = recipes()
+    assert (found.name, found.provider, found.path) == ("demo", "ramet", shipped / "experiment/demo.yaml")
+    assert found.description == "What it does."
+    assert found.needs == ("ramet", "no-such-package", "other[extra]")
+    assert found.missing == ("no-such-package", "other[extra]")
+
+
+def test_a_file_of_the_users_is_read_before_the_recipe_of_its_name(shipped: Path, workdir: Path) -> None:
+    mine = write(workdir / "hydra_configs/experiment/demo.yaml", "# @package _global_\ntrain:\n  steps: 9\n")
+    assert compose([MODEL, "experiment=demo"], job="train").config.train.steps == 9
+    found = recipe("demo")
+    assert (found.path, found.provider, found.hidden) == (mine, "working directory", ("ramet",))
+    origins = layers([MODEL, "experiment=demo"], job="train").origins("train.steps")
+    assert origins[-1].where == f"experiment/demo in file://{workdir}/hydra_configs"
+
+
+def test_the_same_folder_twice_is_one(shipped: Path, workdir: Path) -> None:
+    mine = write(workdir / "hydra_configs/experiment/mine.yaml", SHIPPED)
+    assert [one.hidden for one in recipes(mine.parents[1])] == [(), ()]
+
+
+def test_a_file_of_the_users_that_is_never_read_is_an_error(problems: Problems, shipped: Path, workdir: Path) -> None:
+    first = write(workdir / "hydra_configs/experiment/mine.yaml", SHIPPED)
+    second = write(workdir / "more/experiment/mine.yaml", SHIPPED)
+    hidden = write(workdir / "hydra_configs/algorithm/grpo.yaml", "# @package _global_\n")
+    preset = Path(hydra_adapter.__file__).parents[1] / "conf/algorithm/grpo.yaml"
+    assert problems(MODEL, config_dir=workdir / "more") == [
+        f"{hidden}: is never read, since {preset} (main) is algorithm/grpo.yaml too; rename it",
+        f"{second}: is never read, since {first} (working directory) is experiment/mine.yaml too; rename it",
+    ]
+
+
+def test_what_a_recipe_lacks_is_named_where_it_fails(problems: Problems, shipped: Path) -> None:
+    needy = SHIPPED.replace("train:\n", "defaults:\n  - override /branch_policy: absent\ntrain:\n")
+    write(shipped / "experiment/demo.yaml", needy)
+    assert problems(MODEL, "experiment=demo") == [
+        "branch_policy: no 'absent'. Installed: none, random. Plugins that failed to load: brk (see `ramet plugins`) "
+        "(asked for by experiment=demo, which needs no-such-package other[extra]: not installed)"
+    ]
+
+
+def test_a_name_that_there_is_not_is_met_with_those_that_there_are(problems: Problems, shipped: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe("dem")
+    assert str(caught.value) == "no recipe 'dem'. Did you mean 'demo'? Recipes: demo"
+    assert problems(MODEL, "experiment=dem") == [
+        "experiment: no 'dem'. Did you mean 'demo'? Available: demo (`ramet recipes` describes them; yours are in "
+        "hydra_configs/ of the working directory, or in --config-dir)"
+    ]
+
+
+def test_one_that_cannot_be_read_is_named(shipped: Path) -> None:
+    path = shipped / "experiment/demo.yaml"
+    path.write_bytes(b"# \xff\n")
+    with pytest.raises(ConfigError) as caught:
+        recipes()
+    reason = "'utf-8' codec can't decode byte 0xff in position 2: invalid start byte"
+    assert str(caught.value) == f"{path}: cannot be read: {reason}"
