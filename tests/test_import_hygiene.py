@@ -19,6 +19,9 @@ CODE = {
     "ramet plugins --json": RUN.format(arguments=["plugins", "--json"]),
     "ramet train --help": RUN.format(arguments=["train", "--help"]),
     "ramet eval --help": RUN.format(arguments=["eval", "--help"]),
+    "ramet play --help": RUN.format(arguments=["play", "--help"]),
+    "ramet recipes": RUN.format(arguments=["recipes"]),
+    "ramet completion --words train rollout.": RUN.format(arguments=["completion", "--words", "train", "rollout."]),
     "import ramet.testing": "from ramet.testing import check_branch_policy, check_reward, check_tool, echo_tool",
 }
 

@@ -41,9 +41,9 @@ LAYERS = [
     {"algorithms", "builtin", "data", "engines", "models", "policy", "rollout", "runs", "tracking"},
     {"components"},
     {"cluster", "planning"},
-    {"check", "evaluate", "export", "report", "scaffold", "sft", "train"},
+    {"check", "evaluate", "export", "play", "report", "scaffold", "sft", "train"},
     {"api"},
-    {"cli", "testing"},
+    {"__main__", "cli", "testing"},
 ]
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 HEAVY = {"accelerate", "numpy", "ray", "torch", "transformers", "vllm"}

@@ -92,6 +92,21 @@ def _origins_text(key: str, origins: Sequence[ValueOrigin]) -> str:
     return "\n".join([f"{key} = {origins[-1].value}", *lines])
 
 
+def _play(arguments: Sequence[str]) -> int:
+    code: int = importlib.import_module("ramet.cli.play").run(arguments)
+    return code
+
+
+def _recipes(arguments: Sequence[str]) -> int:
+    code: int = importlib.import_module("ramet.cli.recipes").run(arguments)
+    return code
+
+
+def _completion(arguments: Sequence[str]) -> int:
+    code: int = importlib.import_module("ramet.cli.completion").run(arguments)
+    return code
+
+
 def _data(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="ramet data",
@@ -235,6 +250,8 @@ _JOBS = (
     JobCommand("eval", "ramet.evaluate.evaluation", "measure a model on benchmarks"),
 )
 COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.run) for job in _JOBS} | {
+    "play": Command(summary="play one prompt with tools, and print every turn", run=_play),
+    "recipes": Command(summary="list whole experiments to begin with, and what they need", run=_recipes),
     "config": Command(summary="print a configuration, or where a value comes from", run=_config),
     "check-logprobs": Command(summary="see whether engine and trainer agree", run=_check_logprobs),
     "data": Command(summary="look at data files before training on them", run=_data),
@@ -244,4 +261,5 @@ COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.r
     "export": Command(summary="write a trained policy as a Hugging Face folder", run=_export),
     "tiny-model": Command(summary="make a small random model to try things with", run=_tiny_model),
     "new": Command(summary="start a plugin package of your own", run=_new),
+    "completion": Command(summary="print a script that completes all this in bash, zsh or fish", run=_completion),
 }

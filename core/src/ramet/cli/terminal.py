@@ -7,8 +7,9 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import Any, NoReturn
 
 from ramet.errors import ConfigError, ConfigErrors, RametError
 from ramet.io.json_values import visible
@@ -29,8 +30,34 @@ class Parser(argparse.ArgumentParser):
         say(self.format_help().rstrip("\n"))
         return None
 
+    def parse_intermixed_args(self, *given: Any, **named: Any) -> Any:
+        """As argparse's, unless `asked_parser` asks for the parser itself."""
+        if _asked.get():
+            raise _Asked(self)
+        return super().parse_intermixed_args(*given, **named)
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")
+
+
+class _Asked(Exception):
+    """Holds the parser of a command that is not to run."""
+
+
+_asked: ContextVar[bool] = ContextVar("asked", default=False)
+
+
+def asked_parser(command: Callable[[Sequence[str]], int]) -> Parser | None:
+    """The parser that a command reads its arguments with, for completion; the command does nothing else."""
+    token = _asked.set(True)
+    try:
+        command(["--help"])
+    except _Asked as asked:
+        parser: Parser = asked.args[0]
+        return parser
+    finally:
+        _asked.reset(token)
+    return None
 
 
 def say(text: str) -> None:

@@ -14,6 +14,7 @@ from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.models.loading import build_encoder
 from ramet.policy.spec import CriticSpec, PolicySpec
+from ramet.rollout.observer import RolloutObserver
 
 
 @asynccontextmanager
@@ -54,19 +55,35 @@ async def open_backend(
 
 @asynccontextmanager
 async def open_rollouts(
-    config: Config, *, components: Components, folder: Path, tools: ToolNames
+    config: Config,
+    *,
+    components: Components,
+    folder: Path,
+    tools: ToolNames,
+    observer: RolloutObserver | None = None,
 ) -> AsyncIterator[Rollouts]:
-    """The rollout side alone, without forks, as evaluation needs it. Arguments and errors as of `open_backend`."""
+    """The rollout side alone, without forks, as evaluation needs it. Arguments and errors as of `open_backend`.
+
+    `observer` is told what happens in every rollout; it is in this process, so only `cluster=local` takes one
+    (`ValueError`).
+    """
     rollouts: Rollouts
     folder = folder.absolute()
     if config.cluster.name == "ray":
         from ramet.cluster.ray.rollouts import RayRollouts
 
+        if observer is not None:
+            raise ValueError("cluster=ray takes no observer: its rollouts are in other processes")
         rollouts = await RayRollouts.start(config, folder=folder, tools=tools)
     else:
         services = RunServices(folder=folder, seed=config.run.seed)
         rollouts = await LocalRollouts.open(
-            config, build_encoder(config), components=components, services=services, expected=tools.sets
+            config,
+            build_encoder(config),
+            components=components,
+            services=services,
+            expected=tools.sets,
+            observer=observer,
         )
     try:
         yield rollouts

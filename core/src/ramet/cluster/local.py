@@ -31,6 +31,7 @@ from ramet.policy.progress import PassProgress
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.rollout.branching.builtin import NoBranching
+from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.worker import RolloutWorker
@@ -51,6 +52,7 @@ class LocalRollouts:
         components: Components,
         tools: Toolbox,
         branching: bool = False,
+        observer: RolloutObserver | None = None,
     ) -> None:
         """Without `branching` all rollouts start from the prompt. `tools` are closed with the rollouts.
 
@@ -74,6 +76,7 @@ class LocalRollouts:
             tools_in_template=config.rollout_step.tools_in_template,
             seed=config.run.seed,
             deterministic=config.run.deterministic,
+            observer=observer,
         )
 
     @classmethod
@@ -86,11 +89,12 @@ class LocalRollouts:
         services: RunServices,
         branching: bool = False,
         expected: Mapping[str, Schemas] | None = None,
+        observer: RolloutObserver | None = None,
     ) -> LocalRollouts:
         """With the configured tools, started. `expected`: by tool set, the schemas found before the start."""
         tools = await open_tools(config, services, expected=expected)
         try:
-            return cls(config, encoder, components=components, tools=tools, branching=branching)
+            return cls(config, encoder, components=components, tools=tools, branching=branching, observer=observer)
         except BaseException:
             await tools.close()
             raise

@@ -70,6 +70,8 @@ class RolloutRunner:
     async def run(self, live: LiveRollout) -> None:
         """Returns when the rollout has stopped or is masked. Raises only `PluginError` and `ConfigError`."""
         started = time.perf_counter()
+        if self.context.observer is not None and live.parent is None:
+            self.context.observer.began(live.key.path, live.segments[0])
         now = asyncio.get_running_loop().time()
         own_end = now + self.config.deadline_s
         live.ends_at = ends_at = min(own_end, self.step_ends_at)
@@ -210,7 +212,10 @@ class RolloutRunner:
         if len(ids) >= self.context.room(live):
             return False
         text = "".join(part.text for part in parts)
-        live.append(Segment(origin=Origin.INSERTED, kind=SegmentKind.RESULT, turn=live.turn, text=text, token_ids=ids))
+        inserted = Segment(origin=Origin.INSERTED, kind=SegmentKind.RESULT, turn=live.turn, text=text, token_ids=ids)
+        live.append(inserted)
+        if self.context.observer is not None:
+            self.context.observer.inserted(live.key.path, inserted)
         return True
 
     def _forced(self, turn: int) -> Segment:

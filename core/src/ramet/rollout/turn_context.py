@@ -15,6 +15,7 @@ from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.plugin_code import named
 from ramet.rollout.completion import Versions, append_completion, completion_problem, ended_at_stop
 from ramet.rollout.keys import request_seed
+from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import ResolvedPlan
 from ramet.rollout.progress import RunCounts
 from ramet.rollout.stateful import StateFailed, StatefulComponent
@@ -62,6 +63,7 @@ class GroupContext:
     stateful: tuple[StatefulComponent, ...] = ()  # the rollout step and those tools of the task that hold states
     versions: Versions | None = None  # of the weights that may sample; None: any
     counts: RunCounts = field(default_factory=RunCounts)
+    observer: RolloutObserver | None = None
 
     def room(self, live: LiveRollout) -> int:
         """Tokens that may still follow: by the response's limit and by the engine's."""
@@ -136,12 +138,16 @@ class TurnContext:
         if self.live.sampled_in_turn:
             shared = "".join(segment.text for segment in self.live.sampled_in_turn)
             completion = ended_at_stop(completion, shared, request.sampling.stop, self.context.encoder)
-        self.live.add_stat("generate_s", time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self.live.add_stat("generate_s", seconds)
         self.context.counts.tokens += len(completion.token_ids)
         self._report(completion.entropies)
         generation = self.live.generations[self.live.turn] = append_completion(
             self.live, completion, self.context.encoder
         )
+        if self.context.observer is not None:
+            n_tokens = len(completion.token_ids)
+            self.context.observer.sampled(self.live.key.path, self.live.turn, generation, n_tokens, seconds)
         return generation
 
     def _request(self, stop: tuple[str, ...]) -> Request:
@@ -249,8 +255,13 @@ class TurnContext:
             state=state,
             environment=self.environment,
         )
+        observer = self.context.observer
+        if observer is not None:
+            observer.calling(live.key.path, call)
         outcome = await self._run(call)
-        self._records[number] = _record(call, outcome)
+        record = self._records[number] = _record(call, outcome)
+        if observer is not None:
+            observer.called(live.key.path, record)
         live.tool_calls = [*self._earlier_calls, *(self._records[one] for one in sorted(self._records))]
         live.add_stat("tool_s", outcome.run_s)
         live.add_stat("tool_wait_s", outcome.wait_s)

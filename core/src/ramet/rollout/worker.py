@@ -21,6 +21,7 @@ from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.completion import Versions
 from ramet.rollout.group import GroupJob, GroupScheduler, ScoreRollout
 from ramet.rollout.metrics import RolloutMetrics
+from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts
 from ramet.rollout.prompts import make_prompt, prompt_segment
@@ -56,8 +57,10 @@ class RolloutWorker:
         tools_in_template: bool = False,
         tool_sets: Mapping[str, Sequence[str]] | None = None,
         score: ScoreRollout | None = None,
+        observer: RolloutObserver | None = None,
     ) -> None:
-        """`tool_sets`: names that mean several of `tools`, wherever a task names its tools.
+        """`tool_sets`: names that mean several of `tools`, wherever a task names its tools. `observer` is told what
+        happens in every rollout.
 
         `score`: of one rollout, for branch policies that need rewards.
 
@@ -78,6 +81,7 @@ class RolloutWorker:
         self.deterministic = deterministic
         self._tool_sets = dict(tool_sets or {})
         self._score = score
+        self._observer = observer
         self._watchdog = Watchdog(config.watchdog_s)
         self._tools = ToolRuntime(tools, encoder, self._watchdog)
         self._stateful = (*step_component(step), *tool_components(self._tools.tools))
@@ -205,6 +209,7 @@ class RolloutWorker:
             ),
             versions=versions,
             counts=counts,
+            observer=self._observer,
         )
 
     def _schemas(self, task: Task) -> tuple[ToolSchema, ...]:

@@ -1,0 +1,94 @@
+"""`ramet play ["QUESTION"] [key=value …]`: its arguments, and questions read line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import re
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+from ramet.cli.terminal import Parser, print_problems
+from ramet.errors import ConfigError
+
+OK, MASKED = 0, 2  # exit codes: infrastructure failed in a rollout
+_SETTING = re.compile(r"[+~]*[\w./-]+=")
+STDIN = 0
+
+
+def run(arguments: Sequence[str]) -> int:
+    found = _parser().read(arguments)
+    if found is None:
+        return OK
+    overrides = [text for text in found.words if _SETTING.match(text)]
+    asked = [text for text in found.words if text not in overrides]
+    if len(asked) > 1:
+        raise ConfigError(f"play: one question, got {len(asked)}: {', '.join(map(repr, asked))}; put it in quotes")
+    from ramet.config.compose import compose
+
+    resolved = compose(overrides, job="play", config_dir=found.config_dir)
+    screen = importlib.import_module("ramet.play.screen").Screen(several=found.n > 1)
+    job = importlib.import_module("ramet.play.job")
+    if asked:
+        valid = job.run(resolved, _once(asked[0]), screen, rollouts=found.n)
+    else:
+        valid = job.run(resolved, _lines(), screen, rollouts=found.n, refused=print_problems)
+    return OK if valid else MASKED
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="ramet play",
+        add_help=False,
+        usage='ramet play ["QUESTION"] [--n N] [--config-dir DIR] [key=value …]',
+        description="One prompt with tools, through the rollout code that trains: every turn is printed as it comes.",
+        epilog="Without a question, each line of the standard input is one. Keys are those of `ramet train` in run, "
+        "model, engine, rollout, rollout_step and tools, as in model.path=MODEL tools=[python] run.seed=2. Nothing is "
+        "written. Ends with exit code 2 if infrastructure failed in a rollout.",
+    )
+    parser.add_argument("words", nargs="*", metavar="QUESTION", help="the user's message, in quotes")
+    parser.add_argument("--n", type=int, default=1, help="how many rollouts of each question (default: 1)")
+    parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
+    return parser
+
+
+async def _once(question: str) -> AsyncIterator[str]:
+    yield question
+
+
+async def _lines() -> AsyncIterator[str]:
+    """The lines of the standard input that are not blank, until its end. A terminal is asked for each."""
+    asks = os.isatty(STDIN) and sys.stdout.isatty()
+    with open(STDIN, "rb", buffering=0, closefd=False) as raw:  # a buffer's lock would be held at the program's exit
+        while True:
+            if asks:
+                print("> ", end="", flush=True)
+            line = await _in_thread(raw.readline)
+            if not line:
+                break
+            if text := line.decode("utf-8", "replace").strip():
+                yield text
+    if asks:
+        print()
+
+
+async def _in_thread(read: Callable[[], bytes]) -> bytes:
+    """Tools and engine go on meanwhile. The thread is a daemon: Ctrl-C ends the program while it still waits."""
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[bytes] = loop.create_future()
+
+    def give(found: bytes) -> None:
+        if not line.done():
+            line.set_result(found)
+
+    def wait() -> None:
+        found = read()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(give, found)
+
+    threading.Thread(target=wait, name="ramet-questions", daemon=True).start()
+    return await line

@@ -1,0 +1,1 @@
+"""`ramet play`: single prompts with tools, through the rollout code that trains."""

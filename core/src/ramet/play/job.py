@@ -1,0 +1,153 @@
+"""Questions in, rollouts on the screen: the worker, the prompt and the sampling are those of training.
+
+Nothing is written, and no run directory is needed. All rollouts begin at the prompt.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.cluster.interfaces import Rollouts
+from ramet.cluster.launch import open_rollouts
+from ramet.components.build import Components
+from ramet.components.checks import check_components
+from ramet.components.engines import check_engine
+from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
+from ramet.components.toolbox import ToolNames, tool_names
+from ramet.config.checks import check
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.errors import ConfigError, RametError, raise_all
+from ramet.event_loop import run_async
+from ramet.models.check import check_model
+from ramet.models.encoder import Encoder
+from ramet.models.loading import build_encoder
+from ramet.models.torch_setup import check_torch, set_up_torch
+from ramet.play.screen import Screen
+from ramet.rollout.plan import RolloutPlan, check_groups
+from ramet.types import Task, user_prompt
+
+TASK = "play"  # the same for every question: a question has the same seeds wherever it is asked
+SLOTS = "engine.params.slots"
+LEAST_SLOTS = 4  # that every engine takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedPlay:
+    """What is played with, checked."""
+
+    config: Config
+    components: Components
+    tools: ToolNames
+    plan: RolloutPlan
+
+
+def run(
+    resolved: Resolved,
+    questions: AsyncIterator[str],
+    screen: Screen,
+    *,
+    rollouts: int = 1,
+    refused: Callable[[ConfigError], None] | None = None,
+) -> bool:
+    """Play every question; whether infrastructure failed in no rollout.
+
+    `refused` is called for a question that makes no prompt (it is too long), and the next one is played; without it
+    the error is raised. Raises `ConfigErrors` before anything starts if something is wrong.
+    """
+    prepared = prepare(resolved, rollouts)
+    set_up_torch(prepared.config.run)
+    return run_async(_play(prepared, questions, screen, refused))
+
+
+def prepare(resolved: Resolved, rollouts: int) -> PreparedPlay:
+    """Do all checks, reported together in `ConfigErrors`."""
+    config = _with_few_slots(resolved, rollouts)
+    components = Components(config)
+    problems = [
+        *_number(rollouts, config),
+        *check(resolved, "play"),
+        *check_model(config.model),
+        *check_torch(config.run, config.model),
+        *check_engine(config),
+        *check_components(components, config, training=False),
+    ]
+    tools = ToolNames()
+    try:
+        tools = tool_names(config)
+        problems += [] if problems else check_prompts(components.step, config, tools)
+    except RametError as error:
+        problems.append(str(error))
+    raise_all(dict.fromkeys(problems))
+    plan = RolloutPlan(group_size=rollouts, branch=False, salt="play", step_deadline=False)
+    return PreparedPlay(config=config, components=components, tools=tools, plan=plan)
+
+
+def _number(rollouts: int, config: Config) -> list[str]:
+    most = config.rollout.max_concurrent
+    return [] if 1 <= rollouts <= most else [
+        f"--n {rollouts}: must be at least 1 and at most rollout.max_concurrent={most}"
+    ]  # fmt: skip
+
+
+def _with_few_slots(resolved: Resolved, rollouts: int) -> Config:
+    """An engine holds memory for each of its slots, and here few are used. A deterministic run keeps what it has."""
+    config = resolved.config
+    slots = getattr(config.engine.params, "slots", None)
+    if slots is None or config.run.deterministic or SLOTS in resolved.set_by_user:
+        return config
+    config = copy.deepcopy(config)
+    config.engine.params.slots = min(slots, max(LEAST_SLOTS, rollouts))
+    return config
+
+
+async def _play(
+    prepared: PreparedPlay,
+    questions: AsyncIterator[str],
+    screen: Screen,
+    refused: Callable[[ConfigError], None] | None,
+) -> bool:
+    config, all_valid = prepared.config, True
+    encoder = build_encoder(config)
+    with tempfile.TemporaryDirectory(prefix="ramet-play-") as folder:
+        async with open_rollouts(
+            config, components=prepared.components, folder=Path(folder), tools=prepared.tools, observer=screen
+        ) as rollouts:
+            async for question in questions:
+                try:
+                    _check_length(question, encoder, prepared)
+                    all_valid &= await _play_one(question, rollouts, prepared, screen)
+                except ConfigError as error:
+                    if refused is None:
+                        raise
+                    refused(error)
+    return all_valid
+
+
+async def _play_one(question: str, rollouts: Rollouts, prepared: PreparedPlay, screen: Screen) -> bool:
+    task = _task(question)
+    warn_of_foreign_tags(prepared.components.step, prepared.config, [task], prepared.tools)
+    groups = await rollouts.run([task], step=0, plan=prepared.plan)
+    check_groups(groups, [task], rollouts.group_size(prepared.plan))
+    for rollout in groups[0].rollouts:
+        screen.ended(rollout)
+    return all(rollout.valid for rollout in groups[0].rollouts)
+
+
+def _check_length(question: str, encoder: Encoder, prepared: PreparedPlay) -> None:
+    """Raise `ConfigError` for a prompt that training would leave out."""
+    prompt = task_prompts(prepared.components.step, prepared.config, prepared.tools)(_task(question))
+    n_tokens, most = len(encoder.prompt(prompt.messages, prompt.tools)), prepared.config.data.max_prompt_tokens
+    if n_tokens > most:
+        raise ConfigError(
+            f"data.max_prompt_tokens={most}: the question makes a prompt of {n_tokens} tokens, and training leaves out "
+            "what is longer; raise it, or ask for less"
+        )
+
+
+def _task(question: str) -> Task:
+    return Task(id=TASK, prompt=user_prompt(question))

@@ -1,0 +1,34 @@
+"""Who may watch rollouts while they are run: `ramet play` prints what it is told."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ramet.types import Generation, Segment, ToolCall, ToolRecord
+
+
+class RolloutObserver(Protocol):
+    """Told what happens in rollouts as it happens, in the engine's event loop. Must return at once and raise nothing.
+
+    `rollout` is the rollout's id in its group, its branch path; turns count from 0.
+    """
+
+    def began(self, rollout: str, prompt: Segment) -> None:
+        """A rollout starts from the prompt; for forks it is not called."""
+        ...
+
+    def sampled(self, rollout: str, turn: int, generation: Generation, n_tokens: int, seconds: float) -> None:
+        """The turn's generation is complete, after so many seconds in the engine."""
+        ...
+
+    def calling(self, rollout: str, call: ToolCall) -> None:
+        """A tool call begins; `call.turn` says in which turn."""
+        ...
+
+    def called(self, rollout: str, record: ToolRecord) -> None:
+        """It is over, whatever came of it."""
+        ...
+
+    def inserted(self, rollout: str, segment: Segment) -> None:
+        """What the rollout step made of the results, or an environment of its first state, is part of the rollout."""
+        ...

@@ -1,0 +1,142 @@
+"""`ramet play`: one prompt through the rollout code that trains, printed turn by turn."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECONDS = re.compile(r"\d+\.\d\d s")
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+
+@pytest.fixture
+def keys(workspace) -> list[str]:
+    return [
+        f"model.path={workspace.model}", "data.max_prompt_tokens=64", "rollout.max_response_tokens=96",
+        "rollout_step=e2e_turns", "rollout_step.system_prompt=never", "tools=[e2e_digest]", "run.seed=7",
+    ]  # fmt: skip
+
+
+def play(*words: str, environment: dict[str, str], cwd: Path, questions: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ramet", "play", *words],
+        input=questions, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_every_turn_is_printed_and_nothing_is_written(ramet, keys: list[str], tmp_path: Path) -> None:
+    ended = ramet("play", "What is 1+1?", *keys, cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert list(tmp_path.iterdir()) == []
+    text = SECONDS.sub("N s", ended.out)
+    headers = [line for line in text.splitlines() if re.match(r"prompt:|turn \d|stop:", line)]
+    turns = [
+        line
+        for turn in (1, 2, 3)
+        for line in (
+            rf"turn {turn}, sampled: \d+ tokens? in N s",
+            rf"turn {turn}, call: e2e_digest \{{\"text\": .*",
+            rf"turn {turn}, result of e2e_digest: ok after N s",
+            rf"turn {turn}, inserted: 23 tokens",
+        )
+    ]
+    expected = [
+        r"prompt: \d+ tokens", *turns, r"turn 4, sampled: \d+ tokens? in N s",
+        r"stop: end; 4 turns, 3 tool calls; tokens: \d+ prompt, \d+ sampled, 69 inserted; N s, of which N s in tools",
+    ]  # fmt: skip
+    assert len(headers) == len(expected)
+    assert all(re.fullmatch(pattern, line) for pattern, line in zip(expected, headers, strict=True)), headers
+    assert "What is 1+1?" in text and len(re.findall(r"<result>[0-9a-f]{6}</result>", text)) == 3
+    assert "\x1b" not in ended.out
+
+
+def test_the_same_seed_plays_the_same_text_and_another_does_not(ramet, keys: list[str], tmp_path: Path) -> None:
+    played = [
+        SECONDS.sub("", ramet("play", "1+1?", *keys, *more, cwd=tmp_path).out) for more in ([], [], ["run.seed=8"])
+    ]
+    assert played[0] == played[1] != played[2]
+
+
+def test_several_rollouts_are_told_apart(ramet, keys: list[str], tmp_path: Path) -> None:
+    ended = ramet("play", "1+1?", "--n", "3", *keys, cwd=tmp_path)
+    stops = [line for line in ended.out.splitlines() if "stop: end" in line]
+    assert [stop.partition(", ")[0] for stop in stops] == ["rollout 0", "rollout 1", "rollout 2"]
+
+
+def test_lines_are_questions_and_one_that_is_too_long_costs_nothing_else(
+    keys: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Each has the text that it has alone, since its seeds are the same."""
+    long = "long " * 20
+    ended = play(*keys, environment=environment, cwd=tmp_path, questions=f"one\n\n{long}\ntwo")
+    assert ended.returncode == 0, ended.stderr
+    [error] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert re.fullmatch(
+        r"error: data\.max_prompt_tokens=64: the question makes a prompt of \d+ tokens, and training leaves out what "
+        r"is longer; raise it, or ask for less",
+        error,
+    )
+    assert ended.stdout.count("stop: end") == 2 and ended.stdout.count("prompt: ") == 1
+    alone = play("two", *keys, environment=environment, cwd=tmp_path)
+    sampled = SECONDS.sub("", alone.stdout[alone.stdout.index("turn 1, ") :])
+    assert SECONDS.sub("", ended.stdout).endswith(sampled)
+
+
+def test_a_terminal_is_asked_and_gets_colours(keys: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execvpe(sys.executable, [sys.executable, "-m", "ramet", "play", *keys], {**environment, "TERM": "xterm"})
+    seen = b""
+    os.write(terminal, b"one\n\x04")
+    while True:
+        try:
+            seen += os.read(terminal, 4096)
+        except OSError:  # the other side is closed
+            break
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, seen
+    text = seen.decode()
+    assert "> " in text and "\x1b[1m" in text and "\x1b[36m<result>" in text  # bold headers, inserted text in cyan
+    assert re.search(r"stop: end; 4 turns, 3 tool calls", COLOUR.sub("", text))
+
+
+@pytest.mark.parametrize(
+    ("words", "errors"),
+    [
+        (["what", "is", "it"], ["play: one question, got 3: 'what', 'is', 'it'; put it in quotes"]),
+        (["one", "--n", "0"], ["--n 0: must be at least 1 and at most rollout.max_concurrent=256"]),
+        (["one", "run.name=x"], ["run.name: `ramet play` does not read it; leave the key out"]),
+        (["one", "rollout.group_size=2"], ["rollout.group_size: `ramet play` does not read it; set --n"]),
+        (
+            ["one", "policy.lr=1"],
+            ["policy.lr: `ramet play` does not build the section 'policy' (built by: train); leave the key out"],
+        ),
+        (["one", "tools=[e2e_digst]"], None),
+    ],
+)
+def test_mistakes_are_met_before_anything_starts(
+    ramet, keys: list[str], tmp_path: Path, words: list[str], errors: list[str] | None
+) -> None:
+    ended = ramet("play", *keys, *words, cwd=tmp_path)
+    assert ended.code == 1 and ended.out == ""
+    if errors is None:
+        [error] = ended.errors
+        assert error.startswith("tools: no 'e2e_digst'. Did you mean 'e2e_digest'? Installed: ")
+    else:
+        assert ended.errors == errors
+
+
+def test_a_rollout_that_infrastructure_failed_is_told_and_is_exit_code_2(
+    ramet, keys: list[str], tmp_path: Path
+) -> None:
+    keys = [*keys, "tools.e2e_digest.timeout_s=0.001", "tools.e2e_digest.retries=0"]
+    ended = ramet("play", "one", *keys, cwd=tmp_path, E2E_LATENCY_S="100000")
+    assert ended.code == 2
+    assert "result of e2e_digest: failed after" in ended.out
+    assert re.search(r"^masked: tool:e2e_digest: .*\nstop: fault; 1 turn, 1 tool call; ", ended.out, re.MULTILINE)
