@@ -36,23 +36,26 @@ def test_every_turn_is_printed_and_nothing_is_written(ramet, keys: list[str], tm
     assert list(tmp_path.iterdir()) == []
     text = SECONDS.sub("N s", ended.out)
     headers = [line for line in text.splitlines() if re.match(r"prompt:|turn \d|stop:", line)]
+    calls = len(re.findall(r"^<result>[0-9a-f]{6}</result>$", text, re.MULTILINE))
+    assert calls >= 1  # a model with random weights may end early
     turns = [
         line
-        for turn in (1, 2, 3)
+        for turn in range(1, calls + 1)
         for line in (
             rf"turn {turn}, sampled: \d+ tokens? in N s",
             rf"turn {turn}, call: e2e_digest \{{\"text\": .*",
             rf"turn {turn}, result of e2e_digest: ok after N s",
-            rf"turn {turn}, inserted: 23 tokens",
+            rf"turn {turn}, inserted: 8 tokens",
         )
     ]
     expected = [
-        r"prompt: \d+ tokens", *turns, r"turn 4, sampled: \d+ tokens? in N s",
-        r"stop: end; 4 turns, 3 tool calls; tokens: \d+ prompt, \d+ sampled, 69 inserted; N s, of which N s in tools",
+        r"prompt: \d+ tokens", *turns, rf"turn {calls + 1}, sampled: \d+ tokens? in N s",
+        rf"stop: end; {calls + 1} turns, {calls} tool calls?; tokens: \d+ prompt, \d+ sampled, {8 * calls} inserted; "
+        "N s, of which N s in tools",
     ]  # fmt: skip
     assert len(headers) == len(expected)
     assert all(re.fullmatch(pattern, line) for pattern, line in zip(expected, headers, strict=True)), headers
-    assert "What is 1+1?" in text and len(re.findall(r"<result>[0-9a-f]{6}</result>", text)) == 3
+    assert "What is 1+1?" in text
     assert "\x1b" not in ended.out
 
 
@@ -103,7 +106,7 @@ def test_a_terminal_is_asked_and_gets_colours(keys: list[str], environment: dict
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, seen
     text = seen.decode()
     assert "> " in text and "\x1b[1m" in text and "\x1b[36m<result>" in text  # bold headers, inserted text in cyan
-    assert re.search(r"stop: end; 4 turns, 3 tool calls", COLOUR.sub("", text))
+    assert re.search(r"stop: end; \d turns, \d tool calls?; ", COLOUR.sub("", text))
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ _ramet() {
     read -ra typed <<< "$line"
     [[ $line == *[[:space:]] ]] && typed+=("")
     current="${typed[-1]}"
-    if [[ $current == [\'\"]* ]]; then
+    if [[ $current == *[\'\"]* ]]; then
         quoted=yes
-        current="${current:1}"
+        current="${current//[\'\"]/}"
         typed[-1]="$current"
     fi
     mapfile -t COMPREPLY < <("$1" completion --words "${typed[@]:1}" 2> /dev/null)
