@@ -227,8 +227,8 @@ def test_the_core_alone_says_what_a_recipe_needs(proof: Proof, tmp_path: Path) -
     assert done.returncode == 1
     [error] = done.stderr.splitlines()
     assert error == (
-        "error: algorithm: no 'arpo'. Available: grpo, ppo (asked for by experiment=quickstart, which needs "
-        "ramet[train] ramet-arpo ramet-tools-python ramet-rewards ramet-benchmarks: not installed)"
+        "error: algorithm: no 'arpo'. Did you mean 'grpo'? Available: grpo, ppo (asked for by experiment=quickstart, "
+        "which needs ramet[train] ramet-arpo ramet-tools-python ramet-rewards ramet-benchmarks: not installed)"
     )
 
 

@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     def read(self, arguments: Sequence[str]) -> argparse.Namespace | None:
         """What the user gave, options and positions in any order; None if it was `--help`, which is then answered."""
         self.add_argument("-h", "--help", action="store_true")
-        found = self.parse_intermixed_args(arguments)
+        found: argparse.Namespace = self.parse_intermixed_args(arguments)
         if not found.help:
             return found
         say(self.format_help().rstrip("\n"))
