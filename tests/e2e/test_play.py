@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,13 @@ def test_a_terminal_is_asked_and_gets_colours(keys: list[str], environment: dict
     text = seen.decode()
     assert "> " in text and "\x1b[1m" in text and "\x1b[36m<result>" in text  # bold headers, inserted text in cyan
     assert re.search(r"stop: end; \d turns, \d tool calls?; ", COLOUR.sub("", text))
+
+
+def test_a_reader_that_goes_away_breaks_nothing(keys: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, "-m", "ramet", "play", "one", *keys])
+    piped = ["bash", "-c", f"{command} | head -1; echo ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(piped, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert re.fullmatch(r"prompt: \d+ tokens\n0\n", done.stdout), done.stderr
 
 
 @pytest.mark.parametrize(

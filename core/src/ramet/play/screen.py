@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TextIO
 
@@ -17,6 +18,13 @@ ARGUMENTS = 200  # characters of a call's arguments that are shown; the text of 
 HEADER, PROMPT, SAMPLED, CALL, INSERTED, FAULT = "bold", "dim", "", "yellow", "cyan", "red"
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """The reader went away, as in `ramet play … | head -1`: nothing is printed any more, and nothing breaks."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
+
+
 class Screen:
     """`ramet.rollout.observer.RolloutObserver`. Colours in terminals alone; a pipe gets the same words.
 
@@ -26,7 +34,7 @@ class Screen:
     def __init__(self, *, several: bool = False, out: TextIO | None = None) -> None:
         """`several` rollouts play at once, so each line says of which it is."""
         self._several = several
-        self._console = Console(file=out or sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._console = _Console(file=out or sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._has_prompt = False
 
     def began(self, rollout: str, prompt: Segment) -> None:
@@ -84,7 +92,6 @@ class Screen:
 
     def _line(self, text: str, style: str) -> None:
         self._console.print(Text(harmless(text), style))
-        self._console.file.flush()
 
 
 def _tokens(n: int) -> str:
