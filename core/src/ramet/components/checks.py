@@ -1,7 +1,7 @@
 """Checks of a run's components before anything starts: that they can be built, and that the run gives what they need.
 
-An algorithm is never silently inert (DESIGN.md §4): what it needs is there, or the run is refused. Reference and critic
-are built on demand, and so are entropies of the trainer computed; the engine's are not.
+An algorithm is never silently inert: what it needs is there, or the run is refused. Reference and critic are built on
+demand, and so are entropies of the trainer computed; the engine's are not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The core's configuration sections: the single source of types, defaults, ranges and help (DESIGN.md §8).
+"""The core's configuration sections: the single source of types, defaults, ranges and help (docs/configuration.md).
 
 Sections of plugins are not here: each plugin's own dataclass is. What the core decides about a component is beside
 `params`, which holds the plugin's options: `tools.python.timeout_s`, `tools.python.params.memory_mb`.

@@ -3,7 +3,7 @@
 `data_source` chooses the rewards (`rewards.NAME.sources`), the weighted sum is the reward, and every part is kept.
 A reward that raises or times out masks the rollouts that it was given, and is counted; over 5 % of a step, and at
 least four, stop the run. A score may leave its rollout out on purpose (`Score.masked`), which is no failure.
-NaN or a wrong number of scores stops it at once and names plugin and task (DESIGN.md §4).
+NaN or a wrong number of scores stops it at once and names plugin and task.
 """
 
 from __future__ import annotations

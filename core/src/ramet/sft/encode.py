@@ -1,4 +1,4 @@
-"""Traces become token ids and masks exactly as rollouts make them (DESIGN.md §5).
+"""Traces become token ids and masks exactly as rollouts make them (docs/design.md).
 
 The prompt is encoded as a rollout's prompt. The reply is cut by the rollout step into what the policy writes and what
 is inserted, and each part is encoded on its own, as in a rollout, where a result is never tokenised together with the

@@ -1,4 +1,4 @@
-"""Segments, rollouts and groups: tokens are the record (DESIGN.md §5).
+"""Segments, rollouts and groups: tokens are the record (docs/design.md, "How a token's mask is made").
 
 A rollout is one path from the prompt to a stop, as a sequence of segments. Forks hold the *same* segment objects as
 their parent up to the fork point, so a group is a tree and a shared prefix exists once in memory. Token ids come from
