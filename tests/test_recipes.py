@@ -36,7 +36,7 @@ def test_what_a_recipe_needs_is_what_it_chooses(path: Path, tmp_path: Path, monk
     core, *others = needs_of(path.read_text())
     config = compose([f"experiment={path.stem}", "model.path=m"], job="train").config
     extras = [extra for (group, name), extra in EXTRAS.items() if getattr(config, group).name == name]
-    assert core == f"ramet[{','.join(sorted(['train', *extras]))}]"
+    assert core == f"ramet[{','.join(['train', *sorted(extras)])}]"
     assert set(others) == distributions(path.stem)
 
 
