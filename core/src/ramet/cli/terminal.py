@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from ramet.errors import ConfigError, ConfigErrors, RametError
 from ramet.io.json_values import visible
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     def read(self, arguments: Sequence[str]) -> argparse.Namespace | None:
         """What the user gave, options and positions in any order; None if it was `--help`, which is then answered."""
         self.add_argument("-h", "--help", action="store_true")
-        found: argparse.Namespace = self.parse_intermixed_args(arguments)
+        found = cast(argparse.Namespace, self.parse_intermixed_args(arguments))
         if not found.help:
             return found
         say(self.format_help().rstrip("\n"))
