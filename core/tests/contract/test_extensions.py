@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ramet.cli import main
+from ramet.config.schema import Config
 from ramet.tracking.trackers import check_trackers, make_trackers
 from ramet.types import TrackedRun
 
@@ -136,10 +137,14 @@ def test_a_mistyped_command_is_told_with_those_of_plugins(install: Install, caps
     assert error.endswith(", corpus\n")
 
 
+def chosen(*trackers: str) -> Config:
+    return Config(trackers=list(trackers))
+
+
 def test_a_tracker_of_a_plugin_gets_every_call(install: Install, tmp_path: Path) -> None:
     install("ramet-file", trackers={"file": "corpus_plugin:file_tracker"})
-    assert check_trackers(["file"]) == []
-    trackers = make_trackers(["file"], TrackedRun(folder=tmp_path, total_steps=2))
+    assert check_trackers(chosen("file")) == []
+    trackers = make_trackers(chosen("file"), TrackedRun(folder=tmp_path, total_steps=2))
     trackers.rewind(0)
     trackers.log(1, {"reward/mean": 0.5})
     trackers.close()
@@ -150,16 +155,17 @@ def test_a_tracker_that_cannot_be_made_never_stops_a_run(
     install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     install("ramet-file", trackers={"file": "corpus_plugin:broken_tracker"})
-    trackers = make_trackers(["file"], TrackedRun(folder=tmp_path, total_steps=2))
+    trackers = make_trackers(chosen("file"), TrackedRun(folder=tmp_path, total_steps=2))
+    trackers.close()
     assert list(trackers.trackers) == ["jsonl"]
     assert [record.getMessage() for record in caplog.records] == [
-        "tracker file could not be made, training goes on without it: ConnectionError('no route to host')"
+        "tracker file could not be made, the run goes on without it: ConnectionError('no route to host')"
     ]
 
 
 def test_a_tracker_that_cannot_be_imported_is_an_error_before_the_start(install: Install) -> None:
     install("ramet-file", trackers={"file": "corpus_plugin:gone"})
-    assert check_trackers(["file", "filee"]) == [
+    assert check_trackers(chosen("file", "filee")) == [
         "trackers: tracker 'file' of ramet-file: AttributeError: module 'corpus_plugin' has no attribute 'gone'",
-        "trackers: no tracker 'filee'. Did you mean 'file'? Trackers: console, jsonl, file",
+        "trackers: no tracker 'filee'. Did you mean 'file'? Trackers: console, jsonl, wandb, tensorboard, file",
     ]

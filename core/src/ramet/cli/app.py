@@ -17,13 +17,11 @@ from ramet import extensions
 from ramet.cli.commands import COMMANDS
 from ramet.cli.terminal import accept_any_text, complain, print_problems, say, settle_streams
 from ramet.config.needs import extras_of
-from ramet.errors import ConfigError, PluginError, RametError
+from ramet.errors import PluginError, RametError
 from ramet.extensions import extension
 from ramet.io.os_errors import os_error_text
-from ramet.runs.stopped import Stopped
+from ramet.runs.stopped import INTERNAL, OK, USER, Stopped, exit_code_of
 from ramet.tracking.log import set_up_logging
-
-OK, USER, INTERNAL, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,14 +42,14 @@ def _main(arguments: Sequence[str] | None) -> int:
     except Stopped as stopped:
         complain(f"stopped by {stopped}")
         return stopped.code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         complain("interrupted")
-        return INTERRUPTED
+        return exit_code_of(error)
     except RametError as error:
         if debug:
             _print_trace()
         print_problems(error)
-        return USER if isinstance(error, ConfigError | PluginError) else INTERNAL
+        return exit_code_of(error)
     except SystemExit as error:  # a plugin or a library that takes this process for its own
         _print_trace()
         complain(f"error: internal: something left the program with exit code {error.code}")

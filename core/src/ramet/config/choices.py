@@ -35,6 +35,12 @@ class ChatMarkup(StrEnum):
     NEUTRALISE = "neutralise"  # they are spelled out, so that no prompt speaks for another role
 
 
+class WandbMode(StrEnum):
+    AUTO = "auto"  # online with a key, offline without
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
 class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

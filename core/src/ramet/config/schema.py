@@ -24,6 +24,7 @@ from ramet.config.choices import (
     Schedule,
     Strategy,
     SystemPrompt,
+    WandbMode,
 )
 from ramet.config.option import option
 
@@ -56,6 +57,8 @@ __all__ = [
     "SystemPrompt",
     "ToolConfig",
     "TrainConfig",
+    "WandbConfig",
+    "WandbMode",
 ]
 
 
@@ -280,6 +283,18 @@ class ClusterConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class WandbConfig:
+    """Options of the tracker `wandb`."""
+
+    project: str | None = option(None, "null: WANDB_PROJECT, or `ramet`")
+    entity: str | None = option(None, "user or team; null: WANDB_ENTITY, or the key's own")
+    name: str | None = option(None, "of the run there; null: the name of its directory")
+    group: str | None = option(None, "of runs there")
+    tags: list[str] = field(default_factory=list)
+    mode: WandbMode = option(WandbMode.AUTO, "auto: online with a key, offline without")
+
+
+@dataclass(kw_only=True, slots=True)
 class Config:
     """Everything a run is told. `tools`, `rewards` and `benchmarks` map registered names to their settings."""
 
@@ -301,3 +316,4 @@ class Config:
     benchmarks: dict[str, BenchmarkConfig] = field(default_factory=dict)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     trackers: list[str] = field(default_factory=lambda: ["console", "jsonl"])
+    wandb: WandbConfig = field(default_factory=WandbConfig)

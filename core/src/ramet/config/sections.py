@@ -11,12 +11,12 @@ from dataclasses import dataclass
 JOBS: dict[str, tuple[str, ...]] = {
     "train": (
         "run", "data", "model", "engine", "rollout", "rollout_step", "branch_policy", "tools", "rewards",
-        "advantage", "policy_loss", "train", "policy", "benchmarks", "cluster", "trackers",
+        "advantage", "policy_loss", "train", "policy", "benchmarks", "cluster", "trackers", "wandb",
     ),
-    "sft": ("run", "model", "rollout_step", "tools", "sft", "cluster", "trackers"),
+    "sft": ("run", "model", "rollout_step", "tools", "sft", "cluster", "trackers", "wandb"),
     "eval": (
         "run", "data", "model", "engine", "rollout", "rollout_step", "tools", "evaluate", "benchmarks",
-        "cluster", "trackers",
+        "cluster", "trackers", "wandb",
     ),
     "data": ("data", "model", "rollout_step", "tools", "sft"),
     "play": ("run", "data", "model", "engine", "rollout", "rollout_step", "tools"),

@@ -12,13 +12,13 @@ from ramet.planning.memory import plan_memory
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.placement import check_machine, check_placement, machine_of, plan_devices
 from ramet.planning.run_plan import (
-    RECORDS,
     DryRun,
     entries_in_words,
     model_in_words,
     not_checked,
     not_writable,
     plan_run,
+    records,
 )
 from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
 
@@ -51,7 +51,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "memory": "\n".join(table(memory)),
             "not checked": not_checked(prepared.missing),
         },
-        files=[*(f"{run_plan.path}/{name}" for name in RECORDS if name != "metrics.jsonl"), str(out)],
+        files=[*(f"{run_plan.path}/{name}" for name in records(config)), str(out)],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -43,6 +43,7 @@ from ramet.runs.stopped import StopListener, resumable
 from ramet.tracking.live import Part, live_line
 from ramet.tracking.rollout_parts import TokenRate, rollout_parts
 from ramet.tracking.run_log import RunLog, recording
+from ramet.tracking.trackers import CONSOLE, check_trackers, open_trackers
 from ramet.types import Benchmark, Task
 
 logger = logging.getLogger(__name__)
@@ -107,11 +108,18 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
             run_dir.record(resolved, manifest)
             log.write_to(run_dir.log)
             _announce(config, prepared, out)
-            run_async(_measure(config, prepared, partial, folder=run_dir.services))
-            check_complete(partial.results(), config.evaluate.max_masked_share, partial.path)
-            results = partial.finish()
+            with open_trackers(_without_console(config), run_dir.path, total_steps=0) as tracker:
+                run_async(_measure(config, prepared, partial, folder=run_dir.services))
+                check_complete(partial.results(), config.evaluate.max_masked_share, partial.path)
+                results = partial.finish()
+                tracker.log(0, results.metrics())
         _show(results, out)
         return _result(run_dir.path, out)
+
+
+def _without_console(config: Config) -> Config:
+    """The table of the results is on the terminal."""
+    return replace(config, trackers=[name for name in config.trackers if name != CONSOLE])
 
 
 def _warn_of_chat_markup(config: Config, prepared: PreparedEvaluation) -> None:
@@ -140,6 +148,7 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluatio
         *check_torch(config.run, config.model),
         *check_engine(config),
         *check_cluster(config),
+        *check_trackers(config, resolved.set_by_user),
         *check_components(components, config, training=False),
     ]
     missing = set_aside_missing(problems) if elsewhere else []

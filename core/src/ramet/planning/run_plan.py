@@ -16,12 +16,18 @@ from ramet.errors import ConfigError, MissingHere
 from ramet.runs.manifest import Manifest
 from ramet.runs.own_files import check_run_folder
 from ramet.runs.resume import RunState, check_resume
+from ramet.tracking.trackers import tracker_folders
 
 if TYPE_CHECKING:
     from ramet.planning.memory import MemoryPlan  # torch
 
 Entries = Mapping[str, ToolConfig] | Mapping[str, RewardConfig]
 RECORDS = ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl")
+
+
+def records(config: Config) -> list[str]:
+    """Names of what every job writes into the run's directory."""
+    return [*RECORDS, *tracker_folders(config)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import secrets
 import socket
 import subprocess
 import sys
@@ -97,6 +98,7 @@ class Manifest:
     data: dict[str, DataRecord] = field(default_factory=dict)  # "train", "valid" -> data set
     model: str | None = None  # fingerprint of the model's folder
     attempts: list[Attempt] = field(default_factory=list)
+    id: str = field(default_factory=lambda: secrets.token_hex(6))  # of the run, for trackers; kept when it is resumed
     format: int = FORMAT
 
 
@@ -143,6 +145,7 @@ def read_manifest(path: Path) -> Manifest:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.get("format") != FORMAT:
             raise ConfigError(f"{path}: format {values.get('format')!r}; this ramet reads format {FORMAT}")
+        values.setdefault("id", "")  # of runs of Ramet 0.1.0 that were begun before it was recorded
         manifest = Manifest(**{one.name: values[one.name] for one in fields(Manifest)})
         manifest.plugins = [PluginRecord(**plugin) for plugin in values["plugins"]]
         manifest.data = {name: DataRecord(**record) for name, record in values["data"].items()}

@@ -20,15 +20,9 @@ FOLDERS = ("rollouts", "checkpoints")
 SERVICES = "services"  # of components, which start before the manifest is written
 UNFINISHED = "results.json.partial.jsonl"  # of `ramet eval`
 FIRST_FILES = ("config.yaml", "overrides.txt", UNFINISHED)
-NO_LINKS = (
-    *FOLDERS,
-    SERVICES,
-    "model",
-    "metrics.jsonl",
-    "run.log",
-    UNFINISHED,
-    "sft_loss.png",
-)  # written through their names
+NO_LINKS = (  # written through their names
+    *FOLDERS, SERVICES, "model", "metrics.jsonl", "run.log", UNFINISHED, "sft_loss.png", "wandb", "tensorboard",
+)  # fmt: skip
 RANDOM = r"[0-9a-f]{8}"  # in the names of temporary files: ramet/io/atomic.py
 IN_CHECKPOINTS = re.compile(rf"layout\.json|\.layout\.json\.{RANDOM}\.tmp")  # of `ramet sft`
 TORN = re.compile(

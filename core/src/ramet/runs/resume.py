@@ -32,7 +32,7 @@ VALIDATION = (  # of a training run
     "train.eval_k", "train.eval_temperature", "train.eval_top_p", "train.eval_top_k", "data.valid", "data.valid_limit",
     "benchmarks",
 )  # fmt: skip
-SAFE_SECTIONS = ("trackers", "data.valid", "evaluate", "cluster")
+SAFE_SECTIONS = ("trackers", "wandb", "data.valid", "evaluate", "cluster")
 ABSENT = "(absent)"
 # What else may change in the course of an evaluation: it decides how much fails, not what is measured.
 EVAL_SAFE = re.compile(

@@ -81,7 +81,9 @@ class RunDir:
     def record(self, resolved: Resolved, manifest: Manifest) -> None:
         """Write configuration, overrides and manifest; attempts of earlier processes are kept before this one's."""
         if self.resumed:
-            manifest.attempts = [*read_manifest(self._manifest_path).attempts, *manifest.attempts]
+            earlier = read_manifest(self._manifest_path)
+            manifest.id = earlier.id or manifest.id
+            manifest.attempts = [*earlier.attempts, *manifest.attempts]
         if resolved.config.run.private:
             self.path.chmod(0o700)  # it may have been made before
         write_file(self.path / "config.yaml", resolved.text)

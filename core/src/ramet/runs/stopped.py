@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ramet.errors import InfraError
+from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.tracking.terminal_line import erase_at_once
 
 if TYPE_CHECKING:  # the command line loads this module for `ramet --help`
     from ramet.config.resolved import Resolved
 
 logger = logging.getLogger(__name__)
+OK, USER, INTERNAL = 0, 1, 2  # exit codes: done, the user's mistake or a broken plugin, a failure of ours
 VARIABLES = ("PYTHONPATH", "RAMET_PLUGINS", "RAMET_BLOCK_PLUGINS")  # that say which plugins there are
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -29,6 +30,13 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.code = 128 + number  # as a shell reports a process that the signal ended
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a job that this error ends."""
+    if isinstance(error, KeyboardInterrupt):
+        return error.code if isinstance(error, Stopped) else 128 + signal.SIGINT
+    return USER if isinstance(error, ConfigError | PluginError) else INTERNAL
 
 
 class StopListener:

@@ -32,8 +32,7 @@ from ramet.sft.trainer import Trained, total_steps, train
 from ramet.sft.world import ALONE, World, launched_world
 from ramet.tracking.plots import plot_curves
 from ramet.tracking.run_log import RunLog, recording
-from ramet.tracking.trackers import Trackers, make_trackers
-from ramet.types import TrackedRun
+from ramet.tracking.trackers import Trackers, open_trackers
 
 logger = logging.getLogger(__name__)
 CURVE = "sft_loss.png"
@@ -125,13 +124,18 @@ def train_and_save(
     steps = total_steps(config.sft, len(prepared.examples), world.size)
     if world.first:
         _announce(prepared, steps)
-    tracker = make_trackers(config.trackers, TrackedRun(folder=run, total_steps=steps)) if world.first else Trackers({})
+    with open_trackers(config, run, steps) if world.first else nullcontext(Trackers({})) as tracker:
+        _train(config, prepared, run, signals, world, tracker)
+
+
+def _train(
+    config: Config, prepared: PreparedSft, run: Path, signals: StopListener, world: World, tracker: Trackers
+) -> None:
     model = load_model(config.model, device=torch.device("cpu") if world.joins else None)
     if not world.joins:  # DeepSpeed and FSDP make their own float32 weights, of the part that a rank has
         _cast(model, torch.float32)  # what the optimiser needs; `model.dtype` is what is computed in
     pad_id = prepared.tokenizer.pad_token_id
     trained = train(model, prepared.examples, config, run, pad_id=pad_id, tracker=tracker, signals=signals, world=world)
-    tracker.close()
     _cast(model, DTYPES[config.model.dtype])
     if world.first:
         _write(config, prepared, run, model, trained)

@@ -89,7 +89,7 @@ def check_sft(resolved: Resolved, elsewhere: Machine | None = None) -> CheckedSf
     """
     config = resolved.config
     problems = [*check_model(config.model), *check_strategy(config, launched_world(), elsewhere)]
-    problems += [*check_trackers(config.trackers), *check_out(config)]
+    problems += [*check_trackers(config, resolved.set_by_user), *check_out(config)]
     missing = set_aside_missing(problems) if elsewhere is not None else []
     return replace(check_data(resolved, problems), missing=missing)
 

@@ -37,7 +37,12 @@ class RankInputs:
     def of(cls, config: Config, prepared: PreparedSft, run: Path) -> RankInputs:
         return cls(
             config=Config(
-                run=config.run, model=config.model, sft=config.sft, cluster=config.cluster, trackers=config.trackers
+                run=config.run,
+                model=config.model,
+                sft=config.sft,
+                cluster=config.cluster,
+                trackers=config.trackers,
+                wandb=config.wandb,
             ),
             run=run,
             log_level=logging.getLogger("ramet").getEffectiveLevel(),

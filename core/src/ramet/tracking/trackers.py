@@ -1,91 +1,150 @@
-"""Trackers: where the numbers of a step go. A tracker that fails is reported once and never stops the training."""
+"""Trackers: where the numbers of a step go. One that fails, is slow or hangs is reported and never stops a run.
+
+The console and the metrics file are written where a run logs, in order with its other lines and before the next
+checkpoint. All others have a thread of their own.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
+from ramet.config.schema import Config
 from ramet.errors import ConfigError, PluginError, raise_all
 from ramet.extensions import TRACKERS, extension
 from ramet.io.os_errors import os_error_text
+from ramet.runs.manifest import read_manifest
+from ramet.runs.stopped import OK, exit_code_of
+from ramet.tracking import tensorboard, wandb
+from ramet.tracking.background import CLOSE_S, BackgroundTracker
 from ramet.tracking.console import ConsoleTracker
-from ramet.tracking.jsonl import NAME, JsonlTracker
+from ramet.tracking.jsonl import NAME, JsonlTracker, read_metrics
 from ramet.tracking.run_log import StepLog
 from ramet.types import TrackedRun, Tracker
 
 logger = logging.getLogger(__name__)
+CONSOLE, JSONL, WANDB, TENSORBOARD = "console", "jsonl", "wandb", "tensorboard"
+OWN = (CONSOLE, JSONL, WANDB, TENSORBOARD)
+EXTRAS = (WANDB, TENSORBOARD)  # each needs the package of its name, which the extra of its name brings
+FOLDERS = {WANDB: wandb.FOLDER, TENSORBOARD: tensorboard.FOLDER}  # what they write, in the run's directory
 
 
 class Trackers:
     """Several trackers as one. Failures are counted, and the first of each tracker is logged."""
 
-    def __init__(self, trackers: Mapping[str, Tracker]) -> None:
+    def __init__(
+        self, trackers: Mapping[str, Tracker], background: Mapping[str, BackgroundTracker] | None = None
+    ) -> None:
         self.trackers = dict(trackers)
+        self.background = dict(background or {})
         self.failures = dict.fromkeys(trackers, 0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for one in self.background.values():
+            one.log(step, metrics)
         self._each(lambda tracker: tracker.log(step, metrics))
 
     def rewind(self, step: int) -> None:
+        for one in self.background.values():
+            one.rewind(step)
         self._each(lambda tracker: tracker.rewind(step))
 
-    def close(self) -> None:
+    def close(self, exit_code: int = OK) -> None:
+        """Waits for all of them together, for a limited time."""
+        until = time.monotonic() + CLOSE_S
+        for one in self.background.values():
+            one.end(exit_code)
         self._each(lambda tracker: tracker.close())
         for name, count in self.failures.items():
             if count > 1:
                 logger.warning("tracker %s failed %d times in this run", name, count)
+        for one in self.background.values():
+            one.close(wait_s=until - time.monotonic())
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in self.trackers.items():
             try:
                 call(tracker)
-            except Exception as error:  # the boundary: whatever a tracker raises, the training goes on
+            except Exception as error:  # the boundary: whatever a tracker raises, the run goes on
                 self.failures[name] += 1
                 if self.failures[name] == 1:
-                    logger.warning("tracker %s failed, training goes on: %s", name, _what(error))
+                    logger.warning("tracker %s failed, the run goes on: %s", name, _what(error))
 
 
-_FACTORIES: dict[str, Callable[[TrackedRun], Tracker]] = {
-    "console": lambda run: ConsoleTracker(run.total_steps),
-    "jsonl": lambda run: JsonlTracker(run.folder / NAME),
-}
-
-
-def check_trackers(names: Sequence[str]) -> list[str]:
-    """Problems with the configured `trackers`."""
+def check_trackers(config: Config, set_by_user: frozenset[str] = frozenset()) -> list[str]:
+    """Problems with the configured `trackers` and their options."""
     problems = []
-    for name in names:
+    for name in config.trackers:
         try:
-            _factory(name)
+            problems += _check(name, config)
         except (ConfigError, PluginError) as error:
             problems.append(f"trackers: {error}")
+    if WANDB not in config.trackers:
+        unused = sorted(key for key in set_by_user if key.startswith(f"{WANDB}."))
+        given = ",".join([*config.trackers, WANDB])
+        problems += [f"{key}: has no effect without its tracker; add it, as in trackers=[{given}]" for key in unused]
     return problems
 
 
-def make_trackers(names: Sequence[str], run: TrackedRun) -> Trackers:
-    """The configured trackers of a run. The metrics file is always written: the report is made from it. So are the
-    lines of steps in the run's log, where it is recorded.
+def tracker_folders(config: Config) -> list[str]:
+    """What trackers of the core write beside the metrics file, in the run's directory."""
+    return [f"{FOLDERS[name]}/" for name in config.trackers if name in FOLDERS]
 
-    Raises `ConfigErrors` for unknown names. A plugin's tracker that cannot be made is reported and left out.
+
+@contextmanager
+def open_trackers(config: Config, folder: Path, total_steps: int) -> Iterator[Trackers]:
+    """The configured trackers of the run in `folder`, closed with the exit code of what ends the block."""
+    manifest = read_manifest(folder / "manifest.json")
+    run = TrackedRun(folder=folder, total_steps=total_steps, job=manifest.job, id=manifest.id)
+    trackers, exit_code = make_trackers(config, run), OK
+    try:
+        yield trackers
+    except BaseException as error:
+        exit_code = exit_code_of(error)
+        raise
+    finally:
+        trackers.close(exit_code)
+
+
+def make_trackers(config: Config, run: TrackedRun) -> Trackers:
+    """The metrics file is always written: the report is made from it. So are the lines of steps in the run's log, where
+    it is recorded.
+
+    Raises `ConfigErrors` for unknown names. A tracker that cannot be made is reported and left out.
     """
-    raise_all(check_trackers(names))
-    made: dict[str, Tracker] = {}
-    for name in dict.fromkeys([*names, "jsonl"]):
-        try:
-            made[name] = _factory(name)(run)
-        except Exception as error:
-            if name in _FACTORIES:
-                raise
-            logger.warning("tracker %s could not be made, training goes on without it: %r", name, error)
-    return Trackers({**made, "run.log": StepLog(run.total_steps)})
+    raise_all(check_trackers(config))
+    metrics = JsonlTracker(run.folder / NAME)
+    direct: dict[str, Tracker] = {CONSOLE: ConsoleTracker(run.total_steps)} if CONSOLE in config.trackers else {}
+    others = [name for name in dict.fromkeys(config.trackers) if name not in (CONSOLE, JSONL)]
+    if others:
+        run = replace(run, logged=max((entry.step for entry in read_metrics(metrics.path)), default=-1))
+    background = {name: BackgroundTracker(name, partial(_make, name, config, run)) for name in others}
+    return Trackers({**direct, JSONL: metrics, "run.log": StepLog(run.total_steps)}, background)
 
 
 def _what(error: Exception) -> str:
     return os_error_text(error) if isinstance(error, OSError) else repr(error)
 
 
-def _factory(name: str) -> Callable[[TrackedRun], Tracker]:
-    if name in _FACTORIES:
-        return _FACTORIES[name]
-    loaded: Callable[[TrackedRun], Tracker] = extension(TRACKERS, name, _FACTORIES).load()
-    return loaded
+def _check(name: str, config: Config) -> list[str]:
+    """Raises `ConfigError` for a name that nobody offers, and `PluginError` for one that cannot be imported."""
+    if name not in OWN:
+        extension(TRACKERS, name, OWN).load()
+    elif name in EXTRAS and importlib.util.find_spec(name) is None:
+        raise ConfigError(f"{name!r} needs the package {name!r}; install it with: pip install 'ramet[{name}]'")
+    return wandb.check_wandb(config.wandb) if name == WANDB else []
+
+
+def _make(name: str, config: Config, run: TrackedRun) -> Tracker:
+    if name == WANDB:
+        return wandb.WandbTracker(run, config.wandb)
+    if name == TENSORBOARD:
+        return tensorboard.TensorboardTracker(run)
+    made: Tracker = extension(TRACKERS, name, OWN).load()(run)
+    return made

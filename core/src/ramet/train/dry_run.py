@@ -10,7 +10,7 @@ from ramet.models.check import has_tokenizer
 from ramet.planning.memory import MemoryPlan, plan_memory
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.placement import Machine, check_machine, check_placement, machine_of, plan_devices
-from ramet.planning.run_plan import RECORDS, DryRun, RunPlan, entries_in_words, model_in_words, not_checked, plan_run
+from ramet.planning.run_plan import DryRun, RunPlan, entries_in_words, model_in_words, not_checked, plan_run, records
 from ramet.runs.manifest import make_manifest
 from ramet.train.data_sources import source_table
 from ramet.train.prepare import PreparedRun, prepare
@@ -149,7 +149,7 @@ def _files(config: Config, prepared: PreparedRun, run_plan: RunPlan) -> list[str
     last, train = prepared.total_steps, config.train
     kept = f"every {train.save_every} steps and the last, {train.keep_checkpoints} kept"
     return [
-        *(f"{run_plan.path}/{name}" for name in RECORDS),
+        *(f"{run_plan.path}/{name}" for name in records(config)),
         f"{run_plan.path}/rollouts/step_000001.jsonl.gz … step_{last:06d}.jsonl.gz",
         f"{run_plan.path}/checkpoints/step_…/ ({kept})",
         f"{run_plan.path}/model/",

@@ -100,7 +100,7 @@ def _check_settings(resolved: Resolved, components: Components, elsewhere: bool)
         *check_engine(config),
         *check_cluster(config),
         *check_policy(config, elsewhere=elsewhere),
-        *check_trackers(config.trackers),
+        *check_trackers(config, resolved.set_by_user),
         *check_components(components, config, training=True),
         *unused_benchmarks(resolved),
     ]

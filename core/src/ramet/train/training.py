@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +25,13 @@ from ramet.tracking.jsonl import NAME as METRICS
 from ramet.tracking.jsonl import read_metrics
 from ramet.tracking.live import live_line
 from ramet.tracking.run_log import RunLog, recording
-from ramet.tracking.trackers import make_trackers
+from ramet.tracking.trackers import open_trackers
 from ramet.train.dry_run import will_fit
 from ramet.train.loop import Loop
 from ramet.train.preemption import Preemption
 from ramet.train.prepare import PreparedRun, prepare
 from ramet.train.run import TrainRun, TrainState
-from ramet.types import CriticOptions, Need, TrackedRun, Tracker
+from ramet.types import CriticOptions, Need, Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -85,27 +84,28 @@ async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, preem
         run_dir.record(resolved, manifest)
         log.write_to(run_dir.log)
         _announce(config, prepared, run_dir.path)
-        with preemption.deferred(), _tracker(config, prepared, run_dir.path) as tracker:
-            checkpoints = Checkpoints(
-                run_dir.checkpoints, keep=config.train.keep_checkpoints, keep_best=config.train.keep_best
-            )
-            state = await _restore(checkpoints, backend, tracker, prepared.data["train"].fingerprint)
-            await _train(
-                TrainRun(
-                    config=config,
-                    folder=run_dir.path,
-                    prepared=prepared,
-                    backend=backend,
-                    policy=policy,
-                    critic=critic,
-                    checkpoints=checkpoints,
-                    tracker=tracker,
-                    state=state,
-                    preemption=preemption,
+        with open_trackers(config, run_dir.path, prepared.total_steps) as tracker:
+            with preemption.deferred():
+                checkpoints = Checkpoints(
+                    run_dir.checkpoints, keep=config.train.keep_checkpoints, keep_best=config.train.keep_best
                 )
-            )
-        preemption.settle()
-        await backend.policy.export(run_dir.path / "model")
+                state = await _restore(checkpoints, backend, tracker, prepared.data["train"].fingerprint)
+                await _train(
+                    TrainRun(
+                        config=config,
+                        folder=run_dir.path,
+                        prepared=prepared,
+                        backend=backend,
+                        policy=policy,
+                        critic=critic,
+                        checkpoints=checkpoints,
+                        tracker=tracker,
+                        state=state,
+                        preemption=preemption,
+                    )
+                )
+            preemption.settle()
+            await backend.policy.export(run_dir.path / "model")
     logger.info("model in %s; report: ramet report %s", run_dir.path / "model", run_dir.path)
 
 
@@ -118,15 +118,6 @@ async def _train(run: TrainRun) -> None:
             await loop.run()
     finally:
         await scorer.aclose()
-
-
-@contextmanager
-def _tracker(config: Config, prepared: PreparedRun, folder: Path) -> Iterator[Tracker]:
-    tracker = make_trackers(config.trackers, TrackedRun(folder=folder, total_steps=prepared.total_steps))
-    try:
-        yield tracker
-    finally:
-        tracker.close()
 
 
 def policy_spec(config: Config, components: Components, total_steps: int) -> PolicySpec:

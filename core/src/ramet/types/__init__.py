@@ -62,7 +62,7 @@ from ramet.types.step import (
 )
 from ramet.types.task import Message, Task, user_prompt
 from ramet.types.tool import Tool, ToolCall, ToolResult, ToolSchema, ToolSet
-from ramet.types.tracker import TrackedRun, Tracker
+from ramet.types.tracker import OutcomeTracker, TrackedRun, Tracker
 
 __all__ = [
     "AdvantageEstimator",
@@ -95,6 +95,7 @@ __all__ = [
     "Message",
     "Need",
     "Origin",
+    "OutcomeTracker",
     "PolicyLoss",
     "PrefixView",
     "Reward",

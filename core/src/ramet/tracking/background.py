@@ -1,0 +1,129 @@
+"""A tracker in a thread of its own: one that fails, is slow or hangs neither stops nor slows a run.
+
+Its calls wait in a queue of bounded length. What comes while the queue is full is dropped, and what was not handed over
+is told once, at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from ramet.types import OutcomeTracker, Tracker
+
+logger = logging.getLogger(__name__)
+CAPACITY = 1000  # calls
+SLOW_S = 60.0  # a call that takes longer is reported, and not waited for at the end of the run
+CLOSE_S = 20.0  # for a tracker to take in what waits and to close, at the end of the run
+Call = Callable[[Tracker], None]
+
+
+class BackgroundTracker:
+    """`make` and all calls of what it made run in one thread, in order. No method raises what the tracker raises."""
+
+    def __init__(
+        self, name: str, make: Callable[[], Tracker], *, capacity: int = CAPACITY, slow_s: float = SLOW_S
+    ) -> None:
+        self.name = name
+        self.capacity = capacity
+        self.slow_s = slow_s
+        self.calls = self.failed = self.dropped = 0
+        self._make = make
+        self._waiting: deque[Call] = deque()
+        self._changed = threading.Condition()
+        self._busy_since: float | None = time.monotonic()  # None: waits for a call
+        self._told_slow = False
+        self._is_gone = False  # it could not be made: there is nothing to call
+        self._exit_code: int | None = None  # None: the run has not ended
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        kept = dict(metrics)  # the caller may go on to change its own
+        self._put(lambda tracker: tracker.log(step, kept))
+
+    def rewind(self, step: int) -> None:
+        self._put(lambda tracker: tracker.rewind(step))
+
+    def end(self, exit_code: int) -> None:
+        """Close the tracker after what waits. Returns at once."""
+        with self._changed:
+            if self._exit_code is None:
+                self._exit_code = exit_code
+                self._changed.notify()
+
+    def close(self, wait_s: float = CLOSE_S) -> None:
+        """End it, and wait for it; a tracker that hangs already is not waited for."""
+        self.end(0)
+        if not self._is_slow():
+            self._thread.join(max(0.0, wait_s))
+        with self._changed:
+            unmade = len(self._waiting)
+            self._waiting.clear()
+        if self._is_gone:
+            return
+        counts = {
+            f"{self.failed} failed": self.failed > 1,  # the first was reported
+            f"{self.dropped} were dropped while {self.capacity} waited": self.dropped > 0,
+            f"{unmade} were not made": unmade > 0,
+        }
+        counted = ", ".join(text for text, is_told in counts.items() if is_told)
+        parts = [f"of {self.calls} calls {counted}"] if counted else []
+        if self._thread.is_alive():
+            parts.append("it has not closed, and the run ends without it")
+        if parts:
+            logger.warning("tracker %s: %s", self.name, "; ".join(parts))
+
+    def _put(self, call: Call) -> None:
+        with self._changed:
+            if self._is_gone:
+                return
+            self.calls += 1
+            if len(self._waiting) < self.capacity:
+                self._waiting.append(call)
+                self._changed.notify()
+            else:
+                self.dropped += 1
+        if not self._told_slow and self._is_slow():
+            self._told_slow = True
+            logger.warning("tracker %s has not returned for %g s; the run goes on without it", self.name, self.slow_s)
+
+    def _is_slow(self) -> bool:
+        since = self._busy_since
+        return since is not None and time.monotonic() - since > self.slow_s
+
+    def _work(self) -> None:
+        try:
+            tracker = self._make()
+        except (Exception, SystemExit) as error:  # the boundary: whatever a tracker raises, the run goes on
+            logger.warning("tracker %s could not be made, the run goes on without it: %r", self.name, error)
+            with self._changed:
+                self._is_gone = True
+                self._waiting.clear()
+            return
+        while (call := self._next()) is not None:
+            self._try(call, tracker)
+        exit_code = self._exit_code
+        if exit_code is not None and isinstance(tracker, OutcomeTracker):
+            ended = tracker.ended
+            self._try(lambda _: ended(exit_code), tracker)
+        self._try(lambda tracker: tracker.close(), tracker)
+
+    def _next(self) -> Call | None:
+        """The next call, waited for; None after the last one, when the run has ended."""
+        with self._changed:
+            self._busy_since = None
+            self._changed.wait_for(lambda: self._waiting or self._exit_code is not None)
+            self._busy_since = time.monotonic()
+            return self._waiting.popleft() if self._waiting else None
+
+    def _try(self, call: Call, tracker: Tracker) -> None:
+        try:
+            call(tracker)
+        except (Exception, SystemExit) as error:  # the boundary, as above
+            self.failed += 1
+            if self.failed == 1:
+                logger.warning("tracker %s failed, the run goes on: %r", self.name, error)

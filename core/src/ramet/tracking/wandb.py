@@ -1,0 +1,137 @@
+"""Weights & Biases as a tracker (`pip install 'ramet[wandb]'`).
+
+A run keeps its id, so a resumed one goes on as the same run there. W&B's own steps only grow, and a resume redoes the
+steps after its checkpoint: metrics are drawn over a metric `step`, and a step that was logged already is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ramet.config.choices import WandbMode
+from ramet.config.schema import WandbConfig
+from ramet.config.secrets import hide
+from ramet.types import TrackedRun
+
+logger = logging.getLogger(__name__)
+PROJECT = "ramet"
+FOLDER = "wandb"  # of W&B's files, in the run's directory
+STEP = "step"
+INIT_S = 60.0  # for the server to answer at the start
+FINISH_S = 15.0  # for uploads at the end of the run; what is left can be uploaded with `wandb sync`
+NO_KEY = "there is no key (WANDB_API_KEY, or `wandb login`)"
+
+
+class WandbTracker:
+    """One run there. Without a key it is offline: nothing asks the network, and `wandb sync` uploads it later."""
+
+    def __init__(self, run: TrackedRun, options: WandbConfig) -> None:
+        quiet_imports()
+        import wandb
+        from wandb.sdk import wandb_setup
+
+        user = wandb_setup.singleton().settings  # of WANDB_… variables and W&B's own files
+        offline = _is_offline(options.mode, user.mode)
+        self._redone = range(0)  # steps that were logged before the run was resumed
+        self._logged = run.logged
+        self._exit_code = 0
+        self._run = wandb.init(
+            project=options.project or user.project or PROJECT,
+            entity=options.entity,
+            name=options.name or run.folder.resolve().name,
+            group=options.group,
+            tags=list(options.tags),
+            job_type=run.job or None,
+            id=run.id or None,
+            resume="allow" if run.id else None,
+            mode="offline" if offline else "online",
+            dir=run.folder,
+            config=_config(run.folder / "config.yaml"),
+            reinit="create_new",  # several runs of one process, as in a sweep, are apart
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                save_code=False,
+                disable_code=True,
+                disable_git=True,
+                x_disable_meta=True,  # it holds the command line as it was typed
+                init_timeout=INIT_S,
+                finish_timeout=FINISH_S,
+            ),
+        )
+        self._run.define_metric(STEP, hidden=True)
+        self._run.define_metric("*", step_metric=STEP)
+        self._say_where(run.folder, offline, asked=options.mode is WandbMode.OFFLINE)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step not in self._redone:
+            self._run.log({STEP: step, **{name: float(value) for name, value in metrics.items()}})
+
+    def rewind(self, step: int) -> None:
+        self._redone = range(step + 1, self._logged + 1)
+
+    def ended(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+
+    def close(self) -> None:
+        self._run.finish(exit_code=self._exit_code)
+
+    def _say_where(self, folder: Path, offline: bool, *, asked: bool) -> None:
+        if offline:
+            why = "" if asked else f", since {NO_KEY}" if not has_key() else ", as WANDB_MODE says"
+            files = f"--id {self._run.id} {folder / FOLDER}/offline-run-*"  # with the id those of a resumed run are one
+            logger.info("wandb: offline%s; upload with: wandb sync %s", why, files)
+        else:
+            logger.info("wandb: %s", self._run.url)
+
+
+def check_wandb(options: WandbConfig) -> list[str]:
+    """Problems that a run would have with W&B. Asks no network."""
+    if options.mode is WandbMode.ONLINE and not has_key():
+        return [f"wandb.mode=online: {NO_KEY}; wandb.mode=auto is offline then"]
+    return []
+
+
+def has_key() -> bool:
+    """Whether W&B would find a key, in the environment or in its own files."""
+    quiet_imports()
+    from wandb.sdk import wandb_setup
+    from wandb.sdk.lib.wbauth import read_netrc_auth
+
+    user = wandb_setup.singleton().settings
+    variables = (os.environ.get("WANDB_API_KEY"), os.environ.get("WANDB_IDENTITY_TOKEN_FILE"))
+    return bool(any(variables) or user.api_key or read_netrc_auth(host=user.base_url))
+
+
+def quiet_imports() -> None:
+    """Before wandb is imported: it reports its own errors to its makers, unless this is off or the user chose."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+
+
+def _is_offline(mode: WandbMode, user: str | None) -> bool:
+    """`user` is what WANDB_MODE says; online is W&B's default, so it says nothing."""
+    if mode is not WandbMode.AUTO:
+        return mode is WandbMode.OFFLINE
+    return user not in (None, "online") or not has_key()
+
+
+def _config(file: Path) -> dict[str, Any]:
+    """The run's recorded configuration, in which secrets are `${oc.env:NAME}`."""
+    if not file.is_file():
+        return {}
+    found = _hidden(yaml.safe_load(file.read_text(encoding="utf-8")))
+    return found if isinstance(found, dict) else {}
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _hidden(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hidden(item) for item in value]
+    return hide(value) if isinstance(value, str) else value
