@@ -168,13 +168,13 @@ def test_composing_leaves_directory_and_logging_alone(workdir: Path):
     assert (list(logging.root.handlers), logging.root.level) == (handlers, level)
 
 
-def test_the_core_has_at_most_130_keys():
+def test_the_core_has_at_most_150_keys():
     def leaves(cls: type) -> int:
         hints = typing.get_type_hints(cls)
         nested = [hints[f.name] for f in dataclasses.fields(cls)]
         return sum(leaves(one) if dataclasses.is_dataclass(one) else 1 for one in nested)
 
-    assert 50 < leaves(Config) <= 130
+    assert 50 < leaves(Config) <= 150
 
 
 def test_every_section_of_a_job_is_a_section_of_the_schema():

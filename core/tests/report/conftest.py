@@ -73,9 +73,11 @@ def call(turn: int, text: str, *, status: CallStatus = CallStatus.OK) -> ToolRec
     )
 
 
-def forked_group(task_id: str, question: str, texts: Sequence[str], result: str = "391") -> tuple[Rollout, ...]:
+def forked_group(
+    task_id: str, question: str, texts: Sequence[str], result: str = "391", source: str = "arithmetic"
+) -> tuple[Rollout, ...]:
     """Two roots; root 0 has forks 0.0 and 0.1 after its first tool result, 0.0 has 0.0.0, root 1 is masked."""
-    task = Task(id=task_id, prompt=user_prompt(question), answer=("391",), data_source="arithmetic")
+    task = Task(id=task_id, prompt=user_prompt(question), answer=("391",), data_source=source)
     prompt = segment(SegmentKind.PROMPT, 0, f"<|user|>{question}<|end|><|assistant|>")
     ask = segment(SegmentKind.TURN, 0, f"<think>{texts[0]}</think><python>print(17 * 23)</python>")
     got = segment(SegmentKind.RESULT, 0, f"<result>{result}</result>")
@@ -132,6 +134,7 @@ def write_run(folder: Path, records: Sequence[GroupRecord], *, tokenizer: bool =
     for step in range(1, 41):
         rise = 1 - math.exp(-step / 12)
         tracker.log(step, {"reward/mean": 0.2 + 0.7 * rise + 0.05 * math.sin(7 * step), "rollout/tool_use": rise})
+        tracker.log(step, {"rollout/forks_per_group": 3 * rise, "rollout/turns_mean": 2.0})
         tracker.log(step, {"train/entropy": 1.4 * (1 - rise), "train/grad_norm": 0.1 + 1 / step, "time/step_s": 2.5})
         if step % 10 == 0:
             tracker.log(step, {"valid/reward": rise})
@@ -153,9 +156,9 @@ def run(tmp_path: Path) -> Path:
     """Three steps of three groups each."""
     texts = ("I should compute 17 times 23 with the tool.", "391", "390")
     records = [
-        record(step, forked_group(f"task-{step}-{i}", f"What is 17 * 23? ({i})", texts))
+        record(step, forked_group(f"task-{step}-{i}", f"What is 17 * 23? ({i})", texts, source=source))
         for step in (1, 20, 40)
-        for i in range(3)
+        for i, source in enumerate(("arithmetic", "arithmetic", "search"))
     ]
     return write_run(tmp_path / "quickstart", records)
 

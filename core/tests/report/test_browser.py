@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -102,7 +103,7 @@ const note = (name, value) => { document.documentElement.dataset[name] = value; 
 const later = (act) => new Promise((done) => setTimeout(() => done(act && act()), 30));
 const change = (node, value) => { node.value = value; node.dispatchEvent(new Event("input")); };
 const type = (selector, value) => change(document.querySelector(selector), value);
-const rows = () => [...document.querySelectorAll("[data-row]")].map((r) => r.cells[2].textContent).join(" ");
+const rows = () => [...document.querySelectorAll("[data-row]")].map((r) => r.cells[2].firstChild.textContent).join(" ");
 const press = (key) => document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
 (async () => {
   location.hash = "#tasks";
@@ -117,6 +118,12 @@ const press = (key) => document.body.dispatchEvent(new KeyboardEvent("keydown", 
   type("input[type=number]", "");
   change(document.querySelectorAll("select")[1], "rewards all equal");
   note("equal", rows());
+  change(document.querySelectorAll("select")[1], "all groups");
+  change(document.querySelectorAll("select")[2], "search");
+  note("source", [rows(), document.querySelector("td.source").textContent].join(" of "));
+  document.querySelector("button[data-key=source]").click();
+  change(document.querySelectorAll("select")[2], "");
+  note("sources", [...document.querySelectorAll("td.source")].map((cell) => cell.textContent).join(" "));
   location.hash = "#s40/g2";
   await later();
   const seen = [];
@@ -144,7 +151,53 @@ def test_filters_sorting_keys_and_the_dark_theme_work(run: Path, open_page: Call
     assert facts["text"] == "task-20-0 task-20-1 task-20-2"
     assert facts["sorted"] == "task-20-2 task-20-1 task-20-0"
     assert facts["none"] == "" and facts["equal"] == ""
+    assert facts["source"] == "task-20-2 of search"
+    assert facts["sources"] == "arithmetic arithmetic search"
     assert facts["keys"] == "#s40/g2/r0 #s40/g2/r0.0 #s40/g2/r0.0.0 #s40/g2/r0.0 #s40/g2/r0.0"
     assert facts["paper"] == "rgb(20, 23, 28)"
     assert facts["missing"].startswith("This group is not in this file.")
     assert facts["odd"] == "0"
+
+
+PHONE = """<!doctype html><html><body style="margin: 0">
+<iframe style="border: 0; width: 390px; height: 844px" srcdoc="PAGE"></iframe>
+<script>
+const note = (name, value) => { document.documentElement.dataset[name] = value; };
+const later = () => new Promise((done) => setTimeout(done, 100));
+addEventListener("load", async () => {
+  const shown = document.querySelector("iframe").contentWindow;
+  const all = (selector) => [...shown.document.querySelectorAll(selector)];
+  const inside = (node) => { const box = node.getBoundingClientRect(); return box.width > 0 && box.right <= 390; };
+  const overflow = () => shown.document.documentElement.scrollWidth;
+  const visit = async (hash) => { shown.location.hash = hash; await later(); };
+  note("width", shown.innerWidth);
+  await visit("#overview");
+  note("overview", overflow());
+  await visit("#tasks");
+  note("tasks", overflow());
+  note("heads", all("thead th").filter(inside).map((node) => node.textContent).join(" "));
+  note("row", all("[data-row]")[0].innerText.replace(/\\s+/g, " "));
+  await visit("#s20/g1");
+  note("group", overflow());
+  const texts = all(".lanes text").filter((node) => node.textContent);
+  note("lanes", texts.filter(inside).length === texts.length);
+  note("numbers", texts.map((node) => node.textContent).join(" "));
+  note("size", Math.round(Math.min(...texts.map((node) => node.getBoundingClientRect().height))));
+});
+</script></body></html>
+"""
+
+
+def test_a_phone_shows_reward_and_advantage(run: Path, open_page: Callable[..., Any]) -> None:
+    """390 pixels wide: nothing is wider than the screen, and the numbers of the lanes can be read."""
+    free = re.sub(r"<meta http-equiv[^>]*>", "", write_report(run).read_text(encoding="ascii"))
+    (run / "phone.html").write_text(PHONE.replace("PAGE", html.escape(free)), encoding="ascii")
+    facts = open_page(run / "phone.html").facts
+    assert facts["width"] == "390"
+    assert all(int(facts[page]) <= 390 for page in ("overview", "tasks", "group"))
+    assert facts["heads"] == "step task forks masked reward"
+    assert facts["row"] == "1 task-1-0 arithmetic: What is 17 * 23? (0) 3 1 0.5"
+    assert facts["lanes"] == "true" and int(facts["size"]) >= 11
+    ticks, _, numbers = facts["numbers"].partition(" reward advantage ")
+    assert ticks == "0 tokens 100"
+    assert numbers == "0 1 +0.5 0.0 1 +0.5 0.0.0 0 -0.5 0.1 0 -0.5 1 masked"

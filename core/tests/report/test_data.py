@@ -37,6 +37,20 @@ def test_curves_of_training_and_sft_have_axes_of_their_own(tmp_path: Path) -> No
     )
 
 
+def test_forks_are_among_the_first_curves(tmp_path: Path) -> None:
+    metrics = {"a": 1.0, "reward/mean": 0.5, "rollout/forks_per_group": 2.0, "rollout/tool_use": 1.0}
+    JsonlTracker(tmp_path / "metrics.jsonl").log(1, metrics)
+    (section,) = overview(tmp_path)["sections"]
+    assert [(curve["name"], curve["main"]) for curve in section["curves"]] == [
+        ("reward/mean", True), ("rollout/forks_per_group", True), ("rollout/tool_use", True), ("a", False),
+    ]  # fmt: skip
+
+
+def test_an_evaluation_alone_has_a_report_without_curves(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path / "metrics.jsonl").log(0, {"eval/sums/accuracy": 0.5})
+    assert overview(tmp_path)["sections"] == []
+
+
 def test_an_sft_run_alone_has_a_report(tmp_path: Path) -> None:
     JsonlTracker(tmp_path / "metrics.jsonl").log(1, {"sft/loss": 2.0})
     assert [section["title"] for section in overview(tmp_path)["sections"]] == ["SFT"]

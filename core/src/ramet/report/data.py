@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 MAX_POINTS = 600  # per curve; longer ones are thinned by means of neighbours
 SFT_AREA = "sft/"  # metrics of SFT, on their own axis of optimiser steps
 SFT_FOLDER = "sft"  # where a run of several phases keeps those of its SFT
-MAIN = ("reward/", "valid/", "train/kl_reference", "sft/loss")  # metrics that are shown at once, with the console's
+FIRST = ("reward/mean", "rollout/forks_per_group")  # curves, before the console's
+MAIN = ("reward/", "valid/", "train/kl_reference", "sft/loss")  # metrics that are shown at once, with those
+EVALUATION = "eval/"  # metrics of an evaluation, which has one value of each: they are in its table
 
 Json = dict[str, Any]
 
@@ -38,7 +40,7 @@ def overview(run: Path) -> Json:
         raise ConfigError(
             f"report: no metrics in {run}: {NAME} and {SFT_FOLDER}/{NAME} are missing or empty; has the run started?"
         )
-    training = {name: curve for name, curve in curves.items() if name not in sft}
+    training = {name: curve for name, curve in curves.items() if name not in sft and not name.startswith(EVALUATION)}
     sections = [_section("Training", "step", training), _section("SFT", "optimiser step", sft)]
     manifest = read_json(run / "manifest.json")
     return {
@@ -73,7 +75,7 @@ def read_json(path: Path) -> Json | None:
 
 
 def _section(title: str, x: str, curves: Mapping[str, Curve]) -> Json:
-    wanted = [column.key for column in RL.columns if column.per is None]
+    wanted = list(dict.fromkeys([*FIRST, *(column.key for column in RL.columns if column.per is None)]))
     names = sorted(curves, key=lambda name: (wanted.index(name) if name in wanted else len(wanted), name))
     drawn = []
     for name in names:

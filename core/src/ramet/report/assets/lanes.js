@@ -1,6 +1,10 @@
 // The group at a glance: one lane per rollout, x = tokens, colour = who wrote them, forks joined to their parent's lane.
 
-const LANE = { width: 1000, left: 64, right: 170, height: 20, bar: 11, top: 22 };
+const WIDE = { width: 1000, left: 64, right: 170, rewardAt: 56, advantageAt: 140, height: 20, bar: 11, top: 22 };
+// On a phone one unit is about one pixel, so that the numbers can be read.
+const NARROW = { width: 350, left: 42, right: 122, rewardAt: 52, advantageAt: 120, height: 22, bar: 11, top: 24 };
+const phone = matchMedia("(max-width: 640px)");
+let LANE = WIDE;
 
 function children(group, rollout) {
   return group.rollouts.filter((one) => one.at && one.at[0] === rollout.id);
@@ -20,6 +24,7 @@ function inOrder(group) {
 }
 
 function lanes(group, open) {
+  LANE = phone.matches ? NARROW : WIDE;
   const order = inOrder(group);
   const drawn = new Map();
   for (const { rollout } of order) {
@@ -40,13 +45,13 @@ function lanes(group, open) {
 }
 
 function laneAxis(longest, x, height) {
-  const ticks = niceTicks(0, longest).filter((tick) => tick >= 0 && tick <= longest);
+  const ticks = niceTicks(0, longest).filter((tick) => tick >= 0 && tick <= (LANE === NARROW ? 0.8 : 1) * longest);
   return [
     ...ticks.flatMap((tick) => [
       svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 14, y2: height - 4 }),
       svg("text", { class: "tick", x: x(tick), y: 9, "text-anchor": "middle" }, tick === 0 ? "0 tokens" : number(tick))]),
-    svg("text", { class: "tick", x: LANE.width - LANE.right + 56, y: 9, "text-anchor": "end" }, "reward"),
-    svg("text", { class: "tick", x: LANE.width - LANE.right + 140, y: 9, "text-anchor": "end" }, "advantage"),
+    svg("text", { class: "tick", x: LANE.width - LANE.right + LANE.rewardAt, y: 9, "text-anchor": "end" }, "reward"),
+    svg("text", { class: "tick", x: LANE.width - LANE.right + LANE.advantageAt, y: 9, "text-anchor": "end" }, "advantage"),
   ];
 }
 
@@ -63,8 +68,8 @@ function lane(rollout, { lane: at, starts, owner }, x, y, open) {
   });
   const text = (at, value, kind) => svg("text", { class: "lanetext " + kind, x: at, y: middle + 4, "text-anchor": "end" }, value);
   group.append(text(LANE.left - 8, rollout.id, ""));
-  group.append(text(LANE.width - LANE.right + 56, rollout.masked ? "masked" : number(rollout.reward, 2), rollout.masked ? "bad" : ""));
-  group.append(text(LANE.width - LANE.right + 140, rollout.masked ? "" : signed(rollout.own), tone(rollout.own)));
+  group.append(text(LANE.width - LANE.right + LANE.rewardAt, rollout.masked ? "masked" : number(rollout.reward, 2), rollout.masked ? "bad" : ""));
+  group.append(text(LANE.width - LANE.right + LANE.advantageAt, rollout.masked ? "" : signed(rollout.own), tone(rollout.own)));
   return group;
 }
 

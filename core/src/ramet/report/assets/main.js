@@ -2,7 +2,7 @@
 
 const page = document.getElementById("page");
 const root = document.documentElement;
-const state = { text: "", step: "", status: "all groups", low: "", high: "", sort: "step", down: false, shown: PAGE, rows: [] };
+const state = { text: "", step: "", status: "all groups", source: "", low: "", high: "", sort: "step", down: false, shown: PAGE, rows: [] };
 const view = { shade: "entropy" };
 let here = null; // the open group, for the keys
 
@@ -62,6 +62,7 @@ document.getElementById("top").append(
   el("h1", {}, "Ramet ", el("span", { class: "run" }, facts.name)),
   el("nav", {}, el("a", { href: "#overview" }, "Overview"), el("a", { href: "#tasks" }, `Tasks (${groups.length})`), themeButton()));
 window.addEventListener("hashchange", route);
+phone.addEventListener("change", route);
 route();
 root.dataset.groups = groups.length;
 root.dataset.rollouts = groups.reduce((sum, g) => sum + g.rollouts.length, 0);

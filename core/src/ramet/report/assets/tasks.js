@@ -5,6 +5,7 @@ const COLUMNS = [
   ["step", "step", (g) => g.step],
   ["index", "group", (g) => g.index],
   ["task", "task", (g) => g.task],
+  ["source", "source", (g) => g.source],
   ["question", "question", (g) => g.question],
   ["rollouts", "rollouts", (g) => g.rollouts.length],
   ["forks", "forks", (g) => g.rollouts.filter((r) => r.at).length],
@@ -15,6 +16,7 @@ const COLUMNS = [
   ["calls", "calls", (g) => callsOf(g).length],
   ["tokens", "tokens", (g) => g.rollouts.flatMap((r) => r.segments).reduce((sum, s) => sum + s.n, 0)],
 ];
+const SPARE = new Set(["index", "source", "question", "rollouts", "min", "max", "calls", "tokens"]); // left out on phones
 const STATUS = {
   "all groups": () => true,
   "with forks": (row) => row.forks > 0,
@@ -50,7 +52,7 @@ function tasksPage(state) {
   const body = el("tbody");
   const count = el("p", { class: "hint", "aria-live": "polite" });
   const more = el("button", { class: "plain", click: () => { state.shown += PAGE; draw(); } }, "show more");
-  const heads = COLUMNS.map(([key, title]) => el("th", {}, el("button", { "data-key": key, click: () => { sortBy(state, key); draw(); } }, title)));
+  const heads = COLUMNS.map(([key, title]) => el("th", { class: SPARE.has(key) && "spare" }, el("button", { "data-key": key, click: () => { sortBy(state, key); draw(); } }, title)));
   const draw = () => {
     const rows = visibleRows(state);
     const shown = rows.slice(0, state.shown);
@@ -70,12 +72,18 @@ function tasksPage(state) {
 
 function taskRow(row) {
   const cells = COLUMNS.map(([key]) => {
-    if (key === "task") return el("td", { class: "name" }, el("a", { href: linkOf(row.group) }, excerpt(row.task, 40)));
-    if (key === "question") return el("td", { class: "question" }, excerpt(row.question, 90));
+    if (key === "task") return el("td", { class: "name" }, el("a", { href: linkOf(row.group) }, excerpt(row.task, 40)), below(row));
+    if (key === "source") return el("td", { class: "source spare" }, excerpt(row.source, 30));
+    if (key === "question") return el("td", { class: "question spare" }, excerpt(row.question, 90));
     const alarm = key === "masked" && row.masked > 0;
-    return el("td", { class: alarm ? "number alarm" : "number" }, number(row[key], 2));
+    return el("td", { class: ["number", alarm ? "alarm" : "", SPARE.has(key) ? "spare" : ""].join(" ").trim() }, number(row[key], 2));
   });
   return el("tr", { "data-row": "", click: () => { location.hash = linkOf(row.group); } }, cells);
+}
+
+// On a phone, where the columns of source and question are left out.
+function below(row) {
+  return el("div", { class: "hint phone" }, row.source ? row.source + ": " : "", excerpt(row.question, 60));
 }
 
 function sortBy(state, key) {
@@ -88,6 +96,7 @@ function visibleRows(state) {
   const kept = state.rows.filter((row) =>
     (state.step === "" || row.step === Number(state.step)) &&
     STATUS[state.status](row) &&
+    (state.source === "" || row.source === state.source) &&
     (state.low === "" || (row.mean !== null && row.mean >= Number(state.low))) &&
     (state.high === "" || (row.mean !== null && row.mean <= Number(state.high))) &&
     (wanted === "" || textOf(row).includes(wanted)));
@@ -108,10 +117,12 @@ function filters(state, draw) {
   };
   const choice = (values) => el("select", {}, values.map(([value, title]) => el("option", { value }, title)));
   const steps = [...new Set(state.rows.map((row) => row.step))];
+  const sources = [...new Set(state.rows.map((row) => row.source).filter((source) => source))].sort();
   const field = (title, node) => el("label", {}, title, node);
   return el("form", { class: "filters", submit: (event) => event.preventDefault() },
     field("step", bind("step", choice([["", "all"], ...steps.map((s) => [String(s), String(s)])]))),
     field("show", bind("status", choice(Object.keys(STATUS).map((name) => [name, name])))),
+    field("source", bind("source", choice([["", "all"], ...sources.map((s) => [s, excerpt(s, 40)])]))),
     field("reward from", bind("low", el("input", { type: "number", step: "any", size: 5 }))),
     field("to", bind("high", el("input", { type: "number", step: "any", size: 5 }))),
     field("text", bind("text", el("input", { type: "search", placeholder: "task, question, rollouts" }))));
