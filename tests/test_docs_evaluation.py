@@ -70,14 +70,19 @@ def test_trackers_get_what_the_page_says(played: Path) -> None:
 
 def test_validation_is_at_the_steps_that_the_page_says_and_is_not_recorded(played: Path) -> None:
     run = played / "runs/watched"
-    found = {entry.step: entry.metrics for entry in read_metrics(run / "metrics.jsonl") if "valid/reward" in entry.metrics}
+    found = {
+        entry.step: entry.metrics for entry in read_metrics(run / "metrics.jsonl") if "valid/reward" in entry.metrics
+    }
     assert list(found) == [0, 2]
     assert {name for name in found[0] if name.startswith("valid/")} == {
         "valid/reward", "valid/reward/own", "valid/reward/arithmetic", "valid/arithmetic/accuracy", "valid/tool_use",
         "valid/masked_share",
     }  # fmt: skip
     assert "time/valid_s" in found[2]
-    assert sorted(path.name for path in (run / "rollouts").iterdir()) == ["step_000001.jsonl.gz", "step_000002.jsonl.gz"]
+    assert sorted(path.name for path in (run / "rollouts").iterdir()) == [
+        "step_000001.jsonl.gz",
+        "step_000002.jsonl.gz",
+    ]
 
 
 def test_every_key_of_the_evaluation_is_on_the_page_with_its_default() -> None:

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import json
 import re
+import sqlite3
 import threading
 import time
 import types
@@ -40,6 +41,7 @@ from ramet.scaffold.package import render
 from ramet.testing import check_tool_set, local_services
 from ramet.testing.doubles import ScriptedEngine, echo_tool, tiny_encoder
 from ramet.testing.plugin import load_check
+from ramet.tracking.background import BackgroundTracker
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "plugins.md").read_text()
 HEADINGS = set(re.findall(r"^#{3,4} `(.+)`$", PAGE, re.MULTILINE))
@@ -354,3 +356,30 @@ def test_the_notes_of_the_page_are_in_the_runs_folder_and_written_once(examples:
             assert (outcome.status, outcome.attempts) == (CallStatus.INFRA, 1)
 
     asyncio.run(main())
+
+
+def test_the_tracker_of_the_page_keeps_runs_apart_and_takes_redone_steps_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is of one thread, as SQLite demands."""
+    (tmp_path / "ramet_sqlite.py").write_text(FILES["src/ramet_sqlite/__init__.py"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    make = importlib.import_module("ramet_sqlite").make
+    run = ramet.TrackedRun(folder=tmp_path / "a", total_steps=3, job="train", id="abc")
+    first, other = BackgroundTracker("sqlite", lambda: make(run)), make(dataclasses.replace(run, id="other"))
+    for step in (1, 2, 3):
+        first.log(step, {"reward/mean": step / 10})
+        other.log(step, {"reward/mean": 9.0})
+    first.end(143)
+    first.close()
+    other.close()
+    again = BackgroundTracker("sqlite", lambda: make(dataclasses.replace(run, logged=3)))
+    again.rewind(1)
+    again.log(2, {"reward/mean": 0.7})
+    again.end(0)
+    again.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "metrics.sqlite")) as database:
+        rows = database.execute("SELECT step, value FROM metrics WHERE run = 'abc' ORDER BY step").fetchall()
+        runs = database.execute("SELECT * FROM runs ORDER BY id").fetchall()
+    assert rows == [(1, 0.1), (2, 0.7)]
+    assert runs == [("abc", "a", "train", 0), ("other", "a", "train", None)]
