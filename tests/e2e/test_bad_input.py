@@ -74,7 +74,7 @@ MISTAKES = {
             "{data}/bad_rows.jsonl, row 2: ", "{data}/bad_rows.jsonl, row 3: ", "{data}/nowhere.jsonl: no such file",
             "{data}/no_answer.jsonl: no column", "model.path: ", "train.epochs=0: ", "run.threads=0: ",
             "run.deterministic=true: needs run.threads=1, got 0",
-            "trackers: no tracker 'carrier_pigeon'. Trackers: console, jsonl",
+            "trackers: no tracker 'carrier_pigeon'. Trackers: console, jsonl, wandb, tensorboard",
             "branch_policy.params.initial_rollouts: 9 is more than rollout.group_size, 8",
         ],
     ),

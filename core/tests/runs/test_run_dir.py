@@ -38,6 +38,20 @@ def test_a_named_run_is_resumed_and_keeps_its_attempts(
     assert (tmp_path / "mine/overrides.txt").read_text() == "run.seed=1\n"
 
 
+def test_a_run_keeps_its_id_and_one_that_began_without_gets_one(
+    tmp_path: Path, resolved: Callable[..., Resolved], manifest: Callable[..., Manifest]
+):
+    file, ids = tmp_path / "mine/manifest.json", []
+    for attempt in range(4):
+        with RunDir.open(tmp_path, "mine") as run:
+            run.record(resolved(), manifest())
+        ids.append(read_manifest(file).id)
+        if attempt == 1:  # as written before ids were recorded
+            file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "id"}))
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+    assert all(re.fullmatch(r"[0-9a-f]{12}", one) for one in ids)
+
+
 @pytest.mark.parametrize(("error", "status"), [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted")])
 def test_the_manifest_says_how_an_attempt_ended(
     tmp_path: Path,

@@ -145,7 +145,7 @@ def read_manifest(path: Path) -> Manifest:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.get("format") != FORMAT:
             raise ConfigError(f"{path}: format {values.get('format')!r}; this ramet reads format {FORMAT}")
-        values.setdefault("id", "")  # of runs of Ramet 0.1.0 that were begun before it was recorded
+        values.setdefault("id", "")  # of a run that began before ids were recorded; it gets one now
         manifest = Manifest(**{one.name: values[one.name] for one in fields(Manifest)})
         manifest.plugins = [PluginRecord(**plugin) for plugin in values["plugins"]]
         manifest.data = {name: DataRecord(**record) for name, record in values["data"].items()}
