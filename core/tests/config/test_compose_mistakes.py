@@ -115,7 +115,7 @@ def test_a_key_that_another_key_replaces_in_evaluation_is_refused(problems: Prob
     ]
 
 
-OF_SFT = "the configuration has: run, model, rollout_step, tools, sft, cluster, trackers"
+OF_SFT = "the configuration has: run, model, rollout_step, tools, sft, cluster, trackers, wandb"
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ OF_SFT = "the configuration has: run, model, rollout_step, tools, sft, cluster, 
     [
         ("train", "lr", " Did you mean 'policy.lr'?",
          "the configuration has: run, data, model, engine, rollout, rollout_step, branch_policy, tools, rewards, "
-         "advantage, policy_loss, train, policy, benchmarks, cluster, trackers"),
+         "advantage, policy_loss, train, policy, benchmarks, cluster, trackers, wandb"),
         ("sft", "lr", " Did you mean 'sft.lr'?", OF_SFT),
         ("sft", "lora_rank", "", OF_SFT),
         ("sft", "rollout_workers", " Did you mean 'rollout_step'?", OF_SFT),
         ("eval", "temperature", " Did you mean 'evaluate.temperature'?",
          "the configuration has: run, data, model, engine, rollout, rollout_step, tools, evaluate, benchmarks, "
-         "cluster, trackers"),
+         "cluster, trackers, wandb"),
         ("eval", "rollout.temprature", "",
          "rollout has: max_turns, max_tool_calls, max_response_tokens, first_tokens, max_concurrent, deadline_s, "
          "watchdog_s"),

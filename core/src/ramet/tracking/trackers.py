@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ramet.config.schema import Config
-from ramet.errors import ConfigError, PluginError, raise_all
+from ramet.errors import ConfigError, MissingHere, PluginError, raise_all
 from ramet.extensions import TRACKERS, extension
 from ramet.io.os_errors import os_error_text
 from ramet.runs.manifest import read_manifest
@@ -137,7 +137,8 @@ def _check(name: str, config: Config) -> list[str]:
     if name not in OWN:
         extension(TRACKERS, name, OWN).load()
     elif name in EXTRAS and importlib.util.find_spec(name) is None:
-        raise ConfigError(f"{name!r} needs the package {name!r}; install it with: pip install 'ramet[{name}]'")
+        problem = f"trackers: {name!r} needs the package {name!r}; install it with: pip install 'ramet[{name}]'"
+        return [MissingHere(problem, missing=f"the package {name}", unchecked="its version")]
     return wandb.check_wandb(config.wandb) if name == WANDB else []
 
 

@@ -17,6 +17,7 @@ import yaml
 from ramet.config.choices import WandbMode
 from ramet.config.schema import WandbConfig
 from ramet.config.secrets import hide
+from ramet.errors import MissingHere
 from ramet.types import TrackedRun
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,8 @@ class WandbTracker:
 def check_wandb(options: WandbConfig) -> list[str]:
     """Problems that a run would have with W&B. Asks no network."""
     if options.mode is WandbMode.ONLINE and not has_key():
-        return [f"wandb.mode=online: {NO_KEY}; wandb.mode=auto is offline then"]
+        problem = f"wandb.mode=online: {NO_KEY}; wandb.mode=auto is offline then"
+        return [MissingHere(problem, missing="a key of W&B", unchecked="whether it is one")]
     return []
 
 
