@@ -16,10 +16,17 @@ import pytest
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
 
 ROOT = Path(__file__).parents[2]
-AREAS = "reward|source|group|rollout|step|tool|engine|train|advantage|critic|time|valid|sft"
+AREAS = "reward|source|group|rollout|step|tool|engine|train|advantage|critic|time|valid|eval|sft"
 NAME = re.compile(rf"(?:{AREAS})/[\w@/{{}}]*[\w}}]")
 HOLE = "{}"  # where an f-string has a value
-OPEN = ("reward", "source", "step", "tool", "valid")  # areas where a run gives names; `train/NAME` is for plugins alone
+OPEN = (
+    "reward",
+    "source",
+    "step",
+    "tool",
+    "valid",
+    "eval",
+)  # areas where a run gives names; `train/NAME` is for plugins alone
 PREFIXES = {"tool/{}"}  # of names, and no names
 TESTING = ROOT / "core/src/ramet/testing"  # doubles, which no run has
 

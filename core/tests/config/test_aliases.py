@@ -17,7 +17,7 @@ from ramet.errors import ConfigError
 MODEL = "model.path=m"
 SECTIONS = (
     "the configuration has: run, data, model, engine, rollout, rollout_step, branch_policy, tools, rewards, advantage, "
-    "policy_loss, train, policy, sft, evaluate, benchmarks, cluster, trackers"
+    "policy_loss, train, policy, sft, evaluate, benchmarks, cluster, trackers, wandb"
 )
 Problems = Callable[..., list[str]]
 

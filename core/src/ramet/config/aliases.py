@@ -112,7 +112,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "cluster.rollout_workers": ("vllm_num_engines", "num_engines"),
     "cluster.colocate": ("hybrid_engine", "colocate_all_models", "vllm_mode"),
-    "trackers": ("trainer.logger", "report_to", "logger", "use_wandb", "wandb"),
+    "trackers": ("trainer.logger", "report_to", "logger", "use_wandb"),
 }  # fmt: skip
 COMPONENT_SECTIONS = frozenset(group.name for group in COMPONENTS)
 

@@ -65,13 +65,13 @@ class Results:
         """What trackers are told: means over tasks, by name. What could not be judged is left out."""
         found: dict[str, float | None] = {}
         for benchmark in self.benchmarks:
-            name = f"eval/{benchmark.name}"
+            name = benchmark.name
             for metric in benchmark.metrics:
-                found[f"{name}/{metric.metric}"] = metric.avg.mean
+                found[f"eval/{name}/{metric.metric}"] = metric.avg.mean
                 if metric.k > 1:
-                    found[f"{name}/{metric.metric}/pass@{metric.k}"] = metric.passes[-1].estimate.mean
-            found[f"{name}/tool_use"] = benchmark.tools.share_using
-            found[f"{name}/judged_share"] = benchmark.n_judged / benchmark.n_rollouts
+                    found[f"eval/{name}/{metric.metric}/pass@{metric.k}"] = metric.passes[-1].estimate.mean
+            found[f"eval/{name}/tool_use"] = benchmark.tools.share_using
+            found[f"eval/{name}/judged_share"] = benchmark.n_judged / benchmark.n_rollouts
         return {name: value for name, value in found.items() if value is not None}
 
 
