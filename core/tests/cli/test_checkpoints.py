@@ -17,6 +17,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """runs/mine with the checkpoints of steps 1, 2 and 3, and what a killed save of step 4 left."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs/mine"
+    (folder / "checkpoints").mkdir(parents=True)
     checkpoints = Checkpoints(folder / "checkpoints", keep=3)
     for step in (1, 2, 3):
         checkpoints.save(step, lambda to: (to / "weights.bin").write_bytes(b"x" * 1200) and None)

@@ -188,7 +188,7 @@ def test_the_plan_prints_how_tasks_are_chosen(model: Path, tmp_path: Path) -> No
     ]
     facts = plan(compose([*training(model, file), *chosen, "data.curriculum=true"], job="train")).facts
     assert facts["tasks"] == (
-        f"2 of 4 from {file} (2 outside the bounds of difficulty); sums 100% of draws, "
+        f"2 of 4 from {file}; left out: 2 tasks outside the bounds of difficulty; sums 100% of draws, "
         "from easy to hard in every pass, groups without signal replaced up to 2 times"
     )
 

@@ -15,11 +15,12 @@ from ramet.config.settings import leaf_keys
 from ramet.errors import ConfigError
 
 MODEL = "model.path=m"
-SECTIONS = (
-    "the configuration has: run, data, model, engine, rollout, rollout_step, branch_policy, tools, rewards, advantage, "
-    "policy_loss, train, policy, sft, evaluate, benchmarks, cluster, trackers, wandb"
-)
 Problems = Callable[..., list[str]]
+
+
+def sections(job: str) -> str:
+    """The end of a message: `job`'s own sections."""
+    return f"the configuration has: {', '.join(JOBS[job])}"
 
 
 def keys_with(*choices: str) -> set[str]:
@@ -70,7 +71,7 @@ def test_no_key_of_ours_is_the_name_of_another() -> None:
     ],
 )
 def test_the_key_of_another_trainer_leads_to_ours(problems: Problems, job: str, key: str, instead: str) -> None:
-    assert problems(MODEL, f"{key}=1", job=job) == [f"{key}: no such key. Did you mean {instead!r}? {SECTIONS}"]
+    assert problems(MODEL, f"{key}=1", job=job) == [f"{key}: no such key. Did you mean {instead!r}? {sections(job)}"]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +102,9 @@ def test_a_key_of_a_section_that_the_job_does_not_build_leads_to_the_jobs_own(pr
 
 def test_what_the_job_would_refuse_is_not_suggested(problems: Problems) -> None:
     [problem] = problems(MODEL, "num_generations=8", job="sft")
-    assert problem == f"num_generations: no such key. {SECTIONS}"
+    assert problem == f"num_generations: no such key. {sections('sft')}"
     [problem] = problems(MODEL, "gpu_memory_utilization=0.5")  # an option of vllm, and engine=torch is chosen
-    assert problem == f"gpu_memory_utilization: no such key. {SECTIONS}"
+    assert problem == f"gpu_memory_utilization: no such key. {sections('train')}"
 
 
 def test_options_of_a_component_are_its_own(problems: Problems) -> None:

@@ -157,7 +157,7 @@ def test_a_tracker_that_cannot_be_made_never_stops_a_run(
     install("ramet-file", trackers={"file": "corpus_plugin:broken_tracker"})
     trackers = make_trackers(chosen("file"), TrackedRun(folder=tmp_path, total_steps=2))
     trackers.close()
-    assert list(trackers.trackers) == ["jsonl"]
+    assert list(trackers.trackers) == ["jsonl", "run.log"]
     assert [record.getMessage() for record in caplog.records] == [
         "tracker file could not be made, the run goes on without it: ConnectionError('no route to host')"
     ]

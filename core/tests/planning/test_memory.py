@@ -173,7 +173,8 @@ def test_engines_alone_are_planned_as_evaluation_has_them(make_inputs: MakeInput
     assert not [line for line in table(plan) if "policy" in line]
     one = replace(inputs, machine=Machine(cuda=True, devices=1, device_bytes=80 * GIB))
     assert check_placement(one.config, one.machine, trains=False) == [
-        "cluster: 2 rollout workers need 2 devices, and there are 1; lower cluster.rollout_workers"
+        "cluster: 2 rollout workers need 2 devices, and there are 1; lower cluster.rollout_workers=2, or take a "
+        "machine with more"
     ]
 
 
@@ -186,7 +187,7 @@ def test_one_engine_over_several_devices_beside_the_policy(make_inputs: MakeInpu
     assert [(group.role, group.numbers) for group in plan.devices] == [("policy and engine", "0"), ("engine", "1")]
     assert check_placement(inputs.config, inputs.machine) == [
         "cluster: 1 policy rank and 1 rollout worker need 2 devices, and there are 1; lower "
-        "engine.params.tensor_parallel"
+        "engine.params.tensor_parallel=2, or take a machine with more"
     ]
 
 
@@ -282,7 +283,7 @@ def test_advice_names_only_what_is_not_set_already(make_inputs: MakeInputs) -> N
         (problem,) = check_placement(made.config, replace(made.machine, devices=1))
         return problem.partition("; ")[2]
 
-    both = "lower cluster.policy_workers=8 or cluster.rollout_workers=8, or take a machine with more"
+    both = "lower cluster.policy_workers=8 and cluster.rollout_workers=8, or take a machine with more"
     assert advice(colocate=True) == both
     one = {"policy_workers": 1, "rollout_workers": 1}
     assert advice(colocate=False, **one) == "set cluster.colocate=true, or take a machine with more"

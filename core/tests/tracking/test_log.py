@@ -66,7 +66,7 @@ def test_errors_of_commands_are_harmless(
 def test_names_in_files_are_shown_and_steer_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"prompt": "p", "answer": {"\\u001b[2J": 1}}\n')
-    assert app.main(["data", "inspect", str(path), "tools=[]"]) == 0
+    assert app.main(["data", "inspect", str(path), "tools=[]"]) == 1
     assert app.main(["checkpoints", str(tmp_path / STEER)]) == 1
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err and r"\x1b[2J" in out and SHOWN in err
