@@ -98,3 +98,32 @@ def test_a_tool_that_was_not_called_has_counts_and_no_times() -> None:
     assert ToolStats().metrics("tool/x") == {
         f"tool/x/{n}": 0.0 for n in ("calls", "executed", "shared", "errors", "infra", "retries", "waits", "truncated")
     }
+
+
+def test_branching_is_measured_per_root_by_hand() -> None:
+    """Root 0: entropies 1, 1 first, then 3, 2 after a tool (change 1.5), in a fork 0.5 (change -0.5). Root 1 is alone."""
+    first, second, other = turn(0, [1.0, 1.0]), turn(1, [3.0, 2.0]), turn(1, [0.5])
+    root = Rollout(id="0", task=TASK, segments=(first, second), stop=StopReason.END)
+    fork = Rollout(
+        id="0.0", task=TASK, segments=(first, other), stop=StopReason.END, parent="0", fork_turn=1, n_shared=1
+    )
+    alone = Rollout(id="1", task=TASK, segments=(turn(0, [9.0]),), stop=StopReason.END)
+    metrics = RolloutMetrics(first_tokens=2)
+    metrics.add(Group(task=TASK, rollouts=(root, fork, alone)))
+    found = metrics.take()
+    assert found["rollout/entropy_change_p10"] == -0.5
+    assert found["rollout/entropy_change_p90"] == 1.5
+    assert found["rollout/entropy_rose_share"] == 0.5
+    assert found["rollout/effective_roots"] == pytest.approx(9 / 5)
+    assert found["rollout/forks_of_one_root_max"] == 1
+    assert found["rollout/response_tokens_forked_mean"] == 4
+    assert found["rollout/response_tokens_unforked_mean"] == 2
+
+
+def test_without_forks_and_entropies_nothing_is_said_of_them() -> None:
+    plain = Segment(origin=Origin.SAMPLED, kind=SegmentKind.TURN, turn=0, text="", token_ids=array("i", [1]))
+    metrics = RolloutMetrics(first_tokens=2)
+    metrics.add(Group(task=TASK, rollouts=(Rollout(id="0", task=TASK, segments=(plain,), stop=StopReason.END),)))
+    found = metrics.take()
+    assert not [name for name in found if "entropy" in name or "forked" in name]
+    assert found["rollout/effective_roots"] == 1

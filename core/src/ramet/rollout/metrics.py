@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
+from ramet.rollout.branching.metrics import BranchMetrics, first_entropies, turns_of
 from ramet.types import Group, Rollout, Segment, SegmentKind, StopReason
 
 
@@ -31,6 +31,7 @@ class RolloutMetrics:
         self._step: dict[str, list[float]] = {}  # what the rollout step measured: sums of rollouts, by metric
         self._step_turns: Counter[str] = Counter()
         self._first: dict[str, list[float]] = {"first_turn": [], "after_tool": []}
+        self._branching = BranchMetrics(self.first_tokens)
 
     def add(self, group: Group) -> None:
         self._groups += 1
@@ -39,8 +40,9 @@ class RolloutMetrics:
             self._add_rollout(rollout)
         for segment in _unique(group.rollouts):
             self._add_segment(segment)
-        for turn in _turns(group.rollouts):
+        for _, turn in turns_of(group.rollouts):
             self._add_turn(turn)
+        self._branching.add(group)
 
     def _add_rollout(self, rollout: Rollout) -> None:
         self._n += 1
@@ -74,7 +76,7 @@ class RolloutMetrics:
             self._sums["executed_sampled"] += len(segment)
 
     def _add_turn(self, segments: Sequence[Segment]) -> None:
-        first = [entropy for segment in segments for entropy in segment.entropies or ()][: self.first_tokens]
+        first = first_entropies(segments, self.first_tokens)
         if first:
             self._first["after_tool" if segments[0].turn else "first_turn"].append(sum(first) / len(first))
 
@@ -110,20 +112,9 @@ class RolloutMetrics:
         for where, values in self._first.items():
             if values:
                 metrics[f"rollout/entropy_{where}"] = sum(values) / len(values)
-        return metrics
+        return {**metrics, **self._branching.summary()}
 
 
 def _unique(rollouts: Iterable[Rollout]) -> Iterable[Segment]:
     """Each segment object once, however many rollouts share it."""
     return {id(segment): segment for rollout in rollouts for segment in rollout.segments}.values()
-
-
-def _turns(rollouts: Iterable[Rollout]) -> Iterable[list[Segment]]:
-    """The sampled segments of each turn once, however many rollouts share it. Updates in flight cut turns."""
-    found: dict[int, list[Segment]] = {}
-    for rollout in rollouts:
-        sampled = [segment for segment in rollout.segments if segment.kind is SegmentKind.TURN]
-        for _, turn in groupby(sampled, lambda segment: segment.turn):
-            segments = list(turn)
-            found[id(segments[0])] = segments
-    return found.values()
