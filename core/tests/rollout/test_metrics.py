@@ -101,7 +101,7 @@ def test_a_tool_that_was_not_called_has_counts_and_no_times() -> None:
 
 
 def test_branching_is_measured_per_root_by_hand() -> None:
-    """Root 0: entropies 1, 1 first, then 3, 2 after a tool (change 1.5), in a fork 0.5 (change -0.5). Root 1 is alone."""
+    """Root 0: entropies 1, 1 first, then 3, 2 after a tool (change 1.5), in a fork 0.5 (change -0.5). Root 1: alone."""
     first, second, other = turn(0, [1.0, 1.0]), turn(1, [3.0, 2.0]), turn(1, [0.5])
     root = Rollout(id="0", task=TASK, segments=(first, second), stop=StopReason.END)
     fork = Rollout(
