@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gae.loop import gae_by_loop
 from harness import measured, print_table, shown, spread, write_results
 
-from ramet.algorithms.config import GaeConfig
-from ramet.algorithms.gae import Gae
+from ramet.algorithms.advantages.config import GaeConfig
+from ramet.algorithms.advantages.gae import Gae
 from ramet.types import AdvantageInputs, StopReason
 
 SHAPES = ((128, 2048), (512, 4096))

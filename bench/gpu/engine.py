@@ -12,8 +12,8 @@ import torch
 from rows import sampled_rows
 from sizes import Size
 
-from ramet.algorithms.config import PpoClipConfig
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
 from ramet.engines.config import TorchEngineConfig
 from ramet.engines.protocol import Completion, Request, Sampling

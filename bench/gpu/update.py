@@ -9,8 +9,8 @@ import torch
 from rows import random_rows
 from sizes import Size
 
-from ramet.algorithms.config import PpoClipConfig
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.config.schema import Config, DataConfig, ModelConfig, PolicyConfig, RolloutConfig, TrainConfig
 from ramet.planning.memory_policy import TrainedModel, phases
 from ramet.planning.model_shape import ModelShape, read_shape

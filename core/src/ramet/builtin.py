@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ramet.algorithms.config import GaeConfig, GrpoConfig, PpoClipConfig
+from ramet.algorithms.advantages.config import (
+    GaeConfig,
+    GigpoConfig,
+    GrpoConfig,
+    GrpoPasskConfig,
+    ReinforcePpConfig,
+    TreeGrpoConfig,
+)
+from ramet.algorithms.losses.config import CispoConfig, DppoConfig, GmpoConfig, GspoConfig, PpoClipConfig, SapoConfig
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.hookspecs import Register, hookimpl
 from ramet.rollout.config import RandomBranchConfig, TagsConfig
@@ -26,13 +34,27 @@ def register_branch_policies(register: Register[BranchPolicy]) -> None:
 
 @hookimpl
 def register_advantages(register: Register[AdvantageEstimator]) -> None:
-    register("grpo", "ramet.algorithms.grpo:Grpo", config=GrpoConfig)
-    register("gae", "ramet.algorithms.gae:Gae", config=GaeConfig)
+    register("grpo", "ramet.algorithms.advantages.grpo:Grpo", config=GrpoConfig)
+    register("gae", "ramet.algorithms.advantages.gae:Gae", config=GaeConfig)
+    register("rloo", "ramet.algorithms.advantages.rloo:Rloo")
+    register("opo", "ramet.algorithms.advantages.opo:Opo")
+    register("remax", "ramet.algorithms.advantages.remax:Remax")
+    register("reinforce_pp", "ramet.algorithms.advantages.reinforce_pp:ReinforcePp", config=ReinforcePpConfig)
+    register("reinforce_pp_baseline", "ramet.algorithms.advantages.reinforce_pp:ReinforcePpBaseline")
+    register("grpo_passk", "ramet.algorithms.advantages.grpo_passk:GrpoPassk", config=GrpoPasskConfig)
+    register("gigpo", "ramet.algorithms.advantages.gigpo:Gigpo", config=GigpoConfig)
+    register("tree_grpo", "ramet.algorithms.advantages.tree_grpo:TreeGrpo", config=TreeGrpoConfig)
+    register("treerl", "ramet.algorithms.advantages.treerl:TreeRl")
 
 
 @hookimpl
 def register_policy_losses(register: Register[PolicyLoss]) -> None:
-    register("ppo_clip", "ramet.algorithms.ppo_clip:PpoClip", config=PpoClipConfig)
+    register("ppo_clip", "ramet.algorithms.losses.ppo_clip:PpoClip", config=PpoClipConfig)
+    register("gspo", "ramet.algorithms.losses.gspo:Gspo", config=GspoConfig)
+    register("cispo", "ramet.algorithms.losses.cispo:Cispo", config=CispoConfig)
+    register("sapo", "ramet.algorithms.losses.sapo:Sapo", config=SapoConfig)
+    register("gmpo", "ramet.algorithms.losses.gmpo:Gmpo", config=GmpoConfig)
+    register("dppo", "ramet.algorithms.losses.dppo:Dppo", config=DppoConfig)
 
 
 @hookimpl

@@ -46,7 +46,14 @@ def advantage_batch() -> Callable[..., AdvantageInputs]:
 
 @pytest.fixture
 def loss_batch() -> Callable[..., LossInputs]:
-    def build(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor | None = None) -> LossInputs:
+    def build(
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
+        mask: Tensor | None = None,
+        sequences: list[int] | None = None,
+        turns: list[int] | None = None,
+    ) -> LossInputs:
         zeros = torch.zeros(len(advantages), dtype=torch.int64)
         return LossInputs(
             logprobs=logprobs,
@@ -54,9 +61,9 @@ def loss_batch() -> Callable[..., LossInputs]:
             engine_logprobs=old_logprobs,
             advantages=advantages,
             mask=torch.ones_like(zeros, dtype=torch.bool) if mask is None else mask,
-            sequence_ids=zeros,
+            sequence_ids=zeros if sequences is None else torch.tensor(sequences),
             group_ids=zeros,
-            turn_ids=zeros,
+            turn_ids=zeros if turns is None else torch.tensor(turns),
             policy_versions=zeros,
         )
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from ramet.algorithms.advantages.config import GaeConfig, GrpoConfig
+from ramet.algorithms.advantages.gae import Gae
+from ramet.algorithms.advantages.grpo import Grpo
 from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
-from ramet.algorithms.config import GaeConfig, GrpoConfig, PpoClipConfig
-from ramet.algorithms.gae import Gae
-from ramet.algorithms.grpo import Grpo
 from ramet.algorithms.kl import kl_estimate
 from ramet.algorithms.logprobs import Entropy, logprobs_from_logits
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.algorithms.value_loss import value_loss
 from ramet.config.schema import KlEstimator, LossAggregation
 from ramet.types import AdvantageInputs, LossInputs

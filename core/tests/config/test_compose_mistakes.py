@@ -11,6 +11,7 @@ from ramet.config.compose import compose
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.config.secrets import written_secrets
+from ramet.plugins import load_plugins
 from ramet.runs.manifest import PluginRecord, make_manifest, write_manifest
 
 MODEL = "model.path=m"
@@ -233,7 +234,8 @@ def test_a_plugin_that_is_gone_is_named_by_what_the_run_recorded(
     folder.mkdir(parents=True)
     write_manifest(folder / "manifest.json", manifest)
     where = [f"run.root={folder.parent}", "run.name=first"]
-    installed = "Installed: gae, grpo. Plugins that failed to load: brk (see `ramet plugins`)"
+    names = ", ".join(sorted(entry.name for entry in load_plugins().registries.advantages))
+    installed = f"Installed: {names}. Plugins that failed to load: brk (see `ramet plugins`)"
     assert problems(MODEL, *where, "advantage=leave_one_out") == [
         f"advantage: no 'leave_one_out'. When this run began, {told}. {installed}"
     ]

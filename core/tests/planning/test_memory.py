@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from ramet.algorithms.config import PpoClipConfig
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.config.schema import ComponentConfig, Dtype, ModelConfig, Offload, PolicyConfig, TrainConfig
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.torch.cache import KVCache

@@ -20,8 +20,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from ramet.algorithms.config import PpoClipConfig
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
 from ramet.models.tiny import make_tiny_model
 from ramet.policy.batching.rows import Row

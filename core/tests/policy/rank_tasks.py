@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ramet.algorithms.config import PpoClipConfig
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.errors import RametError
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ramet.algorithms.config import GrpoConfig
-from ramet.algorithms.grpo import Grpo
+from ramet.algorithms.advantages.config import GrpoConfig
+from ramet.algorithms.advantages.grpo import Grpo
 from ramet.errors import PluginError
 from ramet.policy.batching.rows import Row, advantage_inputs, engine_entropies, row_metrics, rows_of, unpadded
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout

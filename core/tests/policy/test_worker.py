@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ramet.algorithms.config import PpoClipConfig
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, OldLogprobs
 from ramet.errors import ConfigError, PluginError
 from ramet.policy.batching.partition import minibatches

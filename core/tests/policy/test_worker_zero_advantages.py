@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramet.algorithms.config import PpoClipConfig
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.config.schema import LossAggregation
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.rows import Row

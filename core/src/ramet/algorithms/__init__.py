@@ -1,1 +1,1 @@
-"""Built-in advantage estimators and losses, and the arithmetic that every algorithm shares."""
+"""Built-in advantage estimators and policy losses, and the arithmetic that every algorithm shares."""

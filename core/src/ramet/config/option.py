@@ -44,6 +44,17 @@ def problem_of(field: dataclasses.Field[Any], value: Any) -> str | None:
     return None if allowed is None else allowed.problem(value)
 
 
+def check_options(settings: Any) -> None:
+    """For the `__post_init__` of a component's options: raise `ValueError` that names every value out of its range."""
+    problems = [
+        f"{field.name} {problem}, got {value}"
+        for field in dataclasses.fields(settings)
+        if (problem := problem_of(field, value := getattr(settings, field.name)))
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
 @overload
 def option(
     default: T,

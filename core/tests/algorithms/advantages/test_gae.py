@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramet.algorithms import gae
+from ramet.algorithms.advantages import whitening
+from ramet.algorithms.advantages.config import GaeConfig
+from ramet.algorithms.advantages.gae import Gae
+from ramet.algorithms.advantages.steps import BLOCK, discounted_sums
 from ramet.algorithms.aggregation import aggregate
-from ramet.algorithms.config import GaeConfig, PpoClipConfig
-from ramet.algorithms.gae import BLOCK, Gae, discounted_sums
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.algorithms.value_loss import value_loss
 from ramet.config.compose import compose
 from ramet.plugins import load_plugins
@@ -107,7 +109,7 @@ def test_how_many_rows_are_computed_at_once_changes_nothing(
 ) -> None:
     batch = random_batch(7, 90, seed=3, sampled=0.7, token_rewards=True)
     expected = Gae(GaeConfig(gamma=0.9))(batch)
-    monkeypatch.setattr(gae, "CACHED", 200)
+    monkeypatch.setattr(whitening, "CACHED", 200)
     found = Gae(GaeConfig(gamma=0.9))(batch)
     assert found.returns is not None and expected.returns is not None
     assert torch.equal(found.advantages, expected.advantages) and torch.equal(found.returns, expected.returns)

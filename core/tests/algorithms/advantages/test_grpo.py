@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ramet.algorithms.config import GrpoConfig
-from ramet.algorithms.grpo import Grpo, group_statistics
+from ramet.algorithms.advantages.config import GrpoConfig
+from ramet.algorithms.advantages.groups import group_statistics
+from ramet.algorithms.advantages.grpo import Grpo
 from ramet.types import AdvantageInputs
 
 Batch = Callable[..., AdvantageInputs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ramet.algorithms.config import PpoClipConfig
+from ramet.algorithms.losses.config import PpoClipConfig
 from ramet.algorithms.ratio import ratio_of
 from ramet.types import LossInputs, LossOutput, Need
 

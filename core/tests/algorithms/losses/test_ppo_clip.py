@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ramet.algorithms.config import PpoClipConfig
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.losses.config import PpoClipConfig
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.types import LossInputs
 
 Batch = Callable[..., LossInputs]

@@ -1,0 +1,89 @@
+"""Options of the built-in advantage estimators. Imports nothing heavy: `ramet --help` loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ramet.config.option import check_options, option
+
+EPS_HELP = "added to the standard deviation"
+
+
+@dataclass(kw_only=True, slots=True)
+class GrpoConfig:
+    """GRPO (arXiv 2402.03300). normalize_std False gives the Dr. GRPO advantage."""
+
+    normalize_std: bool = option(True, "false: no division by the group's standard deviation (Dr. GRPO)")
+    eps: float = option(1e-6, EPS_HELP, minimum=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class GrpoPasskConfig:
+    """GRPO for pass@k (arXiv 2503.19595): only the best rollout of a group has an advantage."""
+
+    normalize_std: bool = option(True, "divide by the group's standard deviation")
+    eps: float = option(1e-6, EPS_HELP, minimum=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class ReinforcePpConfig:
+    """REINFORCE++ (arXiv 2501.03262). Its KL term is `train.kl_in=reward`."""
+
+    gamma: float = option(1.0, "discount of a reward for every sampled token before it", minimum=0, maximum=1)
+    skip_inserted: bool = option(True, "false: as released, no reward reaches a token before a tool result")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class GigpoConfig:
+    """GiGPO (arXiv 2505.10978): the episode's advantage plus omega times that of the turn."""
+
+    omega: float = option(1.0, "weight of the turn's advantage", minimum=0)
+    gamma: float = option(0.95, "discount of a reward for every turn before it", minimum=0, maximum=1)
+    normalize_std: bool = option(True, "divide by the standard deviation of rollouts and of turns")
+    eps: float = option(1e-6, EPS_HELP, minimum=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class TreeGrpoConfig:
+    """Tree-GRPO (arXiv 2509.21240): GRPO within each tree plus GRPO over all trees of a task."""
+
+    intra: bool = option(True, "compare a rollout with those of its tree")
+    inter: bool = option(True, "compare it with all rollouts of its task")
+    eps: float = option(1e-6, EPS_HELP, minimum=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not (self.intra or self.inter):
+            raise ValueError("intra and inter are both false: no rollout would have an advantage; set one of them")
+
+
+@dataclass(kw_only=True, slots=True)
+class GaeConfig:
+    """Generalized advantage estimation (arXiv 1506.02438) with a critic."""
+
+    gamma: float = option(1.0, "discount of a reward for every time step before it", minimum=0, maximum=1)
+    lam: float = option(
+        1.0, "1: the advantage uses the return alone; 0: the critic's value of the next token", minimum=0, maximum=1
+    )
+    skip_inserted: bool = option(True, "only sampled tokens are time steps; false: all tokens, as released")
+    whiten: bool = option(True, "advantages get mean 0 and standard deviation 1 over all sampled tokens of the step")
+    critic_lr: float = option(1e-5, minimum=0)
+    critic_warmup_steps: int = option(0, "first training steps in which only the critic is updated", minimum=0)
+    value_clip: float = option(
+        0.5, "a value moves at most so far from the one before the update, in the critic's loss", above=0
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)

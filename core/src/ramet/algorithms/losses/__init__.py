@@ -1,0 +1,1 @@
+"""Policy losses (hook 4), one a file, and their options."""

@@ -1,0 +1,92 @@
+"""Options of the built-in policy losses. Imports nothing heavy: `ramet --help` loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ramet.config.option import check_options, option
+
+
+@dataclass(kw_only=True, slots=True)
+class PpoClipConfig:
+    """The clipped surrogate of PPO (arXiv 1707.06347)."""
+
+    clip_low: float = option(0.2, "the ratio counts from 1 - clip_low", minimum=0, maximum=1)
+    clip_high: float = option(0.2, "to 1 + clip_high; DAPO: 0.28", minimum=0)
+    dual_clip: float | None = option(3.0, "bound of the ratio where the advantage is negative; null: none", above=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+class RatioUnit(StrEnum):
+    """What has one ratio of its own in GSPO."""
+
+    SEQUENCE = "sequence"  # all sampled tokens of a rollout
+    TURN = "turn"  # those of a turn
+
+
+@dataclass(kw_only=True, slots=True)
+class GspoConfig:
+    """GSPO (arXiv 2507.18071): one ratio for a whole sequence, the geometric mean of its tokens' ratios."""
+
+    unit: RatioUnit = option(RatioUnit.SEQUENCE, "turn: one ratio for each turn")
+    clip_low: float = option(3e-4, "the ratio counts from 1 - clip_low (turns: 3e-3)", minimum=0, maximum=1)
+    clip_high: float = option(4e-4, "to 1 + clip_high (turns: 4e-3)", minimum=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class CispoConfig:
+    """CISPO (arXiv 2506.13585): REINFORCE weighted by the clipped ratio; no token loses its gradient."""
+
+    clip_low: float = option(1.0, "the weight is at least 1 - clip_low; 1: no lower bound", minimum=0, maximum=1)
+    clip_high: float = option(4.0, "and at most 1 + clip_high", minimum=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class SapoConfig:
+    """SAPO (arXiv 2511.20347): a sigmoid of the ratio instead of a clip."""
+
+    tau_positive: float = option(1.0, "steepness where the advantage is positive", above=0)
+    tau_negative: float = option(1.05, "and where it is negative", above=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class GmpoConfig:
+    """GMPO (arXiv 2507.20673): the geometric mean of clipped ratios of a sequence."""
+
+    clip_low: float = option(0.4, "a token's log-ratio counts from -clip_low", minimum=0)
+    clip_high: float = option(0.4, "to clip_high", minimum=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+class Divergence(StrEnum):
+    """How far two policies are apart at a token, seen as sampled or not sampled."""
+
+    TV = "tv"  # |pi - pi_old|, the total variation
+    KL = "kl"  # of pi_old from pi
+
+
+@dataclass(kw_only=True, slots=True)
+class DppoConfig:
+    """DPPO (arXiv 2602.04879): tokens whose probability moved too far in the advantage's direction are left out."""
+
+    divergence: Divergence = option(Divergence.TV, "kl: the binary KL divergence; use smaller bounds, as 0.05")
+    bound_low: float = option(0.2, "divergence allowed where the advantage is negative", minimum=0)
+    bound_high: float = option(0.2, "and where it is positive", minimum=0)
+    ratio_cap: float = option(20.0, "bound of the ratio that weighs a token", above=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)

@@ -1,0 +1,55 @@
+"""DPPO: leaves out tokens by how far their probability moved, not by its ratio (Qi et al., arXiv 2602.04879).
+
+    L_t = -sg[min(r_t, cap)] A_t log pi_t m_t
+    m_t = 0 where the policy moved in the advantage's direction by more than the bound: pi > pi_old and A > 0 with
+          D_t > bound_high, or pi < pi_old and A < 0 with D_t > bound_low; else 1
+    D_t = |pi - pi_old|        tv, the total variation of "this token or another one"
+    D_t = pi_old log(pi_old / pi) + (1 - pi_old) log((1 - pi_old) / (1 - pi))        kl, of the same two outcomes
+
+A ratio of 2 at a rare token is hardly a move (0.001 to 0.002) and is kept; PPO's clip would leave it out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramet.algorithms.losses.config import Divergence, DppoConfig
+from ramet.algorithms.ratio import ratio_of
+from ramet.types import LossInputs, LossOutput, Need
+
+TINY = 1e-8  # keeps the logarithm of 1 - pi finite where pi is 1
+
+
+class Dppo:
+    """Policy loss `dppo`."""
+
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(self, config: DppoConfig) -> None:
+        self.config = config
+
+    def __call__(self, batch: LossInputs) -> LossOutput:
+        config, logprobs = self.config, batch.logprobs.detach()
+        distance = divergence(logprobs, batch.old_logprobs, config.divergence)
+        rising = (batch.advantages > 0) & (logprobs > batch.old_logprobs) & (distance > config.bound_high)
+        falling = (batch.advantages < 0) & (logprobs < batch.old_logprobs) & (distance > config.bound_low)
+        left_out = rising | falling
+        ratio = ratio_of(logprobs, batch.old_logprobs)
+        weight = ratio.clamp(max=config.ratio_cap) * ~left_out
+        metrics = {
+            "clip_fraction": left_out.float(),
+            "approx_kl": batch.old_logprobs - logprobs,
+            "divergence": distance,
+            "ratio": ratio,
+        }
+        return LossOutput(per_token=-weight * batch.advantages * batch.logprobs, metrics=metrics)
+
+
+def divergence(logprobs: Tensor, old_logprobs: Tensor, kind: Divergence) -> Tensor:
+    """D of the module's formula, of the same shape; at least 0."""
+    probability, old = logprobs.exp().clamp(max=1), old_logprobs.exp().clamp(max=1)
+    if kind is Divergence.TV:
+        return (probability - old).abs()
+    other = torch.log((1 - old + TINY) / (1 - probability + TINY))
+    return (old * (old_logprobs - logprobs) + (1 - old) * other).clamp(min=0)
