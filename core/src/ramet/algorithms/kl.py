@@ -1,6 +1,9 @@
 """Per-token estimates of KL(pi || reference) from the log-probabilities of the sampled token.
 
-k1, k2 and k3 are those of J. Schulman, "Approximating KL divergence" (2020); k3 is clamped to [-10, 10].
+k1, k2 and k3 are those of J. Schulman, "Approximating KL divergence" (2020); k3 is clamped to [-10, 10]. verl calls
+them `kl`, `mse` and `low_var_kl`. The gradient of k2 is an unbiased estimate of that of the KL for tokens that the
+policy samples, while those of the others are not (k1's is 0 in expectation): the `…+` kinds have the value of their
+name and the gradient of k2 (straight-through; Tang and Munos, arXiv 2506.09477).
 """
 
 from __future__ import annotations
@@ -11,11 +14,20 @@ from ramet.config.schema import KlEstimator
 
 K3_LIMIT = 10.0
 EXPONENT_LIMIT = 20.0  # far beyond K3_LIMIT: changes no value, and keeps 0 * inf out of the gradient
+STRAIGHT_THROUGH = {
+    KlEstimator.K1_PLUS: KlEstimator.K1,
+    KlEstimator.ABS_PLUS: KlEstimator.ABS,
+    KlEstimator.K3_PLUS: KlEstimator.K3,
+}
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
     """Same shape as the inputs; differentiable in both."""
     difference = logprobs - ref_logprobs
+    if estimator in STRAIGHT_THROUGH:
+        value = kl_estimate(logprobs.detach(), ref_logprobs.detach(), STRAIGHT_THROUGH[estimator])
+        gradient = kl_estimate(logprobs, ref_logprobs, KlEstimator.K2)
+        return value + (gradient - gradient.detach())
     if estimator is KlEstimator.K1:
         return difference
     if estimator is KlEstimator.ABS:

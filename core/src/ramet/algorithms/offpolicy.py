@@ -1,8 +1,17 @@
 """The gap between engine and trainer: mu, which sampled, is not pi_old, even with the same weights.
 
-Truncated importance sampling weighs each token's policy loss by min(pi_old / mu, cap), without a gradient (Yao et al.,
-"Your efficient RL framework secretly brings you off-policy RL training", 2025; the cap is that of IMPALA, arXiv
-1802.01561).
+With rho = pi_old / mu, each token's policy loss is weighed, without a gradient, by the product of what is chosen:
+
+* `tis_cap`: min(rho_t, cap), truncated importance sampling (Yao et al., "Your efficient RL framework secretly brings
+  you off-policy RL training", 2025; the cap is that of IMPALA, arXiv 1802.01561); with `tis_level=sequence`
+  min(prod_t rho_t, cap) for all tokens of the sequence.
+* `token_band`: 0 where rho_t is outside [low, high] (IcePop, Ling Team, arXiv 2510.18855, with [0.5, 5]).
+* `sequence_band`: 0 for a whole sequence whose exp(mean_t log rho_t) is outside (with [0.999, 1.001] the geometric
+  rejection of verl's rollout correction). Unlike the product, the mean does not grow with the length.
+* `negative_gap_max`: 0 for a whole sequence with A < 0 and mean_t log(mu / pi) above it, pi being the current policy
+  (DeepSeek-V3.2, arXiv 2512.02556): what the policy would hardly sample any more teaches nothing by its failure.
+
+What is weighed 0 stays in the denominators of the loss.
 """
 
 from __future__ import annotations
@@ -12,7 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ramet.algorithms.ratio import clamped, ratio_of
+from ramet.algorithms.ratio import LIMIT, clamped, ratio_of
+from ramet.algorithms.sequences import unit_means, unit_sums
+from ramet.config.schema import TisLevel, TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +33,61 @@ class OffPolicy:
     weight: Tensor  # [T]
     truncated: Tensor  # [T] float, 1 where the cap applied
     clamped: Tensor  # [T] float, 1 where the ratio was beyond its bounds (`ratio.LIMIT`)
+    left_out: Tensor  # [T] float, 1 where a band or the mask of negative sequences applied
 
 
-def truncated_weights(old_logprobs: Tensor, engine_logprobs: Tensor, cap: float | None) -> OffPolicy:
-    """The off-policy weight of each token. `cap` None switches the correction off: all weights are 1."""
-    if cap is None:
-        ones = torch.ones_like(old_logprobs)
-        return OffPolicy(weight=ones, truncated=torch.zeros_like(ones), clamped=torch.zeros_like(ones))
-    ratio = ratio_of(old_logprobs, engine_logprobs).detach()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """What the weights are made of, without gradients. All are `[T]`, whole sequences."""
+
+    logprobs: Tensor  # pi
+    old_logprobs: Tensor  # pi_old
+    engine_logprobs: Tensor  # mu
+    advantages: Tensor
+    mask: Tensor  # bool
+    sequence_ids: Tensor
+
+
+def off_policy_weights(tokens: SampledTokens, train: TrainConfig) -> OffPolicy:
+    """The off-policy weight of each token, as the section `train` asks for it."""
+    found = truncated_weights(tokens, train.tis_cap, train.tis_level)
+    kept = torch.ones_like(tokens.mask)
+    if train.token_band is not None:
+        kept &= _within(ratio_of(tokens.old_logprobs, tokens.engine_logprobs), train.token_band)
+    if train.sequence_band is not None:
+        gap = _sequence_mean(tokens.old_logprobs - tokens.engine_logprobs, tokens)
+        kept &= _within(gap.clamp(-LIMIT, LIMIT).exp(), train.sequence_band)
+    if train.negative_gap_max is not None:
+        gap = _sequence_mean(tokens.engine_logprobs - tokens.logprobs, tokens)
+        kept &= (_sequence_mean(tokens.advantages, tokens) >= 0) | (gap <= train.negative_gap_max)
+    kept |= ~tokens.mask
     return OffPolicy(
-        weight=ratio.clamp(max=cap), truncated=(ratio > cap).float(), clamped=clamped(old_logprobs, engine_logprobs)
+        weight=found.weight * kept, truncated=found.truncated, clamped=found.clamped, left_out=(~kept).float()
     )
+
+
+def off_policy_masks(train: TrainConfig) -> bool:
+    """Whether anything beside truncation may weigh tokens 0."""
+    return train.token_band is not None or train.sequence_band is not None or train.negative_gap_max is not None
+
+
+def truncated_weights(tokens: SampledTokens, cap: float | None, level: TisLevel) -> OffPolicy:
+    """Truncated importance sampling alone. `cap` None switches it off: all weights are 1."""
+    old, engine = tokens.old_logprobs, tokens.engine_logprobs
+    none = torch.zeros_like(old)
+    if cap is None:
+        return OffPolicy(weight=torch.ones_like(old), truncated=none, clamped=none, left_out=none)
+    if level is TisLevel.SEQUENCE:
+        old, engine = unit_sums(old - engine, tokens.mask, tokens.sequence_ids), none
+    ratio = ratio_of(old, engine).detach()
+    return OffPolicy(
+        weight=ratio.clamp(max=cap), truncated=(ratio > cap).float(), clamped=clamped(old, engine), left_out=none
+    )
+
+
+def _sequence_mean(values: Tensor, tokens: SampledTokens) -> Tensor:
+    return unit_means(values, tokens.mask, tokens.sequence_ids)
+
+
+def _within(values: Tensor, band: list[float]) -> Tensor:
+    return (values >= band[0]) & (values <= band[1])

@@ -19,7 +19,7 @@ from typing import Any
 from ramet.config.option import problem_of
 from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, DataConfig, TrainConfig
+from ramet.config.schema import Config, DataConfig, KlIn, TrainConfig
 from ramet.config.sections import JOBS
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -103,11 +103,36 @@ def _training(config: Config) -> Iterator[str]:
             f"train.staleness={train.staleness}: needs train.tis_cap, which is null: what older weights sampled is "
             "corrected by its importance"
         )
+    yield from _kl(train, rollouts)
+    yield from _bands(train)
     if (train.eval_every > 0 or train.eval_first) and not config.data.valid:
         which = f"eval_every={train.eval_every}" if train.eval_every > 0 else "eval_first=true"
         yield f"train.{which}: needs data.valid, which is empty"
     if not config.rewards:
         yield "rewards: none chosen; training needs at least one, as in rewards=[NAME]"
+
+
+def _kl(train: TrainConfig, rollouts: int) -> Iterator[str]:
+    if train.kl_coef == 0:
+        if train.kl_in is KlIn.REWARD:
+            yield "train.kl_in=reward: needs train.kl_coef over 0, which is 0: there is no KL to take off the rewards"
+        if train.kl_target is not None:
+            yield f"train.kl_target={train.kl_target:g}: needs train.kl_coef over 0, with which it begins"
+    if train.kl_in is KlIn.REWARD and train.kl_estimator.endswith("+"):
+        plain = train.kl_estimator.removesuffix("+")
+        yield (
+            f"train.kl_estimator={train.kl_estimator}: says which gradient the KL has in the loss; with "
+            f"train.kl_in=reward it has none, so set {plain}"
+        )
+    if train.kl_target is not None and train.kl_horizon < rollouts:
+        yield f"train.kl_horizon={train.kl_horizon}: must be at least the {rollouts} rollouts of a step"
+
+
+def _bands(train: TrainConfig) -> Iterator[str]:
+    for key in ("token_band", "sequence_band"):
+        band = getattr(train, key)
+        if band is not None and not (len(band) == 2 and 0 <= band[0] < band[1]):
+            yield f"train.{key}={band}: must be two numbers, the lower bound first and at least 0, as [0.5, 5.0]"
 
 
 def _validation(train: TrainConfig, max_concurrent: int) -> Iterator[str]:

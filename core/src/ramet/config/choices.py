@@ -72,6 +72,23 @@ class KlEstimator(StrEnum):
     ABS = "abs"
     K2 = "k2"
     K3 = "k3"
+    K1_PLUS = "k1+"  # straight-through: the value of k1, the gradient of k2
+    ABS_PLUS = "abs+"
+    K3_PLUS = "k3+"
+
+
+class KlIn(StrEnum):
+    """Where the KL to the reference counts."""
+
+    LOSS = "loss"
+    REWARD = "reward"  # taken off the rewards of sampled tokens, before the advantages
+
+
+class TisLevel(StrEnum):
+    """What has one importance weight."""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"  # the product over its sampled tokens
 
 
 class Schedule(StrEnum):

@@ -16,6 +16,7 @@ from ramet.config.choices import (
     ChatMarkup,
     Dtype,
     KlEstimator,
+    KlIn,
     LossAggregation,
     Malformed,
     Offload,
@@ -24,6 +25,7 @@ from ramet.config.choices import (
     Schedule,
     Strategy,
     SystemPrompt,
+    TisLevel,
     WandbMode,
 )
 from ramet.config.option import option
@@ -40,6 +42,7 @@ __all__ = [
     "Dtype",
     "EvaluateConfig",
     "KlEstimator",
+    "KlIn",
     "LossAggregation",
     "Malformed",
     "ModelConfig",
@@ -55,6 +58,7 @@ __all__ = [
     "SftConfig",
     "Strategy",
     "SystemPrompt",
+    "TisLevel",
     "ToolConfig",
     "TrainConfig",
     "WandbConfig",
@@ -194,8 +198,21 @@ class TrainConfig:
     old_logprobs: OldLogprobs = OldLogprobs.TRAINER
     loss_aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
     tis_cap: float | None = option(2.0, "truncated importance sampling of pi_old / mu; null: off", above=0)
+    tis_level: TisLevel = option(TisLevel.TOKEN, "sequence: one weight for all tokens of a rollout")
+    token_band: list[float] | None = option(
+        None, "[low, high] of a token's pi_old / mu; others weigh 0 (IcePop: [0.5, 5.0])"
+    )
+    sequence_band: list[float] | None = option(
+        None, "[low, high] of the geometric mean of pi_old / mu in a rollout; others weigh 0"
+    )
+    negative_gap_max: float | None = option(
+        None, "rollouts with a negative advantage and a larger mean of log(mu / pi) weigh 0 (DeepSeek-V3.2)", above=0
+    )
     kl_coef: float = option(0.0, "0 loads no reference", minimum=0)
     kl_estimator: KlEstimator = KlEstimator.K3
+    kl_in: KlIn = option(KlIn.LOSS, "reward: taken off the rewards of sampled tokens, before the advantages")
+    kl_target: float | None = option(None, "kl_coef follows this KL; null: it is fixed", above=0)
+    kl_horizon: int = option(10_000, "rollouts in which kl_coef may change by 20 %", minimum=1)
     entropy_coef: float = 0.0
     eval_every: int = option(0, "steps between validations on data.valid; 0: never", minimum=0)
     eval_first: bool = option(False, "also before the first step")

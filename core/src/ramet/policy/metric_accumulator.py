@@ -1,4 +1,6 @@
-"""What an update reports: means, maxima and percentiles over trained tokens, over all micro-batches and ranks."""
+"""What an update reports: means, maxima, percentiles and effective sample sizes over trained tokens, over all
+micro-batches and ranks.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ class RankMetrics:
     counts: Mapping[str, int] = field(default_factory=dict)
     largest: Mapping[str, float] = field(default_factory=dict)
     values: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    squares: Mapping[str, float] = field(default_factory=dict)  # of what `sums` and `counts` hold by the same name
 
 
 class MetricAccumulator:
@@ -32,12 +35,21 @@ class MetricAccumulator:
         self._counts: dict[str, int] = defaultdict(int)
         self._largest: dict[str, Tensor] = {}
         self._values: dict[str, list[Tensor]] = defaultdict(list)
+        self._squares: dict[str, Tensor] = {}
 
     def token_mean(self, name: str, values: Tensor, mask: Tensor) -> None:
         """The mean over the tokens of the mask; `values` and `mask` in any one shape."""
         chosen = values.detach()[mask].double()
         self._sums[name] = self._sums.get(name, 0.0) + chosen.sum()
         self._counts[name] += len(chosen)
+
+    def effective_share(self, name: str, weights: Tensor, mask: Tensor) -> None:
+        """The effective sample size of weighted tokens as a share of them, (sum w)^2 / (n sum w^2); 1 if all weigh the
+        same, 0 if all weigh nothing.
+        """
+        self.token_mean(name, weights, mask)
+        squares = torch.linalg.vector_norm(weights.detach()[mask].double()) ** 2
+        self._squares[name] = self._squares.get(name, 0.0) + squares
 
     def token_max(self, name: str, values: Tensor, mask: Tensor) -> None:
         """The maximum over the tokens of the mask."""
@@ -64,7 +76,9 @@ class MetricAccumulator:
         for name in sorted({name for part in parts for name in part.counts}):
             count = sum(part.counts.get(name, 0) for part in parts)
             if count:
-                out[name] = sum(part.sums.get(name, 0.0) for part in parts) / count
+                total = sum(part.sums.get(name, 0.0) for part in parts)
+                squares = [part.squares[name] for part in parts if name in part.squares]
+                out[name] = _effective(total, sum(squares), count) if squares else total / count
         for name in sorted({name for part in parts for name in part.largest}):
             out[name] = max(part.largest[name] for part in parts if name in part.largest)
         for name in sorted({name for part in parts for name in part.values}):
@@ -80,7 +94,12 @@ class MetricAccumulator:
             counts=dict(self._counts),
             largest={name: float(value) for name, value in self._largest.items()},
             values={name: torch.cat(pieces).double().cpu().numpy() for name, pieces in self._values.items()},
+            squares={name: float(value) for name, value in self._squares.items()},
         )
+
+
+def _effective(total: float, squares: float, count: int) -> float:
+    return total**2 / (count * squares) if squares else 0.0
 
 
 def _percentiles(values: NDArray[np.float64]) -> tuple[float, float]:

@@ -2,7 +2,8 @@
 
     L = sum_t w_t (rho_t * policy_loss_t + kl_coef * kl_t - entropy_coef * H_t)
 
-w_t comes from `train.loss_aggregation` and the counts of the whole optimiser step; rho_t is the off-policy weight.
+w_t comes from `train.loss_aggregation` and the counts of the whole optimiser step; rho_t is the off-policy weight. With
+`train.kl_in=reward` the KL is in the advantages instead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
 from ramet.algorithms.kl import kl_estimate
 from ramet.algorithms.logprobs import Entropy
-from ramet.algorithms.offpolicy import truncated_weights
+from ramet.algorithms.offpolicy import SampledTokens, off_policy_masks, off_policy_weights
 from ramet.algorithms.ratio import clamped, ratio_of
 from ramet.config.schema import OldLogprobs
 from ramet.errors import ConfigError, PluginError, RametError
@@ -47,7 +48,7 @@ class Objective:
         False if a term besides the policy loss uses it. The loss itself is tried, once, on a small batch.
         """
         train, loss = self._spec.train, self._spec.policy_loss
-        if train.kl_coef or train.entropy_coef or loss.needs & {Need.ENTROPY, Need.REFERENCE}:
+        if self._spec.kl_in_loss or train.entropy_coef or loss.needs & {Need.ENTROPY, Need.REFERENCE}:
             return False
         if self._zero_without_advantages is None:
             self._zero_without_advantages = _is_zero_without_advantages(loss, device)
@@ -61,21 +62,32 @@ class Objective:
         metrics: MetricAccumulator,
         *,
         first_step: bool,
+        kl_coef: float | None = None,
     ) -> Tensor:
         """This micro-batch's part of the optimiser step's loss, a scalar with gradient. All tensors are `[T]`.
 
-        `policy` is pi, with gradient; `counts` are those of the whole optimiser step.
+        `policy` is pi, with gradient; `counts` are those of the whole optimiser step; `kl_coef` None is
+        `train.kl_coef`.
         """
         train = self._spec.train
         # The three terms by token. KL and entropies are reported also with a coefficient of 0.
         old = policy.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
         output = self._policy_loss(policy, inputs, old)
-        off_policy = truncated_weights(old, inputs.engine_logprobs, train.tis_cap)
+        tokens = SampledTokens(
+            logprobs=policy.logprobs.detach(),
+            old_logprobs=old,
+            engine_logprobs=inputs.engine_logprobs,
+            advantages=inputs.advantages,
+            mask=policy.mask,
+            sequence_ids=inputs.sequence_ids,
+        )
+        off_policy = off_policy_weights(tokens, train)
         per_token = output.per_token * off_policy.weight  # rho_t * policy_loss_t
         if inputs.ref_logprobs is not None:
             kl = kl_estimate(policy.logprobs, inputs.ref_logprobs, train.kl_estimator)
             metrics.token_mean("train/kl_reference", kl, policy.mask)
-            per_token = per_token + train.kl_coef * kl if train.kl_coef else per_token
+            if self._spec.kl_in_loss:
+                per_token = per_token + (train.kl_coef if kl_coef is None else kl_coef) * kl
         if policy.entropies is not None:
             metrics.token_mean("train/entropy", policy.entropies, policy.mask)
             if train.entropy_coef:
@@ -86,6 +98,9 @@ class Objective:
         metrics.token_mean("train/tis_weight", off_policy.weight, policy.mask)
         metrics.token_mean("train/tis_truncated", off_policy.truncated, policy.mask)
         metrics.token_mean("train/tis_clamped", off_policy.clamped, policy.mask)
+        metrics.effective_share("train/tis_effective", off_policy.weight, policy.mask)
+        if off_policy_masks(train):
+            metrics.token_mean("train/tis_left_out", off_policy.left_out, policy.mask)
         metrics.token_percentiles("train/ratio", ratio_of(policy.logprobs.detach(), old), policy.mask)
         metrics.token_mean("train/ratio_clamped", clamped(policy.logprobs, old), policy.mask)
         self._report_gap(policy, inputs, old, metrics, first_step)

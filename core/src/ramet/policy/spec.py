@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ramet.config.schema import ModelConfig, PolicyConfig, TrainConfig
+from ramet.config.schema import KlIn, ModelConfig, PolicyConfig, TrainConfig
 from ramet.types import CriticOptions, Need, PolicyLoss
 
 
@@ -19,6 +19,10 @@ class PolicySpec:
     total_steps: int  # training steps of the whole run, for the schedule
     seed: int
     needs: frozenset[Need] = field(default_factory=frozenset)  # of the advantage estimator
+
+    @property
+    def kl_in_loss(self) -> bool:
+        return self.train.kl_coef > 0 and self.train.kl_in is KlIn.LOSS
 
     @property
     def needs_reference(self) -> bool:

@@ -238,7 +238,9 @@ class PolicyWorker:
                     )
                 if micro_batch.rows:
                     inputs = batch.inputs([passed[i] for i in micro_batch.rows], self._train_rank.device)
-                    loss = self._objective(policy, inputs, counts, metrics, first_step=earlier == 0)
+                    loss = self._objective(
+                        policy, inputs, counts, metrics, first_step=earlier == 0, kl_coef=batch.kl_coef
+                    )
                 else:
                     loss = policy.logprobs.sum()  # of no tokens: 0, with a gradient of 0 for every parameter
                 total += self._train_rank.backward(loss)

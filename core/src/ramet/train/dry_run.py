@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ramet.components.build import Components
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, OldLogprobs
+from ramet.config.schema import Config, KlIn, OldLogprobs
 from ramet.errors import raise_all
 from ramet.models.check import has_tokenizer
 from ramet.planning.memory import MemoryPlan, plan_memory
@@ -117,6 +117,8 @@ def _old_logprobs(config: Config, components: Components) -> str:
     updates = config.train.epochs * config.train.minibatches
     if Need.OLD_LOGPROBS in components.advantage.needs:
         why = f"advantage={config.advantage.name} reads them"
+    elif config.train.kl_coef > 0 and config.train.kl_in is KlIn.REWARD:
+        why = "train.kl_in=reward compares them with the reference's"
     elif updates > 1:
         why = f"its {updates} optimiser steps change the policy"
     else:

@@ -9,17 +9,28 @@ import errno
 import logging
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from ramet.config.schema import OldLogprobs
+from ramet.algorithms.kl_control import KlController, KlPenalty, kl_penalty
+from ramet.config.schema import KlIn, OldLogprobs
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.output_checks import advantage_problem
 from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
-from ramet.policy.batching.rows import Floats, Row, advantage_inputs, engine_entropies, row_metrics, rows_of
+from ramet.policy.batching.rows import (
+    Floats,
+    Row,
+    advantage_inputs,
+    engine_entropies,
+    padded,
+    row_metrics,
+    rows_of,
+)
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.mutation_guard import unchanged
 from ramet.rollout.record import GroupRecord, write_records
@@ -43,6 +54,13 @@ class Learner:
         self._estimator = run.prepared.components.advantage
         self._needs_reference = run.policy.needs_reference
         self._preemption = run.preemption
+        self._state = run.state
+        train = run.config.train
+        self._kl = KlController(
+            coef=train.kl_coef if run.state.kl_coef is None else run.state.kl_coef,
+            target=train.kl_target,
+            horizon=train.kl_horizon,
+        )
 
     async def learn(
         self, step: int, played: PlayedStep, greedy: Sequence[float | None] | None, clock: StepClock
@@ -68,7 +86,18 @@ class Learner:
         self._preemption.check()  # the last point at which the weights are those of the step before
         updated = await self._update(batch, step)
         clock.lap("update")
-        return {**metrics, **reported, **updated}
+        return {**metrics, **reported, **updated, **self._adapt_kl({**reported, **updated}, len(rows))}
+
+    def _adapt_kl(self, metrics: Mapping[str, float], n_rollouts: int) -> dict[str, float]:
+        """Let the KL coefficient of the next step follow its target. The metric is that of this step."""
+        if self._kl.target is None:
+            return {}
+        used = self._kl.coef
+        name = "train/kl_reward" if self._config.train.kl_in is KlIn.REWARD else "train/kl_reference"
+        if name in metrics:  # a step in which only the critic is updated has none
+            self._kl.update(metrics[name], n_rollouts)
+        self._state.kl_coef = self._kl.coef
+        return {"train/kl_coef": used}
 
     async def _train_batch(
         self, rows: list[Row], greedy: Sequence[float | None] | None, clock: StepClock
@@ -78,6 +107,7 @@ class Learner:
         reference = await self._policy.reference_logprobs(rows) if self._needs_reference else None
         values = await self._policy.values(rows) if self._critic is not None else None
         clock.lap("logprobs")
+        penalty = self._kl_penalty(rows, old, reference)
         output = estimate(
             self._estimator,
             rows,
@@ -87,6 +117,7 @@ class Learner:
             greedy_rewards=None
             if greedy is None
             else [reward for row in rows if (reward := greedy[row.group]) is not None],
+            penalty=None if penalty is None else penalty.token_rewards,
         )
         batch = TrainBatch.from_padded(
             rows,
@@ -95,8 +126,27 @@ class Learner:
             old_logprobs=old,
             ref_logprobs=reference,
             values=values,
+            kl_coef=self._kl.coef,
         )
-        return batch, dict(output.metrics)
+        return batch, {**output.metrics, **({} if penalty is None else {"train/kl_reward": penalty.kl})}
+
+    def _kl_penalty(
+        self, rows: Sequence[Row], old: Sequence[Floats] | None, reference: Sequence[Floats] | None
+    ) -> KlPenalty | None:
+        """What `train.kl_in=reward` takes off the rewards of these rows' tokens."""
+        if not self._kl_in_reward or old is None or reference is None:
+            return None
+        return kl_penalty(
+            padded(old, torch.float32, 0),
+            padded(reference, torch.float32, 0),
+            padded([row.mask for row in rows], torch.bool, 0),
+            coef=self._kl.coef,
+            estimator=self._config.train.kl_estimator,
+        )
+
+    @property
+    def _kl_in_reward(self) -> bool:
+        return self._config.train.kl_coef > 0 and self._config.train.kl_in is KlIn.REWARD
 
     async def _update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """The critic first; the policy once the critic is warm."""
@@ -116,8 +166,10 @@ class Learner:
         return await self._policy.update_critic(batch, step)
 
     async def _old_logprobs(self, rows: list[Row]) -> list[Floats] | None:
-        """If the estimator reads them. Otherwise the update finds them itself, if it takes more than one step."""
-        if Need.OLD_LOGPROBS not in self._estimator.needs:
+        """If the estimator or a KL in the reward reads them. Otherwise the update finds them itself, if it takes more
+        than one step.
+        """
+        if Need.OLD_LOGPROBS not in self._estimator.needs and not self._kl_in_reward:
             return None
         if self._config.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
@@ -149,8 +201,10 @@ def estimate(
     ref_logprobs: Sequence[Floats] | None = None,
     values: Sequence[Floats] | None = None,
     greedy_rewards: Sequence[float] | None = None,
+    penalty: Tensor | None = None,
 ) -> AdvantageOutput:
-    """Advantages `[N, T]` of these rows. The estimator sees what its `needs` name of what is given.
+    """Advantages `[N, T]` of these rows. The estimator sees what its `needs` name of what is given, and `penalty`
+    `[N, T]` added to the token rewards.
 
     Raises `PluginError` if it breaks the contract.
     """
@@ -163,6 +217,9 @@ def estimate(
         values=values if Need.VALUES in needs else None,
         greedy_rewards=greedy_rewards if Need.GREEDY_ROLLOUT in needs else None,
     )
+    if penalty is not None:
+        given = 0 if batch.token_rewards is None else batch.token_rewards
+        batch = replace(batch, token_rewards=given + penalty)
     if Need.ENTROPY in needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
     with torch.no_grad(), unchanged(batch, name):

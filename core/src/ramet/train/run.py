@@ -29,6 +29,7 @@ class TrainState:
     step: int = 0
     seconds: float = 0.0  # of training so far, over all attempts
     sampler: dict[str, Any] = field(default_factory=dict)  # after the draws of `step`; empty before the first
+    kl_coef: float | None = None  # of the next step, if it follows `train.kl_target`
 
     def save(self, folder: Path) -> None:
         (folder / FILE).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")

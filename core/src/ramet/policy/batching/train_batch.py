@@ -42,6 +42,7 @@ class TrainBatch:
     ref_logprobs: Sequence[Floats] | None = None  # None: of the worker's reference, if it has one
     returns: Sequence[Floats] | None = None  # what the critic is trained towards
     values: Sequence[Floats] | None = None  # the critic's before this step's update
+    kl_coef: float | None = None  # of the KL in the loss in this step; None: train.kl_coef
 
     @classmethod
     def from_padded(
@@ -53,6 +54,7 @@ class TrainBatch:
         old_logprobs: Sequence[Floats] | None = None,
         ref_logprobs: Sequence[Floats] | None = None,
         values: Sequence[Floats] | None = None,
+        kl_coef: float | None = None,
     ) -> TrainBatch:
         """From `advantages` and `returns` as an estimator gives them, `[N, T]` padded to the longest response."""
         return cls(
@@ -62,6 +64,7 @@ class TrainBatch:
             ref_logprobs=ref_logprobs,
             returns=None if returns is None else unpadded(rows, returns),
             values=values,
+            kl_coef=kl_coef,
         )
 
     def has_signal(self, row: int) -> bool:

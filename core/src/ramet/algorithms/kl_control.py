@@ -1,0 +1,49 @@
+"""KL within the reward, and the coefficient that follows a target.
+
+r_t <- r_t - coef kl_t                                         on sampled tokens (Ouyang et al., arXiv 2203.02155)
+coef <- coef (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon)        after n rollouts (Ziegler et al., 1909.08593)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramet.algorithms.kl import kl_estimate
+from ramet.config.schema import KlEstimator
+
+LARGEST_ERROR = 0.2  # a step never corrects by more than this share per horizon
+
+
+@dataclass(slots=True, kw_only=True)
+class KlController:
+    """`coef` is fixed without a target."""
+
+    coef: float
+    target: float | None = None
+    horizon: int = 10_000  # rollouts
+
+    def update(self, kl: float, n_rollouts: int) -> None:
+        """`kl` was found over these rollouts. Above the target the coefficient rises, below it falls."""
+        if self.target is not None:
+            error = min(max(kl / self.target - 1, -LARGEST_ERROR), LARGEST_ERROR)
+            self.coef *= 1 + error * n_rollouts / self.horizon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KlPenalty:
+    """What rewards lose to the KL."""
+
+    token_rewards: Tensor  # [N, T] float32: -coef kl on sampled tokens, 0 elsewhere
+    kl: float  # mean over rollouts of the mean over their sampled tokens
+
+
+def kl_penalty(
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, coef: float, estimator: KlEstimator
+) -> KlPenalty:
+    """Of `[N, T]` log-probabilities. A rollout without sampled tokens counts with a KL of 0."""
+    kl = torch.where(mask, kl_estimate(logprobs, ref_logprobs, estimator), 0.0)
+    by_rollout = kl.double().sum(1) / mask.sum(1).clamp(min=1)
+    return KlPenalty(token_rewards=-coef * kl, kl=float(by_rollout.mean()) if len(by_rollout) else 0.0)
