@@ -15,7 +15,7 @@ from ramet.algorithms.advantages.config import (
 from ramet.algorithms.losses.config import CispoConfig, DppoConfig, GmpoConfig, GspoConfig, PpoClipConfig, SapoConfig
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.hookspecs import Register, hookimpl
-from ramet.rollout.config import RandomBranchConfig, TagsConfig
+from ramet.rollout.config import RandomBranchConfig, TagsConfig, TreeExpansionConfig
 from ramet.types import AdvantageEstimator, BranchPolicy, PolicyLoss, Reward, RolloutStep
 
 ramet_contract = "1"
@@ -30,6 +30,7 @@ def register_rollout_steps(register: Register[RolloutStep]) -> None:
 def register_branch_policies(register: Register[BranchPolicy]) -> None:
     register("none", "ramet.rollout.branching.builtin:NoBranching")
     register("random", "ramet.rollout.branching.builtin:RandomBranching", config=RandomBranchConfig)
+    register("tree_grpo", "ramet.rollout.branching.tree_expansion:TreeExpansion", config=TreeExpansionConfig)
 
 
 @hookimpl

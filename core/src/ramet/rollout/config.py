@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ramet.config.option import check_options, option
+
 
 @dataclass(kw_only=True, slots=True)
 class TagsConfig:
@@ -34,3 +36,16 @@ class RandomBranchConfig:
             raise ValueError(f"probability must be in [0, 1], got {self.probability}")
         if self.roots is not None and self.roots < 1:
             raise ValueError(f"roots must be at least 1, got {self.roots}")
+
+
+@dataclass(kw_only=True, slots=True)
+class TreeExpansionConfig:
+    """The trees of Tree-GRPO (arXiv 2509.21240)."""
+
+    trees: int | None = option(
+        None, "M, rollouts started from the prompt; null: so many that one round fills the group", minimum=1
+    )
+    expansions: int = option(2, "N, turns of a tree at which it is expanded in a round", minimum=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)

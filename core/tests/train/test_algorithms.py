@@ -1,0 +1,131 @@
+"""Every preset of the core trains two steps through `ramet train`: a tiny model, rollouts of several turns."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ramet.config.compose import compose
+from ramet.models.tiny import make_tiny_model
+from ramet.plugins import load_plugins
+from ramet.registry import Entry
+from ramet.rollout.record import GroupRecord, read_records
+from ramet.train.training import run
+from ramet.types import Markup, Rollout, RolloutState, StepContext, StepResult, StopReason, ToolSchema
+
+PRESETS = sorted(path.name[:-5] for path in files("ramet.conf.algorithm").iterdir() if path.name.endswith(".yaml"))
+TASKS, GROUP, TURNS = 2, 6, 3
+Train = Callable[..., dict[int, Mapping[str, float]]]
+
+
+class ShortTurns:
+    """Three turns, each to the first capital letter or digit; whatever they say, `#` is inserted after them."""
+
+    def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
+        return ""
+
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        generation = await ctx.generate(stop=[chr(code) for code in range(32, 91)])
+        if generation.truncated or generation.finished or state.turn == TURNS - 1:
+            return StepResult(stop=StopReason.END)
+        return StepResult(insert=(Markup(text="#"),))
+
+
+class ByLength:
+    """Rewards that differ within the groups of an untrained model."""
+
+    per_rollout = True
+
+    async def __call__(self, group: Sequence[Rollout]) -> list[float]:
+        return [rollout.n_sampled_tokens % 7 / 6 for rollout in group]
+
+
+@pytest.fixture(autouse=True)
+def components(monkeypatch: pytest.MonkeyPatch) -> None:
+    registries = load_plugins().registries
+    for registry, name, factory in (
+        (registries.rollout_steps, "short_turns", ShortTurns),
+        (registries.rewards, "by_length", ByLength),
+    ):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        registry.add(
+            Entry(kind=registry.kind, name=name, factory=factory, config=None, plugin="test", distribution="test")
+        )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(
+        tmp_path_factory.mktemp("model") / "tiny", hidden=16, layers=1, heads=2, intermediate=32, initializer_range=0.2
+    )
+
+
+@pytest.fixture
+def train(model: Path, tmp_path: Path) -> Train:
+    """Trains with these overrides; the metrics of each step."""
+    data = tmp_path / "tasks.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{i}+1?", "answer": str(i + 1)}) + "\n" for i in range(6)))
+
+    def start(*more: str) -> dict[int, Mapping[str, float]]:
+        overrides = [
+            f"model.path={model}", "model.device=cpu", f"data.train=[{data}]", f"run.root={tmp_path}", "run.name=run",
+            "run.deterministic=true", "data.max_prompt_tokens=32", "rollout_step=short_turns",
+            "rollout_step.system_prompt=never", "rollout.max_response_tokens=24", f"rollout.group_size={GROUP}",
+            "rollout.max_concurrent=12", "engine.params.slots=12", "tools=[]", "rewards=[by_length]", "train.steps=2",
+            f"train.tasks_per_step={TASKS}", "train.minibatches=2", "policy.lr=1e-2", "trackers=[jsonl]", *more,
+        ]  # fmt: skip
+        run(compose(overrides, job="train"))
+        lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+        return {line["step"]: line for line in lines}
+
+    return start
+
+
+def records(folder: Path, step: int) -> list[GroupRecord]:
+    return list(read_records(folder / f"run/rollouts/step_{step:06d}.jsonl.gz"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_trains(train: Train, model: Path, tmp_path: Path, preset: str) -> None:
+    dynamic = "0" if preset == "ppo" else "1"  # a critic learns from groups of equal rewards too
+    metrics = train(f"algorithm={preset}", f"train.resample_rounds={dynamic}")
+    assert list(metrics) == [1, 2]
+    for step in (1, 2):
+        assert metrics[step]["train/optimizer_steps"] == 2
+        assert math.isfinite(metrics[step]["train/loss"]) and metrics[step]["train/grad_norm"] > 0
+        assert metrics[step]["train/tis_effective"] == pytest.approx(1, abs=1e-3)
+        advantages = [values for record in records(tmp_path, step) for values in record.advantages.values()]
+        assert any(any(values) for values in advantages)
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "run/model"))
+    assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
+    _check_what_is_its_own(preset, metrics[2], records(tmp_path, 2))
+
+
+def _check_what_is_its_own(preset: str, metrics: Mapping[str, float], groups: Sequence[GroupRecord]) -> None:
+    forks = [one for group in groups for one in group.group.rollouts if one.rollout.parent is not None]
+    assert bool(forks) == (preset in ("tree_grpo", "treerl"))
+    own = {
+        "ppo": "critic/value_mean",
+        "remax": "advantage/better_than_greedy",
+        "reinforce_pp": "train/kl_reward",
+        "gigpo": "advantage/turns_compared",
+        "tree_grpo": "advantage/rows_in_trees",
+        "gspo": "train/sequence_ratio",
+        "gspo_turn": "train/sequence_ratio",
+        "gmpo": "train/sequence_ratio",
+        "sapo": "train/gate",
+        "dppo": "train/divergence",
+    }
+    for name in {*own.values()}:
+        assert (name in metrics) == (own.get(preset) == name), name
+    if preset == "tree_grpo":
+        assert metrics["advantage/rows_in_trees"] == 1
+    if preset == "gigpo":
+        assert metrics["advantage/turns_compared"] > 0
