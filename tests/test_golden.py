@@ -15,18 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from ramet.algorithms.gae import Gae
-from ramet.algorithms.grpo import Grpo
-from ramet.algorithms.ppo_clip import PpoClip
+from ramet.algorithms.advantages.gae import Gae
+from ramet.algorithms.advantages.groups import rollout_scores
+from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.plugins import load_plugins
 from ramet.registry import Registry
-from ramet.types import AdvantageInputs, AdvantageOutput, LossInputs, LossOutput
+from ramet.types import AdvantageInputs, AdvantageOutput, LossInputs, LossOutput, Need
 
 FOLDER = Path(__file__).parent / "golden"
 VALUES = FOLDER / "values"
 HERE = {
-    "agg_loss", "entropy_from_logits", "gae", "grpo", "kl_penalty", "logprobs_from_logits", "policy_loss",
-    "policy_loss_scalar", "python_tool.execute", "value_loss",
+    "adaptive_kl_controller", "agg_loss", "apply_kl_penalty", "entropy_from_logits", "gae", "grpo", "grpo_passk",
+    "kl_penalty", "logprobs_from_logits", "masked_whiten", "opo", "policy_loss", "policy_loss_scalar",
+    "python_tool.execute", "reinforce_pp", "remax", "rfpp_baseline", "rloo", "value_loss",
 }  # fmt: skip
 
 
@@ -123,10 +124,17 @@ class WrongClipFraction(PpoClip):
         return dataclasses.replace(output, metrics={**output.metrics, "clip_fraction": torch.ones(len(batch.mask))})
 
 
-class KeepsTheMean(Grpo):
+class KeepsTheMean:
+    """As the estimator of that name, without its baseline."""
+
+    def __init__(self, *config: Any) -> None:
+        pass
+
+    needs: frozenset[Need] = frozenset()
+
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
-        output = super().__call__(batch)
-        return dataclasses.replace(output, advantages=output.advantages + batch.mask)
+        scores = rollout_scores(batch).float()[:, None]
+        return AdvantageOutput(advantages=scores * batch.mask)
 
 
 @pytest.fixture
@@ -168,10 +176,15 @@ def test_a_wrong_use_of_the_critic_is_seen(checker: ModuleType, register, capsys
 
 
 def test_a_wrong_advantage_is_seen(checker: ModuleType, register, capsys) -> None:
-    register(load_plugins().registries.advantages, "grpo", KeepsTheMean)
+    names = {
+        "grpo": "grpo", "rloo": "rloo", "opo": "opo", "remax": "remax", "grpo_passk": "grpo_passk",
+        "reinforce_pp": "reinforce_pp", "reinforce_pp_baseline": "rfpp_baseline",
+    }  # fmt: skip
+    for name in names:
+        register(load_plugins().registries.advantages, name, KeepsTheMean)
     assert checker.main([str(VALUES / "algorithms.json")]) == 1
     out = capsys.readouterr().out
-    assert lines_of(out)["grpo"] == (0, 8, 0)
+    assert {name for name, (_, failed, _) in lines_of(out).items() if failed} == set(names.values())
     assert "algorithms.json, case 3 (two groups): output.advantages[0][0] is" in out
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from golden_adapter import Adapter
 from torch import Tensor
 
+from ramet.algorithms.advantages.whitening import whiten
 from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
 from ramet.algorithms.kl import kl_estimate
+from ramet.algorithms.kl_control import KlController
+from ramet.algorithms.kl_control import kl_penalty as kl_penalty_of_rewards
 from ramet.algorithms.logprobs import Entropy, logprobs_from_logits
 from ramet.algorithms.value_loss import value_loss as clipped_value_loss
 from ramet.config.schema import KlEstimator, LossAggregation
@@ -44,10 +49,57 @@ def grpo(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def gae(given: dict[str, Any]) -> dict[str, Any]:
-    estimator = build("advantages", "gae", gamma=given["gamma"], lam=given["lam"])
+    """As released: time passes in tool results as well."""
+    estimator = build("advantages", "gae", gamma=given["gamma"], lam=given["lam"], skip_inserted=False)
     no_groups = [str(row) for row in range(len(given["values"]))]
     output = estimator(advantage_inputs(given, no_groups, values=floats(given["values"])))
     return {"advantages": output.advantages.tolist(), "returns": output.returns.tolist()}
+
+
+def by_group(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """An estimator that looks at rewards and groups alone, with its defaults."""
+
+    def run(given: dict[str, Any]) -> dict[str, Any]:
+        output = build("advantages", name)(advantage_inputs(given, given["index"]))
+        return {"advantages": output.advantages.tolist()}
+
+    return run
+
+
+def reinforce_pp(given: dict[str, Any]) -> dict[str, Any]:
+    """As released: no reward reaches what was sampled before a tool result."""
+    estimator = build("advantages", "reinforce_pp", gamma=given["gamma"], skip_inserted=False)
+    no_groups = [str(row) for row in range(len(given["response_mask"]))]
+    return {"advantages": estimator(advantage_inputs(given, no_groups)).advantages.tolist()}
+
+
+def remax(given: dict[str, Any]) -> dict[str, Any]:
+    no_groups = [str(row) for row in range(len(given["response_mask"]))]
+    batch = advantage_inputs(given, no_groups)
+    batch = dataclasses.replace(batch, greedy_rewards=floats(given["reward_baselines"]))
+    return {"advantages": build("advantages", "remax")(batch).advantages.tolist()}
+
+
+def masked_whiten(given: dict[str, Any]) -> list[Any]:
+    return whiten(floats(given["values"]), floats(given["mask"]).bool()).tolist()
+
+
+def apply_kl_penalty(given: dict[str, Any]) -> dict[str, Any]:
+    mask = floats(given["response_mask"]).bool()
+    old, ref = floats(given["old_log_probs"]), floats(given["ref_log_prob"])
+    kind = KlEstimator(KL_NAMES.get(given["kind"], given["kind"]))
+    found = kl_penalty_of_rewards(old, ref, mask, coef=given["beta"], estimator=kind)
+    rewards = floats(given["token_level_scores"]) + found.token_rewards
+    return {"token_level_rewards": rewards.tolist(), "current_kl": found.kl}
+
+
+def adaptive_kl_controller(given: dict[str, Any]) -> list[float]:
+    controller = KlController(coef=given["init_kl_coef"], target=given["target_kl"], horizon=given["horizon"])
+    found = []
+    for kl in given["current_kls"]:
+        controller.update(kl, given["n_steps"])
+        found.append(controller.coef)
+    return found
 
 
 def advantage_inputs(given: dict[str, Any], groups: list[str], values: Tensor | None = None) -> AdvantageInputs:
@@ -166,11 +218,19 @@ def entropies(given: dict[str, Any]) -> list[Any]:
     return found.view(targets.shape).tolist()
 
 
+NO_RETURNS = {"returns": "what only a critic reads, and these estimators have none"}
 ADAPTERS = {
-    "grpo": Adapter(
-        run=grpo, leaves_out={"returns": "the release's copy of the advantages, which only a critic reads"}
-    ),
+    "grpo": Adapter(run=grpo, leaves_out=NO_RETURNS),
     "gae": Adapter(run=gae, inside_mask=frozenset({"advantages"})),
+    "rloo": Adapter(run=by_group("rloo"), leaves_out=NO_RETURNS),
+    "opo": Adapter(run=by_group("opo"), leaves_out=NO_RETURNS),
+    "grpo_passk": Adapter(run=by_group("grpo_passk"), leaves_out=NO_RETURNS),
+    "rfpp_baseline": Adapter(run=by_group("reinforce_pp_baseline"), leaves_out=NO_RETURNS),
+    "reinforce_pp": Adapter(run=reinforce_pp, leaves_out=NO_RETURNS),
+    "remax": Adapter(run=remax, leaves_out=NO_RETURNS, inside_mask=frozenset({"advantages"})),
+    "masked_whiten": Adapter(run=masked_whiten, mask="mask"),
+    "apply_kl_penalty": Adapter(run=apply_kl_penalty),
+    "adaptive_kl_controller": Adapter(run=adaptive_kl_controller),
     "policy_loss": Adapter(run=policy_loss),
     "policy_loss_scalar": Adapter(run=policy_loss_scalar),
     "value_loss": Adapter(run=value_loss),

@@ -61,7 +61,8 @@ def _lines(path: Path) -> Iterator[Case]:
 
 def _case(row: dict[str, Any], where: str) -> Case:
     note = f" ({row['note']})" if row.get("note") else ""
-    raises = bool(row.get("raises"))
+    given = row.get("output")
+    raises = bool(row.get("raises")) or (isinstance(given, dict) and set(given) == {"raises"})
     output = None if raises else row["output"]
     return Case(function=row["function"], where=where + note, input=row["input"], output=output, raises=raises)
 
