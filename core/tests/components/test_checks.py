@@ -141,6 +141,15 @@ def test_a_loss_may_demand_its_aggregation(register: Register, mode: LossAggrega
         ]
 
 
+@pytest.mark.parametrize("loss", ["gspo", "gmpo"])
+def test_a_ratio_by_sequence_is_refused_with_weights_by_token(loss: str) -> None:
+    modes = "seq-mean-token-mean or seq-mean-token-sum or seq-mean-token-sum-norm"
+    assert problems(f"policy_loss={loss}") == [
+        f"policy_loss={loss} is right only with train.loss_aggregation={modes}, got token-mean"
+    ]
+    assert problems(f"algorithm={loss}") == []
+
+
 def test_an_aggregation_that_there_is_not_is_named(register: Register) -> None:
     register("policy_losses", needs=frozenset(), aggregation=frozenset({"token-mean", "mean"}))
     assert problems("policy_loss=mine") == [

@@ -57,6 +57,7 @@ def test_a_sound_configuration_has_no_problems():
             "data.min_difficulty=2: must be at most data.max_difficulty=1",
         ),
         (["data.columns.difficulty=d", "data.max_difficulty=nan"], "data.max_difficulty=nan: must be numbers"),
+        (["train.negative_gap_max=0"], "train.negative_gap_max=0.0: must be over 0"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_what_is_allowed(overrides: list[str], expected: str):
@@ -94,3 +95,36 @@ def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
     problems = found(f"model.path={tmp_path}")
     assert "2048 + rollout.max_response_tokens=4096 = 6144: more than the 512 positions" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problems"),
+    [
+        (
+            ["train.kl_in=reward"],
+            ["train.kl_in=reward: needs train.kl_coef over 0, which is 0: there is no KL to take off the rewards"],
+        ),
+        (["train.kl_target=0.1"], ["train.kl_target=0.1: needs train.kl_coef over 0, with which it begins"]),
+        (
+            ["train.kl_coef=0.1", "train.kl_in=reward", "train.kl_estimator=k3+"],
+            [
+                "train.kl_estimator=k3+: says which gradient the KL has in the loss; with train.kl_in=reward it has "
+                "none, so set k3"
+            ],
+        ),
+        (
+            ["train.kl_coef=0.1", "train.kl_target=0.1", "train.kl_horizon=511"],
+            ["train.kl_horizon=511: must be at least the 512 rollouts of a step"],
+        ),
+        (
+            ["train.token_band=[5.0,0.5]", "train.sequence_band=[1.0]"],
+            [
+                "train.token_band=[5.0, 0.5]: must be two numbers, the lower bound first and at least 0, as [0.5, 5.0]",
+                "train.sequence_band=[1.0]: must be two numbers, the lower bound first and at least 0, as [0.5, 5.0]",
+            ],
+        ),
+        (["train.kl_coef=0.1", "train.kl_in=reward", "train.kl_target=0.1", "train.token_band=[0.5,5]"], []),
+    ],
+)
+def test_kl_and_off_policy_options_fit_together(overrides: list[str], problems: list[str]):
+    assert found(*overrides) == problems

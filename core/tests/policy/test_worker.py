@@ -215,6 +215,45 @@ def test_the_reference_stays_where_the_run_began(
         assert np.array_equal(found, expected)
 
 
+def test_a_straight_through_kl_has_the_value_of_its_name_and_another_gradient(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows, found = make_rows(4), {}
+    for estimator in (KlEstimator.K1, KlEstimator.K1_PLUS, KlEstimator.K2):
+        worker = PolicyWorker(make_spec(kl_coef=0.5, kl_estimator=estimator))
+        reference = [row.engine_logprobs - 0.3 for row in rows]
+        advantages = make_advantages(rows)
+        found[estimator] = worker.update(TrainBatch.from_padded(rows, advantages, ref_logprobs=reference), 1)
+    first, straight, second = found.values()
+    assert straight["train/kl_reference"] == pytest.approx(first["train/kl_reference"])
+    assert straight["train/grad_norm"] == pytest.approx(second["train/grad_norm"], rel=1e-5)
+    assert straight["train/grad_norm"] != pytest.approx(first["train/grad_norm"], rel=1e-3)
+
+
+def test_the_kl_of_a_step_has_the_coefficient_of_its_batch(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows, losses = make_rows(4), []
+    reference = [row.engine_logprobs - 0.3 for row in rows]
+    for spec_coef, batch_coef in ((0.5, None), (0.1, 0.5), (0.1, None)):
+        worker = PolicyWorker(make_spec(kl_coef=spec_coef))
+        batch = TrainBatch.from_padded(rows, make_advantages(rows), ref_logprobs=reference, kl_coef=batch_coef)
+        losses.append(worker.update(batch, 1)["train/loss"])
+    assert losses[0] == pytest.approx(losses[1]) and losses[0] != pytest.approx(losses[2], rel=1e-3)
+
+
+def test_tokens_outside_their_band_do_not_train_and_are_counted(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    rows = make_rows(4)
+    batch = TrainBatch.from_padded(rows, make_advantages(rows))
+    plain = PolicyWorker(make_spec()).update(batch, 1)
+    assert "train/tis_left_out" not in plain and 0 < plain["train/tis_effective"] <= 1
+    nothing = PolicyWorker(make_spec(token_band=[1e8, 1e9])).update(batch, 1)
+    assert (nothing["train/tis_left_out"], nothing["train/tis_effective"], nothing["train/loss"]) == (1.0, 0.0, 0.0)
+    assert nothing["train/grad_norm"] == 0
+
+
 @dataclass
 class Breakable:
     """A loss that is not finite while it is broken."""

@@ -53,6 +53,17 @@ class AgainstGreedy(Alternating):
         return super().__call__(batch)
 
 
+class SeesRewards(Alternating):
+    """Keeps the token rewards that it was given."""
+
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []  # noqa: RUF012 - as above
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        assert batch.token_rewards is not None
+        self.given.append((batch.mask, batch.token_rewards))
+        return super().__call__(batch)
+
+
 class ReadsOld(Alternating):
     needs = frozenset({Need.OLD_LOGPROBS})
 
@@ -79,6 +90,7 @@ def components(monkeypatch: pytest.MonkeyPatch) -> None:
         "alternating": Alternating,
         "against_greedy": AgainstGreedy,
         "reads_old": ReadsOld,
+        "sees_rewards": SeesRewards,
         "with_critic": WithCritic,
     }
     for registry, offered in ((registries.advantages, estimators), (registries.rewards, {"but_one": JudgesAllButOne})):
@@ -88,6 +100,7 @@ def components(monkeypatch: pytest.MonkeyPatch) -> None:
                 Entry(kind=registry.kind, name=name, factory=cls, config=None, plugin="test", distribution="test")
             )
     AgainstGreedy.given.clear()
+    SeesRewards.given.clear()
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +201,36 @@ def test_a_reference_is_loaded_for_a_kl_alone(
         assert metrics[2]["train/kl_reference"] > 1e-4
     else:
         assert not any("train/kl_reference" in found for found in metrics.values())
+
+
+def test_a_kl_in_the_reward_is_in_the_token_rewards_and_not_in_the_loss(train: Train, tmp_path: Path) -> None:
+    """The estimator's advantages are the same whatever it is given."""
+    without = train()
+    (tmp_path / "run").rename(tmp_path / "without")
+    with_kl = train("advantage=sees_rewards", "train.kl_coef=0.5", "train.kl_estimator=k1", "train.kl_in=reward")
+    assert with_kl[1]["train/kl_reward"] == pytest.approx(0, abs=1e-6)  # the policy is the reference yet
+    assert with_kl[2]["train/kl_reward"] != pytest.approx(0, abs=1e-4)
+    assert "train/kl_coef" not in with_kl[2]  # it is fixed
+    assert [with_kl[step]["train/loss"] for step in (1, 2)] == [without[step]["train/loss"] for step in (1, 2)]
+    mask, rewards = SeesRewards.given[1]
+    assert not rewards[~mask].count_nonzero()
+    by_rollout = rewards.sum(1) / mask.sum(1)
+    assert by_rollout.mean().item() == pytest.approx(-0.5 * with_kl[2]["train/kl_reward"], rel=1e-4)
+
+
+@pytest.mark.parametrize("where", ["loss", "reward"])
+def test_the_coefficient_follows_its_target_also_over_a_resume(train: Train, tmp_path: Path, where: str) -> None:
+    options = (
+        "train.kl_coef=0.2", "train.kl_target=1e-9", "train.kl_horizon=8", f"train.kl_in={where}",
+        "train.kl_estimator=k2", "train.steps=3",
+    )  # fmt: skip
+    whole = [metrics["train/kl_coef"] for _, metrics in sorted(train(*options).items())]
+    assert whole[0] == 0.2
+    assert whole[2] == pytest.approx(whole[1] * (1 + 0.2 * 4 / 8))
+    (tmp_path / "run").rename(tmp_path / "whole")
+    train(*options[:-1], "train.steps=2")
+    resumed = train(*options, "run.allow_config_change=true")
+    assert [metrics["train/kl_coef"] for _, metrics in sorted(resumed.items())] == whole
 
 
 def test_minibatches_and_epochs_multiply_to_optimiser_steps_and_ratios_leave_one(train: Train) -> None:

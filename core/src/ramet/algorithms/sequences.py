@@ -11,7 +11,7 @@ def unit_sums(values: Tensor, mask: Tensor, units: Tensor) -> Tensor:
 
     `units` `[T]` are names. Differentiable; what is outside the mask gets no gradient, whatever its value.
     """
-    _, unit = units.unique(return_inverse=True)
+    _, unit = torch.unique(units, return_inverse=True)
     zeros = values.new_zeros(int(unit.max()) + 1 if len(unit) else 0)
     return zeros.index_add(0, unit, torch.where(mask, values, 0.0))[unit]
 

@@ -22,3 +22,18 @@ class FormatConfig:
     good: float = 1.0
     bad: float = 0.0
     leave_out_truncated: bool = False  # rollouts cut by the token limit leave statistics and loss (DAPO, section 3.4)
+
+
+@dataclass(kw_only=True, slots=True)
+class OverlongConfig:
+    max_tokens: int = 4096  # from here on the score is -1; rollout.max_response_tokens, as a rule
+    buffer_tokens: int = 1024  # before it, in which the score falls from 0 to -1
+    sampled_only: bool = False  # count what the policy wrote; false: tool results too, as the limit of rollouts does
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not 1 <= self.buffer_tokens <= self.max_tokens:
+            raise ValueError(
+                f"buffer_tokens must be at least 1 and at most max_tokens={self.max_tokens}, got {self.buffer_tokens}"
+            )

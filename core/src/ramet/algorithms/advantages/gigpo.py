@@ -92,8 +92,8 @@ def _states(batch: AdvantageInputs, row: Tensor, turn: Tensor, first: Tensor) ->
         given = torch.nn.functional.pad(batch.state_ids, (0, missing), value=-1)[row, turn]
         named = torch.stack([torch.ones_like(row), batch.group_ids[row], given], dim=1)
         names = torch.where((given >= 0)[:, None], named, names)
-    _, state = names.unique(dim=0, return_inverse=True)
-    return state
+    found: tuple[Tensor, Tensor] = torch.unique(names, dim=0, return_inverse=True)
+    return found[1]
 
 
 def _turn_rewards(batch: AdvantageInputs, turns: _Turns) -> Tensor:

@@ -33,7 +33,7 @@ class GrpoPassk:
                 "such groups out)"
             )
         advantage = torch.zeros_like(scores)
-        for number in batch.group_ids.unique():
+        for number in torch.unique(batch.group_ids):
             members = (batch.group_ids == number).nonzero().squeeze(1)
             best = scores[members].topk(2)
             advantage[members[best.indices[0]]] = best.values[0] - best.values[1]

@@ -27,7 +27,7 @@ def sharers(batch: AdvantageInputs, values: Tensor) -> tuple[Tensor, Tensor]:
     Both are `[N, T]` float64, 0 on padding.
     """
     inside = batch.node_ids >= 0
-    names, node = batch.node_ids.unique(return_inverse=True)
+    names, node = torch.unique(batch.node_ids, return_inverse=True)
     zeros = torch.zeros(len(names), dtype=torch.float64, device=node.device)
     counted = inside.double()
     summed = counted * values.double()[:, None]
