@@ -64,7 +64,7 @@ def misfits(built: object, kind: str) -> list[str]:
 
 def _stateful(built: object, kind: str) -> Iterator[str]:
     """Members of `Stateful` and `Environment`: each by itself is of no use."""
-    own = [name for name in ("begin", "finish") if kind == "rollout step" and hasattr(built, name)]
+    own = [name for name in ("begin", "state_key", "finish") if kind == "rollout step" and hasattr(built, name)]
     given = [name for name in ("forks", "open", "fork", "close") if hasattr(built, name)]
     if not own and not given:
         return

@@ -133,6 +133,11 @@ def begin_problem(inserts: object) -> str | None:
     return None
 
 
+def state_key_problem(key: object) -> str | None:
+    """What the `state_key` of an environment gave."""
+    return None if isinstance(key, str) else f"state_key returned {key!r:.200}: return a string, equal for equal states"
+
+
 def _are_inserts(value: object) -> bool:
     return isinstance(value, LISTS) and all([isinstance(part, INSERTS) for part in value])
 

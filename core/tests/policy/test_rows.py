@@ -122,6 +122,20 @@ def test_an_estimator_sees_why_rollouts_ended_their_calls_and_what_turns_gave(fo
     torch.testing.assert_close(batch.turn_rewards, torch.tensor([[nan, 0.5], [nan, nan], [nan, nan]]), equal_nan=True)
 
 
+def test_states_of_a_group_are_equal_where_their_names_are(forked: ScoredGroup, make_group: MakeGroup) -> None:
+    def named(group: ScoredGroup, *keys: tuple[str | None, ...]) -> ScoredGroup:
+        rollouts = [
+            replace(one, rollout=replace(one.rollout, state_keys=of))
+            for one, of in zip(group.rollouts, keys, strict=True)
+        ]
+        return replace(group, rollouts=tuple(rollouts))
+
+    groups = [named(forked, ("a", "b"), ("a", None), ("b",)), named(make_group([1.0, 2.0]), ("a",), ())]
+    batch = advantage_inputs(rows_of(groups))
+    assert batch.state_ids is not None
+    assert batch.state_ids.tolist() == [[0, 1], [0, -1], [1, -1], [2, -1], [-1, -1]]
+
+
 def test_parents_are_rows_of_the_whole_step(forked: ScoredGroup, make_group: MakeGroup) -> None:
     rows = rows_of([make_group([1.0, 2.0]), forked])
     assert [row.parent for row in rows] == [-1, -1, -1, 2, -1]

@@ -299,6 +299,44 @@ def test_what_cannot_be_recorded_stops_the_run_and_names_the_step(play: Play, re
     assert str(caught.value) == f"rollout step {step}: {problem}{defined_at(Says())}"
 
 
+class Named(Corridor):
+    def state_key(self, state: Place) -> str:
+        return f"at {state.at}"
+
+
+@pytest.mark.parametrize("forks", ["copy", "replay"])
+def test_an_environment_may_name_the_states_in_which_turns_begin(play: Play, tmp_path: Path, forks: str) -> None:
+    [group] = play(step_on, step=Named(forks), policy=ForkAt(1), group_size=2).groups
+    assert [rollout.state_keys for rollout in group.rollouts] == [("at 0", "at 1", "at 2")] * 2
+    scored = tuple(ScoredRollout(rollout=rollout, reward=1.0) for rollout in group.rollouts)
+    write_records(
+        tmp_path / "step.jsonl.gz", [GroupRecord(step=1, group=ScoredGroup(task=group.task, rollouts=scored))]
+    )
+    [record] = read_records(tmp_path / "step.jsonl.gz")
+    assert [one.rollout.state_keys for one in record.group.rollouts] == [("at 0", "at 1", "at 2")] * 2
+
+
+def test_without_names_states_have_none(play: Play) -> None:
+    [rollout] = play(step_on, step=Corridor(), group_size=1).rollouts
+    assert rollout.state_keys == ()
+
+
+def test_a_name_that_is_no_text_stops_the_run_and_one_that_fails_masks_the_rollout(play: Play) -> None:
+    class Numbers(Corridor):
+        def state_key(self, state: Place) -> int:
+            return state.at
+
+    class Fails(Corridor):
+        def state_key(self, state: Place) -> str:
+            raise KeyError("board")
+
+    with pytest.raises(PluginError) as caught:
+        play(step_on, step=Numbers(), group_size=1)
+    assert ": state_key returned 0: return a string, equal for equal states" in str(caught.value)
+    [rollout] = play(step_on, step=Fails(), group_size=1).rollouts
+    assert rollout.fault.where == "step" and "raised KeyError: 'board'" in rollout.fault.message
+
+
 def test_finish_may_not_insert_or_stop(play: Play) -> None:
     class Inserts(Corridor):
         async def finish(self, state: Place, stop: StopReason) -> StepResult:

@@ -79,6 +79,11 @@ class Opens(Climb):
         return None
 
 
+class NumbersStates(Climb):
+    def state_key(self, state: Any) -> Any:
+        return 0
+
+
 class Begins(Climb):
     async def begin(self, state: Any) -> Any:
         return ["at 0"]
@@ -119,6 +124,7 @@ class NoClose(Climb):
             "draw only from the seed that open is given",
         ),
         (Opens, "open returned None: return a state"),
+        (NumbersStates, "state_key returned 0: return a string, equal for equal states"),
         (Begins, "begin returned ['at 0']: return a list of Markup and Untrusted, [] for nothing"),
         (FinishesAgain, "finish inserts or stops: the rollout has ended already"),
         (

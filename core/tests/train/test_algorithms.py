@@ -18,7 +18,7 @@ from ramet.plugins import load_plugins
 from ramet.registry import Entry
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.train.training import run
-from ramet.types import Markup, Rollout, RolloutState, StepContext, StepResult, StopReason, ToolSchema
+from ramet.types import Markup, Rollout, RolloutState, StepContext, StepResult, StopReason, Task, ToolSchema
 
 PRESETS = sorted(path.name[:-5] for path in files("ramet.conf.algorithm").iterdir() if path.name.endswith(".yaml"))
 TASKS, GROUP, TURNS = 2, 6, 3
@@ -38,6 +38,28 @@ class ShortTurns:
         return StepResult(insert=(Markup(text="#"),))
 
 
+class NamedTurns(ShortTurns):
+    """As an environment whose state is the number of its turns."""
+
+    forks = "copy"
+
+    async def open(self, task: Task, seed: int) -> list[None]:
+        return []
+
+    async def fork(self, state: list[None]) -> list[None]:
+        return list(state)
+
+    async def close(self, state: list[None]) -> None:
+        pass
+
+    def state_key(self, state: list[None]) -> str:
+        return str(len(state))
+
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        state.environment.append(None)
+        return await super().__call__(state, ctx)
+
+
 class ByLength:
     """Rewards that differ within the groups of an untrained model."""
 
@@ -52,6 +74,7 @@ def components(monkeypatch: pytest.MonkeyPatch) -> None:
     registries = load_plugins().registries
     for registry, name, factory in (
         (registries.rollout_steps, "short_turns", ShortTurns),
+        (registries.rollout_steps, "named_turns", NamedTurns),
         (registries.rewards, "by_length", ByLength),
     ):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
@@ -129,3 +152,8 @@ def _check_what_is_its_own(preset: str, metrics: Mapping[str, float], groups: Se
         assert metrics["advantage/rows_in_trees"] == 1
     if preset == "gigpo":
         assert metrics["advantage/turns_compared"] > 0
+
+
+def test_turns_are_compared_by_the_states_that_an_environment_names(train: Train) -> None:
+    metrics = train("algorithm=gigpo", "rollout_step=named_turns")
+    assert metrics[1]["advantage/turns_compared"] > 0.8  # every turn has a number that others have

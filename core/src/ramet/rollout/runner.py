@@ -15,7 +15,7 @@ from typing import Any
 
 from ramet.config.schema import RolloutConfig
 from ramet.errors import ConfigError, InfraError, PluginError
-from ramet.output_checks import begin_problem, step_problem
+from ramet.output_checks import begin_problem, state_key_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.keys import RolloutKey
@@ -66,6 +66,7 @@ class RolloutRunner:
         is_environment = states is not None and ENVIRONMENT in states
         self._begin = getattr(step, "begin", None) if is_environment else None
         self._finish = getattr(step, "finish", None) if is_environment else None
+        self._state_key = getattr(step, "state_key", None) if is_environment else None
 
     async def run(self, live: LiveRollout) -> None:
         """Returns when the rollout has stopped or is masked. Raises only `PluginError` and `ConfigError`."""
@@ -130,7 +131,10 @@ class RolloutRunner:
                 raise PluginError(f"rollout step {origin(self.step)}: {problem}{defined_at(self.step, 'begin')}")
             self._insert_first(live, first)
         while live.stop is None:
-            await self._turn(live, await self._environment(live))
+            environment = await self._environment(live)
+            if self._state_key is not None:
+                live.state_keys.append(self._named(self._state_key(environment)))
+            await self._turn(live, environment)
             if live.stop is None:
                 live.begin_turn()
                 self.on_turn(live)
@@ -158,6 +162,11 @@ class RolloutRunner:
         if live.fault is not None:  # the step caught the error that `TurnContext` raised; the rollout is masked anyway
             raise RuntimeError(live.fault.message)
         self._end_turn(live, self._checked(result))
+
+    def _named(self, key: str) -> str:
+        if (problem := state_key_problem(key)) is not None:
+            raise PluginError(f"rollout step {origin(self.step)}: {problem}{defined_at(self.step, 'state_key')}")
+        return key
 
     def _checked(self, result: StepResult) -> StepResult:
         problem = step_problem(result)

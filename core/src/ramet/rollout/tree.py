@@ -50,6 +50,7 @@ class LiveRollout:
     generations: dict[int, Generation] = field(default_factory=dict)  # by turn: a replayed environment gets them again
     infos: list[Mapping[str, Any]] = field(default_factory=list)  # of the turns that ended
     turn_rewards: list[float | None] = field(default_factory=list)
+    state_keys: list[str | None] = field(default_factory=list)  # of the turns that began
     response: str = ""
     stop: StopReason | None = None
     answer: str | None = None
@@ -111,6 +112,7 @@ class LiveRollout:
             generations={t: generation for t, generation in self.generations.items() if t < turn},
             infos=self.infos[:turn],
             turn_rewards=self.turn_rewards[:turn],
+            state_keys=self.state_keys[:turn],
             response="".join(s.text for s in shared if s.kind is not SegmentKind.PROMPT),
         )
 
@@ -162,6 +164,7 @@ class LiveRollout:
             tool_calls=tuple(self.tool_calls),
             infos=tuple(self.infos),
             turn_rewards=tuple(self.turn_rewards),
+            state_keys=tuple(self.state_keys),
             fault=self.fault,
             left_out="branch_policy" if self.stop is StopReason.PRUNED else None,
             stats=dict(self.stats),

@@ -20,9 +20,9 @@ def check_advantage(estimator: AdvantageEstimator) -> None:
     """Raise `AssertionError` unless the estimator keeps the contract.
 
     Shape, type, no gradient, finite, zero outside the mask, also where all rewards are equal; the same numbers
-    whatever the order of the rows, the numbers of groups and nodes, the padding and the values outside the mask; inputs
-    that `needs` does not name are absent; nothing in the batch is changed. Once without token and turn rewards, once
-    with them.
+    whatever the order of the rows, the numbers of groups, nodes and states, the padding and the values outside the
+    mask; inputs that `needs` does not name are absent; nothing in the batch is changed. Once without token rewards,
+    turn rewards and states, once with them.
     """
     needs = expect_needs(estimator)
     for seed, extra in ((0, False), (1, True)):
@@ -71,6 +71,12 @@ def _check_invariance(estimator: AdvantageEstimator, batch: AdvantageInputs, adv
         torch.allclose(_call(estimator, replace(batch, node_ids=nodes)).advantages, advantages, atol=1e-5),
         "the numbers in node_ids change the advantages: they are names (see torch.unique)",
     )
+    if batch.state_ids is not None:
+        states = torch.where(batch.state_ids >= 0, (batch.state_ids + 1) * 17, -1)
+        expect(
+            torch.allclose(_call(estimator, replace(batch, state_ids=states)).advantages, advantages, atol=1e-5),
+            "the numbers in state_ids change the advantages: they are names (see torch.unique)",
+        )
     expect(
         torch.allclose(_call(estimator, _poisoned(batch)).advantages, advantages, atol=1e-5),
         "values outside the mask change the advantages: mask every [N, T] input before it is summed or averaged",

@@ -36,7 +36,7 @@ def tiny_batch(seed: int, needs: Collection[Need] = frozenset(Need), *, extra: b
     """Eleven rollouts of three groups on ten positions; forks share their parent's first turn and tool result.
 
     Two are forks of one rollout that is masked, so no row is their parent. Optional fields are filled exactly if
-    `needs` names them, token and turn rewards if `extra` is set.
+    `needs` names them, token rewards, turn rewards and states if `extra` is set.
     """
     generator = torch.Generator().manual_seed(seed)
     parent = torch.tensor(PARENTS)
@@ -63,6 +63,7 @@ def tiny_batch(seed: int, needs: Collection[Need] = frozenset(Need), *, extra: b
         old_logprobs=old if Need.OLD_LOGPROBS in needs else None,
         token_rewards=torch.where(mask, 0.1, 0.0) * torch.arange(WIDTH) if extra else None,
         turn_rewards=_turn_rewards(generator, turn_ids) if extra else None,
+        state_ids=_state_ids(turn_ids) if extra else None,
         entropies=_shared(torch.rand(n, WIDTH, generator=generator)) if Need.ENTROPY in needs else None,
         ref_logprobs=old - 0.05 if Need.REFERENCE in needs else None,
         values=torch.randn(n, WIDTH, generator=generator) if Need.VALUES in needs else None,
@@ -119,6 +120,13 @@ def _turn_rewards(generator: torch.Generator, turn_ids: Tensor) -> Tensor:
     drawn = torch.randn(len(turn_ids), generator=generator)
     second = torch.where((turn_ids == 1).any(1), drawn, float("nan"))
     return torch.stack([torch.full_like(second, float("nan")), second], dim=1)
+
+
+def _state_ids(turn_ids: Tensor) -> Tensor:
+    """`[N, 2]`: all rollouts begin in one state; every other one comes to another, and the last turns have no name."""
+    rows = torch.arange(len(turn_ids))
+    second = torch.where((turn_ids == 1).any(1) & (rows < len(rows) - 2), 1 + rows % 2, -1)
+    return torch.stack([torch.zeros_like(second), second], dim=1)
 
 
 def _layout() -> tuple[Tensor, Tensor]:

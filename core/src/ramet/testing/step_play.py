@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramet.errors import InfraError, ToolError
-from ramet.output_checks import begin_problem, step_problem
+from ramet.output_checks import begin_problem, state_key_problem, step_problem
 from ramet.rollout.stateful import is_stateful
 from ramet.testing.doubles import echo_tool
 from ramet.testing.expect import expect, expect_none
@@ -123,6 +123,8 @@ async def go_on(
             n_tool_calls=len(played.calls),
             environment=played.environment,
         )
+        if hasattr(subject.step, "state_key"):
+            expect_none(state_key_problem(subject.step.state_key(played.environment)))
         result = await _turn(subject.step, state, played)
         played.results.append(result)
         played.stop = result.stop

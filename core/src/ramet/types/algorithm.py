@@ -37,8 +37,8 @@ class AdvantageInputs:
 
     `node_ids` distinguish tokens, not values: two rows have the same number at a position exactly where their rollouts
     share the token itself, by a fork, also if the rollout that it was forked from is masked and so is no row. Turns are
-    counted from 0 in `turn_ids`, `turn_rewards` and `state_ids`. No environment can name its states yet, so `state_ids`
-    is always None.
+    counted from 0 in `turn_ids`, `turn_rewards` and `state_ids`. States have the numbers of the names that the
+    environment gives them (`Environment.state_key`).
     """
 
     rewards: Tensor  # [N] float32, weighted sum of the reward parts
@@ -56,7 +56,7 @@ class AdvantageInputs:
     old_logprobs: Tensor | None = None  # [N, T] float32 (pi_old), with Need.OLD_LOGPROBS
     token_rewards: Tensor | None = None  # [N, T]; None unless a reward gave some
     turn_rewards: Tensor | None = None  # [N, turns] float32, NaN where a turn gave none; None unless a step gave some
-    state_ids: Tensor | None = None  # [N, turns] int64, equal where turns began in the same state; None: none is known
+    state_ids: Tensor | None = None  # [N, turns] int64, equal where turns began in the same state; -1: unnamed
     entropies: Tensor | None = None  # [N, T] nats
     ref_logprobs: Tensor | None = None  # [N, T]
     values: Tensor | None = None  # [N, T]

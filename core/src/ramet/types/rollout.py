@@ -121,6 +121,7 @@ class Rollout:
     tool_calls: tuple[ToolRecord, ...] = ()
     infos: tuple[Mapping[str, Any], ...] = ()  # `StepResult.info` by turn; shorter if a turn never ended
     turn_rewards: tuple[float | None, ...] = ()  # `StepResult.reward` by turn; None: the turn gave none
+    state_keys: tuple[str | None, ...] = ()  # `Environment.state_key` by turn, as it began; None: it had no name
     fault: Fault | None = None
     left_out: str | None = None  # why it was left out of statistics and loss on purpose; no fault
     stats: Mapping[str, float] = field(default_factory=dict)  # seconds and counts of this rollout alone

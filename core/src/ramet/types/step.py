@@ -137,10 +137,17 @@ class RolloutStep(Protocol):
 
 
 class Environment(RolloutStep, Stateful[S], Protocol[S]):
-    """A rollout step with state of its own. `begin` and `finish` are optional, each by itself."""
+    """A rollout step with state of its own. `begin`, `state_key` and `finish` are optional, each by itself."""
 
     async def begin(self, state: S) -> Sequence[Insert]:
         """The first observation, inserted after the prompt of every root. Forks share their root's."""
+        ...
+
+    def state_key(self, state: S) -> str:
+        """Names the state as it is when a turn begins: equal keys in rollouts of one task are the same state.
+
+        Recorded as `Rollout.state_keys`; estimators compare turns by it (`AdvantageInputs.state_ids`, GiGPO).
+        """
         ...
 
     async def finish(self, state: S, stop: StopReason) -> StepResult | None:

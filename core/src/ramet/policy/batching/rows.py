@@ -49,6 +49,7 @@ class Row:
     parts: Mapping[str, float]
     token_rewards: Mapping[int, float]
     turn_rewards: tuple[float | None, ...] = ()  # by turn, of the rollout step; may end before the last turn
+    state_keys: tuple[str | None, ...] = ()  # by turn, of the environment
 
     @property
     def n_tokens(self) -> int:
@@ -143,6 +144,7 @@ def _row(scored: ScoredRollout, group: int, index: Mapping[str, int], nodes: _No
         parts=scored.parts,
         token_rewards=scored.token_rewards,
         turn_rewards=rollout.turn_rewards,
+        state_keys=rollout.state_keys,
     )
 
 
@@ -199,6 +201,7 @@ def advantage_inputs(
         old_logprobs=None if old_logprobs is None else padded(old_logprobs, torch.float32, 0),
         token_rewards=_token_rewards(rows),
         turn_rewards=_turn_rewards(rows),
+        state_ids=_state_ids(rows),
         entropies=None if entropies is None else padded(entropies, torch.float32, 0),
         ref_logprobs=None if ref_logprobs is None else padded(ref_logprobs, torch.float32, 0),
         values=None if values is None else padded(values, torch.float32, 0),
@@ -250,4 +253,18 @@ def _turn_rewards(rows: Sequence[Row]) -> Tensor | None:
     for i, row in enumerate(rows):
         for turn, reward in enumerate(row.turn_rewards):
             out[i, turn] = float("nan") if reward is None else reward
+    return out
+
+
+def _state_ids(rows: Sequence[Row]) -> Tensor | None:
+    """`[N, turns]`, as many turns as the longest row has; states of different groups have different numbers."""
+    if not any(key is not None for row in rows for key in row.state_keys):
+        return None
+    numbers: dict[tuple[int, str], int] = {}
+    turns = max(max(len(row.state_keys), int(row.turn_ids.max(initial=-1)) + 1) for row in rows)
+    out = torch.full((len(rows), turns), -1, dtype=torch.int64)
+    for i, row in enumerate(rows):
+        for turn, key in enumerate(row.state_keys):
+            if key is not None:
+                out[i, turn] = numbers.setdefault((row.group, key), len(numbers))
     return out
