@@ -119,7 +119,17 @@ class LiveRollout:
     def cut(self, turn: int) -> None:
         """End it as PRUNED, as it was at the beginning of `turn`."""
         before = self.until(turn)
-        for name in ("segments", "token_ids", "turn", "starts", "tool_calls", "infos", "turn_rewards", "response"):
+        for name in (
+            "segments",
+            "token_ids",
+            "turn",
+            "starts",
+            "tool_calls",
+            "infos",
+            "turn_rewards",
+            "state_keys",
+            "response",
+        ):
             setattr(self, name, getattr(before, name))
         self.stop, self.fault, self.answer = StopReason.PRUNED, None, None
 
