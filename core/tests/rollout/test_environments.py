@@ -334,7 +334,7 @@ def test_a_name_that_is_no_text_stops_the_run_and_one_that_fails_masks_the_rollo
         play(step_on, step=Numbers(), group_size=1)
     assert ": state_key returned 0: return a string, equal for equal states" in str(caught.value)
     [rollout] = play(step_on, step=Fails(), group_size=1).rollouts
-    assert rollout.fault.where == "step" and "raised KeyError: 'board'" in rollout.fault.message
+    assert rollout.fault.where == "plugin:step" and "KeyError: 'board'" in rollout.fault.message
 
 
 def test_finish_may_not_insert_or_stop(play: Play) -> None:
