@@ -1,4 +1,4 @@
-"""`overlong`: a soft punishment for length (DAPO, arXiv 2503.14476, eq. 13).
+"""`overlong`: a soft punishment for length (DAPO, arXiv 2503.14476).
 
     0                                         up to max_tokens - buffer_tokens
     (max_tokens - buffer_tokens - L) / buffer_tokens       within the buffer

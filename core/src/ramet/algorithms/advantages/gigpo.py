@@ -1,6 +1,6 @@
 """GiGPO: a rollout compared with its group, and each turn with others that began in the same state (arXiv 2505.10978).
 
-    A_t = A^E_i + omega A^S_{i, turn of t}        eq. 8
+    A_t = A^E_i + omega A^S_{i, turn of t}
     A^E: GRPO over the group                      A^S: GRPO over the turns of a group that began in the same state,
                                                   by their returns R_k = sum_{l >= k} gamma^(l - k) r_l
 

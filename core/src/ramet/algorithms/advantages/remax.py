@@ -1,4 +1,4 @@
-"""ReMax: the baseline is the reward of a greedy rollout of the same task (Li et al., arXiv 2310.10505, eq. 5).
+"""ReMax: the baseline is the reward of a greedy rollout of the same task (Li et al., arXiv 2310.10505).
 
     A_t = (reward of the rollout and of its tokens from t on) - (reward of the greedy rollout)
 

@@ -1,4 +1,4 @@
-"""RLOO: a rollout's baseline is the mean of the others of its group (Ahmadian et al., arXiv 2402.14740, eq. 8).
+"""RLOO: a rollout's baseline is the mean of the others of its group (Ahmadian et al., arXiv 2402.14740).
 
 A_i = s_i - mean_{j != i} s_j = n / (n - 1) (s_i - mean)
 """

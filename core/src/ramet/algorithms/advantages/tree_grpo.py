@@ -1,4 +1,4 @@
-"""Tree-GRPO: a rollout compared with its tree and with all trees of its task (Ji et al., arXiv 2509.21240, §3.3).
+"""Tree-GRPO: a rollout compared with its tree and with all trees of its task (Ji et al., arXiv 2509.21240).
 
     A_i = A^intra_i + A^inter_i        each (s_i - mean) / (std + eps), over the leaves of its tree and of all trees
 

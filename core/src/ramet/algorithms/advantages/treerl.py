@@ -1,4 +1,4 @@
-"""TreeRL: a token's advantage is what its node of the tree is worth (Hou et al., arXiv 2506.11902, §3.3).
+"""TreeRL: a token's advantage is what its node of the tree is worth (Hou et al., arXiv 2506.11902).
 
     V(n) = mean of s' over the leaves below n        s'_i = s_i - mean_{j != i} s_j, over the group
     A    = [(V(n) - V(root)) + (V(n) - V(parent))] / sqrt(number of leaves below n)

@@ -1,4 +1,4 @@
-"""CISPO: the ratio is clipped as a weight, so no token loses its gradient (MiniMax-M1, arXiv 2506.13585, eq. 4 f.).
+"""CISPO: the ratio is clipped as a weight, so no token loses its gradient (MiniMax-M1, arXiv 2506.13585).
 
 L_t = -sg[clip(r_t, 1 - low, 1 + high)] A_t log pi_t
 """

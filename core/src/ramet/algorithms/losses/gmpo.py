@@ -1,4 +1,4 @@
-"""GMPO: the geometric mean of a sequence's clipped ratios (Zhao et al., arXiv 2507.20673, eq. 4).
+"""GMPO: the geometric mean of a sequence's clipped ratios (Zhao et al., arXiv 2507.20673).
 
     s_i = exp(mean_t sgn(A_t) min(sgn(A_t) log r_t, sgn(A_t) clip(log r_t, -low, high)))        L_t = -A_t s_i
 

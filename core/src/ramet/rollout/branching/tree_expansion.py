@@ -1,4 +1,4 @@
-"""The branch policy `tree_grpo`: trees that grow in rounds from random turns (Ji et al., arXiv 2509.21240, §3.2).
+"""The branch policy `tree_grpo`: trees that grow in rounds from random turns (Ji et al., arXiv 2509.21240).
 
 M rollouts start from the prompt. Whenever all of a group's rollouts have finished and budget is left, every tree is
 expanded at N of its turns, drawn at random from all that have one after them: the fork begins after the tool result of
