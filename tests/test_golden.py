@@ -25,7 +25,8 @@ from ramet.types import AdvantageInputs, AdvantageOutput, LossInputs, LossOutput
 FOLDER = Path(__file__).parent / "golden"
 VALUES = FOLDER / "values"
 HERE = {
-    "adaptive_kl_controller", "agg_loss", "apply_kl_penalty", "entropy_from_logits", "gae", "grpo", "grpo_passk",
+    "adaptive_kl_controller", "aepo_policy_loss", "aepo_policy_loss_scalar", "agg_loss", "apply_kl_penalty",
+    "entropy_from_logits", "gae", "grpo", "grpo_passk",
     "kl_penalty", "logprobs_from_logits", "masked_whiten", "opo", "policy_loss", "policy_loss_scalar",
     "python_tool.execute", "reinforce_pp", "remax", "rfpp_baseline", "rloo", "value_loss",
 }  # fmt: skip
@@ -152,7 +153,11 @@ def test_a_wrong_loss_is_seen(checker: ModuleType, register, capsys, wrong: type
     register(load_plugins().registries.policy_losses, "ppo_clip", wrong)
     assert checker.main([str(VALUES / "algorithms.json")]) == 1
     found = lines_of(capsys.readouterr().out)
-    assert {name for name, (_, failed, _) in found.items() if failed} <= {"policy_loss", "policy_loss_scalar"}
+    assert {name for name, (_, failed, _) in found.items() if failed} <= {
+        "aepo_policy_loss",
+        "policy_loss",
+        "policy_loss_scalar",
+    }
     assert found["policy_loss"][1] > 0
 
 

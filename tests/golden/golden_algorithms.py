@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from golden_adapter import Adapter
+from golden_cases import Case
 from torch import Tensor
 
 from ramet.algorithms.advantages.whitening import whiten
@@ -20,7 +21,7 @@ from ramet.algorithms.value_loss import value_loss as clipped_value_loss
 from ramet.config.schema import KlEstimator, LossAggregation
 from ramet.plugins import load_plugins
 from ramet.policy.metric_accumulator import MetricAccumulator
-from ramet.types import AdvantageInputs, LossInputs, StopReason
+from ramet.types import AdvantageInputs, LossInputs, PolicyLoss, StopReason
 
 KL_NAMES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}  # the released names of ours
 AGGREGATIONS = {"seq-mean-token-sum-norm": "token-sum-norm"}  # as released it is divided by the constant alone
@@ -130,9 +131,25 @@ def policy_loss(given: dict[str, Any]) -> dict[str, Any]:
         given["cliprange"] if given[key] is None else given[key] for key in ("cliprange_low", "cliprange_high")
     )
     loss = build("policy_losses", "ppo_clip", clip_low=low, clip_high=high, dual_clip=given["clip_ratio_c"])
+    return loss_and_gradient(loss, given, floats(given["advantages"]))
+
+
+def aepo_policy_loss(given: dict[str, Any]) -> dict[str, Any]:
+    """The release weighs advantages by entropy within its loss, if it is given any; ours is an estimator's part."""
+    name = "aepo" if given["entropy_balanced_clipping"] else "ppo_clip"
+    clip = {"clip_low": given["cliprange_low"], "clip_high": given["cliprange_high"]}
+    advantages = floats(given["advantages"])
+    if given["entropy_balanced_advantage"] and given["entropy"] is not None:
+        from ramet_aepo.advantage import entropy_factor  # the plugin may not be installed
+
+        mask = floats(given["response_mask"]).bool()
+        advantages = (advantages * entropy_factor(floats(given["entropy"]), mask, 0.2)).float()
+    return loss_and_gradient(build("policy_losses", name, **clip, dual_clip=given["clip_ratio_c"]), given, advantages)
+
+
+def loss_and_gradient(loss: PolicyLoss, given: dict[str, Any], advantages: Tensor) -> dict[str, Any]:
     logprobs, mask = floats(given["log_prob"]).requires_grad_(), floats(given["response_mask"]).bool()
-    old, advantages = floats(given["old_log_prob"]), floats(given["advantages"])
-    output = loss(loss_inputs(logprobs, old, advantages, mask))
+    output = loss(loss_inputs(logprobs, floats(given["old_log_prob"]), advantages, mask))
     total = aggregated(output.per_token, mask, given["loss_agg_mode"])
     total.backward()
     metrics = MetricAccumulator()
@@ -218,6 +235,10 @@ def entropies(given: dict[str, Any]) -> list[Any]:
     return found.view(targets.shape).tolist()
 
 
+def aepo_is_installed(case: Case) -> bool:
+    return "aepo" in load_plugins().registries.policy_losses
+
+
 NO_RETURNS = {"returns": "what only a critic reads, and these estimators have none"}
 ADAPTERS = {
     "grpo": Adapter(run=grpo, leaves_out=NO_RETURNS),
@@ -233,6 +254,8 @@ ADAPTERS = {
     "adaptive_kl_controller": Adapter(run=adaptive_kl_controller),
     "policy_loss": Adapter(run=policy_loss),
     "policy_loss_scalar": Adapter(run=policy_loss_scalar),
+    "aepo_policy_loss": Adapter(run=aepo_policy_loss, covers=aepo_is_installed),
+    "aepo_policy_loss_scalar": Adapter(run=aepo_policy_loss, covers=aepo_is_installed),
     "value_loss": Adapter(run=value_loss),
     "agg_loss": Adapter(run=agg_loss),
     "kl_penalty": Adapter(run=kl_penalty),

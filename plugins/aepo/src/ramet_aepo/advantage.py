@@ -1,0 +1,69 @@
+"""Advantages that count more where the policy was uncertain (arXiv 2510.14545, §3).
+
+    A_i = (R_i - mean R) / (std R + eps)       a rollout's, relative to its group
+    z_t = (H_t - mean H) / std H               of a token's entropy, over all trained tokens of the step
+    A_it = A_i * max(0, 1 + a * z_t)
+
+H are the engine's exact entropies, those of the policy that sampled; there is no gradient through them. A token that
+rollouts share is counted in each of them, as it is trained.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ramet import AdvantageInputs, AdvantageOutput, ConfigError, Need
+from ramet_aepo.config import AepoAdvantageConfig
+
+
+class AepoAdvantage:
+    """The advantage estimator `aepo`."""
+
+    needs = frozenset({Need.ENTROPY})
+
+    def __init__(self, config: AepoAdvantageConfig) -> None:
+        self.config = config
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        if batch.entropies is None:
+            raise ConfigError("advantage: aepo needs the entropies of tokens, and the batch has none")
+        factor = entropy_factor(batch.entropies, batch.mask, self.config.entropy_weight)
+        turned = float(((factor < 0) & batch.mask).sum() / batch.mask.sum().clamp(min=1))
+        if self.config.keep_sign:
+            factor = factor.clamp(min=0)
+        return AdvantageOutput(
+            advantages=torch.where(batch.mask, self._of_rollouts(batch)[:, None] * factor, 0.0).float(),
+            metrics={"advantage/negative_factor_share": turned},
+        )
+
+    def _of_rollouts(self, batch: AdvantageInputs) -> Tensor:
+        """`[N]` float64. In float64 the mean of equal float32 rewards is that reward, so equal ones give exactly 0."""
+        scores = batch.rewards.double()
+        if batch.token_rewards is not None:
+            scores = scores + batch.token_rewards.double().sum(1)
+        _, group = torch.unique(batch.group_ids, return_inverse=True)
+        size = _sums(torch.ones_like(scores), group)
+        centred = scores - _sums(scores, group) / size
+        if not self.config.normalize_std:
+            return centred
+        std = (_sums(centred**2, group) / (size - 1).clamp(min=1)).sqrt()
+        return centred / (std + self.config.eps)
+
+
+def entropy_factor(entropies: Tensor, mask: Tensor, weight: float) -> Tensor:
+    """`[N, T]` float64 without gradient, 1 + weight * z, with the mean and unbiased std over the mask.
+
+    1 everywhere if all entropies in the mask are equal, or there is only one; anything outside the mask.
+    """
+    entropies = entropies.detach().double()
+    inside = entropies[mask]
+    if len(inside) < 2 or bool((inside == inside[0]).all()):
+        return torch.ones_like(entropies)
+    return 1 + weight * (entropies - inside.mean()) / inside.std()
+
+
+def _sums(values: Tensor, index: Tensor) -> Tensor:
+    """Of the shape of `values`: at each place the sum over all places with the same `index`."""
+    totals = values.new_zeros(int(index.max()) + 1 if index.numel() else 0)
+    return totals.index_add(0, index, values)[index]
