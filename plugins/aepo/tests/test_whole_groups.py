@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ramet import Group, Task, user_prompt
+import pytest
+
+from ramet import Group, Task, Tool, ToolCall, ToolResult, user_prompt
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
@@ -15,7 +17,15 @@ from ramet_aepo.branching import Aepo
 from ramet_aepo.config import AepoConfig
 
 
-def play(entropy: Callable[[str, int], float], *, group_size: int = 6, calls: int = 2, **options: object) -> Group:
+def play(
+    entropy: Callable[[str, int], float],
+    *,
+    group_size: int = 6,
+    calls: int = 2,
+    tool: Tool | None = None,
+    deterministic: bool = True,
+    **options: object,
+) -> Group:
     """Rollouts of `calls` tool calls and an answer; all tokens of a turn have the entropy that is given."""
 
     def script(task: str, path: str, turn: int) -> Reply:
@@ -29,11 +39,11 @@ def play(entropy: Callable[[str, int], float], *, group_size: int = 6, calls: in
             encoder=encoder,
             step=Tags(TagsConfig()),
             branch_policy=Aepo(AepoConfig(**options)),  # type: ignore[arg-type]
-            tools={"python": (echo_tool(), ToolConfig())},
+            tools={"python": (tool or echo_tool(), ToolConfig())},
             config=RolloutConfig(group_size=group_size),
             system_prompt=SystemPrompt.NEVER,
             seed=1,
-            deterministic=True,
+            deterministic=deterministic,
         )
         [group] = await worker.run([Task(id="t", prompt=user_prompt("?"))], step=0)
         return group
@@ -74,3 +84,37 @@ def test_roots_that_start_early_count() -> None:
 def test_a_fixed_number_of_roots_forks_as_it_goes() -> None:
     group = play(lambda path, turn: 2.0 if (path, turn) == ("1", 2) else 1.0, dynamic=False, initial_rollouts=2)
     assert ids(group) == [("0", None), ("1", None), ("1.0", 2), ("2", None), ("3", None), ("4", None)]
+
+
+class CallCounter:
+    """A tool whose state is the number of its rollout's calls."""
+
+    schema = echo_tool().schema
+    forks = "copy"
+
+    def __init__(self) -> None:
+        self.open_states = 0
+
+    async def open(self, task: Task, seed: int) -> list[int]:
+        self.open_states += 1
+        return [0]
+
+    async def fork(self, state: list[int]) -> list[int]:
+        self.open_states += 1
+        return list(state)
+
+    async def close(self, state: list[int]) -> None:
+        self.open_states -= 1
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        call.state[0] += 1
+        return ToolResult(text=str(call.state[0]))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_forks_of_the_ended_probe_have_the_state_of_their_turn(deterministic: bool) -> None:
+    tool = CallCounter()
+    group = play(lambda path, turn: 9.0 * turn, tool=tool, deterministic=deterministic, beta_root=100.0, penalty=0.0)
+    assert {("0.0", 1), ("0.1", 2)} <= set(ids(group))
+    assert [[call.text for call in rollout.tool_calls] for rollout in group.rollouts] == [["1", "2"]] * 6
+    assert tool.open_states == 0
