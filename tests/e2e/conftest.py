@@ -89,7 +89,7 @@ class Workspace:
             f"data.valid=[{self.folder / 'valid.jsonl'}]", "data.max_prompt_tokens=32",
             "run.deterministic=true", "run.seed=11", "engine.params.slots=16", "rollout_step=e2e_turns",
             "rollout_step.system_prompt=never", "tools=[e2e_digest]", "rewards=[e2e_even]", "branch_policy=arpo",
-            "branch_policy.params.initial_rollouts=5", "branch_policy.params.alpha=0", "branch_policy.params.tau=0",
+            "branch_policy.params.initial_rollouts=5", "branch_policy.params.alpha=1e-9", "branch_policy.params.tau=0",
             "branch_policy.params.beta=1", "rollout.group_size=8", "rollout.max_concurrent=16",
             "rollout.max_response_tokens=96", "rollout.first_tokens=3", "train.steps=4", "train.tasks_per_step=3",
             "train.minibatches=2", "train.eval_every=2", "train.eval_first=true", "train.save_every=2",
