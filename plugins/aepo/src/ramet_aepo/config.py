@@ -24,36 +24,22 @@ class Consecutive(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class AepoConfig:
-    """AEPO's dynamic entropy-balanced rollout (arXiv 2510.14545, §3). The budget M is `rollout.group_size`.
+    """AEPO's dynamic entropy-balanced rollout (arXiv 2510.14545, §3). The budget M is `rollout.group_size`."""
 
-    dynamic: the entropies of a first rollout, the probe, say how many roots there are; false: `initial_rollouts`.
-    early_roots: roots that start with the probe, so that the engine has work meanwhile.
-    initial_rollouts: roots without the probe; null: half the budget, at least one.
-    window: k, tokens at the start of a turn whose entropies are compared.
-    beta_root: m = M * sigmoid(beta_root * (H_root - H_tool)).
-    root_scale: how these two are scaled.
-    rule: threshold or bernoulli.
-    alpha, gamma, tau: score = alpha + gamma * (change of entropy), before the penalty.
-    normalizer: how that change is scaled.
-    penalty: of each consecutive branch point; 0: none.
-    consecutive: counted by path or by prompt.
-    branches: forks per decision.
-    """
-
-    dynamic: bool = True
-    early_roots: int = 0
-    initial_rollouts: int | None = None
-    window: int = 20
-    beta_root: float = 10.0
-    root_scale: EntropyScale = EntropyScale.MEAN_LN_VOCAB
-    rule: ForkRule = ForkRule.THRESHOLD
-    alpha: float = 0.5
+    dynamic: bool = True  # a first rollout's entropies say how many roots there are; false: initial_rollouts
+    early_roots: int = 0  # roots that start with the probe, so that the engine has work meanwhile
+    initial_rollouts: int | None = None  # roots without the probe; null: half the budget, at least one
+    window: int = 20  # k, tokens at the start of a turn whose entropies are compared
+    beta_root: float = 10.0  # m = M * sigmoid(beta_root * (H_root - H_tool))
+    root_scale: EntropyScale = EntropyScale.MEAN_LN_VOCAB  # how these two are scaled
+    rule: ForkRule = ForkRule.THRESHOLD  # threshold or bernoulli
+    alpha: float = 0.5  # score = alpha + gamma * (change of entropy), before the penalty
     gamma: float = 0.2
-    tau: float = 0.5
-    normalizer: EntropyScale = EntropyScale.SUM_LN_VOCAB
-    penalty: float = 0.05
-    consecutive: Consecutive = Consecutive.PATH
-    branches: int = 1
+    tau: float = 0.5  # threshold of the score
+    normalizer: EntropyScale = EntropyScale.SUM_LN_VOCAB  # how that change is scaled
+    penalty: float = 0.05  # of each consecutive branch point; 0: none
+    consecutive: Consecutive = Consecutive.PATH  # counted by path or by prompt
+    branches: int = 1  # forks per decision
 
     def __post_init__(self) -> None:
         for name, least in (("early_roots", 0), ("initial_rollouts", 1), ("window", 1), ("branches", 1)):
@@ -75,17 +61,12 @@ class AepoConfig:
 
 @dataclass(kw_only=True, slots=True)
 class AepoLossConfig:
-    """AEPO's entropy-balanced clipping (arXiv 2510.14545, §3).
+    """AEPO's entropy-balanced clipping (arXiv 2510.14545, §3)."""
 
-    clip_low, clip_high: the ratio's range is [1 - clip_low, 1 + clip_high].
-    dual_clip: bounds the loss where A < 0; null: not.
-    entropy_above: nats; tokens of at most this entropy are clipped as in PPO; null: all tokens are balanced.
-    """
-
-    clip_low: float = 0.2
+    clip_low: float = 0.2  # the ratio's range is [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2
-    dual_clip: float | None = 3.0
-    entropy_above: float | None = None
+    dual_clip: float | None = 3.0  # bounds the loss where A < 0; null: not
+    entropy_above: float | None = None  # nats; up to this entropy tokens are clipped as in PPO; null: none are
 
     def __post_init__(self) -> None:
         if not 0 <= self.clip_low < 1:
@@ -100,18 +81,12 @@ class AepoLossConfig:
 
 @dataclass(kw_only=True, slots=True)
 class AepoAdvantageConfig:
-    """AEPO's entropy-aware advantage (arXiv 2510.14545, §3).
+    """AEPO's entropy-aware advantage (arXiv 2510.14545, §3)."""
 
-    entropy_weight: a, of the z-score of a token's entropy; 0: the advantage of the group alone.
-    keep_sign: the factor 1 + a * z is at least 0, so that it never turns an advantage around.
-    normalize_std: divide by the standard deviation of the group.
-    eps: added to it.
-    """
-
-    entropy_weight: float = 0.2
-    keep_sign: bool = True
-    normalize_std: bool = True
-    eps: float = 1e-6
+    entropy_weight: float = 0.2  # a, of the z-score of a token's entropy; 0: the advantage of the group alone
+    keep_sign: bool = True  # the factor 1 + a * z is at least 0, so that it never turns an advantage around
+    normalize_std: bool = True  # divide by the standard deviation of the group
+    eps: float = 1e-6  # added to it
 
     def __post_init__(self) -> None:
         if self.eps <= 0:

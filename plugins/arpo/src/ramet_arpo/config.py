@@ -39,28 +39,18 @@ class Multiplicity(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class ArpoConfig:
-    """ARPO's entropy-based adaptive rollout (arXiv 2507.19849, §3.1). The budget M is `rollout.group_size`.
+    """ARPO's entropy-based adaptive rollout (arXiv 2507.19849, §3.1). The budget M is `rollout.group_size`."""
 
-    initial_rollouts: N, started from the prompt at once; null: half the budget, at least one.
-    window: k, tokens whose entropies are compared; null: all that `rollout.first_tokens` reports.
-    rule: threshold or bernoulli.
-    alpha, beta, tau: score = alpha + beta * (change of entropy).
-    branches: Z, forks per decision (beam size).
-    max_forks_per_root: of a root and all that descend from it; null: as many as the budget allows.
-    budget: shared, or per_root.
-    normalizer: how the change of entropy is scaled.
-    """
-
-    initial_rollouts: int | None = None
-    window: int | None = None
-    rule: Rule = Rule.THRESHOLD
-    alpha: float = 0.5
+    initial_rollouts: int | None = None  # N, started from the prompt at once; null: half the budget, at least one
+    window: int | None = None  # k, tokens whose entropies are compared; null: all of rollout.first_tokens
+    rule: Rule = Rule.THRESHOLD  # fork where the score is over tau, or with the score as its probability
+    alpha: float = 0.5  # score = alpha + beta * (change of entropy)
     beta: float = 0.2
-    tau: float = 0.5
-    branches: int = 1
-    max_forks_per_root: int | None = None
-    budget: Budget = Budget.SHARED
-    normalizer: EntropyScale = EntropyScale.SUM_LN_VOCAB
+    tau: float = 0.5  # threshold of the score
+    branches: int = 1  # Z, forks per decision (beam size)
+    max_forks_per_root: int | None = None  # of a root and all that descend from it; null: as the budget allows
+    budget: Budget = Budget.SHARED  # who may use what the roots left: whoever asks first, or each root its share
+    normalizer: EntropyScale = EntropyScale.SUM_LN_VOCAB  # how the change of entropy is scaled
 
     def __post_init__(self) -> None:
         for name, least in (("initial_rollouts", 1), ("window", 1), ("branches", 1), ("max_forks_per_root", 0)):
@@ -71,18 +61,12 @@ class ArpoConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ArpoAdvantageConfig:
-    """ARPO's advantage attribution (arXiv 2507.19849, §3.2 and appendix D.1).
+    """ARPO's advantage attribution (arXiv 2507.19849, §3.2 and appendix D.1)."""
 
-    attribution: soft (GRPO on the flattened rollouts) or hard.
-    multiplicity: how much a token counts that d rollouts share.
-    normalize_std: divide by the standard deviation of the group.
-    eps: added to it.
-    """
-
-    attribution: Attribution = Attribution.SOFT
-    multiplicity: Multiplicity = Multiplicity.ALL
-    normalize_std: bool = True
-    eps: float = 1e-6
+    attribution: Attribution = Attribution.SOFT  # of shared tokens: each rollout's own, or the mean of those that share
+    multiplicity: Multiplicity = Multiplicity.ALL  # how much a token counts that d rollouts share: d, sqrt(d) or 1
+    normalize_std: bool = True  # divide by the standard deviation of the group
+    eps: float = 1e-6  # added to it
 
     def __post_init__(self) -> None:
         if self.eps <= 0:
