@@ -1,4 +1,4 @@
-"""Running a coroutine to its end, also where an event loop runs already (notebooks)."""
+"""Running a coroutine to its end, also where an event loop runs already (notebooks); who cancelled a task."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     done: T = _InThread(work).result()
     return done
+
+
+def is_cancelled() -> bool:
+    """Whether the current task itself was cancelled. Else what it waited for cancelled itself, which is a failure."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _InThread:

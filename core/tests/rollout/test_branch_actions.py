@@ -291,3 +291,72 @@ def test_a_group_stays_open_until_its_last_score_is_decided(play: Play) -> None:
     played = play(two_calls, policy=policy, group_size=2, score=scorer.score_rollout)
     assert [r.id for r in played.rollouts] == ["0", "0.0"]
     assert not [event for event, _ in policy.asked if isinstance(event, Idle)]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_rollout_stopped_at_its_own_first_tokens_does_nothing_more(
+    play: Play, deterministic: bool, turn: int
+) -> None:
+    """The engine reports and replies in the same moment: the rollout's task is the one that is cancelled."""
+
+    def at_once(task: str, path: str, turn: int) -> str:
+        return f"<python>{path} {turn}</python>" if turn < 2 else ANSWER
+
+    policy = Answers(2, {(FirstTokens, "0", turn): [Stop(rollout="0")]}, Need.LATE_EVENTS)
+    pruned, kept = play(at_once, policy=policy, group_size=2, deterministic=deterministic).rollouts
+    assert (pruned.stop, pruned.answer, len(pruned.tool_calls), len(pruned.infos)) == (
+        StopReason.PRUNED,
+        None,
+        turn,
+        turn,
+    )
+    assert max(segment.turn for segment in pruned.segments) == turn - 1
+    assert (kept.stop, len(kept.tool_calls)) == (StopReason.ANSWER, 2)
+
+
+def test_a_rollout_that_was_scored_and_then_stopped_has_no_reward(play: Play) -> None:
+    """In a deterministic run it is ahead of the events that are decided."""
+
+    def script(task: str, path: str, turn: int) -> Reply:
+        return Reply(text=ANSWER) if path == "1" else Reply(text=ANSWER, first_s=0.05)
+
+    reward = Rewards()
+    scorer = Scorer([WeightedReward(name="mine", plugin="test", reward=reward)])
+    policy = Answers(3, {(FirstTokens, "0", 0): [Stop(rollout="1")]}, Need.REWARDS, Need.LATE_EVENTS)
+    played = play(script, policy=policy, group_size=3, deterministic=True, score=scorer.score_rollout)
+    assert "1" in reward.asked
+    pruned = asyncio.run(scorer.score(played.groups[0])).rollouts[1]
+    assert (pruned.reward, pruned.rollout.stop, pruned.rollout.left_out) == (None, StopReason.PRUNED, "branch_policy")
+
+
+def test_a_fork_at_a_token_that_is_stopped_ends_at_its_fork_point(play: Play) -> None:
+    answers = {
+        (AfterTool, "0", 1): [Fork(rollout="0", turn=0, token=4)],
+        (AfterTool, "0", 2): [Stop(rollout="0.0")],
+    }
+
+    def script(task: str, path: str, turn: int) -> Reply:
+        return two_calls(task, path, turn) if path == "0" else Reply(text="er</python>", first_s=30.0)
+
+    parent, fork = play(script, policy=Answers(1, answers, Need.LATE_EVENTS), group_size=2).rollouts
+    assert (fork.stop, fork.fork_turn, fork.fork_token) == (StopReason.PRUNED, 0, 4)
+    assert len(fork.segments) == fork.n_shared
+    assert sum(len(s) for s in fork.segments if s.is_sampled) == 4
+    assert fork.response and parent.response.startswith(fork.response)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_reward_that_cancels_itself_masks_its_rollout(play: Play, deterministic: bool) -> None:
+    async def cancels(group: Sequence[Rollout]) -> list[float]:
+        if group[0].id == "1":
+            raise asyncio.CancelledError
+        return [1.0] * len(group)
+
+    scorer = Scorer([WeightedReward(name="mine", plugin="test", reward=cancels)])
+    policy = Answers(2, {}, Need.REWARDS, Need.LATE_EVENTS)
+    played = play(two_calls, policy=policy, group_size=2, deterministic=deterministic, score=scorer.score_rollout)
+    scored_rollouts = asyncio.run(scorer.score(played.groups[0])).rollouts
+    assert [one.reward for one in scored_rollouts] == [1.0, None]
+    assert scored_rollouts[1].rollout.fault is not None
+    assert scored_rollouts[1].rollout.fault.where == "reward:mine"

@@ -145,8 +145,11 @@ class GroupScheduler:
         self._report(self._turn_ended(live, live.turn, Phase.END))
         if self._score is not None:
             with self.context.watchdog.wait(f"score of rollout {live.key}"):
-                live.score = await self._score(live.freeze(self.job.task))
-            self._report(RolloutEvent(live.path, Phase.SCORED, live.turn, reward=live.score.reward))
+                score = await self._score(live.freeze(self.job.task))
+            if live.stop is StopReason.PRUNED:
+                return  # meanwhile, and the reward caught its cancellation
+            live.score = score
+            self._report(RolloutEvent(live.path, Phase.SCORED, live.turn, reward=score.reward))
 
     async def _close_states(self, states: States) -> None:
         """Rollouts are still running if the group failed: they end first, since they use their states."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from ramet.config.schema import RolloutConfig
 from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.event_loop import is_cancelled
 from ramet.output_checks import begin_problem, state_key_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
@@ -22,7 +23,7 @@ from ramet.rollout.keys import RolloutKey
 from ramet.rollout.stateful import DEFECT, ENVIRONMENT, StateFailed, is_defect
 from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout
-from ramet.rollout.turn_context import FirstTokensHook, GroupContext, TurnContext, state_of
+from ramet.rollout.turn_context import FirstTokensHook, GroupContext, TurnContext, end_if_pruned, state_of
 from ramet.tracking import repeats
 from ramet.types import (
     Fault,
@@ -89,7 +90,7 @@ class RolloutRunner:
         except PluginError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # one rollout's failure is data: it is masked
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled() and live.stop is not StopReason.PRUNED:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled() and live.stop is not StopReason.PRUNED:
                 raise
             if live.stop is StopReason.PRUNED:
                 return  # the scheduler stopped it
@@ -138,6 +139,7 @@ class RolloutRunner:
             if live.stop is None:
                 live.begin_turn()
                 self.on_turn(live)
+        end_if_pruned(live)
         if self._finish is not None:
             self._merge_end(live, await self._finish(await self._environment(live), live.stop))
 
@@ -154,6 +156,7 @@ class RolloutRunner:
         try:
             result = await self.step(state_of(live, self.task, environment), context)
             await context.end()
+            end_if_pruned(live)  # the step may have caught its cancellation
         except BaseException:
             await context.end(cancel=True)
             raise
@@ -231,9 +234,3 @@ class RolloutRunner:
         """The end of turn that the core puts after a call too many. Not sampled, so never trained."""
         ids = array("i", [self.context.encoder.end_of_turn_id])
         return Segment(origin=Origin.INSERTED, kind=SegmentKind.FORCED, turn=turn, text="", token_ids=ids)
-
-
-def _is_cancelled() -> bool:
-    """Whether this task itself was cancelled: then the run ends. Else what it waited for cancelled itself."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

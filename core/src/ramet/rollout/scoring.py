@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ramet.errors import ConfigError, PluginError
+from ramet.event_loop import is_cancelled
 from ramet.output_checks import as_number, score_problem, scores_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.tracking import repeats
@@ -126,7 +127,9 @@ class Scorer:
         except ConfigError as error:
             who = f"reward {reward.name!r} of plugin {reward.plugin!r}"
             raise named(error, who, f"rewards.{reward.name}") from error
-        except (Exception, SystemExit) as error:  # a plugin may raise anything; its rollouts are masked and counted
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # its rollouts are masked and counted
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             expired = deadline.expired()
             what = f"timed out after {reward.timeout_s:g} s" if expired else f"{error!r}{raised_at(error)}"
             traceback = logger.isEnabledFor(logging.DEBUG)

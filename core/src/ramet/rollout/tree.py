@@ -98,7 +98,11 @@ class LiveRollout:
 
     def until(self, turn: int) -> LiveRollout:
         """This rollout as it was at the beginning of `turn`, with the same segments."""
-        shared = self.segments[: self.starts[turn]]
+        return self._with_segments(self.starts[turn], turn)
+
+    def _with_segments(self, n: int, turn: int) -> LiveRollout:
+        """With the first n segments, of which the last are of `turn` or before it."""
+        shared = self.segments[:n]
         return LiveRollout(
             key=self.key,
             path=self.path,
@@ -117,8 +121,12 @@ class LiveRollout:
         )
 
     def cut(self, turn: int) -> None:
-        """End it as PRUNED, as it was at the beginning of `turn`."""
+        """End it as PRUNED, as it was at the beginning of `turn`; in the turn that it began with, as it began: a root
+        with the prompt alone, whether an environment has given its first observation or not, a fork at its fork point.
+        """
         before = self.until(turn)
+        if turn == (self.fork_turn or 0):
+            before = self._with_segments(max(1, self.n_shared), turn)
         for name in (
             "segments",
             "token_ids",
@@ -131,7 +139,7 @@ class LiveRollout:
             "response",
         ):
             setattr(self, name, getattr(before, name))
-        self.stop, self.fault, self.answer = StopReason.PRUNED, None, None
+        self.stop, self.fault, self.answer, self.score = StopReason.PRUNED, None, None, None
 
     def inserted(self, turn: int) -> str:
         """What was inserted after an ended turn; -1: the first observation, after the prompt."""

@@ -31,6 +31,7 @@ from ramet.types import (
     Insert,
     Message,
     RolloutState,
+    StopReason,
     Task,
     ToolCall,
     ToolRecord,
@@ -142,6 +143,7 @@ class TurnContext:
         self.live.add_stat("generate_s", seconds)
         self.context.counts.tokens += len(completion.token_ids)
         self._report(completion.entropies)
+        end_if_pruned(self.live)
         generation = self.live.generations[self.live.turn] = append_completion(
             self.live, completion, self.context.encoder
         )
@@ -291,6 +293,14 @@ class TurnContext:
         """
         self.fault = Fault(where=where, message=message)
         return InfraError(f"{where}: {message}")
+
+
+def end_if_pruned(live: LiveRollout) -> None:
+    """Raise `CancelledError` if the scheduler stopped the rollout: cancelled by a decision on what it reports itself,
+    its task goes on to its next wait, and what it does until then never happened.
+    """
+    if live.stop is StopReason.PRUNED:
+        raise asyncio.CancelledError
 
 
 def state_of(live: LiveRollout, task: Task, environment: Any) -> RolloutState:
