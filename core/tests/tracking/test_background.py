@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -160,3 +162,48 @@ def test_one_without_interest_in_the_outcome_is_closed_alone(caplog: pytest.LogC
     background.log(1, METRICS)
     background.close()
     assert told == [1, "closed"] and messages(caplog) == []
+
+
+POOLED = """
+import logging, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from ramet.tracking.background import BackgroundTracker, exit_soon
+
+class Pooled:
+    def __init__(self):
+        self.pool = ThreadPoolExecutor(1)  # the interpreter waits for its threads
+
+    def log(self, step, metrics):
+        self.pool.submit(time.sleep, 100).result()
+
+    def close(self): ...
+
+logging.basicConfig(format="%(message)s")
+tracker = BackgroundTracker("pooled", Pooled)
+tracker.log(1, {})
+time.sleep(0.2)
+tracker.close(wait_s=0.1)
+exit_soon(3, within_s=0.1)
+print("the run has ended", flush=True)
+sys.exit(3)
+"""
+
+
+def test_threads_of_one_that_hangs_do_not_keep_the_process() -> None:
+    ended = subprocess.run([sys.executable, "-c", POOLED], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (3, "the run has ended\n")
+    assert ended.stderr == "tracker pooled: it has not closed, and the run ends without it\n"
+
+
+def test_what_one_does_after_its_run_has_ended_is_not_told(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    kept.gate.clear()
+
+    def make() -> Kept:
+        kept.gate.wait(30)
+        raise ConnectionError("abandoned")
+
+    background = BackgroundTracker("late", make)
+    background.close(wait_s=0.01)
+    kept.gate.set()
+    background._thread.join(30)
+    assert messages(caplog) == ["tracker late: it has not closed, and the run ends without it"]

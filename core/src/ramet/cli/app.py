@@ -21,15 +21,19 @@ from ramet.errors import PluginError, RametError
 from ramet.extensions import extension
 from ramet.io.os_errors import os_error_text
 from ramet.runs.stopped import INTERNAL, OK, USER, Stopped, exit_code_of
+from ramet.tracking.background import exit_soon
 from ramet.tracking.log import set_up_logging
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code. Without `arguments` this is all that the process does."""
     try:
-        return _main(arguments)
+        code = _main(arguments)
     finally:
         settle_streams()
+    if arguments is None:
+        exit_soon(code)
+    return code
 
 
 def _main(arguments: Sequence[str] | None) -> int:

@@ -7,6 +7,7 @@ is told once, at the end.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -18,7 +19,9 @@ logger = logging.getLogger(__name__)
 CAPACITY = 1000  # calls
 SLOW_S = 60.0  # a call that takes longer is reported, and not waited for at the end of the run
 CLOSE_S = 20.0  # for a tracker to take in what waits and to close, at the end of the run
+EXIT_S = 5.0  # for what one that has not closed does when the process ends
 Call = Callable[[Tracker], None]
+_left: list[threading.Thread] = []  # of trackers that had not closed when their run ended
 
 
 class BackgroundTracker:
@@ -37,6 +40,7 @@ class BackgroundTracker:
         self._busy_since: float | None = time.monotonic()  # None: waits for a call
         self._told_slow = False
         self._is_gone = False  # it could not be made: there is nothing to call
+        self._is_left = False  # the run has ended without it
         self._exit_code: int | None = None  # None: the run has not ended
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
@@ -74,6 +78,8 @@ class BackgroundTracker:
         parts = [f"of {self.calls} calls {counted}"] if counted else []
         if self._thread.is_alive():
             parts.append("it has not closed, and the run ends without it")
+            self._is_left = True
+            _left.append(self._thread)
         if parts:
             logger.warning("tracker %s: %s", self.name, "; ".join(parts))
 
@@ -99,7 +105,8 @@ class BackgroundTracker:
         try:
             tracker = self._make()
         except (Exception, SystemExit) as error:  # the boundary: whatever a tracker raises, the run goes on
-            logger.warning("tracker %s could not be made, the run goes on without it: %r", self.name, error)
+            if not self._is_left:
+                logger.warning("tracker %s could not be made, the run goes on without it: %r", self.name, error)
             with self._changed:
                 self._is_gone = True
                 self._waiting.clear()
@@ -125,5 +132,15 @@ class BackgroundTracker:
             call(tracker)
         except (Exception, SystemExit) as error:  # the boundary, as above
             self.failed += 1
-            if self.failed == 1:
+            if self.failed == 1 and not self._is_left:
                 logger.warning("tracker %s failed, the run goes on: %r", self.name, error)
+
+
+def exit_soon(code: int, within_s: float = EXIT_S) -> None:
+    """For a process that does nothing more: end it with this exit code after `within_s` if a tracker hangs. Threads of
+    its own and what it registered with `atexit` (wandb does) would keep the process for as long as it hangs.
+    """
+    if any(thread.is_alive() for thread in _left):
+        timer = threading.Timer(within_s, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
