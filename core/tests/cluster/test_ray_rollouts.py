@@ -313,6 +313,18 @@ def test_a_group_that_does_not_come_back_in_time_costs_its_worker(
     assert re.search(rf"did not finish `run_group` within .* s \({key}\); replacing it", caplog.text)
 
 
+def test_a_group_may_take_as_long_as_its_rewards_where_they_are_asked_in_its_worker(with_rollouts, monkeypatch):
+    """Rollouts have ended by their deadline; scores have time-outs of their own, and a slow one costs no worker."""
+    monkeypatch.setattr(rollouts, "PATIENCE_S", 0.1)
+
+    async def work(rollouts: RayRollouts) -> int:
+        monkeypatch.setattr(rollouts, "_score_s", 30.0)
+        await rollouts.run(tasks("waits-0"), step=1, plan=PLAN)
+        return rollouts.restarts
+
+    assert with_rollouts(work, workers=1, step_s=0.1) == 0
+
+
 def test_an_evaluation_has_no_deadline_of_a_step(with_rollouts, monkeypatch):
     monkeypatch.setattr(rollouts, "PATIENCE_S", 0.0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ramet.cluster.interfaces import Backend, Rollouts
 from ramet.cluster.local import LocalBackend, LocalRollouts
-from ramet.components.build import Components, are_started
+from ramet.components.build import Components, are_started, needs_rewards
 from ramet.components.services import RunServices
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
@@ -40,7 +40,13 @@ async def open_backend(
 
         shares_limiters = tools.are_started or are_started(components.scorer.rewards)
         backend = await RayBackend.start(
-            config, spec, critic=critic, folder=folder, tools=tools, shares_limiters=shares_limiters
+            config,
+            spec,
+            critic=critic,
+            folder=folder,
+            tools=tools,
+            shares_limiters=shares_limiters,
+            score_s=_score_s(components),
         )
     else:
         services = RunServices(folder=folder, seed=config.run.seed)
@@ -89,3 +95,10 @@ async def open_rollouts(
         yield rollouts
     finally:
         await rollouts.close()
+
+
+def _score_s(components: Components) -> float:
+    """The longest that scoring a rollout may take in its worker: its rewards are asked at once."""
+    if not needs_rewards(components.branch_policy):
+        return 0.0
+    return max((one.timeout_s for one in components.scorer.rewards), default=0.0)

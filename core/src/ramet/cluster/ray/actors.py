@@ -84,9 +84,11 @@ class RolloutActor(Actor):
             await self.rollouts.engine.wake()
 
     async def close(self) -> None:
-        await self.rollouts.close()
-        if self.scorer is not None:
-            await self.scorer.aclose()
+        try:
+            await self.rollouts.close()
+        finally:
+            if self.scorer is not None:
+                await self.scorer.aclose()
 
 
 class PolicyActor(Actor):

@@ -31,12 +31,15 @@ class RayBackend:
         folder: Path,
         tools: ToolNames,
         shares_limiters: bool = False,
+        score_s: float = 0.0,
     ) -> RayBackend:
         """Called in the main thread. Raises `ConfigError` if there is no room for the workers, or if nodes differ."""
         pool = WorkerPool(config, with_policy=True, folder=folder, shares_limiters=shares_limiters)
         try:
             await pool.reserve()
-            backend = cls(pool, RayPolicy(pool, spec, critic), RayRollouts(pool, branching=True, tools=tools))
+            backend = cls(
+                pool, RayPolicy(pool, spec, critic), RayRollouts(pool, branching=True, tools=tools, score_s=score_s)
+            )
             await pool.unless_failed(backend._open())
         except BaseException:
             await pool.close()

@@ -102,8 +102,12 @@ class _Dispatcher:
 class RayRollouts:
     """Workers are numbered by their slots; a replacement has the number of the worker that it replaces."""
 
-    def __init__(self, pool: WorkerPool, *, branching: bool, tools: ToolNames, owns_pool: bool = False) -> None:
+    def __init__(
+        self, pool: WorkerPool, *, branching: bool, tools: ToolNames, owns_pool: bool = False, score_s: float = 0.0
+    ) -> None:
+        """`score_s`: how long rewards may take where rollouts are scored while their group runs."""
         self.restarts = 0
+        self._score_s = score_s
         self._pool = pool
         self._config = pool.config
         self._setup = RolloutSetup(
@@ -187,9 +191,10 @@ class RayRollouts:
             left, key = 2 * self._config.rollout.deadline_s, "rollout.deadline_s"
             if ends_at is not None:
                 left, key = max(0.0, ends_at - time.monotonic()), "rollout.step_deadline_s"
+            patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have time-outs of their own
             try:
                 group: Group = await worker.call(
-                    "run_group", task, name, step, plan, left, timeout_s=left + PATIENCE_S, key=key
+                    "run_group", task, name, step, plan, left, timeout_s=left + patience, key=key
                 )
                 break
             except InfraError as error:  # lost or stuck: a worker masks all other infrastructure failures
