@@ -360,3 +360,16 @@ def test_a_reward_that_cancels_itself_masks_its_rollout(play: Play, deterministi
     assert [one.reward for one in scored_rollouts] == [1.0, None]
     assert scored_rollouts[1].rollout.fault is not None
     assert scored_rollouts[1].rollout.fault.where == "reward:mine"
+
+
+def test_the_first_tokens_of_a_turn_that_was_forked_in_the_middle_are_its_parents(play: Play) -> None:
+    def script(task: str, path: str, turn: int) -> Reply:
+        if path == "0":
+            return two_calls(task, path, turn)
+        return Reply(text="er</python>" if turn == 0 else ANSWER, entropies=(9.0,), rest_s=0.05)
+
+    answers = {(AfterTool, "0", 1): [Fork(rollout="0", turn=0, token=4)]}
+    policy = Answers(1, answers, Need.LATE_EVENTS)
+    play(script, policy=policy, group_size=2, first_tokens=6)
+    turns = [view.rollout("0.0").turns[0] for _, view in policy.asked if len(view.rollouts) == 2]
+    assert next(turn for turn in turns if turn.entropies).entropies == (0.0, 0.5, 0.0, 0.5, 9.0, 9.0)

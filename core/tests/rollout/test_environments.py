@@ -21,9 +21,11 @@ from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer, WeightedReward
 from ramet.testing.doubles import Reply, echo_tool
 from ramet.types import (
+    AfterTool,
     BranchAction,
     BranchEvent,
     Fault,
+    Finished,
     FirstTokens,
     Fork,
     Group,
@@ -31,12 +33,14 @@ from ramet.types import (
     Insert,
     Markup,
     Message,
+    Need,
     RolloutState,
     SegmentKind,
     Start,
     StartRoots,
     StepContext,
     StepResult,
+    Stop,
     StopReason,
     Task,
     ToolCall,
@@ -485,3 +489,50 @@ def test_a_first_observation_that_is_no_insert_stops_the_run_and_is_named(play: 
         f"Untrusted, [] for nothing ({line})"
     )
     assert step.left_open == 0
+
+
+class OnEvent:
+    """Answers the first event of this kind, rollout and turn."""
+
+    needs = frozenset({Need.EARLIER_TURNS, Need.LATE_EVENTS})
+
+    def __init__(self, event: type, turn: int | None, action: BranchAction) -> None:
+        self.event, self.turn, self.actions = event, turn, [action]
+
+    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
+        if isinstance(event, Start):
+            return [StartRoots(n=1)]
+        if isinstance(event, self.event) and getattr(event, "turn", None) == self.turn:
+            actions, self.actions = self.actions, []
+            return actions
+        return []
+
+
+class Elsewhere(Corridor):
+    async def begin(self, state: Place) -> Sequence[Insert]:
+        state.at = 10
+        return await super().begin(state)
+
+
+@pytest.mark.parametrize("forks", ["copy", "replay"])
+def test_a_fork_at_a_token_of_the_first_turn_has_a_state_that_has_begun(play: Play, forks: str) -> None:
+    environment = Elsewhere(forks, ends_at=12)
+    policy = OnEvent(Finished, None, Fork(rollout="0", turn=0, token=1))
+    root, fork = play(step_on, step=environment, policy=policy, group_size=2).rollouts
+    assert (fork.fault, fork.fork_turn, fork.fork_token) == (None, 0, 1)
+    assert [info["at"] for info in fork.infos] == [info["at"] for info in root.infos] == [11, -1]
+    assert fork.segments[1] is root.segments[1]
+    assert environment.left_open == 0
+
+
+def test_an_environment_is_not_asked_how_a_stopped_rollout_ended(play: Play) -> None:
+    environment = Corridor()
+    policy = OnEvent(AfterTool, 1, Stop(rollout="0"))
+    pruned = play(step_on, step=environment, policy=policy, group_size=1).rollouts[0]
+    assert (pruned.stop, pruned.infos, pruned.turn_rewards) == (
+        StopReason.PRUNED,
+        ({"at": 1, "said": "go0!"},),
+        (1.0,),
+    )
+    assert environment.finished == []
+    assert environment.left_open == 0

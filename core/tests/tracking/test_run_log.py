@@ -116,3 +116,12 @@ def test_without_a_directory_nothing_is_left(tmp_path: Path) -> None:
     with recording():
         logger.warning("refused before anything was written")
     assert logging.getLogger().handlers == before and list(tmp_path.iterdir()) == []
+
+
+def test_the_error_that_ends_a_job_is_the_last_line_after_what_was_counted(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), recording() as log:
+        log.write_to(tmp_path / "run.log")
+        for _ in range(3):
+            repeats.warn(logger, "too slow", "slow")
+        raise RuntimeError("out of memory")
+    assert lines(tmp_path / "run.log")[-2:] == ["WARNING too slow: seen 3 times", "ERROR   RuntimeError: out of memory"]

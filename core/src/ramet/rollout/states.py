@@ -19,7 +19,7 @@ from ramet.plugin_code import named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.keys import BranchPath, stable_seed
-from ramet.rollout.stateful import StateFailed, StatefulComponent, config_key, is_defect
+from ramet.rollout.stateful import ENVIRONMENT, StateFailed, StatefulComponent, config_key, is_defect
 from ramet.rollout.tools.executor import CLOSE_TIMEOUT_S
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
@@ -184,7 +184,8 @@ class States:
         key, root = live.key, live.path[0]
         seed = stable_seed("state", self._seed, key.salt, key.step, key.task, root, component.name)
         state = await self._make(live, component, "open", component.owner.open(self._task, seed))
-        if live.parent is None or component.owner.forks != "replay":
+        # A fork that opens an environment with copies begins in the first turn, after `begin`, of which none is kept.
+        if live.parent is None or (component.owner.forks != "replay" and component.name != ENVIRONMENT):
             return state
         try:
             await self._replay(live, component, state, environment)

@@ -201,7 +201,9 @@ class TurnContext:
         if self._reported or self.live.finished:
             return
         self._reported = True
-        self._on_first(self.live, self.live.turn, tuple(entropies[: self.context.first_tokens]))
+        shared = (entropy for segment in self.live.sampled_in_turn for entropy in segment.entropies or ())
+        first = (*shared, *entropies)[: self.context.first_tokens] if entropies else ()
+        self._on_first(self.live, self.live.turn, first)
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
         number, task = self._begin_call(), asyncio.current_task()

@@ -119,6 +119,7 @@ def recording() -> Iterator[RunLog]:
     try:
         yield log
     except BaseException as error:
+        repeats.report(logger)
         log.add(*_reason(error))
         raise
     finally:

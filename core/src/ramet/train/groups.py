@@ -6,6 +6,7 @@ import asyncio
 import logging
 import statistics
 import time
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
@@ -67,7 +68,7 @@ def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:
     faults = [r.fault for r in rollouts if r.fault is not None and not r.fault.where.startswith(UNJUDGED)]
     if len(faults) <= limit * len(rollouts):
         return
-    where = max({f.where for f in faults}, key=lambda w: sum(f.where == w for f in faults))
+    where = Counter(fault.where for fault in faults).most_common(1)[0][0]  # of equally many the first
     message = next(f.message for f in faults if f.where == where)
     masked, allowed = (
         f"{len(faults)} of {len(rollouts)} rollouts were masked",
