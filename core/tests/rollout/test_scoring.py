@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ramet import ConfigError, Fault, Group, InfraError, PluginError, Rollout, Score, Task, per_rollout, user_prompt
+from ramet.rollout import scoring
 from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward, check_failures, n_unjudged
 from ramet.testing import written_rollout
 
@@ -266,3 +267,32 @@ def test_what_training_leaves_out_on_purpose_a_validation_counts() -> None:
     kept = asyncio.run(scorer.score(group("a", "b"), leave_out=False))
     assert rewards_of(kept) == [0.5, 0.5]
     assert len(kept.valid) == 2 and all(one.rollout.valid for one in kept.rollouts)
+
+
+def test_a_reward_that_cannot_be_closed_keeps_no_other_from_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "CLOSE_TIMEOUT_S", 0.05)
+    closed: list[str] = []
+
+    class Held:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def __call__(self, group: Sequence[Rollout]) -> list[float]:
+            return [0.0] * len(group)
+
+        async def aclose(self) -> None:
+            if self.name == "raises":
+                raise ValueError("no process")
+            if self.name == "hangs":
+                await asyncio.sleep(60)
+            closed.append(self.name)
+
+    names = ("raises", "hangs", "good")
+    asyncio.run(Scorer([WeightedReward(name=name, plugin="test", reward=Held(name)) for name in names]).aclose())
+    assert closed == ["good"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "aclose of reward raises of plugin test failed: ValueError('no process')",
+        "aclose of reward hangs of plugin test failed: TimeoutError()",
+    ]

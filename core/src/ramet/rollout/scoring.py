@@ -24,6 +24,7 @@ from ramet.types import Fault, Group, Reward, Rollout, RolloutScore, Score, Task
 logger = logging.getLogger(__name__)
 MAX_FAILED = 0.05  # share of a step's rollouts that rewards may fail to score
 FEW = 3  # so many failures never stop a run: of 16 rollouts, one is more than 5 %
+CLOSE_TIMEOUT_S = 10.0
 UNJUDGED = "reward:"  # how `Fault.where` begins if a reward failed on a rollout that had no fault
 
 
@@ -111,11 +112,16 @@ class Scorer:
         )
 
     async def aclose(self) -> None:
-        """Let rewards that hold processes or connections end them."""
+        """Let rewards that hold processes or connections end them. What that raises is logged."""
         for weighted in self.rewards:
             close = getattr(weighted.reward, "aclose", None)
-            if close is not None:
-                await close()
+            if close is None:
+                continue
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await close()
+            except (Exception, SystemExit) as error:  # the boundary: the others are closed too
+                logger.warning("aclose of reward %s of plugin %s failed: %r", weighted.name, weighted.plugin, error)
 
     async def _run(self, reward: WeightedReward, rollouts: Sequence[Rollout]) -> list[Score | Fault]:
         deadline = asyncio.timeout(reward.timeout_s)

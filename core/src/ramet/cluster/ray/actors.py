@@ -36,16 +36,21 @@ class RolloutActor(Actor):
         set_up_torch(setup.config.run)
         components = Components(setup.config)
         self.scorer = components.scorer if setup.branching and needs_rewards(components.branch_policy) else None
-        if self.scorer is not None:
-            await start_rewards(self.scorer.rewards, setup.services)
-        self.rollouts = await LocalRollouts.open(
-            setup.config,
-            build_encoder(setup.config),
-            components=components,
-            services=setup.services,
-            branching=setup.branching,
-            expected=setup.tool_sets,
-        )
+        try:
+            if self.scorer is not None:
+                await start_rewards(self.scorer.rewards, setup.services)
+            self.rollouts = await LocalRollouts.open(
+                setup.config,
+                build_encoder(setup.config),
+                components=components,
+                services=setup.services,
+                branching=setup.branching,
+                expected=setup.tool_sets,
+            )
+        except BaseException:
+            if self.scorer is not None:
+                await self.scorer.aclose()
+            raise
         self._progress = self.rollouts.progress
         return self.rollouts.info
 
