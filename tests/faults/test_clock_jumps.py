@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOUR_S, DAY_S = 3600.0, 86400.0
 LABELS = {
     "tracking/jsonl.py",
+    "tracking/run_log.py",
     "runs/lock.py",
     "runs/manifest.py",
     "runs/run_dir.py",

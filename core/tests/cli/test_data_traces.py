@@ -26,6 +26,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("python_tool")
 def test_traces_are_known_and_alike_rows_are_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "inspect", str(file), "tools=python"]) == 1
     assert capsys.readouterr().out.splitlines() == [

@@ -216,6 +216,7 @@ def test_a_file_that_cannot_be_read_and_ids_that_are_taken_are_problems_beside_t
         ),
     ],
 )
+@pytest.mark.usefixtures("python_tool")
 def test_tags_in_system_messages_and_questions_that_no_tool_serves_are_warned_of(
     tmp_path: Path, capsys, chosen: list[str], said: str
 ):

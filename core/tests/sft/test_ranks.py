@@ -71,7 +71,7 @@ def test_the_plan_says_who_trains_and_refuses_what_the_run_would(whole: Path, sf
     ranks = [*sft_arguments, "sft.strategy=fsdp", "cluster.policy_workers=2"]
     facts = plan(compose([*ranks, "run.name=new"], job="sft")).facts
     assert facts["placement"] == "fsdp over 2 processes, each on cpu"
-    assert facts["steps"] == "24 of 4 x 1 x 2 workers sequences"
+    assert facts["steps"] == "24, each of 4 x 1 x 2 workers sequences"
     with pytest.raises(ConfigErrors, match="cannot be taken over"):
         plan(compose([*ranks, "run.name=fsdp", "cluster.policy_workers=3"], job="sft"))
 

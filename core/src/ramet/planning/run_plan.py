@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ramet.planning.memory import MemoryPlan  # torch
 
 Entries = Mapping[str, ToolConfig] | Mapping[str, RewardConfig]
-RECORDS = ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl")
+RECORDS = ("LOCK", "config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl", "run.log")
 
 
 def records(config: Config) -> list[str]:

@@ -40,7 +40,6 @@ from ramet.types import (
     Start,
     StartRoots,
     Stop,
-    StopReason,
     Task,
 )
 
@@ -139,14 +138,14 @@ class GroupScheduler:
         self.context.counts.done += 1
         if self.states is not None:
             self.states.ended(live)
-        if live.stop is StopReason.PRUNED:
+        if live.is_pruned:
             live.cut(live.turn)  # a call that ended in the same moment may have left its record
             return
         self._report(self._turn_ended(live, live.turn, Phase.END))
         if self._score is not None:
             with self.context.watchdog.wait(f"score of rollout {live.key}"):
                 score = await self._score(live.freeze(self.job.task))
-            if live.stop is StopReason.PRUNED:
+            if live.is_pruned:
                 return  # meanwhile, and the reward caught its cancellation
             live.score = score
             self._report(RolloutEvent(live.path, Phase.SCORED, live.turn, reward=score.reward))
@@ -175,7 +174,7 @@ class GroupScheduler:
 
     def _report(self, event: RolloutEvent) -> None:
         """Called from engines' callbacks too, where an error must not surface: it stops the run instead."""
-        if self._closed or self._live[event.path].stop is StopReason.PRUNED:
+        if self._closed or self._live[event.path].is_pruned:
             return
         try:
             self._note_sampled(self._live[event.path])

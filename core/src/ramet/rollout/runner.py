@@ -90,9 +90,9 @@ class RolloutRunner:
         except PluginError:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # one rollout's failure is data: it is masked
-            if isinstance(error, asyncio.CancelledError) and is_cancelled() and live.stop is not StopReason.PRUNED:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled() and not live.is_pruned:
                 raise
-            if live.stop is StopReason.PRUNED:
+            if live.is_pruned:
                 return  # the scheduler stopped it
             live.fault = self._fault(error, live, expired=limit.expired(), step_over=own_end > self.step_ends_at)
             self._warn_of(live.key, live.fault)

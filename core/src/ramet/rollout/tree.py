@@ -63,6 +63,11 @@ class LiveRollout:
     stats: dict[str, float] = field(default_factory=dict)
 
     @property
+    def is_pruned(self) -> bool:
+        """The branch policy stopped it."""
+        return self.stop is StopReason.PRUNED
+
+    @property
     def n_response_tokens(self) -> int:
         return len(self.token_ids) - self.n_prompt_tokens
 

@@ -25,8 +25,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from ramet.config.schema import Config, Strategy
 from ramet.errors import ConfigError
 from ramet.io.atomic import finish_removals, remove_folder, write_file
@@ -39,8 +37,7 @@ STATE = "trainer_state.json"
 LAYOUT = "layout.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FSDP_FOLDERS = ("pytorch_model_fsdp_0", "optimizer_0")
-BROKEN = (OSError, ValueError, KeyError, AttributeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile,
-          SafetensorError)  # fmt: skip
+BROKEN = (OSError, ValueError, KeyError, AttributeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile)
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
@@ -202,13 +199,18 @@ class SftLayout:
 
 
 def _read_weights(checkpoint: Path) -> None:
+    from safetensors import SafetensorError, safe_open  # here: `ramet checkpoints` works without `ramet[train]`
+
     names = [WEIGHTS]
     if (checkpoint / INDEX).exists():
         index = json.loads((checkpoint / INDEX).read_text(encoding="utf-8"))
         names = sorted(set(index["weight_map"].values()))
     for name in names:
-        with safe_open(checkpoint / name, framework="pt") as tensors:
-            tensors.keys()
+        try:
+            with safe_open(checkpoint / name, framework="pt") as tensors:
+                tensors.keys()
+        except SafetensorError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 def _read_items(folder: Path) -> None:
