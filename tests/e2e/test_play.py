@@ -151,3 +151,17 @@ def test_a_rollout_that_infrastructure_failed_is_told_and_is_exit_code_2(
     assert ended.code == 2
     assert "result of e2e_digest: failed after" in ended.out
     assert re.search(r"^masked: tool:e2e_digest: .*\nstop: fault; 1 turn, 1 tool call; ", ended.out, re.MULTILINE)
+
+
+def test_defaults_fit_themselves_to_a_small_model(ramet, keys: list[str], tmp_path: Path) -> None:
+    """2,048 tokens of a prompt and 4,096 of a response are more than the model's positions; this prompt is not."""
+    defaults = [key for key in keys if "max_prompt_tokens" not in key and "max_response_tokens" not in key]
+    ended = ramet("play", "1+1?", *defaults, cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    long = ramet("play", "long " * 300, *defaults, cwd=tmp_path)
+    assert long.code == 1
+    [error] = long.errors
+    assert re.fullmatch(
+        r"the question makes a prompt of \d+ tokens, and model and engine hold 256 with the response; ask for less",
+        error,
+    )

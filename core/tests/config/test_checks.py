@@ -43,7 +43,10 @@ def test_a_sound_configuration_has_no_problems():
         ([*DETERMINISTIC, "run.threads=4"], "run.deterministic=true: needs run.threads=1, got 4"),
         ([*DETERMINISTIC, "model.device=cuda"], "run.deterministic=true: holds on CPU only"),
         ([*DETERMINISTIC, "engine.params.slots=31"], "slots of at least rollout.max_concurrent=32, got 31"),
-        (["engine.params.max_tokens=100"], "= 6144: more than engine.params.max_tokens=100"),
+        (
+            ["engine.params.max_tokens=100"],
+            "= 6144: more than engine.params.max_tokens=100; raise that, or lower one of the two",
+        ),
         (["rewards=[]"], "rewards: none chosen"),
         (["data.train=[]"], "data.train: missing"),
         (["train.resample_rounds=-1"], "train.resample_rounds=-1: must be at least 0"),
@@ -94,7 +97,11 @@ def test_evaluation_needs_something_to_measure():
 def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
     problems = found(f"model.path={tmp_path}")
-    assert "2048 + rollout.max_response_tokens=4096 = 6144: more than the 512 positions" in problems[0]
+    assert problems == [
+        "data.max_prompt_tokens=2048 + rollout.max_response_tokens=4096 = 6144: more than the 512 positions of the "
+        f"model {tmp_path}; lower one of the two"
+    ]
+    assert found(f"model.path={tmp_path}", job="play") == []  # there each prompt is looked at
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from ramet.cli.terminal import Parser, print_problems
+from ramet.config.sections import GROUPS, JOBS
 from ramet.errors import ConfigError
 
 OK, MASKED = 0, 2  # exit codes: infrastructure failed in a rollout
-_SETTING = re.compile(r"[+~]*[\w./-]+=")
+_SETTING = re.compile(r"[+~]*([\w./-]+)=")
 STDIN = 0
 
 
@@ -24,10 +25,11 @@ def run(arguments: Sequence[str]) -> int:
     found = _parser().read(arguments)
     if found is None:
         return OK
-    overrides = [text for text in found.words if _SETTING.match(text)]
-    asked = [text for text in found.words if text not in overrides]
+    overrides = [text for text in found.words if _is_setting(text)]
+    asked = [text for text in found.words if not _is_setting(text)]
     if len(asked) > 1:
         raise ConfigError(f"play: one question, got {len(asked)}: {', '.join(map(repr, asked))}; put it in quotes")
+    _check_question(asked)
     from ramet.config.compose import compose
 
     resolved = compose(overrides, job="play", config_dir=found.config_dir)
@@ -38,6 +40,27 @@ def run(arguments: Sequence[str]) -> int:
     else:
         valid = job.run(resolved, _lines(), screen, rollouts=found.n, refused=print_problems)
     return OK if valid else MASKED
+
+
+def _is_setting(text: str) -> bool:
+    """`x=2. What is x?` is a question: a word that is no section, and a text of several words."""
+    found = _SETTING.match(text)
+    if found is None:
+        return False
+    key, value = found[1], text[found.end() :].strip()
+    return "." in key or key in (*JOBS["play"], *GROUPS) or len(value.split()) < 2
+
+
+def _check_question(asked: Sequence[str]) -> None:
+    """Raise `ConfigError` for one that makes no prompt, or that cannot be read."""
+    for question in asked:
+        if not question.strip():
+            raise ConfigError("play: the question is empty")
+        if any("\ud800" <= char <= "\udfff" for char in question):  # bytes that Python could not read
+            shown = question.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            raise ConfigError(f"cannot read {shown!r}: not UTF-8 here; set a UTF-8 locale, as in LC_ALL=C.UTF-8")
+    if not asked and sys.stdin is None:
+        raise ConfigError('play: no question, and the standard input is closed; ask one, as in ramet play "QUESTION"')
 
 
 def _parser() -> Parser:

@@ -33,8 +33,9 @@ def check(resolved: Resolved, job: str) -> list[str]:
     problems = list(_allowed(config, job))
     problems += check_outputs(config, job)
     if job in ("train", "eval", "play"):
-        problems += _lengths(config)
         problems += _deterministic(config)
+    if job in ("train", "eval"):  # `ramet play` fits the engine to the model, and looks at each prompt
+        problems += _lengths(config)
     if job == "train":
         problems += _training(config)
         problems += _validation(config.train, config.rollout.max_concurrent)
@@ -193,13 +194,14 @@ def _lengths(config: Config) -> Iterator[str]:
     numbers = f"data.max_prompt_tokens={prompt} + rollout.max_response_tokens={response} = {prompt + response}"
     held = getattr(config.engine.params, "max_tokens", None)
     if held is not None and held < prompt + response:
-        yield f"{numbers}: more than engine.params.max_tokens={held}"
-    longest = _max_positions(Path(config.model.path))
+        yield f"{numbers}: more than engine.params.max_tokens={held}; raise that, or lower one of the two"
+    longest = max_positions(Path(config.model.path))
     if longest is not None and longest < prompt + response:
-        yield f"{numbers}: more than the {longest} positions of the model {config.model.path}"
+        yield f"{numbers}: more than the {longest} positions of the model {config.model.path}; lower one of the two"
 
 
-def _max_positions(folder: Path) -> int | None:
+def max_positions(folder: Path) -> int | None:
+    """How many tokens a model's sequences may have; None where its `config.json` does not say."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):

@@ -40,6 +40,15 @@ REPLACED: dict[str, dict[str, str | None]] = {
         "run.allow_config_change": None,
         "data.train": None,
         "data.valid": None,
+        "data.columns": None,
+        "data.limit": None,
+        "data.valid_limit": None,
+        "data.shuffle": None,
+        "data.weights": None,
+        "data.curriculum": None,
+        "data.min_difficulty": None,
+        "data.max_difficulty": None,
+        "data.on_bad_row": None,
         "rollout.group_size": "--n",
         "rollout.step_deadline_s": "rollout.deadline_s",
         "rollout.max_infra_rate": None,
@@ -80,7 +89,8 @@ def unused_key(key: str, job: str) -> str | None:
     if section not in JOBS[job]:
         return f"{key}: `ramet {job}` does not build the section {section!r} (built by: {users}); leave the key out"
     replaced = REPLACED.get(job, {})
-    if key not in replaced:
+    owner = next((one for one in replaced if f"{key}.".startswith(f"{one}.")), None)
+    if owner is None:
         return None
-    instead = replaced[key]
+    instead = replaced[owner]
     return f"{key}: `ramet {job}` does not read it; {'leave the key out' if instead is None else f'set {instead}'}"

@@ -15,10 +15,10 @@ from ramet.cluster.interfaces import Rollouts
 from ramet.cluster.launch import open_rollouts
 from ramet.components.build import Components
 from ramet.components.checks import check_components
-from ramet.components.engines import check_engine
+from ramet.components.engines import check_engine, max_sequence_tokens
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
-from ramet.config.checks import check
+from ramet.config.checks import check, max_positions
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import ConfigError, RametError, raise_all
@@ -66,7 +66,7 @@ def run(
 
 def prepare(resolved: Resolved, rollouts: int) -> PreparedPlay:
     """Do all checks, reported together in `ConfigErrors`."""
-    config = _with_few_slots(resolved, rollouts)
+    config = _fitted(_with_few_slots(resolved, rollouts))
     components = Components(config)
     problems = [
         *_number(rollouts, config),
@@ -105,6 +105,17 @@ def _with_few_slots(resolved: Resolved, rollouts: int) -> Config:
     return config
 
 
+def _fitted(config: Config) -> Config:
+    """Prompt and response share the positions that the model has: a short prompt leaves more to the response."""
+    longest = max_positions(Path(config.model.path))
+    wanted = getattr(config.engine.params, "max_tokens", None) or max_sequence_tokens(config)
+    if longest is None or wanted <= longest or not hasattr(config.engine.params, "max_tokens"):
+        return config
+    config = copy.deepcopy(config)
+    config.engine.params.max_tokens = longest
+    return config
+
+
 async def _play(
     prepared: PreparedPlay,
     questions: AsyncIterator[str],
@@ -139,13 +150,19 @@ async def _play_one(question: str, rollouts: Rollouts, prepared: PreparedPlay, s
 
 
 def _check_length(question: str, encoder: Encoder, prepared: PreparedPlay) -> None:
-    """Raise `ConfigError` for a prompt that training would leave out."""
+    """Raise `ConfigError` for a prompt that training would leave out, or that leaves no room for a response."""
     prompt = task_prompts(prepared.components.step, prepared.config, prepared.tools)(_task(question))
     n_tokens, most = len(encoder.prompt(prompt.messages, prompt.tools)), prepared.config.data.max_prompt_tokens
     if n_tokens > most:
         raise ConfigError(
             f"data.max_prompt_tokens={most}: the question makes a prompt of {n_tokens} tokens, and training leaves out "
             "what is longer; raise it, or ask for less"
+        )
+    held = getattr(prepared.config.engine.params, "max_tokens", None)
+    if held is not None and n_tokens >= held:
+        raise ConfigError(
+            f"the question makes a prompt of {n_tokens} tokens, and model and engine hold {held} with the response; "
+            "ask for less"
         )
 
 
