@@ -9,6 +9,7 @@ import pytest
 
 from ramet.config import hydra_adapter
 from ramet.config.compose import compose, layers
+from ramet.config.needs import missing
 from ramet.config.recipes import recipe, recipes
 from ramet.errors import ConfigError
 
@@ -95,3 +96,27 @@ def test_one_that_cannot_be_read_is_named(shipped: Path) -> None:
         recipes()
     reason = "'utf-8' codec can't decode byte 0xff in position 2: invalid start byte"
     assert str(caught.value) == f"{path}: cannot be read: {reason}"
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(shipped: Path) -> None:
+    (shipped / "experiment/other.yaml").write_bytes(b"# \xff\n")
+    assert recipe("demo").text == SHIPPED
+
+
+def test_a_package_that_can_be_imported_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds for other hardware are distributions of other names; a mere folder is no package."""
+    write(tmp_path / "built_elsewhere/__init__.py", "")
+    (tmp_path / "only_a_folder").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert missing(["built-elsewhere", "only-a-folder"]) == ["only-a-folder"]
+
+
+def test_a_value_of_a_recipe_that_is_of_the_wrong_kind_has_the_right_one_beside_it(
+    problems: Problems, shipped: Path
+) -> None:
+    write(shipped / "experiment/demo.yaml", "# @package _global_\ndata:\n  train: tasks.jsonl\n")
+    assert problems(MODEL, "experiment=demo") == [
+        "In 'experiment/demo': ValidationError raised while composing config:; Invalid value assigned: AnyNode is not a "
+        "ListConfig, list or tuple.; full_key: data.train; reference_type=DataConfig; object_type=DataConfig; "
+        "data.train expects list[str]"
+    ]

@@ -37,7 +37,7 @@ from ramet.config.needs import missing, needs_of
 from ramet.config.provenance import COMMAND_LINE, Layer
 from ramet.config.schema import Config
 from ramet.config.sections import COMPONENTS, PRESETS
-from ramet.config.settings import leaf_keys
+from ramet.config.settings import expected_type, leaf_keys
 from ramet.errors import ConfigError
 from ramet.extensions import package_folders
 from ramet.plugins import PRESETS as PRESET_PACKAGES
@@ -218,9 +218,14 @@ def _explain(error: Exception, catalog: Catalog, chosen: Sequence[str]) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"a file of {' '.join(chosen)} is not UTF-8: {error.reason} {error.object[error.start : error.end]!r}"
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    key = re.search(r"full_key: (\S+)", text)
+    key = re.search(r"full_key: ([^\s;]+)", text)
     schema = ConfigStore.instance().load("schema.yaml").node
-    return text + (suggest(key[1], leaf_keys(schema)) if key else "")
+    if key is None:
+        return text
+    if key[1] not in (known := list(leaf_keys(schema))):
+        return text + suggest(key[1], known)
+    expected = expected_type(schema, key[1])
+    return text + (f"; {key[1]} expects {expected}" if expected else "")
 
 
 def _lacking(chosen: Sequence[str]) -> str:

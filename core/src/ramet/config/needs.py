@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution, requires
+from importlib.util import find_spec
 
 _LINE = re.compile(r"^# Needs: (.+)$", re.MULTILINE)
 _NEED = re.compile(r"([\w.-]+)(?:\[([\w,.-]+)\])?")
@@ -49,8 +50,10 @@ def extras_of(name: str) -> dict[str, list[str]]:
 
 
 def _is_installed(name: str) -> bool:
+    """As a distribution, or as a package that can be imported: builds for other hardware have names of their own."""
     try:
         distribution(name)
     except PackageNotFoundError:
-        return False
+        found = find_spec(name.replace("-", "_").replace(".", "_"))
+        return found is not None and found.origin is not None  # a folder of that name is no package
     return True

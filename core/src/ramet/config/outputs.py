@@ -6,6 +6,7 @@ Nothing is compared by name alone: links are followed first, and a pattern means
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def _inputs(config: Config) -> Iterator[tuple[str, Path]]:
         ("sft.data", config.sft.data),
     ):
         for pattern in (one for one in patterns if not one.startswith("benchmark:")):
-            path = Path(pattern).expanduser()
+            path = Path(os.path.expanduser(pattern))
             matches = [] if path.exists() else sorted(glob.glob(str(path), recursive=True))
             yield from ((key, Path(match)) for match in matches or [str(path)])
 

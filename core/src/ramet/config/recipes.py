@@ -34,18 +34,21 @@ class Recipe:
 
 def recipes(config_dir: Path | None = None) -> list[Recipe]:
     """All of them, by name. Raises `ConfigError` for one that cannot be read."""
-    register()
-    with running(config_dir):
-        found = files_of(GROUP)
-    return [_recipe(name, files) for name, files in sorted(found.items())]
+    return [_recipe(name, files) for name, files in sorted(_found(config_dir).items())]
 
 
 def recipe(name: str, config_dir: Path | None = None) -> Recipe:
     """The one of this name. Raises `ConfigError` if there is none, with what there is."""
-    found = {one.name: one for one in recipes(config_dir)}
+    found = _found(config_dir)
     if name not in found:
-        raise ConfigError(f"no recipe {name!r}.{suggest(name, found)} Recipes: {', '.join(found) or 'none'}")
-    return found[name]
+        raise ConfigError(f"no recipe {name!r}.{suggest(name, found)} Recipes: {', '.join(sorted(found)) or 'none'}")
+    return _recipe(name, found[name])
+
+
+def _found(config_dir: Path | None) -> dict[str, list[ConfigFile]]:
+    register()
+    with running(config_dir):
+        return files_of(GROUP)
 
 
 def _recipe(name: str, files: list[ConfigFile]) -> Recipe:
