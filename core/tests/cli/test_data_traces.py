@@ -72,3 +72,18 @@ def test_tasks_and_traces_may_be_looked_at_together(file: Path, capsys: pytest.C
         "3 files, 11 rows: 1 task, 9 conversations; 1 bad row (left out with sft.malformed=skip) and 1 other problem; "
         "warnings: unmasked, duplicates"
     )
+
+
+def test_rows_whose_prompt_is_named_messages_are_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "6*7?"}], "answer": "42"}) + "\n")
+    assert main(["data", "inspect", str(file), "data.columns.prompt=messages", "--prompts", "0"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 file, 1 row: 1 task; no problems"
+    assert main(["data", "inspect", str(file), "--prompts", "-1"]) == 1
+    assert capsys.readouterr().err == "error: --prompts=-1: must be at least 0\n"
+
+
+def test_the_home_of_nobody_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "inspect", "~no-such-user/tasks.jsonl"]) == 1
+    said = f"error: ~no-such-user/tasks.jsonl: no such file (working directory: {Path.cwd()})\n"
+    assert capsys.readouterr().err == said

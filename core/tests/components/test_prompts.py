@@ -13,7 +13,7 @@ import pytest
 from ramet.cli import main
 from ramet.components import prompts
 from ramet.components.build import Components
-from ramet.components.prompts import task_prompts, warn_of_foreign_tags
+from ramet.components.prompts import describe_foreign_tags, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import tool_names
 from ramet.config.compose import compose
 from ramet.config.schema import Config
@@ -159,7 +159,12 @@ def test_tasks_that_name_tags_of_no_tool_are_counted_and_listed_in_one_warning(
         "A call of one is answered with an error. Configure the tool, name tags of no tool in "
         "rollout_step.params.other_tags, or set rollout_step.system_prompt=always"
     ]
-    assert foreign_tags(config(model, "rollout_step.system_prompt=always"), tasks) == {}
+    always = config(model, "rollout_step.system_prompt=always")
+    assert describe_foreign_tags({"search": ["t/0"]}, always, tool_names(always)) == (
+        "prompts of tasks name tags of no tool that they may use: <search> in 1 (t/0); configured: calc. A call of one "
+        "is answered with an error. Configure the tool, or name tags of no tool in rollout_step.params.other_tags"
+    )
+    assert foreign_tags(always, tasks) == {}
     assert foreign_tags(config(model, "rollout_step.params.other_tags=[search]"), tasks) == {}
 
 

@@ -128,8 +128,9 @@ def test_a_pattern_names_files_and_parquet_gives_the_same_conversations(tmp_path
 
 
 def test_a_row_of_turns_is_a_trace_and_a_task_is_none() -> None:
-    assert is_trace(GOOD) and is_trace({"conversations": []})
-    assert not is_trace({"prompt": [{"role": "user", "content": "q"}], "answer": "a", "messages": None})
+    assert is_trace(GOOD, "prompt") and is_trace({"conversations": []}, "prompt")
+    assert not is_trace({"prompt": [{"role": "user", "content": "q"}], "answer": "a", "messages": None}, "prompt")
+    assert not is_trace({"messages": [{"role": "user", "content": "q"}], "answer": "a"}, "messages")
 
 
 def test_a_file_without_rows_is_a_problem(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def _data(arguments: Sequence[str]) -> int:
     found = parser.read(arguments if arguments else ["--help"])
     if found is None:
         return 0
+    if found.prompts < 0:
+        raise ConfigError(f"--prompts={found.prompts}: must be at least 0")
     overrides = [text for text in found.files if "=" in text and not Path(text).exists()]
     files = [text for text in found.files if text not in overrides]
     data = importlib.import_module("ramet.cli.data")

@@ -52,7 +52,7 @@ def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | Non
     tools = tool_names(config)
     step = Components(config).step
     views = _prompts(step, config, tools)
-    traces = {path for path in paths if holds_traces(path)}
+    traces = {path for path in paths if holds_traces(path, config)}
     tasks = iter(inspect_files([path for path in paths if path not in traces], config.data.columns))
     reports = [
         inspect_traces(path, step, config, tools)
@@ -148,7 +148,7 @@ def _tags(found: Inspection, step: RolloutStep, config: Config, tools: ToolNames
     foreign = foreign_tags(step, config, found.tasks, tools)
     if not foreign:
         return ""
-    return describe_foreign_tags(foreign, tools) if tools.schemas else describe_promised_tags(foreign)
+    return describe_foreign_tags(foreign, config, tools) if tools.schemas else describe_promised_tags(foreign)
 
 
 def _lengths(found: Inspection, config: Config, views: Prompts) -> Iterator[str]:

@@ -16,13 +16,13 @@ from ramet.sft.traces import TraceReport, check_traces
 from ramet.types import RolloutStep
 
 
-def holds_traces(path: Path) -> bool:
+def holds_traces(path: Path, config: Config) -> bool:
     """Whether the first row that can be read is a trace."""
     try:
         first = next((row for row in read_rows(path) if row.problem is None), None)
     except ConfigError:
         return False  # whoever reads it next says why
-    return first is not None and is_trace(first.values)
+    return first is not None and is_trace(first.values, config.data.columns.prompt)
 
 
 def inspect_traces(path: Path, step: RolloutStep, config: Config, tools: ToolNames) -> FileReport:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from ramet.components.toolbox import ToolNames
-from ramet.config.schema import Config
+from ramet.config.schema import Config, SystemPrompt
 from ramet.rollout.prompts import Prompt, make_prompt
 from ramet.types import Message, RolloutStep, Task
 
@@ -82,12 +82,14 @@ def describe_promised_tags(found: dict[str, list[str]]) -> str:
     )
 
 
-def describe_foreign_tags(found: dict[str, list[str]], tools: ToolNames) -> str:
+def describe_foreign_tags(found: dict[str, list[str]], config: Config, tools: ToolNames) -> str:
     """The result of `foreign_tags` in one line."""
+    other_tags = "name tags of no tool in rollout_step.params.other_tags"
+    is_set = config.rollout_step.system_prompt is SystemPrompt.ALWAYS
+    ways = f"or {other_tags}" if is_set else f"{other_tags}, or set rollout_step.system_prompt=always"
     return (
         f"prompts of tasks name tags of no tool that they may use: {_counted(found)}; configured: "
-        f"{', '.join(tools.schemas) or 'none'}. A call of one is answered with an error. Configure the tool, name tags "
-        "of no tool in rollout_step.params.other_tags, or set rollout_step.system_prompt=always"
+        f"{', '.join(tools.schemas) or 'none'}. A call of one is answered with an error. Configure the tool, {ways}"
     )
 
 
@@ -103,5 +105,5 @@ def warn_of_foreign_tags(
 ) -> dict[str, list[str]]:
     """Log what `foreign_tags` finds, and return it."""
     if found := foreign_tags(step, config, tasks, tools):
-        logger.warning("%s", describe_foreign_tags(found, tools))
+        logger.warning("%s", describe_foreign_tags(found, config, tools))
     return found

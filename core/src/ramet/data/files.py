@@ -7,6 +7,7 @@ reach too, by `ramet.from_jsonl`.
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def find_files(patterns: Sequence[str]) -> tuple[list[Path], list[str]]:
     files: list[Path] = []
     problems: list[str] = []
     for pattern in patterns:
-        path = Path(pattern).expanduser()
+        path = Path(os.path.expanduser(pattern))  # of a user that there is not it stays as it is
         matches = [path] if path.exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
         if not matches:
             problems.append(f"{pattern}: no such file (working directory: {Path.cwd()})")

@@ -92,9 +92,9 @@ def _hash(file: Path, digest: hashlib._Hash) -> None:
             digest.update(chunk)
 
 
-def is_trace(values: Mapping[str, Any]) -> bool:
-    """Whether a row is one of these, and no task: it holds turns under a name that `ramet sft` reads."""
-    return any(isinstance(values.get(name), list) for name in LISTS)
+def is_trace(values: Mapping[str, Any], prompt: str) -> bool:
+    """Whether a row is one of these, and no task, which has its prompt in the column `prompt`."""
+    return prompt not in values and any(isinstance(values.get(name), list) for name in LISTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
