@@ -116,7 +116,7 @@ def test_a_value_of_a_recipe_that_is_of_the_wrong_kind_has_the_right_one_beside_
 ) -> None:
     write(shipped / "experiment/demo.yaml", "# @package _global_\ndata:\n  train: tasks.jsonl\n")
     assert problems(MODEL, "experiment=demo") == [
-        "In 'experiment/demo': ValidationError raised while composing config:; Invalid value assigned: AnyNode is not a "
-        "ListConfig, list or tuple.; full_key: data.train; reference_type=DataConfig; object_type=DataConfig; "
+        "In 'experiment/demo': ValidationError raised while composing config:; Invalid value assigned: AnyNode is not "
+        "a ListConfig, list or tuple.; full_key: data.train; reference_type=DataConfig; object_type=DataConfig; "
         "data.train expects list[str]"
     ]
