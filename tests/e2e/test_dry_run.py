@@ -56,7 +56,7 @@ def test_a_training_says_what_it_would_do_and_does_nothing(ramet, workspace, tmp
         "tools e2e_digest",
         PLACEMENT,
         "would write runs/new/LOCK",
-        *(f"runs/new/{name}" for name in ("config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl")),
+        *(f"runs/new/{name}" for name in ("config.yaml", "overrides.txt", "manifest.json", "metrics.jsonl", "run.log")),
         "runs/new/rollouts/step_000001.jsonl.gz … step_000004.jsonl.gz",
         "runs/new/checkpoints/step_…/ (every 2 steps and the last, 2 kept)",
         "runs/new/model/",

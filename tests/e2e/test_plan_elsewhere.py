@@ -66,8 +66,8 @@ def test_a_recipe_for_gpus_is_planned_from_config_json_alone(ramet, laptop: Path
     assert plan["not checked"] == ["because this machine has no", WEIGHTS, TOKENIZER, VLLM, RAY]
     ended = ramet(*planned, "--on", "4x80GiB", cwd=laptop, **WITHOUT)
     assert ended.errors == [
-        "cluster: 8 policy ranks and 8 rollout workers need 8 devices, and there are 4; lower cluster.policy_workers "
-        "and cluster.rollout_workers"
+        "cluster: 8 policy ranks and 8 rollout workers need 8 devices, and there are 4; lower "
+        "cluster.policy_workers=8 and cluster.rollout_workers=8, or take a machine with more"
     ]
     assert files(laptop) == before
 

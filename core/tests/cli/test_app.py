@@ -138,7 +138,7 @@ def test_plugins_as_json_names_everything_installed(capsys: pytest.CaptureFixtur
     assert main(["plugins", "--json"]) == 0
     core = json.loads(capsys.readouterr().out)[0]
     assert (core["name"], core["distribution"], core["contract"], core["broken"]) == ("core", "ramet", "1", None)
-    assert core["offers"]["branch_policy"] == ["none", "random"]
+    assert core["offers"]["branch_policy"] == ["none", "random", "tree_grpo"]
     assert core["presets"] == {"algorithm": ["grpo", "ppo"], "cluster": ["local", "ray"]}
     assert core["unusable"] == {}
 

@@ -129,6 +129,6 @@ def test_a_tab_in_bash_completes_commands_groups_and_choices(tmp_path: Path) -> 
         bash.type("train.eval_f\t", r"train\.eval_first=$")
         assert "train.eval_first=" not in bash.type("t\t", r"true $")  # it is there already
         bash.type("'algo\t", r"'algorithm='$")
-        bash.type("gr\t", r"grpo'? $")
+        bash.type("pp\t", r"ppo'? $")
     finally:
         bash.close()
