@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
-LONGEST = (  # each takes ten seconds or more
+LONGEST = (  # each takes about ten seconds or more
     "tests/e2e/test_ray.py",
     "core/tests/sft/test_ranks_deepspeed.py",
     "tests/test_wheels.py",
@@ -44,6 +44,15 @@ LONGEST = (  # each takes ten seconds or more
     "core/tests/planning/test_memory_traced.py",
     "core/tests/check/test_logprobs.py",
     "core/tests/report/test_browser.py",
+    "core/tests/train/test_loop.py",
+    "core/tests/train/test_algorithms.py",
+    "plugins/rewards/tests/test_math.py",
+    "core/tests/engines/test_torch_engine.py",
+    "core/tests/models/test_encoder.py",
+    "plugins/rewards/tests/test_answers.py",
+    "plugins/aepo/tests/test_training.py",
+    "plugins/tools_python/tests/test_hostile.py",
+    "tests/test_docs_mistakes.py",
 )
 
 

@@ -61,6 +61,10 @@ def test_no_key_of_ours_is_the_name_of_another() -> None:
         ("train", "trainer.n_gpus_per_node", "cluster.policy_workers"),
         ("train", "algorithm.adv_estimator", "advantage"),
         ("train", "trainer.save_freq", "train.save_every"),
+        ("train", "trainer.project_name", "wandb.project"),
+        ("train", "actor_rollout_ref.rollout.beam_size", "branch_policy"),
+        ("train", "actor_rollout_ref.rollout.tools.call_limit", "rollout.max_tool_calls"),
+        ("train", "custom_reward_function.name", "rewards"),
         ("train", "trainer.test_freq", "train.eval_every"),
         ("train", "actor_rollout_ref.actor.clip_ratio", "policy_loss.params.clip_low"),
         ("eval", "n_samples", "evaluate.k"),
@@ -105,6 +109,11 @@ def test_what_the_job_would_refuse_is_not_suggested(problems: Problems) -> None:
     assert problem == f"num_generations: no such key. {sections('sft')}"
     [problem] = problems(MODEL, "gpu_memory_utilization=0.5")  # an option of vllm, and engine=torch is chosen
     assert problem == f"gpu_memory_utilization: no such key. {sections('train')}"
+
+
+def test_a_section_of_others_is_no_slip_of_the_keyboard(problems: Problems) -> None:
+    for key in ("actor_rollout_ref.actor.use_dynamic_bsz", "trainer.critic_warmup"):
+        assert problems(MODEL, f"{key}=1") == [f"{key}: no such key. {sections('train')}"]
 
 
 def test_options_of_a_component_are_its_own(problems: Problems) -> None:

@@ -47,8 +47,13 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "max_response_length", "max_completion_length", "generate_max_len", "max_new_tokens", "max_tokens",
         "response_length",
     ),
+    "rollout.max_tool_calls": ("call_limit",),
+    "branch_policy": ("beam_size", "branch_probability", "entropy_weight"),
     "rollout.max_turns": ("max_assistant_turns", "max_user_turns", "max_iterations"),
-    "rewards": ("reward_funcs", "reward_function", "custom_reward_function.path", "reward_model.reward_manager"),
+    "rewards": (
+        "reward_funcs", "reward_function", "custom_reward_function.path", "custom_reward_function.name",
+        "reward_model.reward_manager",
+    ),
     "advantage": ("algorithm.adv_estimator", "adv_estimator", "advantage_estimator"),
     "advantage.params.gamma": ("algorithm.gamma",),
     "advantage.params.lam": ("algorithm.lam", "gae_lambda", "lambd"),
@@ -114,8 +119,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "cluster.rollout_workers": ("vllm_num_engines", "num_engines"),
     "cluster.colocate": ("hybrid_engine", "colocate_all_models", "vllm_mode"),
+    "wandb.project": ("trainer.project_name", "project_name", "wandb_project"),
     "trackers": ("trainer.logger", "report_to", "logger", "use_wandb"),
 }  # fmt: skip
+# Sections of others that only look like one of ours: a key in them is no slip of the keyboard.
+FOREIGN_SECTIONS = frozenset({"actor_rollout_ref", "trainer", "critic", "custom_reward_function", "reward_model"})
 COMPONENT_SECTIONS = frozenset(group.name for group in COMPONENTS)
 
 

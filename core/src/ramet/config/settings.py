@@ -16,7 +16,7 @@ from typing import Any, Union
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ramet.config.aliases import meant
+from ramet.config.aliases import FOREIGN_SECTIONS, meant
 from ramet.config.catalog import first_line, suggest
 from ramet.config.sections import COMPONENTS, GROUPS, JOBS, unused_key
 
@@ -142,17 +142,17 @@ def _no_such(config: DictConfig, key: str, done: list[str], part: str, node: Dic
         return f"{key}: {part!r} is not chosen; add {here}=[{part}]{own}.{close}"
     inside = [str(name) for name in node] if here else JOBS[job]
     names = [name for name in inside if unused_key(f"{here}.{name}" if here else name, job) is None]
-    close = _elsewhere(config, key, part, job) or suggest(part, names, here)
+    close = _elsewhere(config, key, job) or ("" if part in FOREIGN_SECTIONS else suggest(part, names, here))
     where = here or "the configuration"
     return f"{key}: no such key.{close} {where} has: {', '.join(names)}"
 
 
-def _elsewhere(config: DictConfig, key: str, part: str, job: str) -> str:
+def _elsewhere(config: DictConfig, key: str, job: str) -> str:
     """What others call so, or the same last word in another section: `lr` is `policy.lr`."""
     ours = frozenset(one for one in leaf_keys(config) if unused_key(one, job) is None)
     found = meant(key, lambda one: one in ours or (one in GROUPS and unused_key(one, job) is None))
     if found is None:
-        found = [one for one in leaf_keys(config) if one in ours and one.rpartition(".")[2] == part]
+        found = [one for one in leaf_keys(config) if one in ours and one.rpartition(".")[2] == key.rpartition(".")[2]]
     return f" Did you mean {' or '.join(map(repr, found[:2]))}?" if found else ""
 
 
