@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import ramet
+import ramet.conf
 from ramet.cli import main
 from ramet.cli.commands import COMMANDS
 from ramet.config.schema import ModelConfig
@@ -139,7 +140,9 @@ def test_plugins_as_json_names_everything_installed(capsys: pytest.CaptureFixtur
     core = json.loads(capsys.readouterr().out)[0]
     assert (core["name"], core["distribution"], core["contract"], core["broken"]) == ("core", "ramet", "1", None)
     assert core["offers"]["branch_policy"] == ["none", "random", "tree_grpo"]
-    assert core["presets"] == {"algorithm": ["grpo", "ppo"], "cluster": ["local", "ray"]}
+    presets = sorted(file.stem for file in Path(ramet.conf.__file__).parent.glob("algorithm/*.yaml"))
+    assert core["presets"] == {"algorithm": presets, "cluster": ["local", "ray"]}
+    assert {"grpo", "ppo", "rloo", "gspo"} <= set(presets)
     assert core["unusable"] == {}
 
 
