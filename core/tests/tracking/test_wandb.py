@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ramet.config import secrets
 from ramet.config.schema import Config, WandbConfig, WandbMode
 from ramet.tracking.trackers import check_trackers
 from ramet.tracking.wandb import WandbTracker
@@ -89,6 +90,7 @@ def test_a_run_is_offline_without_a_key_and_says_how_to_upload_it(
 def test_the_configuration_is_there_without_secrets(
     tracked: Callable[..., WandbTracker], wandb_records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(secrets, "_values", {})  # of other tests in this process
     monkeypatch.setenv("SEARCH_KEY", "topsecretvalue")
     monkeypatch.setattr(sys, "argv", ["ramet", "train", "tools.web.params.password=typedsecret"])
     tracked().close()
