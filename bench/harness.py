@@ -91,6 +91,15 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def make_inputs(work: Path) -> None:
+    """What a short training of a tiny model needs: `model/` and 200 tasks in `tasks.jsonl`."""
+    from ramet.models.tiny import make_tiny_model  # torch, which not every bench has
+
+    make_tiny_model(work / "model", hidden=128, layers=4)
+    rows = [{"prompt": f"task {i}", "answer": "x"} for i in range(200)]
+    (work / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     if info.is_file():

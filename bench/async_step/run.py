@@ -19,10 +19,9 @@ from typing import Any
 os.environ["RAMET_PLUGINS"] = "async_plugin"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness import measured, print_table, shown, spread, write_results
+from harness import make_inputs, measured, print_table, shown, spread, write_results
 
 from ramet.config.compose import compose
-from ramet.models.tiny import make_tiny_model
 from ramet.train.training import run
 
 LATENCIES = (0.0, 0.5, 1.0)  # seconds of a tool call, two a rollout
@@ -45,12 +44,6 @@ def train(work: Path, name: str, staleness: int, latency: float, steps: int) -> 
     return lines[1:-1]
 
 
-def prepare(work: Path) -> None:
-    make_tiny_model(work / "model", hidden=128, layers=4)
-    rows = [{"prompt": f"task {i}", "answer": "x"} for i in range(200)]
-    (work / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
@@ -59,7 +52,7 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        prepare(work)
+        make_inputs(work)
         for repeat in range(options.repeats + 1):
             for latency in LATENCIES:
                 for staleness in STALENESS:

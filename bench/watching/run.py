@@ -29,10 +29,9 @@ os.environ["RAMET_PLUGINS"] = "async_plugin"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "async_step"))
 
-from harness import measured, print_table, shown, spread, write_results
+from harness import make_inputs, measured, print_table, shown, spread, write_results
 
 from ramet.config.compose import compose
-from ramet.models.tiny import make_tiny_model
 from ramet.tracking.run_log import RunLog
 from ramet.tracking.terminal_line import TerminalLine
 from ramet.train.training import run
@@ -150,12 +149,6 @@ def train(work: Path, name: str, variant: Variant, steps: int) -> dict[str, Any]
     }
 
 
-def prepare(work: Path) -> None:
-    make_tiny_model(work / "model", hidden=128, layers=4)
-    rows = [{"prompt": f"task {i}", "answer": "x"} for i in range(200)]
-    (work / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
@@ -164,7 +157,7 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        prepare(work)
+        make_inputs(work)
         train(work, "warm_up", VARIANTS[0], 2)
         for repeat in range(options.repeats):
             for number, variant in enumerate(VARIANTS):
