@@ -131,7 +131,7 @@ def _texts(action: argparse.Action) -> list[str]:
 
 
 def _keys(name: str, before: Sequence[str], current: str) -> Iterator[str]:
-    """Groups and sections; behind the dot of a section its keys."""
+    """Groups and sections; after the dot of a section its keys."""
     from ramet.cli.completion_keys import Keys
 
     keys = Keys.of(JOB_OF[name], before)

@@ -60,7 +60,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _os_error(error: BaseException, path: Path) -> OSError | None:
-    """The system's error that this one is or stands for, with a path; None if it is of another kind."""
+    """The system's error that this one is or was caused by, with a path; None if it is of another kind."""
     if failures := getattr(error, "failures", None):  # of torch's CheckpointException: rank -> error, traceback
         return _os_error(failures[min(failures)][0], path)
     if isinstance(error, OSError):
