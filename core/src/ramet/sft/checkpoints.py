@@ -30,7 +30,6 @@ from ramet.errors import ConfigError
 from ramet.io.atomic import finish_removals, remove_folder, write_file
 from ramet.io.os_errors import os_error_text
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, mark_newest, measured
-from ramet.policy.checkpoint.dcp import read_contents
 
 logger = logging.getLogger(__name__)
 STATE = "trainer_state.json"
@@ -219,6 +218,8 @@ def _read_items(folder: Path) -> None:
     It is a pickle, which accelerate would let run anything: here it is read with the classes that it is made of, and a
     checkpoint with others is passed over.
     """
+    from ramet.policy.checkpoint.dcp import read_contents  # torch, as above
+
     for item in read_contents(folder).storage_data.values():
         with (folder / item.relative_path).open("rb") as file:
             file.seek(item.offset)
