@@ -229,7 +229,8 @@ def test_the_core_alone_says_what_a_recipe_needs(proof: Proof, tmp_path: Path) -
     presets = sorted(file.stem for file in (ROOT / "core/src/ramet/conf/algorithm").glob("*.yaml"))
     assert error == (
         f"error: algorithm: no 'arpo'. Did you mean 'sapo'? Available: {', '.join(presets)} (asked for by "
-        "experiment=quickstart, which needs ramet[train] ramet-arpo ramet-tools-python ramet-rewards ramet-benchmarks: not installed)"
+        "experiment=quickstart, which needs ramet[train] ramet-arpo ramet-tools-python ramet-rewards "
+        "ramet-benchmarks: not installed)"
     )
 
 
