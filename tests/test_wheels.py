@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -88,7 +89,7 @@ def test_every_package_stands_alone(proof: Proof) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=name_of)
-def test_only_an_absent_extra_or_published_data_keeps_modules_and_tests_of_a_package_back(
+def test_only_an_absent_extra_published_data_or_shell_keeps_modules_and_tests_of_a_package_back(
     proof: Proof, package: Path
 ) -> None:
     row = proof.row(name_of(package))
@@ -96,19 +97,34 @@ def test_only_an_absent_extra_or_published_data_keeps_modules_and_tests_of_a_pac
     assert int(re.findall(r"(\d+) passed", row)[0]) >= 3
     assert int(re.findall(r"(\d+) compose", row)[0]) >= 1
     for reason in re.findall(r"\(\d+ (?:need|skipped:) ([^)]+)\)", row):
-        assert excused(reason), f"neither for want of an extra nor of published data: {reason}"
+        assert excused(reason), f"neither for want of an extra, of published data nor of a shell: {reason}"
 
 
 def excused(reason: str) -> bool:
-    """An extra that is not installed, or published data that is not next to the repository."""
+    """An extra that is not installed, published data that is not next to the repository, or a shell that is missing."""
     data = re.fullmatch(r"needs (\.\./shared/data/[\w./-]+)", reason)
-    return bool(re.match(r"ramet[\w-]*\[\w+\]", reason)) or (data is not None and not (ROOT / data[1]).exists())
+    shell = re.fullmatch(r"(zsh|fish) is not installed", reason)  # no package of Python, so no extra can bring it
+    return (
+        re.match(r"ramet[\w-]*\[\w+\]", reason) is not None
+        or (data is not None and not (ROOT / data[1]).exists())
+        or (shell is not None and shutil.which(shell[1]) is None)
+    )
 
 
 def test_nothing_else_excuses_a_skipped_test() -> None:
     assert excused("ramet-benchmarks[hub] is not installed") and excused("needs ../shared/data/no/such/folder")
     assert not excused("needs ../shared/golden/no_such.json")
     assert not excused("the published data is not next to the repository")
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_a_shell_that_completion_is_for_excuses_a_test_only_where_it_is_missing(
+    shell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert excused(f"{shell} is not installed") and not excused("git is not installed")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    assert not excused(f"{shell} is not installed")
 
 
 def test_the_bare_core_installs_in_seconds_and_without_torch(proof: Proof) -> None:
