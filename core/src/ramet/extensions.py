@@ -1,8 +1,9 @@
-"""What packages add besides the seven hooks: commands and trackers, through entry points of their own.
+"""What packages add besides the seven hooks: commands, trackers and checks, through entry points of their own.
 
 Group `ramet.commands`: a function `(arguments: Sequence[str]) -> int | None`. It gets what follows its name, prints,
 and returns the exit code (None is 0); the first line of its docstring is its summary. Group `ramet.trackers`: a
-function `(run: TrackedRun) -> Tracker`. Names of the core cannot be taken, and a name that two packages offer is
+function `(run: TrackedRun) -> Tracker`. Group `ramet.doctor`: a function `(context: DoctorContext) ->
+Iterable[Finding]`, which `ramet doctor` calls. Names of the core cannot be taken, and a name that two packages offer is
 refused where it is used. Nothing is imported before it is used, except by `ramet --help`, which asks for summaries.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 
 from ramet.errors import ConfigError, PluginError
 
-COMMANDS, TRACKERS = "ramet.commands", "ramet.trackers"
+COMMANDS, TRACKERS, DOCTOR = "ramet.commands", "ramet.trackers", "ramet.doctor"
 
 
 @dataclass(frozen=True, slots=True)

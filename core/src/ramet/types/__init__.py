@@ -32,6 +32,7 @@ from ramet.types.branch import (
     Stop,
     TurnView,
 )
+from ramet.types.doctor import DoctorCheck, DoctorContext, Finding, Severity
 from ramet.types.reward import Reward, Score, per_rollout
 from ramet.types.rollout import (
     CallStatus,
@@ -77,9 +78,12 @@ __all__ = [
     "CallStatus",
     "CallView",
     "CriticOptions",
+    "DoctorCheck",
+    "DoctorContext",
     "Done",
     "Environment",
     "Fault",
+    "Finding",
     "Finished",
     "FirstTokens",
     "Fork",
@@ -110,6 +114,7 @@ __all__ = [
     "Segment",
     "SegmentKind",
     "Services",
+    "Severity",
     "Start",
     "StartFrom",
     "StartRoots",

@@ -1,0 +1,58 @@
+"""Doctor checks: what `ramet doctor` asks of every package (entry-point group `ramet.doctor`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar
+
+C = TypeVar("C")
+
+
+class Severity(StrEnum):
+    """What a finding means for a run. A problem makes `ramet doctor` end with exit code 1."""
+
+    OK = "ok"
+    NOTE = "note"  # works, and is not what it could be
+    WARNING = "warning"  # works until something common happens
+    PROBLEM = "problem"  # does not work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of `ramet doctor`. `mend` says how, as a command or a key where possible; none for what is ok.
+
+    Texts never hold a key or password, not even in part: say which variable holds it.
+    """
+
+    what: str  # a few words: "search key", "isolation"
+    severity: Severity
+    text: str  # what was found
+    mend: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorContext:
+    """What a check may look at. `options`: those of each configured component, as `tools.search` -> its dataclass."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    offline: bool = False  # True: ask nothing of the network
+
+    def configured(self, kind: type[C], default: str) -> Mapping[str, C]:
+        """The options of this class by the key of their component; with none configured, those that `default` (as
+        `tools.search`) has by default.
+
+        Raises what `kind()` raises.
+        """
+        found = {key: value for key, value in self.options.items() if isinstance(value, kind)}
+        return found or {default: kind()}
+
+
+class DoctorCheck(Protocol):
+    """A function of the group `ramet.doctor`. May be `async def`; is given `CHECK_TIMEOUT_S` of `ramet.doctor.job`.
+
+    It changes nothing, and raises nothing for what is wrong with the machine or the configuration: that is a finding.
+    """
+
+    def __call__(self, context: DoctorContext) -> Iterable[Finding]: ...
