@@ -18,9 +18,9 @@ MODULE = '''
 from pathlib import Path
 
 
-def corpus(arguments):
-    """Build a corpus from JSON lines."""
-    print("corpus", *arguments)
+def ledger(arguments):
+    """Build a ledger from JSON lines."""
+    print("ledger", *arguments)
     return 3 if "fail" in arguments else None
 
 
@@ -57,10 +57,10 @@ def file_tracker(run):
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Lay out a distribution with entry points: `install("ramet-corpus", commands={"corpus": "module:function"})`."""
+    """Lay out a distribution with entry points: `install("ramet-ledger", commands={"ledger": "module:function"})`."""
     site = tmp_path / "site"
     site.mkdir()
-    (site / "corpus_plugin.py").write_text(MODULE)
+    (site / "ledger_plugin.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(site))
 
     def lay_out(distribution: str, **groups: dict[str, str]) -> None:
@@ -73,20 +73,20 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
     yield lay_out
-    sys.modules.pop("corpus_plugin", None)
+    sys.modules.pop("ledger_plugin", None)
 
 
 def test_a_command_of_a_plugin_gets_its_arguments_and_gives_the_exit_code(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install("ramet-corpus", commands={"corpus": "corpus_plugin:corpus"})
-    assert main(["corpus", "build", "--out", "x"]) == 0
-    assert main(["corpus", "fail"]) == 3
-    assert capsys.readouterr().out == "corpus build --out x\ncorpus fail\n"
+    install("ramet-ledger", commands={"ledger": "ledger_plugin:ledger"})
+    assert main(["ledger", "build", "--out", "x"]) == 0
+    assert main(["ledger", "fail"]) == 3
+    assert capsys.readouterr().out == "ledger build --out x\nledger fail\n"
 
 
 def test_a_command_of_a_plugin_may_leave_as_argparse_does(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
-    install("ramet-corpus", commands={"leaves": "corpus_plugin:leaves"})
+    install("ramet-ledger", commands={"leaves": "ledger_plugin:leaves"})
     assert main(["leaves", "--help"]) == 0
     assert capsys.readouterr().err == ""
     assert main(["leaves", "--wrong"]) == 2
@@ -98,43 +98,43 @@ def test_a_command_of_a_plugin_may_leave_as_argparse_does(install: Install, caps
 def test_help_lists_commands_of_plugins_with_their_package_and_what_is_broken(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install("ramet-corpus", commands={"corpus": "corpus_plugin:corpus", "torn": "corpus_plugin:gone"})
+    install("ramet-ledger", commands={"ledger": "ledger_plugin:ledger", "torn": "ledger_plugin:gone"})
     assert main(["--help"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     summaries = {name: rest for name, rest in (line for line in lines if len(line) == 2)}
-    assert summaries["corpus"] == "Build a corpus from JSON lines. (ramet-corpus)"
+    assert summaries["ledger"] == "Build a ledger from JSON lines. (ramet-ledger)"
     assert summaries["torn"] == (
-        "BROKEN command 'torn' of ramet-corpus: AttributeError: module 'corpus_plugin' has no attribute 'gone'"
+        "BROKEN command 'torn' of ramet-ledger: AttributeError: module 'ledger_plugin' has no attribute 'gone'"
     )
 
 
 def test_a_command_that_two_packages_offer_is_refused_by_name(
     install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    install("ramet-corpus", commands={"corpus": "corpus_plugin:corpus"})
-    install("other-corpus", commands={"corpus": "corpus_plugin:corpus"})
-    assert main(["corpus"]) == 1
+    install("ramet-ledger", commands={"ledger": "ledger_plugin:ledger"})
+    install("other-ledger", commands={"ledger": "ledger_plugin:ledger"})
+    assert main(["ledger"]) == 1
     assert capsys.readouterr().err == (
-        "error: ramet.commands: 'corpus' is offered by other-corpus and by ramet-corpus; uninstall one\n"
+        "error: ramet.commands: 'ledger' is offered by other-ledger and by ramet-ledger; uninstall one\n"
     )
 
 
 def test_a_command_cannot_take_a_name_of_the_core(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
-    install("ramet-corpus", commands={"plugins": "corpus_plugin:corpus"})
+    install("ramet-ledger", commands={"plugins": "ledger_plugin:ledger"})
     assert main(["plugins", "--json"]) == 0
     assert capsys.readouterr().out.startswith("[")
     main(["--help"])
-    assert "list what is installed, and what failed to load (not that of ramet-corpus: the name is taken)" in (
+    assert "list what is installed, and what failed to load (not that of ramet-ledger: the name is taken)" in (
         capsys.readouterr().out
     )
 
 
 def test_a_mistyped_command_is_told_with_those_of_plugins(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
-    install("ramet-corpus", commands={"corpus": "corpus_plugin:corpus"})
-    assert main(["corpsu"]) == 1
+    install("ramet-ledger", commands={"ledger": "ledger_plugin:ledger"})
+    assert main(["legder"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: no command 'corpsu'. Did you mean 'corpus'? Commands: train, sft, eval, ")
-    assert error.endswith(", corpus\n")
+    assert error.startswith("error: no command 'legder'. Did you mean 'ledger'? Commands: train, sft, eval, ")
+    assert error.endswith(", ledger\n")
 
 
 def chosen(*trackers: str) -> Config:
@@ -142,7 +142,7 @@ def chosen(*trackers: str) -> Config:
 
 
 def test_a_tracker_of_a_plugin_gets_every_call(install: Install, tmp_path: Path) -> None:
-    install("ramet-file", trackers={"file": "corpus_plugin:file_tracker"})
+    install("ramet-file", trackers={"file": "ledger_plugin:file_tracker"})
     assert check_trackers(chosen("file")) == []
     trackers = make_trackers(chosen("file"), TrackedRun(folder=tmp_path, total_steps=2))
     trackers.rewind(0)
@@ -154,7 +154,7 @@ def test_a_tracker_of_a_plugin_gets_every_call(install: Install, tmp_path: Path)
 def test_a_tracker_that_cannot_be_made_never_stops_a_run(
     install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    install("ramet-file", trackers={"file": "corpus_plugin:broken_tracker"})
+    install("ramet-file", trackers={"file": "ledger_plugin:broken_tracker"})
     trackers = make_trackers(chosen("file"), TrackedRun(folder=tmp_path, total_steps=2))
     trackers.close()
     assert list(trackers.trackers) == ["jsonl", "run.log"]
@@ -164,8 +164,8 @@ def test_a_tracker_that_cannot_be_made_never_stops_a_run(
 
 
 def test_a_tracker_that_cannot_be_imported_is_an_error_before_the_start(install: Install) -> None:
-    install("ramet-file", trackers={"file": "corpus_plugin:gone"})
+    install("ramet-file", trackers={"file": "ledger_plugin:gone"})
     assert check_trackers(chosen("file", "filee")) == [
-        "trackers: tracker 'file' of ramet-file: AttributeError: module 'corpus_plugin' has no attribute 'gone'",
+        "trackers: tracker 'file' of ramet-file: AttributeError: module 'ledger_plugin' has no attribute 'gone'",
         "trackers: no tracker 'filee'. Did you mean 'file'? Trackers: console, jsonl, wandb, tensorboard, file",
     ]
