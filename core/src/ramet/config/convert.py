@@ -144,7 +144,7 @@ def _type_params(config: DictConfig, path: str, component: Choice) -> list[str]:
 def _raw(config: DictConfig, sections: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Every text with its key, interpolations as they were written."""
     for section in sections:
-        yield from _texts(OmegaConf.to_container(OmegaConf.masked_copy(config, section), resolve=False), "")
+        yield from _texts(OmegaConf.to_container(config[section], resolve=False), section)
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ramet.config.catalog import LOCAL, Catalog, first_line, make_catalog, suggest
+from ramet.config.catalog import LOCAL, Catalog, Choice, first_line, make_catalog, suggest
 from ramet.config.choices import accept_enum_values
 from ramet.config.needs import missing, needs_of
 from ramet.config.provenance import COMMAND_LINE, Layer
@@ -45,6 +45,8 @@ from ramet.plugins import blocked_plugins, load_plugins
 
 _config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
 accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours
+
+_stored: dict[tuple[str, str], Choice] = {}  # (group, name) -> what the store holds; a node takes milliseconds to make
 
 OWN, CHOSEN_FOLDER, SHIPPED = "working directory", "--config-dir", "ramet"  # providers of the search path
 
@@ -69,14 +71,20 @@ def register() -> Catalog:
     """Store the schema and one typed node for everything installed in Hydra's ConfigStore; register the search path."""
     catalog = make_catalog(load_plugins())
     store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    for group in COMPONENTS:
-        store.repo.pop(group.name, None)
-        for name, component in catalog.components[group.name].items():
-            if component.unusable is None:
-                package = f"{group.name}.{name}" if group.many else group.name
-                node, plugin = component.node(), component.plugin
-                store.store(group=group.name, name=name, node=node, package=package, provider=plugin)
+    if "schema.yaml" not in store.repo:
+        store.store(name="schema", node=Config)
+    offered = {
+        (group.name, name): (f"{group.name}.{name}" if group.many else group.name, choice)
+        for group in COMPONENTS
+        for name, choice in catalog.components[group.name].items()
+        if choice.unusable is None
+    }
+    for group_name, name in _stored.keys() - offered.keys():
+        del store.repo[group_name][f"{name}.yaml"], _stored[group_name, name]
+    for (group_name, name), (package, choice) in offered.items():
+        if _stored.get((group_name, name)) != choice:
+            store.store(group=group_name, name=name, node=choice.node(), package=package, provider=choice.plugin)
+            _stored[group_name, name] = choice
     HydraPlugins.instance().register(RametSearchPath)
     return catalog
 
