@@ -53,6 +53,14 @@ LONGEST = (  # each takes about ten seconds or more
     "plugins/aepo/tests/test_training.py",
     "plugins/tools_python/tests/test_hostile.py",
     "tests/test_docs_mistakes.py",
+    "core/tests/check/test_vllm.py",
+    "core/tests/cli/test_completion.py",
+    "core/tests/sft/test_trainer.py",
+    "core/tests/tracking/test_wandb.py",
+    "core/tests/testing/test_check_rollout_step.py",
+    "core/tests/cluster/test_ray_session.py",
+    "core/tests/sft/test_launch.py",
+    "core/tests/api/test_api.py",
 )
 
 
