@@ -109,6 +109,7 @@ def test_every_heading_with_a_signature_is_one_of_the_code() -> None:
     known = {signature(name, hook) for name, hook in hooks().items()}
     known |= {signature(helper.__name__, helper) for helper in helpers}
     others = [ramet.StepContext, ramet.TraceReader, ramet.Services, ramet.Limiter, ramet.Stateful, ramet.Environment]
+    others.append(ramet.OpenAIClient)
     for protocol in (*(one for hook in hooks().values() for one in offered_by(hook)), *others):
         known |= set(members(protocol))
     assert {heading for heading in HEADINGS if not heading.startswith("register(")} == known

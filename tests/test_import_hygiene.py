@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "ray", "vllm", "transformers", "numpy", "accelerate", "pyarrow", "matplotlib")
+HEAVY = ("torch", "ray", "vllm", "transformers", "numpy", "accelerate", "pyarrow", "matplotlib", "aiohttp")
 RUN = "from ramet.cli import main\ncode = main({arguments!r})\nassert code == 0, code"
 CODE = {
     "import ramet": "import ramet",

@@ -4,17 +4,24 @@ from ramet.entropy import EntropyScale, entropy_change
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.helpers import from_jsonl, function_tool, run_blocking
 from ramet.hookspecs import Register, hookimpl
+from ramet.openai_client.client import OpenAIClient
+from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
 from ramet.types import *  # noqa: F403
 from ramet.types import __all__ as _types
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ChatReply",
     "ConfigError",
     "EntropyScale",
     "InfraError",
+    "OpenAIClient",
+    "OpenAIOptions",
+    "OpenAIUsage",
     "PluginError",
     "Register",
+    "RequestRefused",
     "ToolError",
     "entropy_change",
     "from_jsonl",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         local_services,
         tiny_encoder,
     )
+    from ramet.testing.openai_server import OpenAIServer, RawReply
     from ramet.testing.plugin import check_plugin
     from ramet.testing.policy_loss import check_policy_loss
     from ramet.testing.reward import check_reward
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "EchoTool": "doubles",
+    "OpenAIServer": "openai_server",
+    "RawReply": "openai_server",
     "Reply": "doubles",
     "ScriptedContext": "scripted_context",
     "ScriptedEngine": "doubles",
@@ -55,6 +58,8 @@ _HOMES = {
 
 __all__ = [
     "EchoTool",
+    "OpenAIServer",
+    "RawReply",
     "Reply",
     "ScriptedContext",
     "ScriptedEngine",

@@ -1,0 +1,278 @@
+"""Requests to OpenAI-compatible servers: several at a time, retried, with a deadline, counted, and cached if asked for.
+
+What fails is ours (`InfraError`): the caller masks its rollout or leaves its answer unjudged, and never scores it 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ramet.errors import ConfigError, InfraError
+from ramet.openai_client.cache import ReplyCache, request_key
+from ramet.openai_client.http import AttemptFailed, Http
+from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
+from ramet.openai_client.servers import Server, Servers
+from ramet.types import Limiter, Message, Services
+
+FIRST_WAIT_S = 0.5  # before the second attempt; doubled with each, less up to a half by chance
+LONGEST_WAIT_S = 30.0
+PATIENCE_S = 60.0  # a longer Retry-After is handed to the caller
+REFUSED = {400, 413, 422}
+MODELS_S = 30.0
+
+
+class OpenAIClient:
+    """One per component and process. `name` is its key in messages, as `rewards.judge.params.server`."""
+
+    def __init__(self, options: OpenAIOptions, name: str) -> None:
+        self.options, self.name = options, name
+        self.usage = OpenAIUsage()
+        self._servers = Servers(options.urls)
+        self._cache: ReplyCache | None = None
+        self._limiter: Limiter | None = None
+        self._http: tuple[asyncio.AbstractEventLoop, Http] | None = None
+        self._model = options.model
+        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def start(self, services: Services, *, cache: Path | None = None) -> None:
+        """Optional, before the first request: the run's shared limit, and the file that keeps replies."""
+        if self.options.per_s is not None:
+            self._limiter = services.limiter(self.name, self.options.per_s)
+        self._cache = None if cache is None else ReplyCache(cache)
+
+    async def check(self) -> None:
+        """Ask every server for its models. Raises `ConfigError` for what the configuration got wrong (address, key,
+        model), else `InfraError`.
+        """
+        for server in self._servers.all:
+            await self._offered(server)
+        await self._chosen_model()
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        deadline_s: float | None = None,
+        cached: bool = False,
+        affinity: str = "",
+        check: Callable[[str], bool] | None = None,
+        **parameters: Any,
+    ) -> ChatReply:
+        """One chat completion. `parameters` are keys of the request (temperature, max_tokens, seed, …).
+
+        `cached`: an equal request is answered from the file, if `start` named one. A text that `check` refuses is not
+        kept; the server is asked once more, and what it says then is returned. `deadline_s` bounds all attempts and
+        waits together. Raises `InfraError`; `RequestRefused` if no attempt can succeed.
+        """
+        body = {"messages": [{"role": m.role, "content": m.content} for m in messages], **parameters}
+        accept = None if check is None else (lambda reply: check(_text(reply)))
+        options: dict[str, Any] = {"deadline_s": deadline_s, "affinity": affinity, "accept": accept}
+        reply, from_cache = await self._ask("/chat/completions", body, cached=cached, **options)
+        if accept is not None and not accept(reply):
+            reply, from_cache = await self._ask("/chat/completions", body, cached=cached, **options)
+        return _chat_reply(reply, cached=from_cache, accepted=accept is None or accept(reply))
+
+    async def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        deadline_s: float | None = None,
+        cached: bool = False,
+        affinity: str = "",
+    ) -> dict[str, Any]:
+        """A request to any path below the base, as `/completions`; the reply as it is. Raises as `chat`.
+
+        The model is added if the body names none.
+        """
+        reply, _ = await self._ask(path, body, cached=cached, deadline_s=deadline_s, affinity=affinity)
+        return reply
+
+    async def aclose(self) -> None:
+        """Close connections and file. The client may be used again."""
+        if self._http is not None and self._http[0] is asyncio.get_running_loop():
+            await self._http[1].aclose()
+        self._http = None
+        if self._cache is not None:
+            await self._cache.aclose()
+            self._cache = ReplyCache(self._cache.path)
+
+    async def _ask(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        cached: bool,
+        deadline_s: float | None,
+        affinity: str,
+        accept: Callable[[dict[str, Any]], bool] | None = None,
+    ) -> tuple[dict[str, Any], bool]:
+        """The reply, and whether the cache gave it."""
+        last: list[str] = []  # why the newest attempt failed
+        try:
+            async with asyncio.timeout(deadline_s) as deadline:
+                request = {"model": await self._chosen_model(), **body}
+                if not cached or self._cache is None:
+                    return await self._request(path, request, affinity, last), False
+                key = request_key(path, request)
+                async with self._asking.setdefault(key, asyncio.Lock()):
+                    if (known := await self._cache.get(key)) is not None:
+                        self.usage.cached += 1
+                        return known, True
+                    reply = await self._request(path, request, affinity, last)
+                    if accept is None or accept(reply):
+                        await self._cache.put(key, reply)
+                    return reply, False
+        except TimeoutError as error:
+            self.usage.failures += 1
+            if not deadline.expired():
+                raise
+            reason = f"; {last[-1]}" if last else ""
+            raise InfraError(f"{self.name}: no reply within {deadline_s:g} s{reason}") from error
+        except InfraError:
+            self.usage.failures += 1
+            raise
+
+    async def _request(self, path: str, body: Mapping[str, Any], affinity: str, last: list[str]) -> dict[str, Any]:
+        self.usage.requests += 1
+        tried: set[Server] = set()
+        for attempt in range(self.options.retries + 1):
+            server = self._servers.choose(affinity, tried)
+            try:
+                reply = await self._attempt(server, path, body)
+                _check_shape(path, server, reply)
+            except AttemptFailed as error:
+                last.append(str(error))
+                server.failed()
+                if not error.again or attempt == self.options.retries:
+                    raise self._final(error, attempt + 1) from error
+                tried.add(server)
+                if len(tried) == len(self._servers.all) or error.retry_after_s is not None:
+                    tried.clear()
+                    await self._wait(error, attempt)
+            else:
+                server.answered()
+                self._count(reply)
+                return reply
+        raise AssertionError("the last attempt raises")
+
+    async def _attempt(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        http = self._connections()
+        if self._limiter is not None:
+            await self._limiter.wait()
+        async with http.slots:
+            if self.options.max_requests is not None and self.usage.attempts >= self.options.max_requests:
+                raise AttemptFailed(f"max_requests={self.options.max_requests} is used up", again=False)
+            self.usage.attempts += 1
+            server.in_flight += 1
+            began = time.monotonic()
+            try:
+                return await http.send(server.url + path, body, self.options.timeout_s)
+            finally:
+                server.in_flight -= 1
+                self.usage.wait_s += time.monotonic() - began
+
+    async def _wait(self, error: AttemptFailed, attempt: int) -> None:
+        if error.retry_after_s is not None:
+            if error.retry_after_s > PATIENCE_S:
+                raise InfraError(f"{self.name}: {error}", retry_after_s=error.retry_after_s)
+            if self._limiter is not None:
+                await self._limiter.pause(error.retry_after_s)
+        backoff = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
+        await asyncio.sleep(max(backoff, error.retry_after_s or 0.0))
+
+    def _final(self, error: AttemptFailed, attempts: int) -> InfraError:
+        times = "" if attempts == 1 else f" ({attempts} attempts)"
+        if error.status in REFUSED:
+            return RequestRefused(f"{self.name}: {error}{times}", status=error.status or 400)
+        return InfraError(f"{self.name}: {error}{times}", retry_after_s=error.retry_after_s)
+
+    def _count(self, reply: Mapping[str, Any]) -> None:
+        tokens_in, tokens_out = _tokens(reply)
+        self.usage.input_tokens += tokens_in
+        self.usage.output_tokens += tokens_out
+        spent = tokens_in * self.options.input_price + tokens_out * self.options.output_price
+        self.usage.dollars += spent / 1e6
+
+    async def _chosen_model(self) -> str:
+        if self._model is None:
+            offered = await self._offered(self._servers.choose())
+            if len(offered) != 1:
+                raise ConfigError(
+                    f"{self.name}.model is null, and the server offers {', '.join(offered) or 'no model'}; allowed: "
+                    "the name of a model that it offers"
+                )
+            self._model = offered[0]
+        return self._model
+
+    async def _offered(self, server: Server) -> list[str]:
+        """The models of a server, the chosen one among them. A server that does not list models is believed."""
+        try:
+            reply = await self._connections().send(f"{server.url}/models", None, min(self.options.timeout_s, MODELS_S))
+        except AttemptFailed as error:
+            wrong = {401: "the key is refused", 403: "the key is refused", 404: "there is no such address"}
+            if error.status == 404 and self._model is not None:
+                return []
+            if error.status in wrong:
+                hint = f" (from the environment variable {self.options.key_variable})" if error.status != 404 else ""
+                raise ConfigError(f"{self.name}: {wrong[error.status]}{hint}: {error}") from error
+            raise InfraError(f"{self.name}: {error}") from error
+        listed = reply.get("data")
+        offered = [str(one["id"]) for one in listed if isinstance(one, dict) and "id" in one] if listed else []
+        if self._model is not None and offered and self._model not in offered:
+            raise ConfigError(
+                f"{self.name}.model is {self._model!r}; {server.url} offers: {', '.join(sorted(offered)[:20])}"
+            )
+        return offered
+
+    def _connections(self) -> Http:
+        """Those of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._http is None or self._http[0] is not loop:
+            key = os.environ.get(self.options.key_variable)
+            self._http = loop, Http(self.options.urls, key, self.options.concurrency)
+        return self._http[1]
+
+
+def _check_shape(path: str, server: Server, reply: Mapping[str, Any]) -> None:
+    """A reply without its text is as good as none. Raises `AttemptFailed`."""
+    if path == "/chat/completions":
+        try:
+            _text(reply)
+        except (KeyError, IndexError, TypeError) as error:
+            raise AttemptFailed(f"{server.url}{path}: the reply has no choices[0].message.content") from error
+
+
+def _text(reply: Mapping[str, Any]) -> str:
+    content = reply["choices"][0]["message"]["content"]
+    if not isinstance(content, str | None):
+        raise TypeError(type(content).__name__)
+    return content or ""
+
+
+def _chat_reply(reply: Mapping[str, Any], *, cached: bool, accepted: bool) -> ChatReply:
+    tokens_in, tokens_out = _tokens(reply)
+    return ChatReply(
+        text=_text(reply),
+        finish=str(reply["choices"][0].get("finish_reason") or ""),
+        model=str(reply.get("model") or ""),
+        input_tokens=tokens_in,
+        output_tokens=tokens_out,
+        cached=cached,
+        accepted=accepted,
+    )
+
+
+def _tokens(reply: Mapping[str, Any]) -> tuple[int, int]:
+    usage = reply.get("usage")
+    counted = usage if isinstance(usage, dict) else {}
+    found = [counted.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    first, second = (value if isinstance(value, int) else 0 for value in found)
+    return first, second

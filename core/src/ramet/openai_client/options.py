@@ -1,0 +1,84 @@
+"""What a client is told, what it counts, and what it returns. Public as `ramet.OpenAIOptions` and so on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from ramet.errors import InfraError
+
+
+@dataclass(kw_only=True, slots=True)
+class OpenAIOptions:
+    """Options of a client; a plugin's config has one as a field. The key comes from the environment alone."""
+
+    urls: list[str] = field(default_factory=lambda: ["http://127.0.0.1:8000/v1"])  # bases; several share the requests
+    model: str | None = None  # null: the one that the server offers, where it offers exactly one
+    key_variable: str = "OPENAI_API_KEY"  # environment variable that holds the key; unset: none is sent
+    timeout_s: float = 120.0  # of one attempt
+    retries: int = 4  # after a lost connection, a time-out, 408, 425, 429, 5xx and replies that cannot be read
+    concurrency: int = 32  # requests in flight, in each process
+    per_s: float | None = None  # requests a second of all workers of the run; null: no limit
+    max_requests: int | None = None  # attempts of each process, a bound of cost: then all requests fail; null: none
+    input_price: float = 0.0  # dollars for a million prompt tokens; what was spent is counted
+    output_price: float = 0.0  # dollars for a million generated tokens
+
+    def __post_init__(self) -> None:
+        self.urls = [url.rstrip("/") for url in self.urls]
+        problems = [f"urls holds {url!r}; allowed: http://… and https://…" for url in self.urls if not _is_http(url)]
+        problems += ["urls is empty; allowed: one or more of http://… and https://…"] * (not self.urls)
+        over = {
+            "timeout_s": self.timeout_s,
+            "concurrency": self.concurrency,
+            "per_s": self.per_s,
+            "max_requests": self.max_requests,
+        }
+        problems += [f"{name} must be over 0, got {value}" for name, value in over.items()
+                     if value is not None and value <= 0]  # fmt: skip
+        least = {"retries": self.retries, "input_price": self.input_price, "output_price": self.output_price}
+        problems += [f"{name} must be at least 0, got {value}" for name, value in least.items() if value < 0]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+def _is_http(url: str) -> bool:
+    scheme, _, rest = url.partition("://")
+    return scheme in ("http", "https") and bool(rest)
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenAIUsage:
+    """What a client did so far, in this process."""
+
+    requests: int = 0  # calls that were not answered by the cache
+    attempts: int = 0  # requests sent, those that were repeated included
+    cached: int = 0  # calls answered by the cache
+    failures: int = 0  # calls that raised
+    input_tokens: int = 0  # as the servers counted them
+    output_tokens: int = 0
+    dollars: float = 0.0
+    wait_s: float = 0.0  # from request to reply, over all attempts
+
+    def metrics(self) -> dict[str, float]:
+        """The counts by name, for logs."""
+        return {name: float(value) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReply:
+    """What a server answered. `accepted` is False if the caller's own check refused it twice."""
+
+    text: str
+    finish: str  # `stop`, `length`, …; empty if the server does not say
+    model: str
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached: bool = False
+    accepted: bool = True
+
+
+class RequestRefused(InfraError):
+    """The server will not answer this request however often it is asked (400, 413, 422): too long, mostly."""
+
+    def __init__(self, message: str = "", *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status

@@ -1,0 +1,109 @@
+"""A server that speaks as OpenAI-compatible ones do, in this process: for tests of judges, engines and summarisers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawReply:
+    """What a server may send instead of a completion: an error, a page of HTML, half a reply."""
+
+    status: int = 200
+    body: bytes | str = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    promised: int | None = None  # the Content-Length that is sent; null: the body's own
+
+
+Answer = Callable[[dict[str, Any]], "str | RawReply"]
+
+
+class OpenAIServer:
+    """`with OpenAIServer(answer) as server: … server.url`. `answer` gets the body of each chat request, in a thread.
+
+    A text becomes a chat completion whose tokens are counted as words. `requests` holds the bodies in order of arrival,
+    `keys` the keys that were sent with them.
+    """
+
+    def __init__(self, answer: Answer, *, models: tuple[str, ...] = ("tiny",)) -> None:
+        self.answer, self.models = answer, models
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._http.daemon_threads = True
+        self._http.ours = self  # type: ignore[attr-defined]
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+
+    def __enter__(self) -> OpenAIServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # one packet a reply: two would wait for each other's acknowledgement
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        ours = self._ours()
+        found = self.path == "/v1/models"
+        listed = {"object": "list", "data": [{"id": model, "object": "model"} for model in ours.models]}
+        self._send(RawReply(status=200 if found else 404, body=json.dumps(listed if found else {"error": "not found"})))
+
+    def do_POST(self) -> None:
+        ours = self._ours()
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ours.requests.append(body)
+        bearer = self.headers.get("Authorization")
+        ours.keys.append(bearer.removeprefix("Bearer ") if bearer else None)
+        answer = ours.answer(body)
+        self._send(RawReply(body=json.dumps(completion(body, answer))) if isinstance(answer, str) else answer)
+
+    def _send(self, reply: RawReply) -> None:
+        body = reply.body.encode() if isinstance(reply.body, str) else reply.body
+        try:
+            self.send_response(reply.status)
+            self.send_header("Content-Type", "application/json")
+            for name, value in reply.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body) if reply.promised is None else reply.promised))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:  # the client gave up
+            self.close_connection = True
+        if reply.promised not in (None, len(body)):
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+    def _ours(self) -> OpenAIServer:
+        ours: OpenAIServer = self.server.ours  # type: ignore[attr-defined]
+        return ours
+
+
+def completion(body: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """A chat completion of this text."""
+    asked = sum(len(str(message["content"]).split()) for message in body["messages"])
+    said = len(text.split())
+    return {
+        "id": "chatcmpl-0",
+        "object": "chat.completion",
+        "model": body.get("model", ""),
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
+        "usage": {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said},
+    }
