@@ -18,12 +18,17 @@ if str(Path(__file__).parent) not in sys.path:  # these modules are next to this
     sys.path.insert(0, str(Path(__file__).parent))
 
 import golden_algorithms
+import golden_rewards
 import golden_tools
 from golden_adapter import Adapter
 from golden_cases import BadFile, Case, difference, read_cases
 from golden_known import known_difference
 
-ADAPTERS: dict[str, Adapter] = {**golden_algorithms.ADAPTERS, **golden_tools.ADAPTERS}
+ADAPTERS: dict[str, Adapter] = {
+    **golden_algorithms.ADAPTERS,
+    **golden_rewards.ADAPTERS,
+    **golden_tools.ADAPTERS,
+}
 VALUES = Path(__file__).parent / "values"
 SHOWN = 5  # failures of one function
 
