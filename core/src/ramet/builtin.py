@@ -15,7 +15,13 @@ from ramet.algorithms.advantages.config import (
 from ramet.algorithms.losses.config import CispoConfig, DppoConfig, GmpoConfig, GspoConfig, PpoClipConfig, SapoConfig
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.hookspecs import Register, hookimpl
-from ramet.rollout.config import RandomBranchConfig, TagsConfig, TreeExpansionConfig
+from ramet.rollout.config import (
+    RandomBranchConfig,
+    TagsConfig,
+    TokenEntropyConfig,
+    TreeExpansionConfig,
+    ValueGuidedConfig,
+)
 from ramet.types import AdvantageEstimator, BranchPolicy, PolicyLoss, Reward, RolloutStep
 
 ramet_contract = "1"
@@ -31,6 +37,8 @@ def register_branch_policies(register: Register[BranchPolicy]) -> None:
     register("none", "ramet.rollout.branching.builtin:NoBranching")
     register("random", "ramet.rollout.branching.builtin:RandomBranching", config=RandomBranchConfig)
     register("tree_grpo", "ramet.rollout.branching.tree_expansion:TreeExpansion", config=TreeExpansionConfig)
+    register("value_guided", "ramet.rollout.branching.value_guided:ValueGuided", config=ValueGuidedConfig)
+    register("token_entropy", "ramet.rollout.branching.token_entropy:TokenEntropy", config=TokenEntropyConfig)
 
 
 @hookimpl

@@ -43,8 +43,14 @@ Problems = Callable[..., list[str]]
         (["branch_policy=null"], ["branch_policy: null is no choice; allowed: none, random"]),
         (["branch_policy.name=random"], ["choose with branch_policy=random"]),
         (["branch_policy.params.x=1"], ["'none' takes no options"]),
-        (["branch_policy=random", "branch_policy.params.probability=2"], ["probability must be in [0, 1], got 2"]),
-        (["branch_policy=random", "branch_policy.params.roots=0"], ["roots must be at least 1, got 0"]),
+        (
+            ["branch_policy=random", "branch_policy.params.probability=2"],
+            ["probability must be at least 0 and at most 1, got 2"],
+        ),
+        (
+            ["branch_policy=random", "branch_policy.params.initial_rollouts=0"],
+            ["initial_rollouts must be at least 1, got 0"],
+        ),
         (["tools=[echo]", "tools.echo.params.x=1"], ["'echo' takes no options"]),
         (["tools.python.timeout_s=1"], ["tools.python.timeout_s: 'python' is not chosen; add tools=[python]"]),
         (["tools=[python]", "tools.python.params.memory=1"], ["Did you mean 'tools.python.params.memory_mb'?"]),

@@ -223,7 +223,7 @@ def test_a_plan_without_branching_does_not_ask_the_policy(play: Play) -> None:
 
 def test_the_budget_is_never_exceeded_whatever_the_coins_say(play: Play, make_task: Any) -> None:
     for seed in range(5):
-        policy = RandomBranching(RandomBranchConfig(roots=2, probability=0.9))
+        policy = RandomBranching(RandomBranchConfig(initial_rollouts=2, probability=0.9))
         played = play(two_calls, policy=policy, tasks=[make_task(f"t{i}") for i in range(4)], group_size=5, seed=seed)
         assert [len(group.rollouts) for group in played.groups] == [5] * 4
         assert len({(g.task.id, r.id) for g in played.groups for r in g.rollouts}) == 20
@@ -302,8 +302,10 @@ def test_a_policy_that_raises_stops_the_run_and_is_named(play: Play) -> None:
 
 
 def test_more_roots_than_rollouts_are_refused(play: Play) -> None:
-    with pytest.raises(ConfigError, match=r"branch_policy.params.roots: 9 is more than rollout.group_size, 4"):
-        play(two_calls, policy=RandomBranching(RandomBranchConfig(roots=9)), group_size=4)
+    with pytest.raises(
+        ConfigError, match=r"branch_policy.params.initial_rollouts: 9 is more than rollout.group_size, 4"
+    ):
+        play(two_calls, policy=RandomBranching(RandomBranchConfig(initial_rollouts=9)), group_size=4)
 
 
 class Releases(ScriptedEngine):

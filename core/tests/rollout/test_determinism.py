@@ -81,7 +81,9 @@ def run(play: Play, make_task: Any, timing_seed: int, policy: Any, *, determinis
     )
 
 
-@pytest.mark.parametrize("policy", [Greedy, lambda: RandomBranching(RandomBranchConfig(roots=3, probability=0.7))])
+@pytest.mark.parametrize(
+    "policy", [Greedy, lambda: RandomBranching(RandomBranchConfig(initial_rollouts=3, probability=0.7))]
+)
 def test_random_latencies_change_nothing_in_a_deterministic_run(play: Play, make_task: Any, policy: Any) -> None:
     policies = [policy() for _ in range(4)]
     played = [run(play, make_task, seed, one, deterministic=True) for seed, one in enumerate(policies)]

@@ -44,7 +44,7 @@ def played(play: Play) -> list[GroupRecord]:
         script,
         tasks=tasks,
         tools={"python": (echo_tool(delay_s=fail), ToolConfig(retries=0))},
-        policy=RandomBranching(RandomBranchConfig(roots=2, probability=0.9)),
+        policy=RandomBranching(RandomBranchConfig(initial_rollouts=2, probability=0.9)),
         group_size=5,
     ).groups
     return [GroupRecord(step=12, group=_scored(group), advantages=_advantages(group)) for group in groups]

@@ -18,7 +18,9 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model, load_tokenizer
 from ramet.models.tiny import make_tiny_model
 from ramet.rollout.branching.builtin import RandomBranching
-from ramet.rollout.config import RandomBranchConfig
+from ramet.rollout.branching.token_entropy import TokenEntropy
+from ramet.rollout.branching.value_guided import ValueGuided
+from ramet.rollout.config import RandomBranchConfig, TokenEntropyConfig, ValueGuidedConfig
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import echo_tool
 from ramet.testing.engine_subject import reference
@@ -109,7 +111,7 @@ async def play(
         engine=engine,
         encoder=encoder,
         step=CallsOften(),
-        branch_policy=policy or RandomBranching(RandomBranchConfig(roots=2, probability=0.6)),
+        branch_policy=policy or RandomBranching(RandomBranchConfig(initial_rollouts=2, probability=0.6)),
         score=even,
         tools={"python": (echo_tool(delay_s=lambda call: timing.random() / 20), ToolConfig())},
         config=RolloutConfig(max_response_tokens=100, group_size=5, max_concurrent=12),
@@ -152,6 +154,24 @@ def test_forks_at_tokens_stops_and_rewards_change_not_a_bit_either(model: ModelC
     assert metrics["engine/recomputed_prefix_tokens"] <= metrics["engine/forks"]
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ValueGuided(ValueGuidedConfig(initial_rollouts=2, failed_below=0.5)),
+        TokenEntropy(TokenEntropyConfig(initial_rollouts=2, min_entropy=0.1)),
+    ],
+)
+def test_policies_that_fork_elsewhere_change_not_a_bit_and_use_the_whole_budget(
+    model: ModelConfig, policy: BranchPolicy
+) -> None:
+    (first, metrics), (second, _) = (asyncio.run(play(model, seed, policy)) for seed in (1, 2))
+    assert bits(first) == bits(second)
+    assert [len(group.rollouts) for group in first] == [5, 5, 5]
+    assert metrics["rollout/forks_per_group"] >= 2
+    at_tokens = [one for group in first for one in group.rollouts if one.fork_token]
+    assert bool(at_tokens) == isinstance(policy, TokenEntropy)
+
+
 async def play_through_an_update(model: ModelConfig) -> tuple[list[Group], dict[str, float], dict[int, Any]]:
     """The weights change in flight, when the first rollout calls a tool and others are sampling."""
     encoder = Encoder(load_tokenizer(model))
@@ -164,7 +184,7 @@ async def play_through_an_update(model: ModelConfig) -> tuple[list[Group], dict[
         engine=engine,
         encoder=encoder,
         step=CallsOften(),
-        branch_policy=RandomBranching(RandomBranchConfig(roots=2, probability=0.6)),
+        branch_policy=RandomBranching(RandomBranchConfig(initial_rollouts=2, probability=0.6)),
         tools={"python": (echo_tool(delay_s=lambda call: called.set() or 0.01), ToolConfig())},
         config=RolloutConfig(max_response_tokens=100, group_size=5, max_concurrent=12),
         system_prompt=SystemPrompt.NEVER,

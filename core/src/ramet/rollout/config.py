@@ -22,20 +22,43 @@ class TagsConfig:
 
 @dataclass(kw_only=True, slots=True)
 class RandomBranchConfig:
-    """The control `random`: the same budget as ARPO, coin flips instead of entropies.
+    """The control `random`: budget and initial rollouts of ARPO, coin flips instead of entropies."""
 
-    roots: rollouts started from the prompt at once; null: half the budget, at least one.
-    probability: of a fork after each tool result.
-    """
-
-    roots: int | None = None
-    probability: float = 0.5
+    initial_rollouts: int | None = option(
+        None, "started from the prompt at once; null: half the budget, at least one", minimum=1
+    )
+    probability: float = option(0.5, "of a fork after each tool result", minimum=0, maximum=1)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise ValueError(f"probability must be in [0, 1], got {self.probability}")
-        if self.roots is not None and self.roots < 1:
-            raise ValueError(f"roots must be at least 1, got {self.roots}")
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class ValueGuidedConfig:
+    """Forks of failed rollouts, in rounds, once their rewards are known."""
+
+    initial_rollouts: int | None = option(
+        None, "started from the prompt at once; null: half the budget, at least one", minimum=1
+    )
+    rounds: int = option(2, "in which the rest of the budget is used", minimum=1)
+    failed_below: float = option(0.5, "a rollout has failed if its reward is below it")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class TokenEntropyConfig:
+    """A fork at the most uncertain token of a turn."""
+
+    initial_rollouts: int | None = option(
+        None, "started from the prompt at once; null: half the budget, at least one", minimum=1
+    )
+    min_entropy: float = option(0.5, "nats, of the token; 0.69 is a coin flip between two tokens", minimum=0)
+    max_forks: int = option(1, "of one rollout", minimum=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(kw_only=True, slots=True)

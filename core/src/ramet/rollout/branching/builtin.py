@@ -35,18 +35,21 @@ class RandomBranching:
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
         match event:
             case Start():
-                return [StartRoots(n=self._roots(group.budget))]
+                return [StartRoots(n=initial_rollouts(self.config.initial_rollouts, group.budget))]
             case FirstTokens(turn=turn) if turn >= 1 and group.budget_left and rng.random() < self.config.probability:
                 return [Fork(rollout=event.rollout, turn=turn)]
             case Idle():
                 return [StartRoots(n=group.budget_left)]
         return []
 
-    def _roots(self, budget: int) -> int:
-        if self.config.roots is None:
-            return min(budget, max(1, budget // 2))
-        if self.config.roots > budget:
-            raise ConfigError(
-                f"branch_policy.params.roots: {self.config.roots} is more than rollout.group_size, {budget}"
-            )
-        return self.config.roots
+
+def initial_rollouts(chosen: int | None, budget: int) -> int:
+    """Rollouts that start from the prompt at once: half the budget, but at least one, if none are chosen.
+
+    Raises `ConfigError` for more than the budget.
+    """
+    if chosen is None:
+        return min(budget, max(1, budget // 2))
+    if chosen > budget:
+        raise ConfigError(f"branch_policy.params.initial_rollouts: {chosen} is more than rollout.group_size, {budget}")
+    return chosen
