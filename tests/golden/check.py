@@ -19,6 +19,7 @@ if str(Path(__file__).parent) not in sys.path:  # these modules are next to this
 
 import golden_algorithms
 import golden_rewards
+import golden_rollout
 import golden_tools
 from golden_adapter import Adapter
 from golden_cases import BadFile, Case, difference, read_cases
@@ -27,6 +28,7 @@ from golden_known import known_difference
 ADAPTERS: dict[str, Adapter] = {
     **golden_algorithms.ADAPTERS,
     **golden_rewards.ADAPTERS,
+    **golden_rollout.ADAPTERS,
     **golden_tools.ADAPTERS,
 }
 VALUES = Path(__file__).parent / "values"

@@ -43,9 +43,20 @@ def _object(path: Path) -> Iterator[Case]:
     for number, case in enumerate(content["scenarios"] if "scenarios" in content else content["cases"], start=1):
         where = f"{path.name}, case {number}"
         if "scenario" in case:
-            yield Case(function=f"rollout.{case['algorithm']}", where=where, input=case["config"], output=case["steps"])
+            yield _scenario(case, where)
         else:
             yield _case(case, where)
+
+
+def _scenario(case: dict[str, Any], where: str) -> Case:
+    """What is given is each step without its result; what comes back is all of it."""
+    steps = [{key: value for key, value in step.items() if key != "result"} for step in case["steps"]]
+    return Case(
+        function=f"rollout.{case['algorithm']}",
+        where=f"{where} ({case['scenario']})",
+        input={"config": case["config"], "steps": steps},
+        output=[step["result"] for step in case["steps"]],
+    )
 
 
 def _lines(path: Path) -> Iterator[Case]:

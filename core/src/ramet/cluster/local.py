@@ -31,6 +31,8 @@ from ramet.policy.progress import PassProgress
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.rollout.branching.builtin import NoBranching
+from ramet.rollout.lockstep.policy import LockstepPolicy
+from ramet.rollout.lockstep.worker import LockstepWorker
 from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.progress import RolloutProgress
@@ -63,11 +65,13 @@ class LocalRollouts:
         self.version = self.engine.policy_version  # of the weights that the engine was given last
         self._merge = AdapterMerger(Path(config.model.path)) if config.policy.lora_rank else None
         self._toolbox = tools
-        self.worker = RolloutWorker(
+        policy = components.branch_policy if branching else NoBranching()
+        method = LockstepWorker if isinstance(policy, LockstepPolicy) else RolloutWorker
+        self.worker: RolloutWorker = method(
             engine=self.engine,
             encoder=encoder,
             step=components.step,
-            branch_policy=components.branch_policy if branching else NoBranching(),
+            branch_policy=policy,
             tools=tools.tools,
             tool_sets=tools.sets,
             score=components.scorer.score_rollout if branching and needs_rewards(components.branch_policy) else None,

@@ -18,7 +18,7 @@ from ramet.models.loading import load_model
 from ramet.plugins import load_plugins
 
 # As `TorchEngine` says of itself (a test holds them together).
-TORCH = frozenset({Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDATE})
+TORCH = frozenset({Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDATE, Capability.TOP_LOGPROBS})
 
 
 class EngineBuilder(Protocol):

@@ -23,6 +23,7 @@ class Capability(StrEnum):
     SEEDS = "seeds"  # a request's seed decides its tokens
     DETERMINISTIC = "deterministic"  # bit-identical whatever else is in the batch
     WEIGHT_UPDATE = "weight_update"
+    TOP_LOGPROBS = "top_logprobs"  # log-probabilities of the most likely tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class Request:
     cache_key: str = ""
     fork_of: str = ""
     first_tokens: int = 20  # k: `on_first` is called once, when so many tokens are sampled or the request ended
+    top_logprobs: int = 0  # how many of the most likely tokens' log-probabilities are wanted at the first k tokens
 
 
 class FinishReason(StrEnum):
@@ -69,7 +71,11 @@ class FirstReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a request produced. The four arrays have one entry per sampled token."""
+    """What a request produced. The four arrays have one entry per sampled token.
+
+    `top_logprobs`: at each of the first k of them, those of the most likely tokens, in any order, and that of the
+    sampled one if it is none of them; empty unless the request asks for them.
+    """
 
     token_ids: array[int]  # int32
     logprobs: array[float]  # float32
@@ -79,6 +85,7 @@ class Completion:
     policy_versions: array[int]  # int32; of the weights that sampled each token; they never decrease
     prompt_tokens: int
     cached_tokens: int  # prompt tokens whose cache was reused or copied instead of computed
+    top_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

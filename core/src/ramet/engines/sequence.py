@@ -70,6 +70,7 @@ class RunningSequence:
     logprobs: array[float] = field(default_factory=lambda: array("f"))  # of sampled tokens, as far as they were read
     entropies: array[float] = field(default_factory=lambda: array("f"))
     versions: array[int] = field(default_factory=lambda: array("i"))  # of sampled tokens before the last cut
+    top_logprobs: list[tuple[float, ...]] = field(default_factory=list)  # at the first k tokens, if they are wanted
     reported: bool = False  # the first k tokens
     prompt: Tokens = field(init=False)
     context: Tokens = field(init=False)  # the prompt and what was sampled before the last cut
@@ -78,6 +79,11 @@ class RunningSequence:
     def __post_init__(self) -> None:
         self.prompt = self.context = np.frombuffer(self.request.token_ids, dtype=np.int32)
         self.stop_ids = frozenset(self.request.sampling.stop_token_ids)
+
+    @property
+    def wants_top(self) -> bool:
+        """Whether the log-probabilities of the most likely tokens are wanted at the next token."""
+        return len(self.top_logprobs) < self.request.first_tokens and self.request.top_logprobs > 0
 
     def append(self, token: int) -> tuple[FinishReason, str | None] | None:
         """Take a sampled token. Returns why the request ended, and the stop string that ended it; None: it goes on."""
@@ -116,4 +122,5 @@ class RunningSequence:
             policy_versions=self.policy_versions(version),
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,
+            top_logprobs=tuple(self.top_logprobs),
         )

@@ -49,7 +49,7 @@ class TorchEngine:
         forward = Forward(model, slots=rows, max_tokens=config.max_tokens or max_tokens)
         if deterministic:
             _check_rows_agree(forward, rows)
-        capabilities = {Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDATE}
+        capabilities = {Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDATE, Capability.TOP_LOGPROBS}
         if deterministic:
             capabilities.add(Capability.DETERMINISTIC)
         self.info = EngineInfo(

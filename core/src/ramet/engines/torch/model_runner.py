@@ -16,7 +16,7 @@ from ramet.engines.checks import check_weights
 from ramet.engines.protocol import Sampling
 from ramet.engines.sequence import RunningSequence, Tokens
 from ramet.engines.torch.forward import Forward
-from ramet.engines.torch.sampler import Draw, sample, uniforms
+from ramet.engines.torch.sampler import Draw, sample, top_logprobs, uniforms
 from ramet.engines.torch.slots import CacheSlot
 
 DENSE = 0.5  # share of active slots above which a range of slots is decoded with its gaps instead of gathered
@@ -41,6 +41,7 @@ class RunnerBatch:
     active: Tensor  # [R] bool
     any_greedy: bool
     narrow: Tensor | None  # rows with top_p or top_k
+    top: list[int]  # rows that want the most likely tokens' log-probabilities
 
 
 class BatchState:
@@ -144,6 +145,7 @@ class ModelRunner:
             active=torch.tensor([s is not None for s in sequences], device=self._forward.device),
             any_greedy=any(one is not None and one.temperature == 0 for one in samplings),
             narrow=torch.tensor(narrow, device=self._forward.device) if narrow else None,
+            top=[i for i, one in enumerate(sequences) if one is not None and one.wants_top],
         )
 
     @torch.inference_mode()
@@ -156,8 +158,22 @@ class ModelRunner:
         draw = state.draw(rows, position, any_greedy=batch.any_greedy, narrow=batch.narrow)
         tokens, logprobs, entropies = sample(logits, draw)
         state.advance(rows, batch.active, tokens, logprobs, entropies)
+        if batch.top:
+            self._note_top(batch, logits, draw, tokens)
         sampled: list[int] = tokens.tolist()
         return sampled
+
+    def _note_top(self, batch: RunnerBatch, logits: Tensor, draw: Draw, tokens: Tensor) -> None:
+        """Computed for all rows, so that the shape is the same whoever asks."""
+        asking = [one for i in batch.top if (one := batch.sequences[i]) is not None and one.wants_top]
+        if not asking:
+            return
+        k = max(one.request.top_logprobs for one in asking)
+        found = top_logprobs(logits, draw.temperature, tokens, k)
+        for i in batch.top:
+            sequence = batch.sequences[i]
+            if sequence is not None and sequence.wants_top:
+                sequence.top_logprobs.append(found[i])
 
     def read(self, sequence: RunningSequence) -> None:
         """Fetch the numbers of the tokens that it has sampled since the last time."""

@@ -61,6 +61,18 @@ def sample(logits: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(finite, tokens, -1), logprobs, entropies
 
 
+def top_logprobs(logits: Tensor, temperature: Tensor, tokens: Tensor, k: int) -> list[tuple[float, ...]]:
+    """Of each row, the k largest log-probabilities, and that of the sampled token if it is none of them.
+
+    Logits `[R, V]`, temperatures and tokens `[R]`.
+    """
+    logps = torch.log_softmax(logits / torch.where(temperature > 0, temperature, 1.0)[:, None], dim=-1)
+    values, ids = logps.topk(min(k, logps.shape[-1]))
+    own = logps.gather(1, tokens.clamp_min(0)[:, None])[:, 0].tolist()
+    among = (ids == tokens[:, None]).any(dim=1).tolist()
+    return [tuple(row) if inside else (*row, one) for row, one, inside in zip(values.tolist(), own, among, strict=True)]
+
+
 def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     wanted = uniform[:, None] * cumulative[:, -1:]

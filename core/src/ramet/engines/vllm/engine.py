@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MIN_TEMPERATURE = 0.01  # vLLM raises lower ones to it, silently for the caller
-CAPABILITIES = frozenset({Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDATE})
+CAPABILITIES = frozenset({Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDATE, Capability.TOP_LOGPROBS})
 logger = logging.getLogger(__name__)
 
 

@@ -127,5 +127,6 @@ def _options(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, *, c
         kv_cache_memory_bytes=config.kv_cache_bytes or (CPU_KV_CACHE_BYTES if cpu else None),
         gpu_memory_utilization=config.gpu_memory_utilization,
         disable_log_stats=True,
+        logprobs_mode="processed_logprobs",  # those that a request asks for: at its temperature, as all of ours
         use_tqdm_on_load=False,
     )

@@ -198,7 +198,10 @@ class VllmService:
 
     def _append(self, sequence: RunningSequence, output: RequestOutput) -> Ended | None:
         """Take the new tokens, up to the one that ends the request."""
-        for token in output.outputs[0].token_ids:
+        sampled = output.outputs[0]
+        for number, token in enumerate(sampled.token_ids):
+            if sequence.wants_top and sampled.logprobs is not None:
+                sequence.top_logprobs.append(tuple(one.logprob for one in sampled.logprobs[number].values()))
             ended = sequence.append(token)
             if ended is not None:
                 return ended
@@ -303,6 +306,7 @@ def _params(running: RunningRequest) -> SamplingParams:
         top_k=sampling.top_k,
         seed=running.sequence.request.seed,
         max_tokens=sampling.max_tokens,
+        logprobs=running.sequence.request.top_logprobs or None,
         ignore_eos=True,  # the stop tokens are those of the request, looked for here
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,

@@ -63,6 +63,11 @@ class ToolRuntime:
         """With the time-out of each, in seconds."""
         return {name: (queue.tool, queue.config.timeout_s) for name, queue in self._queues.items()}
 
+    @property
+    def executors(self) -> dict[str, ToolExecutor]:
+        """Of each tool: what runs a single attempt, without checks, sharing and retries."""
+        return {name: queue.executor for name, queue in self._queues.items()}
+
     def take_stats(self) -> dict[str, ToolStats]:
         """Of each tool, since the last call."""
         return {name: queue.executor.take_stats() for name, queue in self._queues.items()}

@@ -1,0 +1,65 @@
+"""What the rules of the released code decide: how many rollouts a prompt starts with, and whether one is copied."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from ramet.errors import ConfigError
+from ramet.types import BranchAction, BranchEvent, GroupView, Need, Start, StartRoots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchDraw:
+    """One attempt to copy a rollout. Entropies are those of `segment_entropy`.
+
+    `base` is what the table has for this place in the batch; `consecutive` counts the rounds without a break in which
+    the prompt got new rollouts, whatever their kind.
+    """
+
+    draw: float  # uniform in [0, 1)
+    now: float  # entropy of the segment that has just ended
+    base: float
+    consecutive: int = 0
+
+
+class LockstepPolicy(ABC):
+    """A branch policy that plays in rounds: where it is chosen, `LockstepWorker` plays the rollouts.
+
+    `beam_size`: a rollout is copied at most one time less in a round. `initial_rollouts`: None is half the budget, at
+    least one. `probe_tokens`: not None if each prompt is first sampled this far, and then plays a whole rollout whose
+    tokens are thrown away; `monitored_roots` is told their entropies.
+    """
+
+    needs: frozenset[Need] = frozenset({Need.ENTROPY})
+    beam_size: int
+    initial_rollouts: int | None
+    probe_tokens: int | None = None
+
+    @abstractmethod
+    def branches(self, attempt: BranchDraw) -> bool:
+        """Whether this attempt makes a copy."""
+
+    def monitored_roots(self, budget: int, root: float, segments: Sequence[float]) -> int:
+        """How many rollouts a prompt starts with, by the entropy of its probe and those of the thrown away rollout."""
+        return self.roots(budget)
+
+    def roots(self, budget: int) -> int:
+        """How many rollouts a prompt starts with that was not probed."""
+        return min(budget, max(1, budget // 2) if self.initial_rollouts is None else self.initial_rollouts)
+
+    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
+        """As every branch policy is asked before a run starts; forks are decided in rounds, by `branches`.
+
+        Raises `ConfigError` if more rollouts are to start than there is budget.
+        """
+        if not isinstance(event, Start):
+            return []
+        chosen = self.initial_rollouts
+        if chosen is not None and self.probe_tokens is None and chosen > group.budget:
+            raise ConfigError(
+                f"branch_policy.params.initial_rollouts: {chosen} is more than rollout.group_size, {group.budget}"
+            )
+        return [StartRoots(n=self.roots(group.budget))]

@@ -1,0 +1,87 @@
+"""A row: one rollout of a lockstep batch, known by its place in the batch, and what training sees of it in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias
+
+from ramet.rollout.keys import path_text
+from ramet.rollout.tree import LiveRollout, segment_halves
+from ramet.types import Fault, Segment, StopReason
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
+
+# Segments that were cut, with their first part, by identity and length of that. Kept, so that no identity is reused.
+Cuts: TypeAlias = dict[tuple[int, int], tuple[Segment, Segment]]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """`index` is its place in the batch, in the order in which rows were created; the entropy table knows rows by it.
+
+    `entropy` is that of the segment that it sampled last. An active row takes part in the next round.
+    """
+
+    index: int
+    prompt: int  # the number of its prompt in the batch
+    live: LiveRollout
+    n_calls: int = 0
+    entropy: float = 0.0
+
+    @property
+    def is_active(self) -> bool:
+        return self.live.stop is None and self.live.fault is None
+
+    def copied(self, index: int) -> Row:
+        """A row that goes on from where this one is now, with its tokens, masks and counted calls."""
+        return Row(index, self.prompt, self.live.fork(self.live.turn), self.n_calls, self.entropy)
+
+    def fail(self, where: str, message: str) -> None:
+        """Infrastructure failed: the row is masked."""
+        self.live.fault = Fault(where=where, message=message)
+
+
+def padding_copy(last: Row, index: int, root: int, fault: Fault) -> Row:
+    """What fills a group that is short: a copy of its last row with an id of its own, as a root.
+
+    The released loop never ends with a short group. Here the step's deadline may end it, so a copy is masked.
+    """
+    live, path = last.live.until(last.live.turn), (root,)
+    live.key, live.path, live.fault = replace(live.key, path=path_text(path)), path, fault
+    live.segments, live.tool_calls = list(last.live.segments), list(last.live.tool_calls)
+    live.add_stat("padding", 1)
+    return Row(index, last.prompt, live, last.n_calls, last.entropy)
+
+
+def cut_response(live: LiveRollout, tokens: int, cuts: Cuts, encoder: Encoder) -> None:
+    """Cut a response that is longer than this. Rows that share a segment still share what is left of it."""
+    kept = [live.segments[0]]
+    for segment in live.segments[1:]:
+        if tokens <= 0:
+            break
+        if len(segment) > tokens:
+            _, segment = cuts.setdefault((id(segment), tokens), (segment, segment_halves(segment, tokens, encoder)[0]))
+        kept.append(segment)
+        tokens -= len(segment)
+    live.segments, live.n_shared = kept, min(live.n_shared, len(kept))
+
+
+def n_attended(response: Sequence[Segment], ends: Collection[int]) -> int:
+    """How many tokens of a response are attended to: those up to and with the first end of sequence, else all.
+
+    An end of sequence in a tool's result hides what follows it, which is neither rewarded nor trained.
+    """
+    ids = list(chain.from_iterable(segment.token_ids for segment in response))
+    return next((n for n, token in enumerate(ids, start=1) if token in ends), len(ids))
+
+
+def finish(live: LiveRollout, stop: StopReason, answer_tag: str) -> None:
+    """The row has ended; its answer is the last block of its answer tag, wherever it was sampled."""
+    live.stop = stop
+    text = "".join(segment.text for segment in live.segments if segment.is_sampled)
+    end = text.rfind(f"</{answer_tag}>")
+    start = text.rfind(f"<{answer_tag}>", 0, max(end, 0))
+    live.answer = text[start + len(answer_tag) + 2 : end].strip() if 0 <= start < end else None

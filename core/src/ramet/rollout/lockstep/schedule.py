@@ -1,0 +1,151 @@
+"""The released schedule: rounds of one generation each, for all prompts of a step together.
+
+A round: every active row is continued by one engine call, and the slowest holds up all; all tool calls of the round
+run, and the slowest holds up all; each prompt with budget left copies active rows where its rule says so, older rows
+first; each prompt without an active row starts one fresh row. So what is missing of a group comes one by one, a branch
+is decided by the segment before the tool call, and an entropy is compared with the first one ever seen at the row's
+place in a batch, whichever prompt that belonged to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+from ramet.rollout.keys import RolloutKey, path_text
+from ramet.rollout.lockstep.policy import BranchDraw, LockstepPolicy
+from ramet.rollout.lockstep.rows import Cuts, Row, cut_response, n_attended, padding_copy
+from ramet.rollout.lockstep.turns import TurnPlayer
+from ramet.rollout.tree import LiveRollout, group_of, new_root
+from ramet.types import Fault, Group
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LockstepBatch:
+    """All rollouts of one call of `run`. `draw` gives numbers in [0, 1); `base` is the worker's table."""
+
+    player: TurnPlayer
+    policy: LockstepPolicy
+    step: int
+    base: MutableMapping[int, float]
+    draw: Callable[[], float]
+    step_ends_at: float  # in the event loop's time
+    rows: list[Row] = field(default_factory=list)  # in the order of their creation
+    rounds: int = 0
+    _roots: list[int] = field(default_factory=list)  # that each prompt has started
+    _consecutive: list[int] = field(default_factory=list)  # rounds in which each prompt got rows, without a break
+
+    async def run(self, roots: Sequence[int]) -> None:
+        """Play all rounds. `roots`: with how many rows each prompt starts."""
+        self._roots, self._consecutive = [0] * len(roots), [0] * len(roots)
+        for prompt, n in enumerate(roots):
+            for _ in range(n):
+                self._start(prompt)
+        while active := [row for row in self.rows if row.is_active]:
+            if asyncio.get_running_loop().time() >= self.step_ends_at:
+                self._out_of_time(active)
+                break
+            await self._round(active)
+        cuts: Cuts = {}
+        for row in self.rows:
+            cut_response(row.live, self.player.rules.config.max_response_tokens, cuts, self.player.rules.encoder)
+
+    def groups(self) -> list[Group]:
+        """What training sees, in the order of the prompts: responses end with their first end of sequence."""
+        cuts: Cuts = {}
+        encoder = self.player.rules.encoder
+        for row in self.rows:
+            cut_response(row.live, n_attended(row.live.segments[1:], encoder.eos_ids), cuts, encoder)
+        live = [[row.live for row in self.rows if row.prompt == one] for one in range(len(self._roots))]
+        return [group_of(prompt.task, rows) for prompt, rows in zip(self.player.prompts, live, strict=True)]
+
+    async def _round(self, active: Sequence[Row]) -> None:
+        self.rounds += 1
+        started = time.perf_counter()
+        await self.player.play(active)
+        for row in active:
+            row.live.add_stat("seconds", time.perf_counter() - started)
+            self.player.counts.done += not row.is_active
+        grown = self._branch([row for row in active if row.is_active]) | self._refill()
+        if grown:
+            self._consecutive = [count + 1 if prompt in grown else 0 for prompt, count in enumerate(self._consecutive)]
+
+    def _branch(self, active: Sequence[Row]) -> set[int]:
+        """Copy active rows; the prompts that got some. New rows are not asked about in their first round."""
+        by_prompt: dict[int, list[Row]] = {}
+        for row in active:
+            by_prompt.setdefault(row.prompt, []).append(row)
+        grown = set()
+        for prompt, rows in by_prompt.items():
+            left = self._size - self._n_rows(prompt)
+            for row in rows:
+                made = self._copy(row, min(self.policy.beam_size - 1, left)) if self._branches else 0
+                left -= made
+                grown |= {prompt} if made else set()
+        return grown
+
+    def _copy(self, row: Row, attempts: int) -> int:
+        """How many of the attempts made a copy of this row."""
+        made = 0
+        for _ in range(attempts):
+            attempt = BranchDraw(
+                draw=self.draw(),
+                now=row.entropy,
+                base=self.base[row.index],
+                consecutive=self._consecutive[row.prompt],
+            )
+            if self.policy.branches(attempt):
+                self._add(row.copied(len(self.rows)))
+                self.player.counts.forks += 1
+                made += 1
+        return made
+
+    def _refill(self) -> set[int]:
+        """One fresh row for each prompt that has none active and fewer than it should have; those prompts."""
+        active = {row.prompt for row in self.rows if row.is_active}
+        idle = [p for p in range(len(self._roots)) if p not in active and self._n_rows(p) < self._size]
+        for prompt in idle:
+            self._start(prompt).add_stat("filled", 1)
+        return set(idle)
+
+    def _start(self, prompt: int) -> LiveRollout:
+        """A row with nothing but its prompt."""
+        chosen = self.player.prompts[prompt]
+        path = (self._next_root(prompt),)
+        key = RolloutKey(self.player.engine.plan.salt, self.step, chosen.name, path_text(path))
+        return self._add(Row(len(self.rows), prompt, new_root(key, chosen.segment)))
+
+    def _add(self, row: Row) -> LiveRollout:
+        deadline = asyncio.get_running_loop().time() + self.player.rules.config.deadline_s
+        row.live.ends_at = min(deadline, self.step_ends_at)
+        self.rows.append(row)
+        return row.live
+
+    def _next_root(self, prompt: int) -> int:
+        root = self.player.engine.plan.root(self._roots[prompt])
+        self._roots[prompt] += 1
+        return root
+
+    def _out_of_time(self, active: Sequence[Row]) -> None:
+        """Mask what is running, and fill up groups that are short."""
+        fault = Fault(where="deadline", message=f"not finished within rollout.step_deadline_s (round {self.rounds})")
+        for row in active:
+            row.live.fault = fault
+        for prompt in range(len(self._roots)):
+            last = [row for row in self.rows if row.prompt == prompt][-1]
+            while self._n_rows(prompt) < self._size:
+                self.rows.append(padding_copy(last, len(self.rows), self._next_root(prompt), fault))
+
+    def _n_rows(self, prompt: int) -> int:
+        return sum(row.prompt == prompt for row in self.rows)
+
+    @property
+    def _size(self) -> int:
+        """Rollouts of each prompt."""
+        return self.player.engine.plan.group_size
+
+    @property
+    def _branches(self) -> bool:
+        return self.player.engine.plan.branch

@@ -1,0 +1,157 @@
+"""One round of active rows: they sample together, then all their tool calls run together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+
+from ramet.config.schema import RolloutConfig
+from ramet.engines.protocol import Completion, FinishReason
+from ramet.models.encoder import Encoder
+from ramet.rollout.completion import append_completion
+from ramet.rollout.lockstep.entropy import segment_entropy
+from ramet.rollout.lockstep.protocol import forced_end, requested, result_segment, stop_strings
+from ramet.rollout.lockstep.rows import Row, finish
+from ramet.rollout.lockstep.sampling import Ask, RoundEngine
+from ramet.rollout.lockstep.tools import ReleasedTools
+from ramet.rollout.progress import RunCounts
+from ramet.types import Fault, Segment, StopReason, Task, ToolCall, ToolRecord, ToolSchema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockstepPrompt:
+    """One task of a batch. `name` is the task's part of rollout keys; `tools` are those that it may use."""
+
+    task: Task
+    name: str
+    segment: Segment
+    tools: tuple[ToolSchema, ...]
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return stop_strings(self.tools)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRules:
+    """The turn protocol with what it needs; tags are those of the step `tags`."""
+
+    encoder: Encoder
+    tools: ReleasedTools
+    config: RolloutConfig
+    result_tag: str
+    answer_tag: str
+
+    def call(
+        self, prompt: LockstepPrompt, completion: Completion, text: str, rollout: str, turn: int
+    ) -> ToolCall | None:
+        """What this completion asks for, if it ended at a tool's tag; `text` is the whole context. None: nothing."""
+        schema = next(tool for tool in prompt.tools if f"</{tool.name}>" == completion.stop)
+        content = requested(text, schema.name)
+        if content is None:
+            return None
+        assert schema.text_parameter is not None  # others are refused before a run starts
+        arguments = {schema.text_parameter: content}
+        return ToolCall(name=schema.name, arguments=arguments, rollout=rollout, turn=turn, task=prompt.task)
+
+    def result(self, record: ToolRecord) -> Segment:
+        return result_segment(record.text, record.turn, record.name, self.result_tag, self.encoder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPlayer:
+    """Plays rounds of one batch. `base`: place in a batch -> entropy of the first segment ever sampled there."""
+
+    prompts: Sequence[LockstepPrompt]
+    rules: TurnRules
+    engine: RoundEngine
+    base: MutableMapping[int, float]
+    counts: RunCounts
+
+    async def play(self, rows: Sequence[Row]) -> None:
+        """All of these rows, which are active; those that are active still begin their next turn."""
+        limit = self.rules.config.max_response_tokens
+        most = max(1, *(limit - row.live.n_response_tokens for row in rows))  # one limit for all of them
+        replies = await self.engine.sample([self._ask(row, most) for row in rows])
+        calls = [
+            (row, call)
+            for row, reply in zip(rows, replies, strict=True)
+            if (call := self._take(row, reply)) is not None
+        ]
+        await self._use_tools(calls)
+        for row in rows:
+            if row.is_active:
+                self._go_on(row)
+
+    def _ask(self, row: Row, most: int) -> Ask:
+        live = row.live
+        assert live.ends_at is not None
+        stop = self.prompts[row.prompt].stop
+        return Ask(
+            key=live.key, turn=live.turn, token_ids=live.token_ids, max_tokens=most, stop=stop, ends_at=live.ends_at
+        )
+
+    def _take(self, row: Row, reply: Completion | Fault) -> ToolCall | None:
+        """Append what a row sampled; what it asks for, if it does."""
+        live = row.live
+        if isinstance(reply, Fault):
+            live.fault = reply
+            return None
+        live.generations[live.turn] = append_completion(live, reply, self.rules.encoder)
+        self.counts.tokens += len(reply.token_ids)
+        row.entropy = segment_entropy(reply.top_logprobs, self.rules.encoder.vocab_size)
+        self.base.setdefault(row.index, row.entropy)
+        if reply.finish is FinishReason.STOP:
+            return self._call(row, reply)
+        if reply.finish is FinishReason.END:
+            self._finish(row, StopReason.END)
+        return None
+
+    def _call(self, row: Row, reply: Completion) -> ToolCall | None:
+        """The call of a row that ended at a tool's tag. One without content ends the row, with no end of sequence."""
+        live, rules = row.live, self.rules
+        if row.n_calls >= rules.config.max_tool_calls:
+            live.append(forced_end(live.turn, live.segments[-1].policy_version, rules.encoder))
+            self._finish(row, StopReason.CALL_LIMIT)
+            return None
+        row.n_calls += 1
+        text = rules.encoder.decode(live.token_ids)
+        call = rules.call(self.prompts[row.prompt], reply, text, str(live.key), live.turn)
+        if call is None:
+            self._finish(row, StopReason.DONE)
+        return call
+
+    async def _use_tools(self, calls: Sequence[tuple[Row, ToolCall]]) -> None:
+        """Run all calls, and insert their results when the last of them has ended."""
+        self.counts.in_tools += len(calls)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._run(row, call)) for row, call in calls]
+        finally:
+            self.counts.in_tools -= len(calls)
+        for (row, _), one in zip(calls, running, strict=True):
+            record = one.result()
+            row.live.tool_calls.append(record)
+            row.live.add_stat("tool_s", record.run_s)
+            row.live.add_stat("tool_wait_s", record.wait_s)
+            row.live.append(self.rules.result(record))
+
+    async def _run(self, row: Row, call: ToolCall) -> ToolRecord:
+        assert row.live.ends_at is not None
+        return await self.rules.tools.call(call, row.live.ends_at)
+
+    def _go_on(self, row: Row) -> None:
+        """Into its next turn, if there is room for one."""
+        live, config = row.live, self.rules.config
+        live.record_turn({}, None)
+        full = len(live.token_ids) >= self.engine.engine.info.max_tokens
+        if full or live.n_response_tokens >= config.max_response_tokens:
+            self._finish(row, StopReason.LENGTH)
+        elif live.turn + 1 >= config.max_turns:
+            self._finish(row, StopReason.TURN_LIMIT)
+        else:
+            live.begin_turn()
+
+    def _finish(self, row: Row, stop: StopReason) -> None:
+        finish(row.live, stop, self.rules.answer_tag)
