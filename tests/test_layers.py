@@ -229,6 +229,32 @@ def test_components_and_jobs_never_see_omegaconf() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+LOCKSTEP = "ramet.rollout.lockstep."  # no part of the contract: what reproduces released code may know it
+
+
+def _code(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".yaml")]
+
+
+def test_nothing_of_the_rollouts_mentions_the_released_schedule() -> None:
+    rollout = CORE / "rollout"
+    others = [path for path in _code(rollout) if "lockstep" not in path.relative_to(rollout).parts]
+    assert len(others) > 30
+    assert [path.name for path in others if "lockstep" in path.read_text(encoding="utf-8").lower()] == []
+
+
+@pytest.mark.parametrize("name", ["arpo", "aepo"])
+def test_nothing_of_the_plugin_mentions_its_release(name: str) -> None:
+    source = ROOT / "plugins" / name / "src" / f"ramet_{name}"
+    others = [path for path in _code(source) if "release" not in path.relative_to(source).parts]
+    assert len(others) >= 5
+    mention = re.compile(r"lockstep|release\b", re.IGNORECASE)
+    assert [path.name for path in others if mention.search(path.read_text(encoding="utf-8"))] == []
+    assert all(
+        "release" in path.read_text(encoding="utf-8") for path in _code(source / "release") if path.stat().st_size
+    )
+
+
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
 def test_a_plugin_imports_ramet_from_its_top_only_and_no_other_plugin(plugin: Path) -> None:
     own = {path.name for path in (plugin / "src").iterdir()}
@@ -236,7 +262,9 @@ def test_a_plugin_imports_ramet_from_its_top_only_and_no_other_plugin(plugin: Pa
     for path in files(plugin / "src"):
         for found in imports_of(path):
             top = found.module.partition(".")[0]
-            deeper = found.module.startswith("ramet.")
+            deeper = found.module.startswith("ramet.") and not (
+                "release" in path.relative_to(plugin).parts and found.module.startswith(LOCKSTEP)
+            )
             if deeper or (top.startswith("ramet_") and top not in own):
                 wrong.append(f"{found.where} ({found.module})")
     assert not wrong, "\n".join(wrong)

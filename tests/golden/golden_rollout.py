@@ -22,7 +22,7 @@ from ramet.plugins import load_plugins
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.lockstep.entropy import segment_entropy
 from ramet.rollout.lockstep.policy import BranchDraw
-from ramet.rollout.lockstep.rows import Row, n_attended
+from ramet.rollout.lockstep.rows import LockstepRow, n_attended
 from ramet.rollout.lockstep.schedule import LockstepBatch
 from ramet.rollout.lockstep.worker import LockstepWorker
 from ramet.rollout.plan import RolloutPlan
@@ -214,11 +214,11 @@ def plan(config: dict[str, Any], meta: dict[str, Any]) -> RolloutPlan:
     return RolloutPlan(group_size=1, branch=False, temperature=temperature, top_p=top_p, salt="valid")
 
 
-def in_order(rows: Sequence[Row]) -> list[Row]:
+def in_order(rows: Sequence[LockstepRow]) -> list[LockstepRow]:
     return sorted(rows, key=lambda row: (row.prompt, row.index))
 
 
-def seen(row: Row, response_length: int) -> dict[str, Any]:
+def seen(row: LockstepRow, response_length: int) -> dict[str, Any]:
     """A row as the release returns it: its tokens, and the masks of loss and attention."""
     response = row.live.segments[1:]
     ids = [token for segment in response for token in segment.token_ids]
@@ -235,7 +235,7 @@ def seen(row: Row, response_length: int) -> dict[str, Any]:
     }
 
 
-def checked(batch: LockstepBatch, seen_rows: Sequence[dict[str, Any]], rows: Sequence[Row]) -> None:
+def checked(batch: LockstepBatch, seen_rows: Sequence[dict[str, Any]], rows: Sequence[LockstepRow]) -> None:
     """What training gets of the rows has the same trained tokens."""
     trained = [
         sum(len(segment) for segment in rollout.segments if segment.is_sampled)
@@ -246,7 +246,7 @@ def checked(batch: LockstepBatch, seen_rows: Sequence[dict[str, Any]], rows: Seq
     assert trained == [seen_rows[i]["loss_mask_sum"] for i in by_path], "the groups differ from the rows"
 
 
-def metrics(rows: Sequence[Row], tools: Sequence[str]) -> dict[str, float]:
+def metrics(rows: Sequence[LockstepRow], tools: Sequence[str]) -> dict[str, float]:
     """The release's counts. Its times are left out of the values."""
     calls = [call for row in rows for call in row.live.tool_calls if call.turn >= (row.live.fork_turn or 0)]
     good = [call.status is CallStatus.OK for call in calls]

@@ -19,7 +19,7 @@ class Consecutive(StrEnum):
     """Which branch points are counted in l."""
 
     PATH = "path"  # those directly before this turn on the rollout's own path, the forks it descends from included
-    PROMPT = "prompt"  # all of the group: what the release counts per prompt, without its rounds and so never reset
+    PROMPT = "prompt"  # all of the group, never reset
 
 
 @dataclass(kw_only=True, slots=True)

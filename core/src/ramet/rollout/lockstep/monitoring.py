@@ -11,7 +11,7 @@ from ramet.engines.protocol import Completion, FinishReason
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.lockstep.entropy import segment_entropy
 from ramet.rollout.lockstep.sampling import Ask, RoundEngine
-from ramet.rollout.lockstep.turns import LockstepPrompt, TurnRules
+from ramet.rollout.lockstep.turn_player import LockstepPrompt, TurnRules
 from ramet.types import Fault, ToolCall
 
 KEPT_FREE = 100  # tokens of the model's length, where a context is cut to make room for a result

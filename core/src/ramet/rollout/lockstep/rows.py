@@ -19,7 +19,7 @@ Cuts: TypeAlias = dict[tuple[int, int], tuple[Segment, Segment]]
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class LockstepRow:
     """`index` is its place in the batch, in the order in which rows were created; the entropy table knows rows by it.
 
     `entropy` is that of the segment that it sampled last. An active row takes part in the next round.
@@ -35,16 +35,16 @@ class Row:
     def is_active(self) -> bool:
         return self.live.stop is None and self.live.fault is None
 
-    def copied(self, index: int) -> Row:
+    def copied(self, index: int) -> LockstepRow:
         """A row that goes on from where this one is now, with its tokens, masks and counted calls."""
-        return Row(index, self.prompt, self.live.fork(self.live.turn), self.n_calls, self.entropy)
+        return LockstepRow(index, self.prompt, self.live.fork(self.live.turn), self.n_calls, self.entropy)
 
     def fail(self, where: str, message: str) -> None:
         """Infrastructure failed: the row is masked."""
         self.live.fault = Fault(where=where, message=message)
 
 
-def padding_copy(last: Row, index: int, root: int, fault: Fault) -> Row:
+def padding_copy(last: LockstepRow, index: int, root: int, fault: Fault) -> LockstepRow:
     """What fills a group that is short: a copy of its last row with an id of its own, as a root.
 
     The released loop never ends with a short group. Here the step's deadline may end it, so a copy is masked.
@@ -53,7 +53,7 @@ def padding_copy(last: Row, index: int, root: int, fault: Fault) -> Row:
     live.key, live.path, live.fault = replace(live.key, path=path_text(path)), path, fault
     live.segments, live.tool_calls = list(last.live.segments), list(last.live.tool_calls)
     live.add_stat("padding", 1)
-    return Row(index, last.prompt, live, last.n_calls, last.entropy)
+    return LockstepRow(index, last.prompt, live, last.n_calls, last.entropy)
 
 
 def cut_response(live: LiveRollout, tokens: int, cuts: Cuts, encoder: Encoder) -> None:

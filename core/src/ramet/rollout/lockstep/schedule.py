@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from ramet.rollout.keys import RolloutKey, path_text
 from ramet.rollout.lockstep.policy import BranchDraw, LockstepPolicy
-from ramet.rollout.lockstep.rows import Cuts, Row, cut_response, n_attended, padding_copy
-from ramet.rollout.lockstep.turns import TurnPlayer
+from ramet.rollout.lockstep.rows import Cuts, LockstepRow, cut_response, n_attended, padding_copy
+from ramet.rollout.lockstep.turn_player import TurnPlayer
 from ramet.rollout.tree import LiveRollout, group_of, new_root
 from ramet.types import Fault, Group
 
@@ -32,7 +32,7 @@ class LockstepBatch:
     base: MutableMapping[int, float]
     draw: Callable[[], float]
     step_ends_at: float  # in the event loop's time
-    rows: list[Row] = field(default_factory=list)  # in the order of their creation
+    rows: list[LockstepRow] = field(default_factory=list)  # in the order of their creation
     rounds: int = 0
     _roots: list[int] = field(default_factory=list)  # that each prompt has started
     _consecutive: list[int] = field(default_factory=list)  # rounds in which each prompt got rows, without a break
@@ -61,7 +61,7 @@ class LockstepBatch:
         live = [[row.live for row in self.rows if row.prompt == one] for one in range(len(self._roots))]
         return [group_of(prompt.task, rows) for prompt, rows in zip(self.player.prompts, live, strict=True)]
 
-    async def _round(self, active: Sequence[Row]) -> None:
+    async def _round(self, active: Sequence[LockstepRow]) -> None:
         self.rounds += 1
         started = time.perf_counter()
         await self.player.play(active)
@@ -72,9 +72,9 @@ class LockstepBatch:
         if grown:
             self._consecutive = [count + 1 if prompt in grown else 0 for prompt, count in enumerate(self._consecutive)]
 
-    def _branch(self, active: Sequence[Row]) -> set[int]:
+    def _branch(self, active: Sequence[LockstepRow]) -> set[int]:
         """Copy active rows; the prompts that got some. New rows are not asked about in their first round."""
-        by_prompt: dict[int, list[Row]] = {}
+        by_prompt: dict[int, list[LockstepRow]] = {}
         for row in active:
             by_prompt.setdefault(row.prompt, []).append(row)
         grown = set()
@@ -86,7 +86,7 @@ class LockstepBatch:
                 grown |= {prompt} if made else set()
         return grown
 
-    def _copy(self, row: Row, attempts: int) -> int:
+    def _copy(self, row: LockstepRow, attempts: int) -> int:
         """How many of the attempts made a copy of this row."""
         made = 0
         for _ in range(attempts):
@@ -115,9 +115,9 @@ class LockstepBatch:
         chosen = self.player.prompts[prompt]
         path = (self._next_root(prompt),)
         key = RolloutKey(self.player.engine.plan.salt, self.step, chosen.name, path_text(path))
-        return self._add(Row(len(self.rows), prompt, new_root(key, chosen.segment)))
+        return self._add(LockstepRow(len(self.rows), prompt, new_root(key, chosen.segment)))
 
-    def _add(self, row: Row) -> LiveRollout:
+    def _add(self, row: LockstepRow) -> LiveRollout:
         deadline = asyncio.get_running_loop().time() + self.player.rules.config.deadline_s
         row.live.ends_at = min(deadline, self.step_ends_at)
         self.rows.append(row)
@@ -128,7 +128,7 @@ class LockstepBatch:
         self._roots[prompt] += 1
         return root
 
-    def _out_of_time(self, active: Sequence[Row]) -> None:
+    def _out_of_time(self, active: Sequence[LockstepRow]) -> None:
         """Mask what is running, and fill up groups that are short."""
         fault = Fault(where="deadline", message=f"not finished within rollout.step_deadline_s (round {self.rounds})")
         for row in active:

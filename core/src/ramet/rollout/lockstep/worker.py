@@ -21,7 +21,7 @@ from ramet.rollout.lockstep.policy import LockstepPolicy
 from ramet.rollout.lockstep.sampling import RoundEngine
 from ramet.rollout.lockstep.schedule import LockstepBatch
 from ramet.rollout.lockstep.tools import ReleasedTools
-from ramet.rollout.lockstep.turns import LockstepPrompt, TurnPlayer, TurnRules
+from ramet.rollout.lockstep.turn_player import LockstepPrompt, TurnPlayer, TurnRules
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import OnGroup, RolloutWorker, task_names

@@ -12,7 +12,7 @@ from ramet.models.encoder import Encoder
 from ramet.rollout.completion import append_completion
 from ramet.rollout.lockstep.entropy import segment_entropy
 from ramet.rollout.lockstep.protocol import forced_end, requested, result_segment, stop_strings
-from ramet.rollout.lockstep.rows import Row, finish
+from ramet.rollout.lockstep.rows import LockstepRow, finish
 from ramet.rollout.lockstep.sampling import Ask, RoundEngine
 from ramet.rollout.lockstep.tools import ReleasedTools
 from ramet.rollout.progress import RunCounts
@@ -69,7 +69,7 @@ class TurnPlayer:
     base: MutableMapping[int, float]
     counts: RunCounts
 
-    async def play(self, rows: Sequence[Row]) -> None:
+    async def play(self, rows: Sequence[LockstepRow]) -> None:
         """All of these rows, which are active; those that are active still begin their next turn."""
         limit = self.rules.config.max_response_tokens
         most = max(1, *(limit - row.live.n_response_tokens for row in rows))  # one limit for all of them
@@ -84,7 +84,7 @@ class TurnPlayer:
             if row.is_active:
                 self._go_on(row)
 
-    def _ask(self, row: Row, most: int) -> Ask:
+    def _ask(self, row: LockstepRow, most: int) -> Ask:
         live = row.live
         assert live.ends_at is not None
         stop = self.prompts[row.prompt].stop
@@ -92,7 +92,7 @@ class TurnPlayer:
             key=live.key, turn=live.turn, token_ids=live.token_ids, max_tokens=most, stop=stop, ends_at=live.ends_at
         )
 
-    def _take(self, row: Row, reply: Completion | Fault) -> ToolCall | None:
+    def _take(self, row: LockstepRow, reply: Completion | Fault) -> ToolCall | None:
         """Append what a row sampled; what it asks for, if it does."""
         live = row.live
         if isinstance(reply, Fault):
@@ -108,7 +108,7 @@ class TurnPlayer:
             self._finish(row, StopReason.END)
         return None
 
-    def _call(self, row: Row, reply: Completion) -> ToolCall | None:
+    def _call(self, row: LockstepRow, reply: Completion) -> ToolCall | None:
         """The call of a row that ended at a tool's tag. One without content ends the row, with no end of sequence."""
         live, rules = row.live, self.rules
         if row.n_calls >= rules.config.max_tool_calls:
@@ -122,7 +122,7 @@ class TurnPlayer:
             self._finish(row, StopReason.DONE)
         return call
 
-    async def _use_tools(self, calls: Sequence[tuple[Row, ToolCall]]) -> None:
+    async def _use_tools(self, calls: Sequence[tuple[LockstepRow, ToolCall]]) -> None:
         """Run all calls, and insert their results when the last of them has ended."""
         self.counts.in_tools += len(calls)
         try:
@@ -137,11 +137,11 @@ class TurnPlayer:
             row.live.add_stat("tool_wait_s", record.wait_s)
             row.live.append(self.rules.result(record))
 
-    async def _run(self, row: Row, call: ToolCall) -> ToolRecord:
+    async def _run(self, row: LockstepRow, call: ToolCall) -> ToolRecord:
         assert row.live.ends_at is not None
         return await self.rules.tools.call(call, row.live.ends_at)
 
-    def _go_on(self, row: Row) -> None:
+    def _go_on(self, row: LockstepRow) -> None:
         """Into its next turn, if there is room for one."""
         live, config = row.live, self.rules.config
         live.record_turn({}, None)
@@ -153,5 +153,5 @@ class TurnPlayer:
         else:
             live.begin_turn()
 
-    def _finish(self, row: Row, stop: StopReason) -> None:
+    def _finish(self, row: LockstepRow, stop: StopReason) -> None:
         finish(row.live, stop, self.rules.answer_tag)
