@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parent
 LONGEST = (  # each takes about ten seconds or more
     "tests/e2e/test_ray.py",
+    "tests/e2e/test_ray_release.py",
     "core/tests/sft/test_ranks_deepspeed.py",
     "tests/test_wheels.py",
     "core/tests/engines/test_vllm_parallel.py",
@@ -51,6 +52,8 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/models/test_encoder.py",
     "plugins/rewards/tests/test_answers.py",
     "plugins/aepo/tests/test_training.py",
+    "plugins/aepo/tests/test_release.py",
+    "plugins/arpo/tests/test_release.py",
     "plugins/tools_python/tests/test_hostile.py",
     "tests/test_docs_mistakes.py",
     "core/tests/check/test_vllm.py",

@@ -64,6 +64,15 @@ class Stub(Actor):
         rollout = Rollout(id="0", task=task, segments=(), stop=StopReason.END, stats=stats)
         return Group(task=task, rollouts=(rollout,) * 4)
 
+    async def run_share(
+        self, tasks: list[Task], names: list[str], step: int, plan: RolloutPlan, deadline_s: float
+    ) -> list[Group]:
+        groups = [
+            await self.run_group(task, name, step, plan, deadline_s) for task, name in zip(tasks, names, strict=True)
+        ]
+        (self.folder / f"share.{'+'.join(names)}").touch()
+        return groups
+
     async def _do(self, what: str, first: bool) -> None:
         if what == "long":
             await asyncio.sleep(60)
@@ -187,6 +196,21 @@ def test_groups_come_back_in_the_tasks_order_from_both_workers(shared):
     assert {path.name.rpartition(".")[0] for path in shared.folder.glob("b*")} == {"b", "b#1"}, "as `task_names` says"
     assert len({path.name.split(".")[1] for path in shared.folder.glob("short-*")}) == 2, "both workers ran some"
     assert list(shared.folder.glob("long-0.*.cancelled")), "a run that is given up ends in the workers too"
+
+
+def test_of_a_policy_that_plays_in_rounds_each_worker_is_given_its_share_at_once(shared, monkeypatch):
+    monkeypatch.setattr(shared.rollouts, "_in_rounds", True)
+
+    async def work(rollouts: RayRollouts) -> list[Group]:
+        groups = await rollouts.run(tasks("r0", "r1", "r2"), step=1, plan=PLAN)
+        [alone] = await rollouts.run(tasks("r3"), step=1, plan=PLAN)
+        return [*groups, alone]
+
+    groups = shared.do(work)
+    assert [group.task.id for group in groups] == ["r0", "r1", "r2", "r3"]
+    assert {path.name for path in shared.folder.glob("share.*")} == {"share.r0", "share.r1+r2", "share.r3"}
+    first, *second = stats(groups[:3], "pid")
+    assert second == [second[0]] * 2 and second[0] != first
 
 
 def test_progress_comes_with_the_answers_to_pings(shared):

@@ -14,6 +14,7 @@ from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.models.loading import build_encoder
 from ramet.policy.spec import CriticSpec, PolicySpec
+from ramet.rollout.lockstep.policy import LockstepPolicy
 from ramet.rollout.observer import RolloutObserver
 
 
@@ -47,6 +48,7 @@ async def open_backend(
             tools=tools,
             shares_limiters=shares_limiters,
             score_s=_score_s(components),
+            in_rounds=isinstance(components.branch_policy, LockstepPolicy),
         )
     else:
         services = RunServices(folder=folder, seed=config.run.seed)

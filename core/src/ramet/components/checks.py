@@ -16,6 +16,8 @@ from ramet.config.schema import Config, LossAggregation
 from ramet.engines.protocol import Capability
 from ramet.errors import RametError
 from ramet.rollout.branching.decisions import ask
+from ramet.rollout.lockstep.checks import protocol_problems, training_problems
+from ramet.rollout.lockstep.policy import LockstepPolicy
 from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
 from ramet.types import BranchPolicy, GroupView, Need, PolicyLoss, Start, Task, user_prompt
 
@@ -75,6 +77,10 @@ def check_needs(components: Components, config: Config) -> list[str]:
         "branch_policy": getattr(policy, "needs", frozenset[Need]()),  # may be left out
     }
     problems = [problem for section, wanted in needs.items() for problem in _ungiven(config, section, wanted)]
+    if isinstance(policy, LockstepPolicy):
+        problems += protocol_problems(components.step, (), ()) + list(
+            training_problems(config, engine_capabilities(config))
+        )
     return [*problems, *_whole_group_rewards(components, config), *_aggregation(config, loss)]
 
 

@@ -131,6 +131,7 @@ class ScriptedEngine:
             policy_versions=array("i", sorted(versions[i % len(versions)] for i in range(len(ids)))),
             prompt_tokens=len(request.token_ids),
             cached_tokens=0,
+            top_logprobs=((reply.logprob,),) * min(len(ids), request.first_tokens) if request.top_logprobs else (),
         )
 
     def abort(self, request_id: str) -> None:

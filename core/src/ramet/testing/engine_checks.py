@@ -56,6 +56,25 @@ def check_greedy(subject: EngineUnderTest) -> None:
         expect_reference(subject, subject.model, request, other)
 
 
+def check_top_logprobs(subject: EngineUnderTest) -> None:
+    """At each of the first k tokens those of the most likely ones, at the temperature, and the sampled one's."""
+    plain = [
+        replace(subject.request(f"{t}", sampling=Sampling(max_tokens=6, temperature=t)), first_tokens=4)
+        for t in (1.0, 0.7)
+    ]
+    for request, found in zip(plain, complete(subject, [replace(one, top_logprobs=10) for one in plain]), strict=True):
+        ids = torch.tensor([[*request.token_ids, *found.token_ids]], device=subject.model.device)
+        logits = subject.model(ids).logits[0, len(request.token_ids) - 1 : -1].float()
+        logps = torch.log_softmax(logits / request.sampling.temperature, dim=-1)
+        expect(len(found.top_logprobs) == 4, f"top_logprobs of {len(found.top_logprobs)} tokens instead of 4")
+        for place, values in enumerate(found.top_logprobs):
+            best, own = logps[place].topk(10), found.token_ids[place]
+            wanted = best.values.tolist() + [logps[place, own].item()] * (own not in best.indices.tolist())
+            close = torch.allclose(torch.tensor(sorted(values)), torch.tensor(sorted(wanted)), atol=1e-3)
+            expect(len(values) == len(wanted) and close, f"top_logprobs at token {place} are not the model's")
+    expect(complete(subject, plain[:1])[0].top_logprobs == (), "top_logprobs that nobody asked for")
+
+
 def check_seeds(subject: EngineUnderTest) -> None:
     """A seed decides the tokens, whatever else is in the batch; another seed gives others."""
     alone = complete(subject, [subject.request("alone", seed=5)])[0]
@@ -250,9 +269,11 @@ def check_metrics(subject: EngineUnderTest) -> None:
 _NONE: frozenset[Capability] = frozenset()
 _SEEDS = frozenset({Capability.SEEDS})
 _WEIGHTS = frozenset({Capability.WEIGHT_UPDATE})
+_TOP = frozenset({Capability.TOP_LOGPROBS})
 CHECKS: Mapping[Callable[[EngineUnderTest], None], frozenset[Capability]] = {
     check_logprobs_match: _NONE,
     check_greedy: _NONE,
+    check_top_logprobs: _TOP,
     check_seeds: _SEEDS,
     check_stop_strings: _SEEDS,
     check_stop_tokens: _SEEDS,

@@ -56,17 +56,22 @@ class RolloutActor(Actor):
 
     async def run_group(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
         """One group. `name` is unique among the step's tasks, `deadline_s` is what is left of the step's time."""
+        return (await self.run_share([task], [name], step, plan, deadline_s))[0]
+
+    async def run_share(
+        self, tasks: Sequence[Task], names: Sequence[str], step: int, plan: RolloutPlan, deadline_s: float
+    ) -> list[Group]:
+        """Several groups, in one call of the worker's `run`."""
         rollouts = self.rollouts
-        groups = await rollouts.worker.run(
-            [task],
+        return await rollouts.worker.run(
+            tasks,
             step=step,
             plan=plan,
             version=rollouts.version,
             newest=lambda: rollouts.version,
-            names=[name],
+            names=names,
             deadline_s=deadline_s,
         )
-        return groups[0]
 
     async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int) -> int:
         """Returns the version that the engine reports afterwards."""

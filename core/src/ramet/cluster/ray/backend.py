@@ -32,14 +32,14 @@ class RayBackend:
         tools: ToolNames,
         shares_limiters: bool = False,
         score_s: float = 0.0,
+        in_rounds: bool = False,
     ) -> RayBackend:
         """Called in the main thread. Raises `ConfigError` if there is no room for the workers, or if nodes differ."""
         pool = WorkerPool(config, with_policy=True, folder=folder, shares_limiters=shares_limiters)
         try:
             await pool.reserve()
-            backend = cls(
-                pool, RayPolicy(pool, spec, critic), RayRollouts(pool, branching=True, tools=tools, score_s=score_s)
-            )
+            rollouts = RayRollouts(pool, branching=True, tools=tools, score_s=score_s, in_rounds=in_rounds)
+            backend = cls(pool, RayPolicy(pool, spec, critic), rollouts)
             await pool.unless_failed(backend._open())
         except BaseException:
             await pool.close()

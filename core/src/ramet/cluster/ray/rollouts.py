@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from ray import ObjectRef
@@ -103,11 +104,21 @@ class RayRollouts:
     """Workers are numbered by their slots; a replacement has the number of the worker that it replaces."""
 
     def __init__(
-        self, pool: WorkerPool, *, branching: bool, tools: ToolNames, owns_pool: bool = False, score_s: float = 0.0
+        self,
+        pool: WorkerPool,
+        *,
+        branching: bool,
+        tools: ToolNames,
+        owns_pool: bool = False,
+        score_s: float = 0.0,
+        in_rounds: bool = False,
     ) -> None:
-        """`score_s`: how long rewards may take where rollouts are scored while their group runs."""
+        """`score_s`: how long rewards may take where rollouts are scored while their group runs. `in_rounds`: the
+        branch policy plays all groups of a worker together.
+        """
         self.restarts = 0
         self._score_s = score_s
+        self._in_rounds = in_rounds
         self._pool = pool
         self._config = pool.config
         self._setup = RolloutSetup(
@@ -162,53 +173,82 @@ class RayRollouts:
         try:
             with self._progress.counting(len(tasks) * self.group_size(plan)) as counts:
                 async with asyncio.TaskGroup() as running:
-                    groups = [
-                        running.create_task(self._run_group(task, name, step, plan, ends_at, on_group, counts))
-                        for task, name in zip(tasks, task_names(tasks), strict=True)
+                    parts = [
+                        running.create_task(self._run_part(part, step, plan, ends_at, on_group, counts))
+                        for part in self._parts(tasks)
                     ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         self._metrics.seconds += time.monotonic() - started
-        return [group.result() for group in groups]
+        return [group for part in parts for group in part.result()]
 
-    async def _run_group(
+    def _parts(self, tasks: Sequence[Task]) -> list[list[tuple[Task, str]]]:
+        """What workers are given at once, tasks with their names: a group, or, of a policy that plays in rounds, a
+        worker's share of the step, which is one lockstep batch.
+        """
+        named = list(zip(tasks, task_names(tasks), strict=True))
+        n = min(self._config.cluster.rollout_workers, len(named)) if self._in_rounds else len(named)
+        bounds = [len(named) * part // n for part in range(n + 1)] if n else []
+        return [named[start:end] for start, end in pairwise(bounds)]
+
+    async def _run_part(
         self,
-        task: Task,
-        name: str,
+        part: Sequence[tuple[Task, str]],
         step: int,
         plan: RolloutPlan,
         ends_at: float | None,
         on_group: OnGroup | None,
         counts: RunCounts,
-    ) -> Group:
-        """Run one group, again each time its worker is lost. `ends_at` None: the step has no deadline, so a group has
-        the time of two rollouts: one that it may wait for in its worker, and its own, which start together.
+    ) -> list[Group]:
+        """Run one part, again each time its worker is lost. `ends_at` None: the step has no deadline, so a group has
+        the time of two rollouts: one that it may wait for in its worker, and its own, which start together. Played in
+        rounds, rollouts of a group may start one after the other.
         """
-        size = self.group_size(plan)
+        rollouts = self.group_size(plan)
+        size = rollouts * len(part)
         again = False
         while True:
             worker = await self._dispatcher.acquire(size, first=again)
-            left, key = 2 * self._config.rollout.deadline_s, "rollout.deadline_s"
+            one_by_one = 1 + rollouts if self._in_rounds else 2
+            left, key = one_by_one * self._config.rollout.deadline_s, "rollout.deadline_s"
             if ends_at is not None:
                 left, key = max(0.0, ends_at - time.monotonic()), "rollout.step_deadline_s"
             patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have time-outs of their own
             try:
-                group: Group = await worker.call(
-                    "run_group", task, name, step, plan, left, timeout_s=left + patience, key=key
-                )
+                groups = await self._call(worker, part, step, plan, left, timeout_s=left + patience, key=key)
                 break
             except InfraError as error:  # lost or stuck: a worker masks all other infrastructure failures
                 self._replace(worker, error)
                 again = True
             finally:
                 self._dispatcher.release(worker, size)
-        self._metrics.add(group)
-        counts.total -= group.n_unused
-        counts.done += len(group.rollouts)
-        counts.forks += sum(rollout.parent is not None for rollout in group.rollouts)
-        if on_group is not None:
-            on_group(group)
-        return group
+        for group in groups:
+            self._metrics.add(group)
+            counts.total -= group.n_unused
+            counts.done += len(group.rollouts)
+            counts.forks += sum(rollout.parent is not None for rollout in group.rollouts)
+            if on_group is not None:
+                on_group(group)
+        return groups
+
+    async def _call(
+        self,
+        worker: RayWorker,
+        part: Sequence[tuple[Task, str]],
+        step: int,
+        plan: RolloutPlan,
+        left: float,
+        *,
+        timeout_s: float,
+        key: str,
+    ) -> list[Group]:
+        tasks, names = zip(*part, strict=True)
+        if self._in_rounds:
+            shared: list[Group] = await worker.call(
+                "run_share", tasks, names, step, plan, left, timeout_s=timeout_s, key=key
+            )
+            return shared
+        return [await worker.call("run_group", *part[0], step, plan, left, timeout_s=timeout_s, key=key)]
 
     async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int) -> None:
         """Send them to every engine. Engines that are starting get them before their first group."""

@@ -16,6 +16,7 @@ from typing import Any
 from ramet.errors import raise_all
 from ramet.rollout.completion import Versions
 from ramet.rollout.keys import stable_seed
+from ramet.rollout.lockstep.checks import protocol_problems
 from ramet.rollout.lockstep.monitoring import Monitor
 from ramet.rollout.lockstep.policy import LockstepPolicy
 from ramet.rollout.lockstep.sampling import RoundEngine
@@ -25,7 +26,7 @@ from ramet.rollout.lockstep.turn_player import LockstepPrompt, TurnPlayer, TurnR
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import OnGroup, RolloutWorker, task_names
-from ramet.types import BranchPolicy, Group, RolloutStep, Task, ToolSchema
+from ramet.types import BranchPolicy, Group, Task
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class LockstepWorker(RolloutWorker):
         Raises `ConfigError` for settings that cannot work together.
         """
         super().__init__(branch_policy=branch_policy, **options)
-        raise_all(lockstep_problems(self.step, list(self._tools.schemas.values()), [s.name for s in self._stateful]))
+        raise_all(protocol_problems(self.step, list(self._tools.schemas.values()), [s.name for s in self._stateful]))
         assert isinstance(self.step, Tags) and isinstance(branch_policy, LockstepPolicy)
         self.policy = branch_policy
         self.base: dict[int, float] = {}  # place in a batch -> entropy of the first segment ever sampled there
@@ -154,24 +155,3 @@ class LockstepWorker(RolloutWorker):
     def _seeded(self, plan: ResolvedPlan, step: int, prompts: Sequence[LockstepPrompt]) -> Callable[[], float]:
         """The draws of a batch. Shares of one step differ by the names of their tasks."""
         return Random(stable_seed("lockstep", self.seed, plan.salt, step, *(one.name for one in prompts))).random
-
-
-def lockstep_problems(step: RolloutStep, tools: Sequence[ToolSchema], stateful: Sequence[str]) -> list[str]:
-    """What the released turn protocol cannot do; `stateful` names what holds states."""
-    problems = []
-    if not isinstance(step, Tags):
-        problems.append(
-            "rollout_step: the released schedule has a turn protocol of its own, with the tags of rollout_step=tags; "
-            f"got {type(step).__name__}"
-        )
-    for tool in tools:
-        if tool.text_parameter is None:
-            problems.append(
-                f"tools.{tool.name}: the released schedule gives a tool the text between its tags; this one takes "
-                "other arguments than one required string"
-            )
-    problems += [
-        f"{name}: holds states, which the released schedule cannot copy; choose another branch policy"
-        for name in stateful
-    ]
-    return problems

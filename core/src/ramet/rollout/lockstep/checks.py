@@ -1,0 +1,51 @@
+"""What the released schedule cannot do, found before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ramet.config.schema import Config, OldLogprobs
+from ramet.engines.protocol import Capability
+from ramet.rollout.steps.tags import Tags
+from ramet.types import RolloutStep, ToolSchema
+
+OFF_POLICY = ("tis_cap", "token_band", "sequence_band", "negative_gap_max")
+
+
+def protocol_problems(step: RolloutStep, tools: Sequence[ToolSchema], stateful: Sequence[str]) -> list[str]:
+    """Of the turn protocol; `stateful` names what holds states."""
+    problems = []
+    if not isinstance(step, Tags):
+        problems.append(
+            "rollout_step: the released schedule has a turn protocol of its own, with the tags of rollout_step=tags; "
+            f"got {type(step).__name__}"
+        )
+    for tool in tools:
+        if tool.text_parameter is None:
+            problems.append(
+                f"tools.{tool.name}: the released schedule gives a tool the text between its tags; this one takes "
+                "other arguments than one required string"
+            )
+    problems += [
+        f"{name}: holds states, which the released schedule cannot copy; choose another branch policy"
+        for name in stateful
+    ]
+    return problems
+
+
+def training_problems(config: Config, capabilities: frozenset[Capability]) -> Iterator[str]:
+    """Of the run; `capabilities` are its engine's."""
+    who = f"branch_policy={config.branch_policy.name}"
+    if Capability.TOP_LOGPROBS not in capabilities:
+        yield (
+            f"{who} needs the log-probabilities of the most likely tokens, and engine {config.engine.name!r} reports "
+            "none"
+        )
+    if config.train.staleness:
+        yield f"train.staleness={config.train.staleness}: {who} plays a step after the last one's update; set 0"
+    none = f"{who} trains ends of sequence that no engine sampled, so there is no log-probability of its own"
+    if config.train.old_logprobs is OldLogprobs.ENGINE:
+        yield f"train.old_logprobs=engine: {none}; set trainer"
+    for name in OFF_POLICY:
+        if (value := getattr(config.train, name)) is not None:
+            yield f"train.{name}={value}: {none}; set null"
