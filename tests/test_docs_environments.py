@@ -145,7 +145,7 @@ def test_the_interview_is_the_conversation_that_the_chat_template_makes(examples
         talk += [] if question is None else [Message(role="user", content=question)]
     encoder = tiny_encoder()
     whole = [i for segment in rollout.segments for i in segment.token_ids]
-    assert whole == list(encoder.markup(encoder._render(talk, generation_prompt=False)))
+    assert whole == list(encoder.markup(encoder.template.render(talk, generation_prompt=False)))
     assert (rollout.stop, rollout.answer, rollout.turn_rewards) == (StopReason.DONE, "Yes, Ulm.", (0.0, 1.0, 1.0))
     assert [dict(info) for info in rollout.infos] == [{"asked": "Where to?"}, {"asked": "Sure?"}, {}]
 

@@ -16,6 +16,7 @@ from ramet.algorithms.losses.config import CispoConfig, DppoConfig, GmpoConfig, 
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
+    HermesConfig,
     RandomBranchConfig,
     TagsConfig,
     TokenEntropyConfig,
@@ -30,6 +31,7 @@ ramet_contract = "1"
 @hookimpl
 def register_rollout_steps(register: Register[RolloutStep]) -> None:
     register("tags", "ramet.rollout.steps.tags:Tags", config=TagsConfig)
+    register("hermes", "ramet.rollout.steps.hermes:Hermes", config=HermesConfig)
 
 
 @hookimpl

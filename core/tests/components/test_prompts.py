@@ -106,6 +106,27 @@ def test_a_template_that_reads_no_tools_cannot_describe_them(model: Path) -> Non
     assert check_prompts(config(model, template, "rollout_step.tools_in_template=true")) == []
 
 
+def test_hermes_leaves_the_tools_to_the_template_and_refuses_one_that_does_not_take_them(model: Path) -> None:
+    template, hermes = f"model.chat_template={model.parent}/template.jinja", "rollout_step=hermes"
+    question = Task(id="t", prompt=user_prompt("q"))
+    assert check_prompts(config(model, template, hermes)) == []
+    assert rendered(config(model, template, hermes), question) == "[calc(text)]user: q\nassistant:"
+    assert check_prompts(config(model, hermes)) == [
+        "rollout_step=hermes: the chat template reads no `tools`; give one that does as model.chat_template, or set "
+        "rollout_step.tools_in_template=false to have the rollout step describe the tools"
+    ]
+    own = config(model, hermes, "rollout_step.tools_in_template=false")
+    assert check_prompts(own) == []
+    assert rendered(own, question).startswith("<|system|>You can use these tools, each described by a JSON schema:")
+    deaf = TEMPLATE.replace("{{ m['role'] }}", "{{ raise_exception('no') if m.role == 'tool' else m.role }}")
+    (model.parent / "deaf.jinja").write_text(deaf)
+    assert check_prompts(config(model, f"model.chat_template={model.parent}/deaf.jinja", hermes)) == [
+        "rollout_step=hermes: the chat template does not take messages of roles ['tool', 'tool']: model.chat_template: "
+        "cannot render a conversation of roles ['user', 'assistant', 'tool', 'tool']: no; give another one as "
+        "model.chat_template"
+    ]
+
+
 def test_the_steps_description_is_appended_to_the_tasks_own_system_message(model: Path) -> None:
     chosen = config(model, "rollout_step.system_prompt=append")
     (system, user) = task_prompts(Components(chosen).step, chosen, tool_names(chosen))(

@@ -253,9 +253,9 @@ def test_a_template_that_writes_without_end_is_refused(template: str) -> None:
 
 ENDLESS = """
 import os
-from ramet.models import encoder
+from ramet.models import chat_template, encoder
 from ramet.models.tiny import make_tokenizer
-encoder.TEMPLATE_TIMEOUT_S = 0.5
+chat_template.TIMEOUT_S = 0.5
 loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 try:
     encoder.Encoder(make_tokenizer(), loop)

@@ -466,7 +466,7 @@ def test_render_refuses_what_the_template_does_not_take(
         "{% for m in messages %}{% if m['role'] != 'critic' %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
         "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     )
-    monkeypatch.setattr(encoder, "chat_template", template)
+    monkeypatch.setattr(encoder.template, "_text", template)
     encoder._suffix.cache_clear()
     with pytest.raises(PluginError) as caught:
         play(lambda *_: "yes", step=Talks(messages), group_size=1)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ramet.sft.conversations import Returned, Written, is_trace, read_data, read_row
+from ramet.sft.conversations import is_trace, read_data, read_row
+from ramet.sft.exchanges import Returned, Written
 
 
 def turns(*pairs: tuple[str, str]) -> list[dict[str, str]]:
@@ -76,6 +77,19 @@ def test_a_row_level_system_prompt_counts_unless_it_is_empty(value: str | None, 
         ({"messages": turns(("user", "a"), ("tool", "b"), ("gpt", "c"))}, "turn 1 has role tool after user"),
         ({"messages": turns(("user", "a"), ("gpt", "b"), ("user", "c"))}, "ends with role user"),
         ({"messages": turns(("user", "a"), ("gpt", "b"), ("tool", "c"))}, "ends with role tool"),
+        (
+            {"messages": [*turns(("user", "a")), {"role": "assistant", "tool_calls": "f"}]},
+            "messages[1]: 'tool_calls' must be a list, got 'f'",
+        ),
+        (
+            {"messages": [*turns(("user", "a")), {"role": "assistant", "content": "b", "tool_calls": [{"name": "f"}]}]},
+            "messages[1]: tool_calls[0]: expected a function with a name and arguments, which are a JSON object, got "
+            "{'name': 'f'}",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [{"name": "f", "arguments": "{}"}]}]},
+            "messages[0]: 'tool_calls' of role 'user'; only an assistant calls tools",
+        ),
         ({"system": 1, "messages": turns(("user", "a"), ("gpt", "b"))}, "'system' must be a string, got 1"),
         ({"system": "s", "messages": turns(("system", "t"), ("user", "a"), ("gpt", "b"))}, "two system prompts"),
     ],

@@ -8,8 +8,8 @@ from ramet.config.schema import SystemPrompt
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tokenizer
 from ramet.rollout.prompts import Prompt, messages_of
-from ramet.sft.conversations import Conversation, Exchange, Returned, Written
 from ramet.sft.encode import Example, TraceEncoder
+from ramet.sft.exchanges import Conversation, Exchange, Returned, Written
 from ramet.types import Message, Task
 
 ENCODER = Encoder(make_tokenizer())

@@ -11,7 +11,8 @@ from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config, Malformed
 from ramet.data.files import read_rows
 from ramet.errors import ConfigError
-from ramet.sft.conversations import Conversation, SftData, is_trace, read_files
+from ramet.sft.conversations import SftData, is_trace, read_files
+from ramet.sft.exchanges import Conversation
 from ramet.sft.traces import TraceReport, check_traces
 from ramet.types import RolloutStep
 

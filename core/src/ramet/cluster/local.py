@@ -36,6 +36,7 @@ from ramet.rollout.lockstep.worker import LockstepWorker
 from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.progress import RolloutProgress
+from ramet.rollout.prompts import describes_tools
 from ramet.rollout.worker import RolloutWorker
 from ramet.types import Group, Task
 
@@ -77,7 +78,7 @@ class LocalRollouts:
             score=components.scorer.score_rollout if branching and needs_rewards(components.branch_policy) else None,
             config=config.rollout,
             system_prompt=config.rollout_step.system_prompt,
-            tools_in_template=config.rollout_step.tools_in_template,
+            tools_in_template=describes_tools(components.step, config.rollout_step.tools_in_template),
             seed=config.run.seed,
             deterministic=config.run.deterministic,
             observer=observer,

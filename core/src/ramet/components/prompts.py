@@ -12,8 +12,8 @@ from typing import Protocol, runtime_checkable
 
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config, SystemPrompt
-from ramet.rollout.prompts import Prompt, make_prompt
-from ramet.types import Message, RolloutStep, Task
+from ramet.rollout.prompts import Prompt, describes_tools, make_prompt
+from ramet.types import Message, RolloutStep, Task, TemplateFormat
 
 logger = logging.getLogger(__name__)
 SHOWN = 3  # ids of tasks listed for each tag
@@ -31,26 +31,20 @@ class ReadsTags(Protocol):
 def task_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> Callable[[Task], Prompt]:
     """A function that builds the prompt of a task from `rollout_step` and the tools that the task may use."""
     rule = config.rollout_step
+    in_template = describes_tools(step, rule.tools_in_template)
 
     def prompt(task: Task) -> Prompt:
         allowed = tools.allowed(task.tools)
-        return make_prompt(task, step, allowed, rule.system_prompt, tools_in_template=rule.tools_in_template)
+        return make_prompt(task, step, allowed, rule.system_prompt, tools_in_template=in_template)
 
     return prompt
 
 
 def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[str]:
     """Problems of the prompts that no task causes. If there is a tokenizer, it must be possible to load it."""
-    from ramet.models.check import has_tokenizer, reads_tools
-    from ramet.models.loading import load_tokenizer  # torch: looking at data without a model needs none
+    from ramet.models.check import has_tokenizer  # torch: looking at data without a model needs none
 
-    problems = []
-    asks_template = config.rollout_step.tools_in_template and has_tokenizer(config.model)
-    if asks_template and not reads_tools(load_tokenizer(config.model)):
-        problems.append(
-            "rollout_step.tools_in_template=true: the chat template reads no `tools`; give one that does as "
-            "model.chat_template, or let the rollout step describe the tools"
-        )
+    problems = _template_problems(step, config, tools) if has_tokenizer(config.model) else []
     if isinstance(step, ReadsTags):
         names = list(tools.schemas)
         own = Message(role="system", content=step.system_prompt(tools.allowed(None)))
@@ -59,6 +53,29 @@ def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[s
                 f"rollout_step={config.rollout_step.name}: the system prompt that it makes of the tools' descriptions "
                 f"names tags of no configured tool: {', '.join(foreign)}; configured: {', '.join(names) or 'none'}"
             )
+    return problems
+
+
+def _template_problems(step: RolloutStep, config: Config, tools: ToolNames) -> list[str]:
+    """What the chat template does not do that the step leaves to it."""
+    from ramet.models.check import reads_tools
+    from ramet.models.loading import build_encoder, load_tokenizer
+
+    rule, problems = config.rollout_step, []
+    if describes_tools(step, rule.tools_in_template) and not reads_tools(load_tokenizer(config.model)):
+        if rule.tools_in_template:
+            cause, remedy = "rollout_step.tools_in_template=true", "let the rollout step describe the tools"
+        else:
+            cause = f"rollout_step={rule.name}"
+            remedy = "set rollout_step.tools_in_template=false to have the rollout step describe the tools"
+        problems = [
+            f"{cause}: the chat template reads no `tools`; give one that does as model.chat_template, or {remedy}"
+        ]
+    if isinstance(step, TemplateFormat) and tools.schemas:
+        try:
+            build_encoder(config).suffix(step.results(["1", "2"]), after=-1)
+        except ValueError as error:
+            problems.append(f"rollout_step={rule.name}: {error}; give another one as model.chat_template")
     return problems
 
 

@@ -144,8 +144,10 @@ class RolloutStepConfig:
     name: str = "tags"
     params: Any = None
     system_prompt: SystemPrompt = SystemPrompt.AUTO
-    tools_in_template: bool = option(
-        False, "the chat template describes the tools (`tools=`), and the step's prompt names none"
+    tools_in_template: bool | None = option(
+        None,
+        "the chat template describes the tools (`tools=`), and the step's prompt names none; null: as the step has it "
+        "(hermes: true)",
     )
 
 

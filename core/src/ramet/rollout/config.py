@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ramet.config.option import check_options, option
+from ramet.rollout.steps.json_calls import FORMS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -18,6 +19,21 @@ class TagsConfig:
     result: str = "result"
     answer: str = "answer"
     other_tags: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True, slots=True)
+class HermesConfig:
+    """The step `hermes`."""
+
+    form: str = option(
+        "auto",
+        "of calls: tool_call (Hermes, Qwen), json (Llama 3.1); auto: json in messages without <tool_call>",
+        choices=FORMS,
+    )
+    instruction: str = option("", "system message where the task has none, such as how to write the answer")
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(kw_only=True, slots=True)

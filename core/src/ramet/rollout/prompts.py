@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ramet.config.schema import SystemPrompt
-from ramet.types import Message, Origin, RolloutStep, Segment, SegmentKind, Task, ToolSchema
+from ramet.types import Message, Origin, RolloutStep, Segment, SegmentKind, Task, TemplateFormat, ToolSchema
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -28,6 +28,11 @@ def make_prompt(
     described = () if tools_in_template else tuple(tools)
     messages = messages_of(task, step.system_prompt(described), rule)
     return Prompt(messages=messages, tools=tuple(tools) if tools_in_template else ())
+
+
+def describes_tools(step: RolloutStep, chosen: bool | None) -> bool:
+    """Whether the chat template describes the tools; `chosen` is `rollout_step.tools_in_template`."""
+    return isinstance(step, TemplateFormat) if chosen is None else chosen
 
 
 def messages_of(task: Task, system: str, rule: SystemPrompt) -> tuple[Message, ...]:

@@ -211,7 +211,8 @@ class RolloutRunner:
             live.stop = StopReason.LENGTH
         elif live.turn + 1 >= self.config.max_turns:
             live.stop = StopReason.TURN_LIMIT
-        if live.stop is StopReason.CALL_LIMIT and self.context.room(live) >= 1:
+        ended = live.token_ids[-1] in self.context.encoder.eos_ids  # by the policy itself, where a turn is a message
+        if live.stop is StopReason.CALL_LIMIT and not ended and self.context.room(live) >= 1:
             live.append(self._forced(live.turn))
 
     def _insert(self, live: LiveRollout, parts: Sequence[Insert]) -> bool:

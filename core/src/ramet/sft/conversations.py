@@ -8,15 +8,17 @@ rollout step knows its format.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ramet.data.files import find_files, read_rows
 from ramet.data.row_problems import RowProblem
 from ramet.errors import ConfigError
 from ramet.io.json_rows import DataRow
+from ramet.sft.exchanges import Conversation, Exchange, Piece, Returned, Written, WrittenCall
 
 LISTS = ("conversations", "messages")
 ROLE_KEYS = ("from", "role")
@@ -36,8 +38,9 @@ FOLLOWS = {  # which roles may follow a role (None: the beginning); an assistant
     "system": ("user",),
     "user": ("assistant",),
     "assistant": ("user", "tool"),
-    "tool": ("assistant",),
+    "tool": ("assistant", "tool"),  # several calls of one turn
 }
+CALLS = "tool_calls"
 SHOWN = 80  # characters of a wrong value in a message
 CHUNK = 1 << 20  # bytes hashed at once
 
@@ -97,47 +100,11 @@ def is_trace(values: Mapping[str, Any], prompt: str) -> bool:
     return prompt not in values and any(isinstance(values.get(name), list) for name in LISTS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """Text of an assistant's turn."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returned:
-    """A tool result that was a turn of its own, without any wrapper."""
-
-    text: str
-
-
-Piece: TypeAlias = Written | Returned
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    user: str
-    reply: tuple[Piece, ...]  # begins and ends with `Written`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """One row. `row` counts from 1, as editors do."""
-
-    file: str
-    row: int
-    system: str | None
-    exchanges: tuple[Exchange, ...]
-
-    @property
-    def where(self) -> str:
-        return f"{self.file}, row {self.row}"
-
-
 @dataclass(frozen=True, slots=True)
 class _Turn:
     role: str
     text: str
+    calls: tuple[WrittenCall, ...] = ()
 
 
 def read_row(values: Mapping[str, Any], file: str, row: int) -> tuple[Conversation | None, list[str]]:
@@ -178,7 +145,10 @@ def _turns(record: Mapping[str, Any]) -> tuple[list[_Turn], list[str]]:
 def _turn(item: Any) -> tuple[_Turn | None, list[str]]:
     if not isinstance(item, dict):
         return None, [f"expected an object with role and text, got {_show(item)}"]
+    calls, call_problems = _calls(item)
     role_key, role_problem = _one_key(item, ROLE_KEYS)
+    if item.get(CALLS) is not None and all(item.get(name) is None for name in TEXT_KEYS):
+        item = {**item, TEXT_KEYS[-1]: ""}
     text_key, text_problem = _one_key(item, TEXT_KEYS)
     if role_key is None or text_key is None:
         return None, [problem for problem in (role_problem, text_problem) if problem]
@@ -186,12 +156,36 @@ def _turn(item: Any) -> tuple[_Turn | None, list[str]]:
     problems = []
     if not isinstance(role, str) or role not in ROLES:
         problems.append(f"unknown role {_show(role)}; allowed: {', '.join(ROLES)}")
-    problems += _text_problems(text, text_key)
+    problems += [*_text_problems(text, text_key), *call_problems]
     if problems:
         return None, problems
-    if not text and ROLES[role] != "tool":  # a tool may well return nothing
+    if not text and not calls and ROLES[role] != "tool":  # a tool may well return nothing
         return None, [f"{text_key!r} of role {role!r} is empty"]
-    return _Turn(ROLES[role], text), []
+    if calls and ROLES[role] != "assistant":
+        return None, [f"{CALLS!r} of role {role!r}; only an assistant calls tools"]
+    return _Turn(ROLES[role], text, calls), []
+
+
+def _calls(item: Mapping[str, Any]) -> tuple[tuple[WrittenCall, ...], list[str]]:
+    given = item.get(CALLS)
+    if given is None:
+        return (), []
+    if not isinstance(given, list):
+        return (), [f"{CALLS!r} must be a list, got {_show(given)}"]
+    calls: list[WrittenCall] = []
+    problems: list[str] = []
+    for index, one in enumerate(given):
+        function = one.get("function", one) if isinstance(one, dict) else {}
+        name, arguments = (
+            (function.get(key) for key in ("name", "arguments")) if isinstance(function, dict) else ("", 0)
+        )
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        if not isinstance(name, str) or not name or not isinstance(_read_json(text), dict):
+            expected = "a function with a name and arguments, which are a JSON object"
+            problems.append(f"{CALLS}[{index}]: expected {expected}, got {_show(one)}")
+        else:
+            calls.append(WrittenCall(name=name, arguments=text))
+    return tuple(calls), problems
 
 
 def _row_system(record: Mapping[str, Any]) -> tuple[str | None, list[str]]:
@@ -233,7 +227,9 @@ def _exchanges(turns: list[_Turn]) -> tuple[Exchange, ...]:
         if turn.role == "user":
             found.append((turn.text, []))
         else:
-            found[-1][1].append(Written(text=turn.text) if turn.role == "assistant" else Returned(text=turn.text))
+            is_written = turn.role == "assistant"
+            piece = Written(text=turn.text, calls=turn.calls) if is_written else Returned(text=turn.text)
+            found[-1][1].append(piece)
     return tuple(Exchange(user=user, reply=tuple(reply)) for user, reply in found)
 
 
@@ -250,3 +246,10 @@ def _one_key(record: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str | N
 def _show(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -12,10 +12,11 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ramet.errors import ConfigError
 from ramet.models.encoder import Encoder
 from ramet.rollout.prompts import Prompt
-from ramet.sft.conversations import Conversation, Piece, Returned
-from ramet.types import Markup, Message, Sampled, Task, TracePart, TraceReader
+from ramet.sft.exchanges import Conversation, Exchange, Returned, Written
+from ramet.types import Insert, Markup, Message, Sampled, Task, TemplateFormat, TracePart, TraceReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class TraceEncoder:
     def __init__(
         self,
         encoder: Encoder,
-        reader: TraceReader,
+        reader: TraceReader | TemplateFormat,
         *,
         tools: Sequence[str],
         prompt: Callable[[Task], Prompt],
@@ -46,8 +47,8 @@ class TraceEncoder:
         self._reader = reader
         self._tools = tuple(tools)
         self._prompt = prompt
-        wrapper = (part.text.strip() for part in reader.result("") if isinstance(part, Markup))
-        self._wrapper = [mark for mark in wrapper if mark]
+        self._end = encoder.decode([encoder.end_of_turn_id])
+        self._wrapper = [mark for part in self._wrapped("") if isinstance(part, Markup) and (mark := part.text.strip())]
 
     def examples(self, conversation: Conversation) -> Iterator[Example]:
         """One example per exchange, each with all exchanges before it in its prompt."""
@@ -56,14 +57,14 @@ class TraceEncoder:
         for number, exchange in enumerate(conversation.exchanges, start=1):
             history.append(Message(role="user", content=exchange.user))
             task = Task(id=conversation.where, prompt=tuple(history))
-            parts = self._parts(exchange.reply)
+            parts = self._parts(exchange)
             where = f"{conversation.where}, exchange {number}" if several else conversation.where
             yield self._example(self._prompt(task), parts, where)
-            history.append(Message(role="assistant", content="".join(part.text for part in parts)))
+            history += self._as_messages(exchange, parts)
 
     def unread_results(self, conversation: Conversation) -> bool:
         """True if what counts as the policy's text holds a result wrapper, as of a tool that is not configured."""
-        parts = (part for exchange in conversation.exchanges for part in self._parts(exchange.reply))
+        parts = (part for exchange in conversation.exchanges for part in self._parts(exchange))
         return any(isinstance(part, Sampled) and self._wraps(part.text) for part in parts)
 
     def _wraps(self, text: str) -> bool:
@@ -75,14 +76,55 @@ class TraceEncoder:
             position += len(mark)
         return bool(self._wrapper)
 
-    def _parts(self, reply: Sequence[Piece]) -> list[TracePart]:
+    def _wrapped(self, text: str) -> Sequence[Insert]:
+        """A result as a rollout inserts it; nothing for a chat template that takes none."""
+        if not isinstance(self._reader, TemplateFormat):
+            return self._reader.result(text)
+        try:
+            return self.encoder.suffix(self._reader.results([text]), after=self.encoder.end_of_turn_id)
+        except ValueError:
+            return ()
+
+    def _parts(self, exchange: Exchange) -> list[TracePart]:
+        """Without the end of the last turn."""
+        if isinstance(self._reader, TemplateFormat):
+            return list(self._rendered(exchange, self._reader))
         parts: list[TracePart] = []
-        for piece in reply:
+        for piece in exchange.reply:
             if isinstance(piece, Returned):
                 parts += self._reader.result(piece.text)
             else:
                 parts += self._reader.read(piece.text, self._tools)
         return parts
+
+    def _rendered(self, exchange: Exchange, form: TemplateFormat) -> Iterator[TracePart]:
+        """Every message with its end, which the policy samples too, and results as the chat template renders them."""
+        turns = exchange.turns
+        for turn in turns:
+            text = self._written(turn.written)
+            if turn.returned:
+                yield Sampled(text=text + self._end)
+                yield from self._suffix(form.results(turn.returned))
+            else:
+                yield Sampled(text=text + (self._end if turn is not turns[-1] else ""))
+
+    def _suffix(self, messages: Sequence[Message]) -> Sequence[Insert]:
+        try:
+            return self.encoder.suffix(messages, after=self.encoder.end_of_turn_id)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def _written(self, piece: Written) -> str:
+        return self.encoder.template.reply(piece.text, piece.calls_as_dicts) if piece.calls else piece.text
+
+    def _as_messages(self, exchange: Exchange, parts: Sequence[TracePart]) -> Iterator[Message]:
+        """An exchange as later ones have it in their prompt."""
+        if not isinstance(self._reader, TemplateFormat):
+            yield Message(role="assistant", content="".join(part.text for part in parts))
+            return
+        for turn in exchange.turns:
+            yield Message(role="assistant", content=self._written(turn.written))
+            yield from self._reader.results(turn.returned)
 
     def _example(self, prompt: Prompt, parts: Sequence[TracePart], where: str) -> Example:
         ids = array("i", self.encoder.prompt(prompt.messages, prompt.tools))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from transformers import PreTrainedTokenizerBase
 
@@ -23,14 +23,15 @@ from ramet.models.check import check_model
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_tokenizer
 from ramet.planning.placement import Machine
-from ramet.sft.conversations import Conversation, read_data
+from ramet.sft.conversations import read_data
 from ramet.sft.encode import Example, TraceEncoder
+from ramet.sft.exchanges import Conversation
 from ramet.sft.output import may_replace
 from ramet.sft.strategies import check_strategy
 from ramet.sft.traces import TraceReport, check_traces
 from ramet.sft.world import launched_world
 from ramet.tracking.trackers import check_trackers
-from ramet.types import RolloutStep, TraceReader
+from ramet.types import RolloutStep, TemplateFormat, TraceReader
 
 logger = logging.getLogger(__name__)
 MAX_SHOWN = 20  # reasons that one message lists
@@ -62,8 +63,16 @@ class PreparedSft:
 
 
 @runtime_checkable
-class _Readable(RolloutStep, TraceReader, Protocol):
-    """A rollout step whose written traces SFT can read."""
+class _ReadsText(RolloutStep, TraceReader, Protocol):
+    """A rollout step that reads calls and results in an assistant's text."""
+
+
+@runtime_checkable
+class _ReadsMessages(RolloutStep, TemplateFormat, Protocol):
+    """A rollout step whose results are messages of their own."""
+
+
+_Readable: TypeAlias = _ReadsText | _ReadsMessages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +181,7 @@ def _parts(config: Config, problems: list[str]) -> tuple[_Readable | None, ToolN
     tools = ToolNames()
     try:
         built = Components(config).step
-        step = built if isinstance(built, _Readable) else None
+        step = built if isinstance(built, _ReadsText | _ReadsMessages) else None
         if step is None:
             problems.append(
                 f"rollout_step: {config.rollout_step.name!r} cannot read traces (it has no `read` and `result`), so "

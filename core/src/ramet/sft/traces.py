@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ramet.data.row_problems import RowProblem, rows_in_words
-from ramet.rollout.steps.trace_check import ChecksTraces, TraceCheck
-from ramet.sft.conversations import Conversation, Exchange, Returned, SftData, Written
+from ramet.rollout.steps.trace_check import ChecksMessages, ChecksTraces, TraceCheck
+from ramet.sft.conversations import SftData
+from ramet.sft.exchanges import Conversation, Exchange, Returned, Written
 from ramet.types import RolloutStep, TraceReader
 
 UNOPENED = "reasoning is closed and not opened, unlike in most traces"
@@ -63,7 +64,7 @@ def check_traces(data: SftData, step: RolloutStep, tools: Sequence[str]) -> Trac
     """Check what was read. `tools`: the tags of which results are masked."""
     report = TraceReport(
         rows=data.rows,
-        checked=isinstance(step, ChecksTraces),
+        checked=isinstance(step, ChecksTraces | ChecksMessages),
         conversations=data.conversations,
         unreadable=data.bad,
     )
@@ -93,6 +94,13 @@ class _Checked:
         self.conversation = conversation
         self.checks: list[TraceCheck] = []
         self.called_in_text: dict[str, None] = {}  # results as turns of their own are masked whatever was called
+        self.apart = None
+        if isinstance(step, ChecksMessages):
+            self.checks += [_of_messages(exchange, step) for exchange in conversation.exchanges]
+            return
+        written = (piece for exchange in conversation.exchanges for piece in exchange.reply)
+        if any(isinstance(piece, Written) and piece.calls for piece in written):
+            self.apart = "calls apart from the text ('tool_calls'), which rollout_step=hermes reads"
         if isinstance(step, ChecksTraces):
             for exchange in conversation.exchanges:
                 check = step.check_trace(_text(exchange, step), tools)
@@ -104,7 +112,7 @@ class _Checked:
 
     @property
     def fault(self) -> str | None:
-        return next((check.fault for check in self.checks if check.fault is not None), None)
+        return self.apart or next((check.fault for check in self.checks if check.fault is not None), None)
 
     @property
     def called(self) -> set[str]:
@@ -120,6 +128,20 @@ class _Checked:
 
     def row(self, reason: str) -> RowProblem:
         return RowProblem(file=self.conversation.file, row=self.conversation.row, reason=reason)
+
+
+def _of_messages(exchange: Exchange, step: ChecksMessages) -> TraceCheck:
+    """The checks of an exchange's messages as one."""
+    checks = [
+        step.check_message(turn.written.text, len(turn.returned), [call.name for call in turn.written.calls])
+        for turn in exchange.turns
+    ]
+    return TraceCheck(
+        fault=next((check.fault for check in checks if check.fault is not None), None),
+        has_tags=any(check.has_tags for check in checks),
+        has_answer=checks[-1].has_answer,
+        called=tuple(dict.fromkeys(name for check in checks for name in check.called)),
+    )
 
 
 def _text(exchange: Exchange, step: TraceReader) -> str:

@@ -14,8 +14,9 @@ from ramet.errors import InfraError, ToolError
 from ramet.rollout.stateful import is_stateful
 from ramet.testing.doubles import echo_tool
 from ramet.testing.expect import EventLoopCheck, expect, expect_async_call
+from ramet.testing.scripted_context import ScriptedContext
 from ramet.testing.step_play import SEED, TASK, Play, StepUnderTest, begin, go_on, play
-from ramet.types import Markup, RolloutStep, Sampled, StepResult, Task, ToolResult, Untrusted
+from ramet.types import Markup, RolloutStep, Sampled, StepResult, Task, TemplateFormat, ToolResult, Untrusted
 
 # How policies usually ask for the tool `echo`.
 CALLS = (
@@ -33,7 +34,7 @@ def check_rollout_step(
     Has one system prompt for the same tools; ends within `max_tool_calls` whatever the policy writes; inserts tool
     results as `Untrusted` and never takes calls or answers from them; gives a tool's error to the model and lets an
     `InfraError` pass; changes no state and keeps none between rollouts, also not between those that run at the same
-    time. A step that reads traces for SFT (`TraceReader`) reads what it plays.
+    time. A step that reads traces for SFT (`TraceReader`, `TemplateFormat`) reads what it plays.
 
     An environment opens, forks and closes its states: a fork and its original do not see what the other does, or, with
     `replay`, two states of one task and seed go the same way. It need not end by itself, since turns are limited.
@@ -171,6 +172,14 @@ async def _check_isolation(subject: StepUnderTest, call: str) -> None:
 
 async def _check_trace_reader(subject: StepUnderTest, call: str) -> None:
     """If the step also reads traces for SFT, reading must be the inverse of playing."""
+    if isinstance(subject.step, TemplateFormat):
+        rendered = tuple(ScriptedContext([]).render(subject.step.results(["hello"])))
+        inserted = (await play(subject, [call, "So it is."])).results[0].insert
+        expect(
+            inserted == rendered,
+            f"a rollout inserts {inserted}, and results() rendered is {rendered}: SFT would teach another format",
+        )
+        return
     read, result = getattr(subject.step, "read", None), getattr(subject.step, "result", None)
     if read is None or result is None:
         return

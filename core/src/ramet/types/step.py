@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from ramet.types.rollout import StopReason
 from ramet.types.state import Stateful
@@ -156,6 +156,19 @@ class Environment(RolloutStep, Stateful[S], Protocol[S]):
         They are merged into those of the last turn (info keys over, rewards added), `answer` replaces it if it is not
         None; `insert` and `stop` must be empty.
         """
+        ...
+
+
+@runtime_checkable
+class TemplateFormat(Protocol):
+    """What a rollout step offers besides, if its calls and results have the form of the chat template.
+
+    Unless `rollout_step.tools_in_template` says otherwise, the template then describes the tools. SFT takes the text of
+    an assistant's message for what the policy writes, and what the template puts around results for inserted.
+    """
+
+    def results(self, texts: Sequence[str]) -> Sequence[Message]:
+        """The messages that carry the results of one turn, in order. Rollouts and SFT render the same ones."""
         ...
 
 

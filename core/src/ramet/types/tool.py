@@ -29,6 +29,12 @@ class ToolSchema:
             return str(required[0])
         return None
 
+    @property
+    def function(self) -> dict[str, Any]:
+        """The form in which chat templates and OpenAI-compatible servers read tools."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ramet.types import TraceReader
+from ramet.types import TemplateFormat, TraceReader
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +34,15 @@ class ChecksTraces(TraceReader, Protocol):
 
     def check_trace(self, text: str, tools: Sequence[str]) -> TraceCheck:
         """Check a whole reply, results included. It may call other tools than `tools`."""
+        ...
+
+
+@runtime_checkable
+class ChecksMessages(TemplateFormat, Protocol):
+    """As `ChecksTraces`, for steps that have the chat template's own form."""
+
+    def check_message(self, text: str, n_results: int, calls: Sequence[str] = ()) -> TraceCheck:
+        """Check an assistant's message that `n_results` results follow. `calls`: tools called apart from its text."""
         ...
 
 

@@ -1,0 +1,159 @@
+"""A model's chat template: what it makes of conversations, as text. It comes from outside, like the model itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from ramet.errors import ConfigError
+from ramet.types import Message, ToolSchema
+
+TIMEOUT_S = 20.0  # for the first rendering
+RENDERED_CHARS, RENDERED_RATIO = 1_000_000, 16  # limit of a rendered conversation, and what each of its characters adds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """The template's own text around the contents of messages, and how it spells each of them."""
+
+    texts: tuple[str, ...]  # before, between and after the contents
+    spelling: tuple[Callable[[str], str], ...]
+
+
+class ChatTemplate:
+    """Renders conversations. `text` None: the tokenizer's own template; `kwargs` are variables that it reads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: str | None, kwargs: Mapping[str, Any]) -> None:
+        """Raises `ConfigError` if a rendering never ends. Other faults are found where the template is used."""
+        self._tokenizer = tokenizer
+        self._text = text
+        self._kwargs = dict(kwargs)
+        _check_rendering_ends(self)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, generation_prompt: bool) -> str:
+        """Raises `ConfigError` for what the template does not take. `tools` are those that it describes."""
+        rows = [{"role": message.role, "content": message.content} for message in messages]
+        return self._render(rows, tools, generation_prompt=generation_prompt)
+
+    def _render(
+        self, rows: Sequence[Mapping[str, Any]], tools: Sequence[ToolSchema] = (), *, generation_prompt: bool
+    ) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(row) for row in rows],
+                tools=[tool.function for tool in tools] or None,
+                chat_template=self._text,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **self._kwargs,
+            )
+        except (TemplateError, ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
+            reason = "it needs more memory than there is" if isinstance(error, MemoryError) else error
+            raise ConfigError(
+                f"model.chat_template: cannot render a conversation of roles {[row['role'] for row in rows]}: {reason}"
+            ) from error
+        assert isinstance(text, str)
+        given = sum(len(row["content"]) + len(str(row.get("tool_calls", ""))) for row in rows)
+        given += sum(len(str(tool.function)) for tool in tools)
+        if len(text) > (most := RENDERED_CHARS + RENDERED_RATIO * given):
+            raise ConfigError(
+                f"model.chat_template: makes {len(text)} characters of a conversation of {given}; at most {most} are "
+                "read"
+            )
+        return text
+
+    def after_reply(self, roles: Sequence[str]) -> Between:
+        """What follows an assistant's message for messages of these roles, generation prompt included.
+
+        Raises `ValueError` for roles that the template does not take, or whose contents it leaves out.
+        """
+        # Contents that a template will hardly contain or change: its own text is what is rendered between them.
+        reply, contents = "ramet-said", [f'ramet-"mark"\n{number}.' for number in range(len(roles))]
+        messages = [Message(role="user", content="x"), Message(role="assistant", content=reply)]
+        messages += [Message(role=role, content=content) for role, content in zip(roles, contents, strict=True)]
+        try:
+            rest = self.render(messages, generation_prompt=True).rpartition(reply)[2]
+        except ConfigError as error:
+            raise ValueError(f"the chat template does not take messages of roles {list(roles)}: {error}") from error
+        texts, spelling = [], []
+        for role, content in zip(roles, contents, strict=True):
+            spelled = next((one for one in (str, _in_json) if one(content) in rest), None)
+            if spelled is None:
+                raise ValueError(f"the chat template leaves out messages of role {role!r}")
+            text, _, rest = rest.partition(spelled(content))
+            texts.append(text)
+            spelling.append(spelled)
+        return Between(texts=(*texts, rest), spelling=tuple(spelling))
+
+    def reply_end(self) -> str | None:
+        """What follows the content of an assistant's message; None if the template cannot show one."""
+        reply = "ramet"
+        messages = [Message(role="user", content="x"), Message(role="assistant", content=reply)]
+        try:
+            return self.render(messages, generation_prompt=False).rpartition(reply)[2]
+        except ConfigError:
+            return None
+
+    def reply(self, text: str, calls: Sequence[Mapping[str, Any]]) -> str:
+        """An assistant's message with these calls (`name`, `arguments`), without what ends every message of its role.
+
+        Raises `ConfigError` for a template that does not take them, or leaves the text out.
+        """
+        user = {"role": "user", "content": "x"}
+        functions = [{"type": "function", "function": dict(call)} for call in calls]
+        before = self._render([user], generation_prompt=True)
+        message = {"role": "assistant", "content": text, "tool_calls": functions}
+        whole, end = self._render([user, message], generation_prompt=False), self.reply_end() or ""
+        said = whole.removeprefix(before).removesuffix(end)
+        names = [str(call["name"]) for call in calls]
+        if not (
+            whole.startswith(before) and whole.endswith(end) and all(one in said for one in (text.strip(), *names))
+        ):
+            raise ConfigError("model.chat_template: does not show an assistant's text together with its `tool_calls`")
+        return said
+
+    def special_tokens(self) -> re.Pattern[str]:
+        """The special tokens that the template names or puts together (`'<|' + role + '|>'`), and those that begin or
+        end a text.
+        """
+        tokenizer = self._tokenizer
+        written = str(self._text or tokenizer.chat_template)
+        for roles in (("user",), ("system", "user"), ("user", "assistant", "user")):
+            with contextlib.suppress(ConfigError):  # it need not take every order of roles
+                written += self.render([Message(role=role, content="x") for role in roles], generation_prompt=True)
+        ends = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+        tokens = [
+            token.content
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if token.special and token.content.strip() and (number in ends or token.content in written)
+        ]
+        return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+
+
+def _in_json(text: str) -> str:
+    """As templates with `tojson` write it, without the quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _check_rendering_ends(template: ChatTemplate) -> None:
+    """The sandbox bounds neither time nor size. A thread can be abandoned, but if a single operation computes for ever
+    inside the interpreter, nothing here can run either.
+    """
+
+    def render() -> None:
+        with contextlib.suppress(ConfigError):
+            template.render([Message(role="user", content="x")], generation_prompt=True)
+
+    thread = threading.Thread(target=render, name="ramet-chat-template", daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    if thread.is_alive():
+        raise ConfigError(f"model.chat_template: has not rendered a message of one letter within {TIMEOUT_S:g} s")

@@ -1,0 +1,102 @@
+"""The rollout step `hermes`: the model calls tools by JSON, in the form of its own chat template.
+
+The template describes the tools (`tools=`) and wraps what they return (messages of role `tool`); this step reads the
+calls. A turn is a whole message. Its calls run at the same time, and their results are inserted in the order of the
+calls. A message without a call is the answer, and ends the rollout.
+
+What was sampled is never tokenised again: after it comes what the template puts after an assistant's message
+(`StepContext.render`), and nothing else. What the model gets wrong comes back to it as the result of that call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+
+from ramet.errors import ToolError
+from ramet.rollout.config import HermesConfig
+from ramet.rollout.steps.json_calls import Found, JsonCall, MalformedCall, example, find_calls, message_of
+from ramet.rollout.steps.trace_check import TraceCheck
+from ramet.types import (
+    Message,
+    RolloutState,
+    StepContext,
+    StepResult,
+    StopReason,
+    ToolCall,
+    ToolSchema,
+)
+
+_FORGED = re.compile(r"<(?=/?(?:tool_call|tool_response|tools|think)>)")  # as a result may not spell them
+
+
+class Hermes:
+    """`RolloutStep`, `TemplateFormat` and `ChecksMessages`."""
+
+    def __init__(self, config: HermesConfig) -> None:
+        self.config = config
+
+    def system_prompt(self, tools: Sequence[ToolSchema]) -> str:
+        """The configured instruction; the tools too, where the chat template does not describe them."""
+        parts = [self.config.instruction] if self.config.instruction else []
+        if tools:
+            form = "json" if self.config.form == "json" else "tool_call"
+            several = " Write several calls to have them run at the same time; the results come in their order."
+            parts += [
+                "You can use these tools, each described by a JSON schema:",
+                *(json.dumps(tool.function, ensure_ascii=False) for tool in tools),
+                f"To call one, write\n{example(form)}\nand nothing after it."
+                + (several if form == "tool_call" else "")
+                + " A message without a call is your answer.",
+            ]
+        return "\n".join(parts)
+
+    async def __call__(self, state: RolloutState, ctx: StepContext) -> StepResult:
+        generation = await ctx.generate()
+        if generation.truncated:
+            return StepResult(stop=StopReason.LENGTH)
+        calls = find_calls(generation.text, self.config.form)
+        if not calls:
+            answer = message_of(generation.text).strip()
+            return StepResult(stop=StopReason.ANSWER if answer else StopReason.END, answer=answer or None)
+        left = ctx.max_tool_calls - state.n_tool_calls
+        if left < 1:
+            return StepResult(stop=StopReason.CALL_LIMIT)
+        texts = await self._run(calls, left, state.turn, ctx)
+        malformed = sum(isinstance(call, MalformedCall) for call in calls)
+        metrics = {"calls": float(len(calls)), "malformed_calls": float(malformed)}
+        return StepResult(insert=tuple(ctx.render(self.results(texts))), metrics=metrics)
+
+    async def _run(self, calls: Sequence[Found], left: int, turn: int, ctx: StepContext) -> list[str]:
+        """What each call gets as its result. The first `left` that can be made are made, all at the same time."""
+        allowed = [call for call in calls if isinstance(call, JsonCall)][:left]
+        over = "Not run: the limit of tool calls is reached."
+        results = iter(await asyncio.gather(*(_result(call, turn, ctx) for call in allowed)))
+        return [call.text if isinstance(call, MalformedCall) else next(results, over) for call in calls]
+
+    def results(self, texts: Sequence[str]) -> Sequence[Message]:
+        """Tags of the format in a result get `&lt;`: a web page cannot end its block, or pose as a call."""
+        return [Message(role="tool", content=_FORGED.sub("&lt;", text)) for text in texts]
+
+    def check_message(self, text: str, n_results: int, calls: Sequence[str] = ()) -> TraceCheck:
+        found = find_calls(text, self.config.form)
+        fault = next((call.text for call in found if isinstance(call, MalformedCall)), None)
+        total = len(found) + len(calls)
+        if fault is None and n_results not in (0, total):
+            fault = f"{n_results} results for {total} calls"
+        names = [*(call.name for call in found if isinstance(call, JsonCall)), *calls]
+        return TraceCheck(
+            fault=fault,
+            has_tags=total > 0,
+            has_answer=total == 0 and bool(message_of(text).strip()),
+            called=tuple(dict.fromkeys(names)) if n_results else (),
+        )
+
+
+async def _result(call: JsonCall, turn: int, ctx: StepContext) -> str:
+    try:
+        return (await ctx.call_tool(ToolCall(name=call.name, arguments=call.arguments, turn=turn))).text
+    except ToolError as error:
+        return str(error)

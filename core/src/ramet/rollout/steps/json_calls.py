@@ -1,0 +1,137 @@
+"""Tool calls as JSON objects in a message, in the two forms that chat templates teach.
+
+* `tool_call` (Hermes; Qwen2.5, Qwen3): any text, and between `<tool_call>` and `</tool_call>` one object with `name`
+  and `arguments`, as often as there are calls.
+* `json` (Llama 3.1): the message is one object with `name` and `parameters`, perhaps after `<|python_tag|>`; several
+  are separated by semicolons.
+
+What is wrong with a call is said to the model in fixed English; it is no error of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ramet.io.json_values import MAX_NESTING, too_deep
+
+FORMS = ("auto", "tool_call", "json")
+OPENING, CLOSING, PYTHON = "<tool_call>", "</tool_call>", "<|python_tag|>"
+KEYS = {"tool_call": "arguments", "json": "parameters"}  # where each form has the arguments
+_DECODER = json.JSONDecoder()
+_SEEMS_A_CALL = re.compile(r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"')
+_SPACE, _NEXT = re.compile(r"\s*"), re.compile(r"\s*;\s*(?=\{)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCall:
+    """A call that can be made; whether its tool exists and takes these arguments is not known yet."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MalformedCall:
+    """`text` tells the model what is wrong."""
+
+    text: str
+
+
+Found: TypeAlias = JsonCall | MalformedCall
+
+
+def example(form: str) -> str:
+    """One call in the form, with names in capitals for what the model fills in."""
+    call = f'{{"name": "NAME", "{KEYS[form]}": {{"ARGUMENT": VALUE}}}}'
+    return f"{OPENING}\n{call}\n{CLOSING}" if form == "tool_call" else call
+
+
+def message_of(text: str) -> str:
+    """What of a turn's text is its message: what follows the reasoning, or, if that never ends, precedes it."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def find_calls(text: str, form: str) -> list[Found]:
+    """The calls of a turn in order; none in its reasoning. `auto` reads `json` where there is no `<tool_call>`."""
+    message = message_of(text)
+    if form == "tool_call" or (form == "auto" and OPENING in message):
+        return _between_tags(message)
+    return _whole_message(message)
+
+
+def _between_tags(message: str) -> list[Found]:
+    found: list[Found] = []
+    start = message.find(OPENING)
+    while start >= 0:
+        call, end = _tagged(message, _after_space(message, start + len(OPENING)))
+        found.append(call)
+        start = message.find(OPENING, end)
+    return found
+
+
+def _tagged(message: str, start: int) -> tuple[Found, int]:
+    """The call that begins at `start`, and where to go on. Its JSON says where it ends: a text in it may hold tags."""
+    value, end = _decoded(message, start)
+    close = message.find(CLOSING, start if isinstance(value, MalformedCall) else end)
+    if isinstance(value, MalformedCall):
+        return _call(value, "tool_call"), len(message) if close < 0 else close
+    if close < 0 or message[end:close].strip():
+        between = "is not closed" if close < 0 else "goes on after its JSON object"
+        problem = f"The tool call {between}: write {CLOSING} right after the object."
+        return MalformedCall(text=problem), len(message) if close < 0 else close
+    return _call(value, "tool_call"), close
+
+
+def _whole_message(message: str) -> list[Found]:
+    said = message.strip()
+    text = said.removeprefix(PYTHON).lstrip()
+    value, end = _decoded(text, 0)
+    if said == text and not _is_call(value) and not (isinstance(value, MalformedCall) and _SEEMS_A_CALL.match(text)):
+        return []  # an answer
+    found = [_call(value, "json")]
+    while not isinstance(found[-1], MalformedCall) and (following := _NEXT.match(text, end)) is not None:
+        value, end = _decoded(text, following.end())
+        found.append(_call(value, "json"))
+    return found
+
+
+def _is_call(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and bool({*KEYS.values()} & value.keys())
+
+
+def _after_space(text: str, start: int) -> int:
+    space = _SPACE.match(text, start)
+    return start if space is None else space.end()
+
+
+def _decoded(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value at `start` and its end; `MalformedCall` if there is none."""
+    try:
+        return _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        return MalformedCall(
+            text=f"The tool call is not valid JSON: {error.msg} (character {error.pos - start})."
+        ), start
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or endless nesting
+        return MalformedCall(text="The tool call is not valid JSON: a number or its nesting is too long."), start
+
+
+def _call(value: Any, form: str) -> Found:
+    if isinstance(value, MalformedCall):
+        return MalformedCall(text=f"{value.text} Expected: {example(form)}")
+    if not isinstance(value, dict):
+        return MalformedCall(text=f"The tool call must be a JSON object. Expected: {example(form)}")
+    if too_deep(value):
+        return MalformedCall(text=f"The tool call is nested more than {MAX_NESTING} levels deep.")
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return MalformedCall(text=f'The tool call names no tool: "name" must be a text. Expected: {example(form)}')
+    given = [key for key in KEYS.values() if value.get(key) is not None]
+    arguments = value[given[0]] if given else {}  # a tool may need none; what is missing the tool's schema says
+    if not isinstance(arguments, dict):
+        return MalformedCall(text=f'The "{given[0]}" of the {name[:80]} call must be a JSON object.')
+    return JsonCall(name=name, arguments=arguments)
