@@ -11,6 +11,7 @@ import pytest
 from ramet.config.resolved import Resolved
 from ramet.errors import ConfigError
 from ramet.runs.manifest import Manifest, PluginRecord
+from ramet.runs.own_files import has_saved
 from ramet.runs.resume import RunState, check_resume
 from ramet.runs.run_dir import RunDir
 
@@ -116,6 +117,64 @@ def test_a_plugin_whose_code_changed_in_the_same_version_is_refused_if_the_run_u
     assert check_resume(before, state(text, with_code(None))) == []
 
 
+def test_the_module_of_a_plugin_that_is_no_distribution_is_named_without_a_version(
+    manifest: Callable[..., Manifest], state: Callable[..., RunState]
+):
+    def with_code(code: str) -> Manifest:
+        made = manifest()
+        made.plugins = [
+            PluginRecord(name="x", distribution="module x", version="", contract="1", offers={"rewards": ["x"]},
+                         broken=None, code=code),
+        ]  # fmt: skip
+        return made
+
+    text = "rewards:\n  x:\n    weight: 1.0\n"
+    assert check_resume(state(text, with_code("a" * 64)), state(text, with_code("b" * 64))) == [
+        "code of plugin x (module x): sha256 was aaaaaaaaaaaa, is bbbbbbbbbbbb; resuming would mix two runs: undo it, "
+        "choose another run.name, or set run.allow_config_change=true"
+    ]
+
+
+def test_a_training_that_has_saved_nothing_begins_anew_with_what_changed(
+    tmp_path: Path,
+    resolved: Callable[..., Resolved],
+    manifest: Callable[..., Manifest],
+    caplog: pytest.LogCaptureFixture,
+):
+    """As another run for trackers, which would go on with the steps of the first. Unchanged it stays the same run."""
+    with RunDir.open(tmp_path, "mine") as run:
+        run.record(resolved(), first := manifest())
+    with RunDir.open(tmp_path, "mine") as run:
+        assert run.check_resume(resolved(), same := manifest()) == []
+        run.record(resolved(), same)
+    changed = resolved("run:\n  seed: 2\n")
+    with RunDir.open(tmp_path, "mine") as run, caplog.at_level("INFO", logger="ramet"):
+        assert run.check_resume(changed, other := manifest(data="e", tasks=4)) == []
+        run.record(changed, other)
+    assert first.id == same.id != other.id
+    [data, seed] = caplog.messages
+    assert data.startswith("nothing was saved, so the run begins anew with a change: the training data changed: ")
+    assert seed == "nothing was saved, so the run begins anew with a change: run.seed was 1, is 2"
+
+
+@pytest.mark.parametrize(
+    ("job", "left", "saved"),
+    [
+        ("train", [], False),
+        ("train", ["checkpoints/.step_000001.0a1b2c3d.tmp"], False),
+        ("train", ["checkpoints/step_000001"], True),
+        ("sft", ["checkpoints/layout.json"], False),
+        ("sft", ["checkpoints/checkpoint-3"], True),
+        ("sft", ["sft.json"], True),
+        ("eval", [], True),
+    ],
+)
+def test_what_a_later_process_would_go_on_from(tmp_path: Path, job: str, left: list[str], saved: bool):
+    for name in left:
+        (tmp_path / name).mkdir(parents=True)
+    assert has_saved(tmp_path, job) is saved
+
+
 def test_the_directory_of_another_job_is_refused(manifest: Callable[..., Manifest], state: Callable[..., RunState]):
     other = manifest()
     other.job = "sft"
@@ -129,6 +188,7 @@ def test_a_resume_reads_what_the_directory_recorded(
 ):
     with RunDir.open(tmp_path, "mine") as run:
         run.record(resolved(), manifest())
+        (run.checkpoints / "step_000001").mkdir()
     with RunDir.open(tmp_path, "mine") as run:
         changed = resolved("run:\n  seed: 1\npolicy:\n  lr: 2\n")
         assert run.check_resume(changed, manifest())[0].startswith("policy.lr was (absent), is 2")

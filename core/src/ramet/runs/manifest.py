@@ -73,6 +73,11 @@ class PluginRecord:
     broken: str | None
     code: str | None = None  # sha256 of its package's code; None: not known
 
+    @property
+    def release(self) -> str:
+        """Distribution and version; a module of `RAMET_PLUGINS` has no version."""
+        return f"{self.distribution} {self.version}".rstrip()
+
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:

@@ -19,6 +19,7 @@ LOCK, MANIFEST = "LOCK", "manifest.json"
 FOLDERS = ("rollouts", "checkpoints")
 SERVICES = "services"  # of components, which start before the manifest is written
 UNFINISHED = "results.json.partial.jsonl"  # of `ramet eval`
+SFT_SUMMARY = "sft.json"  # of a finished `ramet sft`, which need not have a checkpoint
 FIRST_FILES = ("config.yaml", "overrides.txt", UNFINISHED)
 NO_LINKS = (  # written through their names
     *FOLDERS, SERVICES, "model", "metrics.jsonl", "run.log", UNFINISHED, "sft_loss.png", "wandb", "tensorboard",
@@ -61,6 +62,17 @@ def remove_torn(path: Path) -> None:
         for file in folder.glob(".*.tmp"):
             if names.fullmatch(file.name):
                 file.unlink()
+
+
+def has_saved(path: Path, job: str) -> bool:
+    """Whether the run in `path` has anything that a later process would go on from. Of an evaluation that is not known:
+    its results may be elsewhere.
+    """
+    if job == "eval" or (path / SFT_SUMMARY).exists():
+        return True
+    folder = path / FOLDERS[1]
+    names = os.listdir(folder) if folder.is_dir() else []
+    return any(not name.startswith(".") and not IN_CHECKPOINTS.fullmatch(name) for name in names)
 
 
 def _foreign(path: Path) -> Iterator[str]:

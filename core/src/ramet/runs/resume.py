@@ -2,7 +2,7 @@
 
 Changes that cannot alter the numbers pass. Others are refused with both values unless `run.allow_config_change`. Other
 training data, or another order of it, is refused always: the next step would skip some tasks and repeat others, and
-nothing would show it.
+nothing would show it. A training that has saved nothing begins anew with whatever changed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
 from ramet.runs.manifest import BROKEN_CONFIG, DataRecord, Manifest, PluginRecord, read_config, read_manifest
+from ramet.runs.own_files import has_saved
 
 logger = logging.getLogger(__name__)
 SAFE = frozenset({
@@ -48,6 +49,7 @@ class RunState:
 
     config: str  # YAML as in config.yaml
     manifest: Manifest
+    saved: bool = True  # whether there is anything to go on from
 
     @classmethod
     def read(cls, run: Path) -> RunState:
@@ -59,36 +61,62 @@ class RunState:
         except BROKEN_CONFIG as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{file}: cannot be read: {reason}") from error
-        return cls(config=config, manifest=read_manifest(run / "manifest.json"))
+        manifest = read_manifest(run / "manifest.json")
+        return cls(config=config, manifest=manifest, saved=has_saved(run, manifest.job))
+
+
+@dataclass(slots=True, kw_only=True)
+class Changes:
+    """What differs between two processes of one run, in words, by what it would do to the numbers."""
+
+    safe: list[str] = field(default_factory=list)  # nothing
+    risky: list[str] = field(default_factory=list)  # alter them
+    fatal: dict[str, str] = field(default_factory=dict)  # make them wrong; and why
+
+    @property
+    def harmful(self) -> list[str]:
+        return [*self.fatal, *self.risky]
 
 
 def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[str]:
     """Why `new` may not go on where `old` stopped. Allowed differences are logged."""
     if old.manifest.job != new.manifest.job:
         return [f"the run directory holds a `ramet {old.manifest.job}` run, not `ramet {new.manifest.job}`"]
-    fatal = list(_data_changes(old.manifest, new.manifest))
-    risky: list[str] = []
-    for key, before, after in config_differences(old.config, new.config):
-        text = f"{key} was {before}, is {after}"
-        if old.manifest.job == "train" and key in ORDER:
-            fatal.append(
-                f"{text}; it decides which tasks a step gets, so a resumed run would skip some and repeat others: undo "
-                "it, or choose another run.name"
-            )
-        elif is_safe(old.manifest.job, key, before, after) and not _matters_here(key, old.config, new.config):
-            logger.info("resume with a change: %s", text)
-        else:
-            risky.append(text)
-    risky += _other_changes(old.manifest, new.manifest)
-    if _keep_best(old.config) == _keep_best(new.config) is not None:
-        risky += _valid_changes(old.manifest, new.manifest)
-    risky += _code_changes(old, new.manifest)
+    found = changes(old, new)
+    for text in found.safe:
+        logger.info("resume with a change: %s", text)
+    if not old.saved:
+        for text in found.harmful:
+            logger.info("nothing was saved, so the run begins anew with a change: %s", text)
+        return []
+    fatal = [f"{text}; {why}" for text, why in found.fatal.items()]
     if allow:
-        for text in risky:
+        for text in found.risky:
             logger.warning("resume with a change that alters the numbers: %s", text)
         return fatal
     return [*fatal, *(f"{text}; resuming would mix two runs: undo it, choose another run.name, or set "
-                      "run.allow_config_change=true" for text in risky)]  # fmt: skip
+                      "run.allow_config_change=true" for text in found.risky)]  # fmt: skip
+
+
+def changes(old: RunState, new: RunState) -> Changes:
+    """Of two states of the same job."""
+    job, found = old.manifest.job, Changes(fatal=_data_changes(old.manifest, new.manifest))
+    for key, before, after in config_differences(old.config, new.config):
+        text = f"{key} was {before}, is {after}"
+        if job == "train" and key in ORDER:
+            found.fatal[text] = (
+                "it decides which tasks a step gets, so a resumed run would skip some and repeat others: undo it, or "
+                "choose another run.name"
+            )
+        elif is_safe(job, key, before, after) and not _matters_here(key, old.config, new.config):
+            found.safe.append(text)
+        else:
+            found.risky.append(text)
+    found.risky += _other_changes(old.manifest, new.manifest)
+    if _keep_best(old.config) == _keep_best(new.config) is not None:
+        found.risky += _valid_changes(old.manifest, new.manifest)
+    found.risky += _code_changes(old, new.manifest)
+    return found
 
 
 def config_differences(old: str, new: str) -> Iterator[tuple[str, Any, Any]]:
@@ -145,14 +173,12 @@ def _steps_set_the_rate(config: str) -> bool:
     return bool(_flat(config).get("policy.schedule", "constant") != "constant")
 
 
-def _data_changes(old: Manifest, new: Manifest) -> Iterator[str]:
+def _data_changes(old: Manifest, new: Manifest) -> dict[str, str]:
     before, after = old.data.get("train"), new.data.get("train")
     if before is None or after is None or before.fingerprint == after.fingerprint:
-        return
-    yield (
-        f"the training data changed: the run began with {_tasks(before)}, now there are {_tasks(after)}; restore the "
-        "data and what selects from it, or choose another run.name"
-    )
+        return {}
+    text = f"the training data changed: the run began with {_tasks(before)}, now there are {_tasks(after)}"
+    return {text: "restore the data and what selects from it, or choose another run.name"}
 
 
 def _valid_changes(old: Manifest, new: Manifest) -> Iterator[str]:
@@ -169,8 +195,8 @@ def _tasks(data: DataRecord) -> str:
 def _other_changes(old: Manifest, new: Manifest) -> Iterator[str]:
     if old.model and new.model and old.model != new.model:
         yield f"files of the model, tokenizer or chat template: sha256 was {old.model[:12]}, is {new.model[:12]}"
-    before = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in old.plugins}
-    after = {plugin.name: f"{plugin.distribution} {plugin.version}" for plugin in new.plugins}
+    before = {plugin.name: plugin.release for plugin in old.plugins}
+    after = {plugin.name: plugin.release for plugin in new.plugins}
     for name in sorted(before):
         if name in after and before[name] != after[name]:
             yield f"plugin {name} was {before[name]}, is {after[name]}"
@@ -185,7 +211,7 @@ def _code_changes(old: RunState, new: Manifest) -> Iterator[str]:
         if now is None or before.version != now.version or not _uses(chosen, before):
             continue
         if before.code and now.code and before.code != now.code:
-            who = f"code of plugin {before.name} ({before.distribution} {before.version})"
+            who = f"code of plugin {before.name} ({before.release})"
             yield f"{who}: sha256 was {before.code[:12]}, is {now.code[:12]}"
 
 

@@ -23,7 +23,7 @@ from ramet.io.os_errors import os_error_text
 from ramet.runs.lock import RunLock
 from ramet.runs.manifest import Manifest, now, read_manifest, write_manifest
 from ramet.runs.own_files import check_run_folder, remove_torn
-from ramet.runs.resume import RunState, check_resume
+from ramet.runs.resume import RunState, changes, check_resume
 
 logger = logging.getLogger(__name__)
 RUN_LOG = "run.log"
@@ -40,6 +40,7 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.resumed = False  # whether an earlier process recorded itself here
+        self._is_another = False  # nothing of the earlier process is left but its records
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
@@ -76,13 +77,15 @@ class RunDir:
             return []
         old = RunState.read(self.path)
         new = RunState(config=resolved.text, manifest=manifest)
+        self._is_another = not old.saved and bool(changes(old, new).harmful)
         return check_resume(old, new, allow=resolved.config.run.allow_config_change)
 
     def record(self, resolved: Resolved, manifest: Manifest) -> None:
         """Write configuration, overrides and manifest; attempts of earlier processes are kept before this one's."""
         if self.resumed:
             earlier = read_manifest(self._manifest_path)
-            manifest.id = earlier.id or manifest.id
+            if not self._is_another:  # trackers would go on with the steps of the earlier one
+                manifest.id = earlier.id or manifest.id
             manifest.attempts = [*earlier.attempts, *manifest.attempts]
         if resolved.config.run.private:
             self.path.chmod(0o700)  # it may have been made before

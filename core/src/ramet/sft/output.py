@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from ramet.errors import ConfigError, InfraError
 from ramet.io.atomic import sync, sync_tree, temporary_folder, write_file
 from ramet.io.os_errors import naming
+from ramet.runs.own_files import SFT_SUMMARY as SUMMARY
 
 if TYPE_CHECKING:  # `ramet checkpoints` reads a summary, and needs neither
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SUMMARY = "sft.json"
 MARKER = "ramet_sft.json"  # of a model folder that `ramet sft` has written: it alone may be replaced
 
 
