@@ -73,10 +73,8 @@ def test_steps_have_their_plain_line_and_the_console_does_not_get_it(
     with recording() as log:
         log.write_to(tmp_path / "run.log")
         tracker = StepLog(10)
-        tracker.rewind(2)
         tracker.log(3, {"reward/mean": 0.5, "valid/reward": 0.25})
     assert lines(tmp_path / "run.log") == [
-        "INFO    resumed after step 2",
         "INFO    step 3/10  reward 0.500",
         "INFO    step 3/10  valid/reward 0.250",
     ]

@@ -98,9 +98,8 @@ class ConsoleTracker:
             self._print(Text(line, style="dim"))
 
     def rewind(self, step: int) -> None:
+        """Whoever resumes says so."""
         self._lines.restart()
-        if step > 0:
-            self._print(Text(f"resumed after step {step}"))
 
     def close(self) -> None:
         """Every row was printed in full."""

@@ -101,8 +101,7 @@ class StepLog:
             steps_logger.info("%s", line)
 
     def rewind(self, step: int) -> None:
-        if step > 0:
-            steps_logger.info("resumed after step %d", step)
+        """Nothing that was written is taken back: the log has all attempts."""
 
     def close(self) -> None:
         """Every line is written."""
