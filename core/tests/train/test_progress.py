@@ -8,7 +8,7 @@ import pytest
 from ramet.policy.progress import PassProgress
 from ramet.rollout.progress import RolloutProgress
 from ramet.tracking.live import line_of
-from ramet.train.progress import REWARDS, TrainProgress
+from ramet.train.progress import REWARDS, SAVING, TrainProgress
 
 
 class Run:
@@ -70,3 +70,13 @@ def test_the_time_left_is_that_of_the_run(run: Run) -> None:
 def test_after_the_last_step_no_further_one_is_named(run: Run) -> None:
     run.progress.step_done(10)
     assert run.line.startswith("step 10/10")
+
+
+def test_what_is_saved_is_the_step_that_is_done(run: Run) -> None:
+    run.progress.restart_clock()
+    run.progress.step_done(5)
+    with run.progress.doing(SAVING):
+        assert run.line == "step 5/10  saving  left 0.0s"
+    run.playing = RolloutProgress(total=64)  # cancelled, and not gone yet
+    run.progress.stopping()
+    assert run.line == "step 5/10  saving, then stopping"

@@ -23,7 +23,7 @@ from ramet.tracking import repeats
 from ramet.train.groups import StepClock, check_infrastructure, play, reward_metrics, source_metrics, warn_of_silence
 from ramet.train.learning import Learner, record_step
 from ramet.train.preemption import Dropped
-from ramet.train.progress import REWARDS, TrainProgress
+from ramet.train.progress import REWARDS, SAVING, TrainProgress
 from ramet.train.run import TrainRun, TrainState
 from ramet.train.samples import SamplePrinter
 from ramet.train.saving import Saver
@@ -101,9 +101,11 @@ class Loop:
                 self.preemption.check()
                 await self._step(self.state.step + 1)
         except Dropped:
+            self.progress.stopping()
             logger.warning("stopped after step %d of %d", self.state.step, self.total_steps)
             await self.saver.save(self.state.step)
         except TrainingDiverged as error:
+            self.progress.stopping()
             if not error.mid_step and self.critic is None:  # skipped updates left the weights as they were
                 await self.saver.save(self.state.step)
             raise
@@ -209,7 +211,7 @@ class Loop:
         self.state.sampler = self.chooser.state_after(step)
         self.state.seconds += time.monotonic() - started
         saving = time.monotonic()
-        with self.progress.doing("saving"):
+        with self.progress.doing(SAVING):
             await self.saver.save_if_due(step, self._score)
         self._save_s = time.monotonic() - saving
 

@@ -12,6 +12,8 @@ from ramet.tracking.live import Part
 from ramet.tracking.rollout_parts import TokenRate, rollout_parts
 
 REWARDS = "rewards"  # the phase of a step that plays: it is named once nothing plays any more
+SAVING = "saving"  # a phase of the step that is done, not of the next one
+STOPPING = "saving, then stopping"
 
 
 class TrainProgress:
@@ -24,6 +26,10 @@ class TrainProgress:
         self._first = self._done = done
         self._started = self._last = time.monotonic()
         self._rate = TokenRate()
+
+    def stopping(self) -> None:
+        """The run ends with the step that is done."""
+        self._phase = STOPPING
 
     def step_done(self, step: int) -> None:
         self._done, self._last = step, time.monotonic()
@@ -41,10 +47,13 @@ class TrainProgress:
             self._phase = before
 
     def parts(self) -> list[Part]:
+        if self._phase == STOPPING:
+            return [Part(f"step {self._done}/{self._total}"), Part(STOPPING)]
         playing, computing, left = self._backend.rollouts.progress(), self._backend.policy.progress(), self._left()
         phase = "" if self._phase == REWARDS and playing.total else self._phase
+        step = self._done if self._phase == SAVING else min(self._done + 1, self._total)
         return [
-            Part(f"step {min(self._done + 1, self._total)}/{self._total}"),
+            Part(f"step {step}/{self._total}"),
             Part(phase if computing is None else str(computing), rank=2),
             *rollout_parts(playing, self._rate),
             Part("" if left is None else f"left {seconds(left)}", rank=2),
