@@ -105,10 +105,11 @@ def resumable(resolved: Resolved, name: str) -> Iterator[None]:
 
 
 def resume_command(resolved: Resolved, name: str) -> str:
-    """The shell command that resumes this run, in the current working directory."""
-    given = [text for text in resolved.overrides if text.partition("=")[0].lstrip("+~") != "run.name"]
+    """The shell command that resumes this run, in the current working directory. Of a repeated key the last counts."""
+    given = {text.partition("=")[0].lstrip("+~"): text for text in resolved.overrides}
+    given.pop("run.name", None)
     folder = [] if resolved.config_dir is None else ["--config-dir", str(resolved.config_dir)]
-    command = shlex.join(["ramet", resolved.job, *folder, *given, f"run.name={name}"])
+    command = shlex.join(["ramet", resolved.job, *folder, *given.values(), f"run.name={name}"])
     return " ".join([*_plugin_variables(), command])
 
 
