@@ -9,7 +9,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,16 @@ def _is_no_comparison(record: logging.LogRecord) -> bool:
     return "do not match the ones in the `trainer_state.json`" not in str(record.msg)
 
 
+def _is_no_tied_weight(model: PreTrainedModel) -> Callable[[logging.LogRecord], bool]:
+    """Trainer warns of weights that a checkpoint lacks. Tied ones are stored once, under the other's name."""
+    harmless = f"missing keys in the checkpoint model loaded: {sorted(model.all_tied_weights_keys)}."
+
+    def shown(record: logging.LogRecord) -> bool:
+        return harmless not in record.getMessage()
+
+    return shown
+
+
 def train(
     model: PreTrainedModel,
     examples: Sequence[Example],
@@ -230,6 +240,7 @@ def train(
     )
     trainer.remove_callback(PrinterCallback)
     logging.getLogger("transformers.trainer_utils").addFilter(_is_no_comparison)
+    logging.getLogger("transformers.trainer").addFilter(_is_no_tied_weight(model))
     resumed = step_of(checkpoint)
     tracker.rewind(resumed)
     start = time.monotonic()
@@ -256,7 +267,7 @@ def _checkpoint(run: Path, config: Config, steps: int) -> Path | None:
     if resumed >= steps:
         raise ConfigError(f"sft: {run} has trained {resumed} steps already, and now {steps} are asked for in all")
     if checkpoint is not None:
-        logger.info("going on from %s", checkpoint)
+        logger.info("resumed after step %d from %s", resumed, checkpoint)
     return checkpoint
 
 
