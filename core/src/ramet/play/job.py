@@ -29,6 +29,7 @@ from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.play.screen import Screen
 from ramet.rollout.plan import RolloutPlan, check_groups
+from ramet.tracking.run_log import recording
 from ramet.types import Task, user_prompt
 
 TASK = "play"  # the same for every question: a question has the same seeds wherever it is asked
@@ -59,9 +60,10 @@ def run(
     `refused` is called for a question that makes no prompt (it is too long), and the next one is played; without it
     the error is raised. Raises `ConfigErrors` before anything starts if something is wrong.
     """
-    prepared = prepare(resolved, rollouts)
-    set_up_torch(prepared.config.run)
-    return run_async(_play(prepared, questions, screen, refused))
+    with recording():  # nothing is written: it counts warnings that come again and again, and tells them at the end
+        prepared = prepare(resolved, rollouts)
+        set_up_torch(prepared.config.run)
+        return run_async(_play(prepared, questions, screen, refused))
 
 
 def prepare(resolved: Resolved, rollouts: int) -> PreparedPlay:
