@@ -136,14 +136,18 @@ def test_each_root_may_have_its_share_of_the_budget() -> None:
         assert policy.decide(event, group(*roots, budget=5, left=3), Random(0)) == [Fork(rollout=root, turn=1, n=n)]
 
 
-def test_alpha_equal_to_tau_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    Arpo(ArpoConfig(tau=0.6))
-    Arpo(ArpoConfig(rule=Rule.BERNOULLI))
+def test_options_that_change_nothing_since_alpha_equals_tau_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The paper's own values, the defaults, are equal: with them nothing is told."""
+    for config in (ArpoConfig(), ArpoConfig(tau=0.6, beta=0.4), ArpoConfig(rule=Rule.BERNOULLI, beta=0.4)):
+        Arpo(config)
     assert caplog.messages == []
-    Arpo(ArpoConfig())
+    Arpo(ArpoConfig(beta=0.4))
+    Arpo(ArpoConfig(beta=0.4, normalizer=EntropyScale.MEAN_LN_VOCAB))
     assert caplog.messages == [
         "branch_policy=arpo: alpha equals tau (0.5), so a rollout is forked wherever the entropy rose, by however "
-        "little: beta and normalizer have no effect. Raise branch_policy.params.tau to ask for more"
+        "little, and beta has no effect; raise branch_policy.params.tau to ask for more",
+        "branch_policy=arpo: alpha equals tau (0.5), so a rollout is forked wherever the entropy rose, by however "
+        "little, and beta and normalizer have no effect; raise branch_policy.params.tau to ask for more",
     ]
 
 

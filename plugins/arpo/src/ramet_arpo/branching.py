@@ -40,11 +40,12 @@ class Arpo:
 
     def __init__(self, config: ArpoConfig) -> None:
         self.config = config
-        if config.rule is Rule.THRESHOLD and config.alpha == config.tau:
+        if config.inert:
             logger.warning(
                 "branch_policy=arpo: alpha equals tau (%g), so a rollout is forked wherever the entropy rose, by "
-                "however little: beta and normalizer have no effect. Raise branch_policy.params.tau to ask for more",
+                "however little, and %s no effect; raise branch_policy.params.tau to ask for more",
                 config.tau,
+                f"{' and '.join(config.inert)} {'has' if len(config.inert) == 1 else 'have'}",
             )
 
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:

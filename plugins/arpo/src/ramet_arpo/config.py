@@ -8,6 +8,9 @@ from enum import StrEnum
 from ramet import EntropyScale
 
 
+BETA, SCALE = 0.2, EntropyScale.SUM_LN_VOCAB
+
+
 class Rule(StrEnum):
     """When a rollout is forked, by `score = alpha + beta * change`."""
 
@@ -45,12 +48,21 @@ class ArpoConfig:
     window: int | None = None  # k, tokens whose entropies are compared; null: all of rollout.first_tokens
     rule: Rule = Rule.THRESHOLD  # fork where the score is over tau, or with the score as its probability
     alpha: float = 0.5  # score = alpha + beta * (change of entropy)
-    beta: float = 0.2
-    tau: float = 0.5  # threshold of the score
+    beta: float = BETA
+    tau: float = 0.5  # threshold of the score; equal to alpha: every rise forks, whatever beta and normalizer are
     branches: int = 1  # Z, forks per decision (beam size)
     max_forks_per_root: int | None = None  # of a root and all that descend from it; null: as the budget allows
     budget: Budget = Budget.SHARED  # who may use what the roots left: whoever asks first, or each root its share
-    normalizer: EntropyScale = EntropyScale.SUM_LN_VOCAB  # how the change of entropy is scaled
+    normalizer: EntropyScale = SCALE  # how the change of entropy is scaled
+
+    @property
+    def inert(self) -> list[str]:
+        """Options that are not the paper's and that change no decision: where alpha is tau, only the sign of the change
+        counts. The paper's own values of both are equal.
+        """
+        if self.rule is not Rule.THRESHOLD or self.alpha != self.tau:
+            return []
+        return [name for name, usual in (("beta", BETA), ("normalizer", SCALE)) if getattr(self, name) != usual]
 
     def __post_init__(self) -> None:
         for name, least in (("initial_rollouts", 1), ("window", 1), ("branches", 1), ("max_forks_per_root", 0)):
