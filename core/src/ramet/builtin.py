@@ -18,6 +18,7 @@ from ramet.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
     HermesConfig,
     RandomBranchConfig,
+    StoredPrefixConfig,
     TagsConfig,
     TokenEntropyConfig,
     TreeExpansionConfig,
@@ -40,6 +41,7 @@ def register_branch_policies(register: Register[BranchPolicy]) -> None:
     register("random", "ramet.rollout.branching.builtin:RandomBranching", config=RandomBranchConfig)
     register("tree_grpo", "ramet.rollout.branching.tree_expansion:TreeExpansion", config=TreeExpansionConfig)
     register("value_guided", "ramet.rollout.branching.value_guided:ValueGuided", config=ValueGuidedConfig)
+    register("stored_prefix", "ramet.rollout.branching.stored_prefix:StoredPrefixes", config=StoredPrefixConfig)
     register("token_entropy", "ramet.rollout.branching.token_entropy:TokenEntropy", config=TokenEntropyConfig)
 
 

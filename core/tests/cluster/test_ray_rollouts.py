@@ -34,6 +34,8 @@ from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigErrors, InfraError, PluginError
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.progress import RolloutProgress
+from ramet.rollout.record import GroupRecord
+from ramet.rollout.scoring import ScoredGroup
 from ramet.types import Group, Rollout, StopReason, Task
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
@@ -51,7 +53,9 @@ class Stub(Actor):
         logging.getLogger("ramet.stub").info("ready")
         return EngineInfo(name="stub", capabilities=frozenset(), vocab_size=7, max_tokens=7)
 
-    async def run_group(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
+    async def run_group(
+        self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float, stored: GroupRecord | None = None
+    ) -> Group:
         began = self.folder / f"{name}.{os.getpid()}"
         first = not any(self.folder.glob(f"{name}.*"))
         began.touch()
@@ -60,7 +64,7 @@ class Stub(Actor):
         except asyncio.CancelledError:
             began.rename(f"{began}.cancelled")
             raise
-        stats = {"version": float(self.version), "pid": float(os.getpid())}
+        stats = {"version": float(self.version), "pid": float(os.getpid()), "stored": stored.step if stored else -1.0}
         rollout = Rollout(id="0", task=task, segments=(), stop=StopReason.END, stats=stats)
         return Group(task=task, rollouts=(rollout,) * 4)
 
@@ -211,6 +215,15 @@ def test_of_a_policy_that_plays_in_rounds_each_worker_is_given_its_share_at_once
     assert {path.name for path in shared.folder.glob("share.*")} == {"share.r0", "share.r1+r2", "share.r3"}
     first, *second = stats(groups[:3], "pid")
     assert second == [second[0]] * 2 and second[0] != first
+
+
+def test_a_worker_gets_what_is_stored_of_its_task(shared):
+    async def work(rollouts: RayRollouts) -> list[Group]:
+        a, b = tasks("a", "b")
+        record = GroupRecord(step=5, group=ScoredGroup(task=b, rollouts=()))
+        return await rollouts.run([a, b], step=6, plan=PLAN, stored={"b": record})
+
+    assert stats(shared.do(work), "stored") == [-1.0, 5.0]
 
 
 def test_progress_comes_with_the_answers_to_pings(shared):

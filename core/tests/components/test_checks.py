@@ -75,7 +75,7 @@ def test_what_ships_is_fine() -> None:
             "branch_policy",
             {Need.VALUES},
             "branch_policy=mine needs values, which is not given to it; allowed: earlier_turns, entropy, "
-            "late_events, rewards",
+            "late_events, prefixes, rewards",
         ),
         (
             "policy_losses",
@@ -188,6 +188,6 @@ def test_a_run_is_refused_for_all_of_it_at_once(register: Register, tmp_path: Pa
         prepare(compose(overrides, job="train"))
     assert [
         "branch_policy=mine needs values, which is not given to it; allowed: earlier_turns, entropy, late_events, "
-        "rewards",
+        "prefixes, rewards",
         "policy_loss=mine is right only with train.loss_aggregation=seq-mean-token-mean, got token-mean",
     ] == [problem for problem in caught.value.problems if "=mine" in problem]

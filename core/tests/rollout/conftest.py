@@ -42,7 +42,7 @@ def task(id: str = "t", **fields: Any) -> Task:
 
 @pytest.fixture
 def play(encoder: Encoder) -> Callable[..., Played]:
-    """Play `tasks` by `script`; keyword arguments beyond these are fields of `RolloutConfig`."""
+    """Play `tasks` by `script` in step `at`; keyword arguments beyond these are fields of `RolloutConfig`."""
 
     def run(
         script: Any,
@@ -61,6 +61,8 @@ def play(encoder: Encoder) -> Callable[..., Played]:
         version: int | None = None,
         newest: Any = None,
         score: Any = None,
+        stored: Any = None,
+        at: int = 3,
         **config: Any,
     ) -> Played:
         async def main() -> Played:
@@ -80,7 +82,13 @@ def play(encoder: Encoder) -> Callable[..., Played]:
             )
             try:
                 groups = await worker.run(
-                    tasks or [task()], step=3, plan=plan, on_group=on_group, version=version, newest=newest
+                    tasks or [task()],
+                    step=at,
+                    plan=plan,
+                    on_group=on_group,
+                    version=version,
+                    newest=newest,
+                    stored=stored,
                 )
                 return Played(groups, used, worker.metrics())
             finally:

@@ -169,7 +169,10 @@ def test_a_good_policy_passes(good: type) -> None:
         (Negative, "n must not be negative"),
         (TooManyRoots, "refuses every budget"),
         (Async, "decide is async"),
-        (NeedsValues, "needs names values: only earlier_turns, entropy, late_events, rewards can be given to it"),
+        (
+            NeedsValues,
+            "needs names values: only earlier_turns, entropy, late_events, prefixes, rewards can be given to it",
+        ),
         (NeedsText, "needs is .*: set it to a frozenset of Need"),
     ],
 )

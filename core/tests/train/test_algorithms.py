@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.registry import Entry
 from ramet.rollout.record import GroupRecord, read_records
+from ramet.rollout.scoring import ScoredRollout
 from ramet.train.training import run
 from ramet.types import Markup, Rollout, RolloutState, StepContext, StepResult, StopReason, Task, ToolSchema
 
@@ -152,6 +154,35 @@ def _check_what_is_its_own(preset: str, metrics: Mapping[str, float], groups: Se
         assert metrics["advantage/rows_in_trees"] == 1
     if preset == "gigpo":
         assert metrics["advantage/turns_compared"] > 0
+
+
+def without_times(folder: Path, step: int) -> list[GroupRecord]:
+    def timeless(one: ScoredRollout) -> ScoredRollout:
+        return replace(one, rollout=replace(one.rollout, stats={}))
+
+    return [
+        replace(record, group=replace(record.group, rollouts=tuple(map(timeless, record.group.rollouts))))
+        for record in records(folder, step)
+    ]
+
+
+def test_rollouts_start_from_prefixes_of_the_step_before_also_after_a_resume(train: Train, tmp_path: Path) -> None:
+    """Three steps of the same tasks at once, and once more with a stop after the second."""
+    stored = ("algorithm=grpo", "branch_policy=stored_prefix", "branch_policy.params.probability=1", "data.limit=2")
+    metrics = train(*stored, "train.steps=3")
+    assert [metrics[step]["rollout/prefix_starts_per_group"] for step in (1, 2, 3)] == [0, GROUP, GROUP]
+    assert (metrics[1]["rollout/stored_groups"], metrics[3]["rollout/stored_groups"]) == (0, TASKS)
+    whole = {step: without_times(tmp_path, step) for step in (2, 3)}
+    started = [one.rollout for step in (2, 3) for record in whole[step] for one in record.group.rollouts]
+    assert {one.prefix.step for one in started if one.prefix is not None} == {1, 2}
+    for one in started:
+        assert not any(s.is_sampled for s in one.segments if s.turn < one.first_turn)
+    (tmp_path / "run").rename(tmp_path / "whole")
+    train(*stored, "train.steps=2")
+    train(*stored, "train.steps=3")
+    assert {step: without_times(tmp_path, step) for step in (2, 3)} == whole
+    weights = [load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "run")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_turns_are_compared_by_the_states_that_an_environment_names(train: Train) -> None:

@@ -6,7 +6,7 @@ jobs import this module and `launch`, which starts them, and never one of those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.progress import PassProgress
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.progress import RolloutProgress
+from ramet.rollout.record import GroupRecord
 from ramet.types import Group, Task
 
 OnGroup = Callable[[Group], None]
@@ -35,9 +36,17 @@ class Rollouts(Protocol):
         ...
 
     async def run(
-        self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: OnGroup | None = None
+        self,
+        tasks: Sequence[Task],
+        *,
+        step: int,
+        plan: RolloutPlan,
+        on_group: OnGroup | None = None,
+        stored: Mapping[str, GroupRecord] | None = None,
     ) -> list[Group]:
         """Groups in the order of `tasks`; `on_group` is called with each as soon as it is complete.
+
+        `stored`: by task, groups of earlier steps from whose rollouts the branch policy may start.
 
         A reply by other weights than the engine was given last masks its rollout; after in-flight updates it may be by
         any weights since the start of the rollout. Raises `InfraError` if too many workers are lost.

@@ -37,6 +37,7 @@ from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.progress import RolloutProgress
 from ramet.rollout.prompts import describes_tools
+from ramet.rollout.record import GroupRecord
 from ramet.rollout.worker import RolloutWorker
 from ramet.types import Group, Task
 
@@ -112,10 +113,22 @@ class LocalRollouts:
         return self.engine.info
 
     async def run(
-        self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: OnGroup | None = None
+        self,
+        tasks: Sequence[Task],
+        *,
+        step: int,
+        plan: RolloutPlan,
+        on_group: OnGroup | None = None,
+        stored: Mapping[str, GroupRecord] | None = None,
     ) -> list[Group]:
         return await self.worker.run(
-            tasks, step=step, plan=plan, on_group=on_group, version=self.version, newest=lambda: self.version
+            tasks,
+            step=step,
+            plan=plan,
+            on_group=on_group,
+            version=self.version,
+            newest=lambda: self.version,
+            stored=stored,
         )
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

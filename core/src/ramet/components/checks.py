@@ -24,7 +24,7 @@ from ramet.types import BranchPolicy, GroupView, Need, PolicyLoss, Start, Task, 
 GIVEN = {
     "advantage": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE, Need.VALUES, Need.GREEDY_ROLLOUT},
     "policy_loss": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE},
-    "branch_policy": {Need.ENTROPY, Need.REWARDS, Need.EARLIER_TURNS, Need.LATE_EVENTS},
+    "branch_policy": {Need.ENTROPY, Need.REWARDS, Need.EARLIER_TURNS, Need.LATE_EVENTS, Need.PREFIXES},
 }
 
 

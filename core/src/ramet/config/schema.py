@@ -195,6 +195,9 @@ class TrainConfig:
     resample_rounds: int = option(
         0, "dynamic sampling: how often groups of equal rewards are replaced by those of other tasks", minimum=0
     )
+    stored_prefix_tokens: int = option(
+        4_000_000, "kept of earlier groups for branch policies that start from them; the oldest go first", minimum=0
+    )
     minibatches: int = option(1, "optimiser steps per pass over a step's batch", minimum=1)
     epochs: int = option(1, "passes over a step's batch", minimum=1)
     old_logprobs: OldLogprobs = OldLogprobs.TRAINER

@@ -78,6 +78,16 @@ class TokenEntropyConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class StoredPrefixConfig:
+    """Groups that start from stored prefixes of earlier steps."""
+
+    probability: float = option(0.5, "of a group to start from one, where its task has any", minimum=0, maximum=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
 class TreeExpansionConfig:
     """The trees of Tree-GRPO (arXiv 2509.21240)."""
 

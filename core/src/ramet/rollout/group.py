@@ -19,6 +19,7 @@ from ramet.rollout.branching.events import Phase, RolloutEvent, branch_event, tu
 from ramet.rollout.branching.group_history import GroupHistory
 from ramet.rollout.keys import BranchPath, RolloutKey, branch_rng, path_of, path_text
 from ramet.rollout.prefix_release import PrefixRelease
+from ramet.rollout.prefixes import StoredPrefix
 from ramet.rollout.replayer import Replayer
 from ramet.rollout.runner import RolloutRunner
 from ramet.rollout.states import States
@@ -38,6 +39,7 @@ from ramet.types import (
     RolloutStep,
     Segment,
     Start,
+    StartFrom,
     StartRoots,
     Stop,
     Task,
@@ -54,6 +56,7 @@ class GroupJob:
     name: str  # the task's part of rollout keys; unique within the step
     step: int
     prompt: Segment
+    prefixes: tuple[StoredPrefix, ...] = ()  # that the policy may start from
 
 
 class GroupScheduler:
@@ -83,7 +86,13 @@ class GroupScheduler:
         self._needs: frozenset[Need] = getattr(policy, "needs", frozenset())
         self._score = score if Need.REWARDS in self._needs else None
         last = Phase.END if self._score is None else Phase.SCORED
-        self.history = GroupHistory(job.task, context.plan.group_size, context.encoder.vocab_size, last)
+        self.history = GroupHistory(
+            job.task,
+            context.plan.group_size,
+            context.encoder.vocab_size,
+            last,
+            prefixes=[prefix.view for prefix in job.prefixes],
+        )
         self._order: EventOrder = LogicalOrder(last) if deterministic else ArrivalOrder()
         self._live: dict[BranchPath, LiveRollout] = {}
         self._n_roots = 0
@@ -231,6 +240,8 @@ class GroupScheduler:
         match action:
             case StartRoots():
                 self._start_roots(action.n)
+            case StartFrom():
+                self._start_from(action)
             case Fork():
                 self._start_forks(action)
             case Stop():
@@ -240,10 +251,21 @@ class GroupScheduler:
 
     def _start_roots(self, n: int) -> None:
         for _ in range(n):
-            path = (self.context.plan.root(self._n_roots),)
-            self._n_roots += 1
+            path = self._new_path()
             self.history.add_root(path)
             self._start(new_root(self._key(path), self.job.prompt))
+
+    def _start_from(self, start: StartFrom) -> None:
+        prefix = self.job.prefixes[start.prefix]
+        for _ in range(start.n):
+            path = self._new_path()
+            self.history.add_root(path, start.prefix, prefix.turns)
+            self._start(prefix.begin(self._key(path), self.job.prompt))
+
+    def _new_path(self) -> BranchPath:
+        """Of the next rollout that is no fork."""
+        self._n_roots += 1
+        return (self.context.plan.root(self._n_roots - 1),)
 
     def _start_forks(self, fork: Fork) -> None:
         parent = self._live[path_of(fork.rollout)]

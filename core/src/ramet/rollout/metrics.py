@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ramet.rollout.branching.metrics import BranchMetrics, first_entropies, turns_of
-from ramet.types import Group, Rollout, Segment, SegmentKind, StopReason
+from ramet.types import Group, Rollout, Segment, StopReason
 
 
 class RolloutMetrics:
@@ -49,10 +49,11 @@ class RolloutMetrics:
         self._stops[rollout.stop] += 1
         length = rollout.n_response_tokens
         self._longest = max(self._longest, length)
-        own_calls = sum(call.turn >= (rollout.fork_turn or 0) for call in rollout.tool_calls)
+        own_calls = sum(call.turn >= rollout.first_turn for call in rollout.tool_calls)
         self._sums.update(
             mixed=len({s.policy_version for s in rollout.segments if s.is_sampled}) > 1,
             forks=rollout.parent is not None,
+            from_prefix=rollout.prefix is not None,
             filled=int(rollout.stats.get("filled", 0)),
             turns=1 + max((s.turn for s in rollout.segments), default=0),
             response_tokens=length,
@@ -72,7 +73,7 @@ class RolloutMetrics:
                 self._step_turns[name] += int(value)
 
     def _add_segment(self, segment: Segment) -> None:
-        if segment.kind is SegmentKind.TURN:
+        if segment.is_sampled:
             self._sums["executed_sampled"] += len(segment)
 
     def _add_turn(self, segments: Sequence[Segment]) -> None:
@@ -103,6 +104,7 @@ class RolloutMetrics:
             "rollout/logical_sampled_tokens": float(sums["logical_sampled"]),
             "rollout/executed_sampled_tokens": float(sums["executed_sampled"]),
             "rollout/forks_per_group": sums["forks"] / self._groups,
+            "rollout/prefix_starts_per_group": sums["from_prefix"] / self._groups,
             "rollout/filled_per_group": sums["filled"] / self._groups,
             "rollout/unused_per_group": sums["unused"] / self._groups,
             "rollout/retokenization_drift": float(sums["drifted"]),

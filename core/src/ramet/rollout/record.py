@@ -1,8 +1,9 @@
 """The record of a step on disk: one JSON line per group, the segment tree with everything that training used.
 
 A segment that rollouts share is written once per group and referred to by its index. Tool calls, infos and rewards of
-turns are a fork's own ones, the earlier ones are its parent's. Token ids, log-probabilities, entropies and advantages
-are base64 of little-endian int32 and float32. Reading gives back equal objects, with shared segments shared again.
+turns are a fork's own ones, the earlier ones are its parent's; those of a stored prefix are the rollout's. Token ids,
+log-probabilities, entropies and advantages are base64 of little-endian int32 and float32. Reading gives back equal
+objects, with shared segments shared again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ramet.types import (
     Fault,
     Message,
     Origin,
+    PrefixSource,
     Rollout,
     Segment,
     SegmentKind,
@@ -159,6 +161,7 @@ def _rollout_data(
         "fork_turn": rollout.fork_turn,
         "fork_token": rollout.fork_token,
         "n_shared": rollout.n_shared,
+        "prefix": None if rollout.prefix is None else asdict(rollout.prefix),
         "segments": [index[id(segment)] for segment in rollout.segments],
         "stop": rollout.stop,
         "answer": rollout.answer,
@@ -239,6 +242,7 @@ def _scored(
         fork_turn=fork_turn,
         fork_token=data.get("fork_token", 0),  # records of earlier versions lack it
         n_shared=data["n_shared"],
+        prefix=None if data.get("prefix") is None else PrefixSource(**data["prefix"]),
         tool_calls=tuple(call for call in (before.tool_calls if before else ()) if call.turn < fork_turn) + own,
         infos=(before.infos[:fork_turn] if before else ()) + tuple(data["infos"]),
         turn_rewards=(before.turn_rewards[:fork_turn] if before else ()) + tuple(data["turn_rewards"]),

@@ -12,7 +12,7 @@ from typing import Any
 from ramet.rollout.stateful import ENVIRONMENT, StateFailed, StatefulComponent
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.turn_context import GroupContext, TurnContext, state_of
-from ramet.types import CallStatus, Generation, Insert, RolloutStep, ToolCall
+from ramet.types import CallStatus, Generation, Insert, RolloutStep, SegmentKind, ToolCall
 
 
 class Replayer:
@@ -31,7 +31,7 @@ class Replayer:
 
     async def _calls(self, live: LiveRollout, tool: str, state: Any, environment: Any) -> None:
         """Calls that never reached the tool (its arguments were wrong) are left out."""
-        for record in [c for c in live.tool_calls if c.name == tool and c.attempts and c.turn < (live.fork_turn or 0)]:
+        for record in [c for c in live.tool_calls if c.name == tool and c.attempts and c.turn < live.first_turn]:
             call = ToolCall(
                 name=tool,
                 arguments=record.arguments,
@@ -49,7 +49,7 @@ class Replayer:
     async def _turns(self, live: LiveRollout, state: Any) -> None:
         if hasattr(self._step, "begin"):
             _compare(ENVIRONMENT, "begin", _text(await self._step.begin(state)), live.inserted(-1))
-        for turn in range(live.fork_turn or 0):
+        for turn in range(live.first_turn):
             past = live.until(turn)
             turn_context = _RecordedTurn(past, live, self._context, state)
             result = await self._step(state_of(past, self._context.task, state), turn_context)
@@ -68,9 +68,17 @@ class _RecordedTurn(TurnContext):
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
         turn = self.live.turn
         for segment in self._recorded.segments:
-            if segment.is_sampled and segment.turn == turn:
+            if segment.kind is SegmentKind.TURN and segment.turn == turn:
                 self.live.append(segment)
-        return self._recorded.generations[turn]
+        return self._recorded.generations.get(turn) or self._generation(stop)
+
+    def _generation(self, stop: Sequence[str]) -> Generation:
+        """Of a stored prefix, whose record has tokens and text. A turn that the token limit ended was the last."""
+        sampled = self.live.sampled_in_turn
+        text = "".join(segment.text for segment in sampled)
+        finished = bool(sampled) and sampled[-1].token_ids[-1] in self.context.encoder.eos_ids
+        found = None if finished else next((one for one in stop if text.endswith(one)), None)
+        return Generation(text=text, stop=found, finished=finished, truncated=False)
 
 
 def _text(parts: Sequence[Insert]) -> str:

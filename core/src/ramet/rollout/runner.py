@@ -126,7 +126,7 @@ class RolloutRunner:
     async def _turns(self, live: LiveRollout) -> None:
         if self.states is not None:
             await self.states.start(live)
-        if live.parent is None and self._begin is not None:
+        if live.parent is None and live.prefix is None and self._begin is not None:
             first = await self._begin(await self._environment(live))
             if (problem := begin_problem(first)) is not None:
                 raise PluginError(f"rollout step {origin(self.step)}: {problem}{defined_at(self.step, 'begin')}")

@@ -10,7 +10,7 @@ from typing import Any, cast
 from ramet.errors import InfraError
 from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
-from ramet.types import BranchPolicy, RolloutStep, Stateful, Tool
+from ramet.types import BranchPolicy, Need, RolloutStep, Stateful, Tool
 
 ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
 
@@ -69,6 +69,14 @@ def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy)
         for one in components
         if one.owner.forks == "none"
     ]
+    if Need.PREFIXES in getattr(policy, "needs", frozenset()):
+        problems += [
+            f"{config_key(one)}: its state cannot be replayed (forks = 'copy'), and {origin(policy)} starts rollouts "
+            "from prefixes of earlier steps, whose states are made again; choose another branch policy, or a component "
+            "with forks = 'replay'"
+            for one in components
+            if one.owner.forks == "copy"
+        ]
     tools = [one.name for one in components if one.name != ENVIRONMENT]
     if tools and any(one.name == ENVIRONMENT and one.owner.forks == "replay" for one in components):
         problems.append(

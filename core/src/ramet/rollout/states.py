@@ -181,11 +181,13 @@ class States:
         self._close_unneeded(source)
 
     async def _open(self, live: LiveRollout, component: StatefulComponent, environment: Any) -> Any:
-        key, root = live.key, live.path[0]
-        seed = stable_seed("state", self._seed, key.salt, key.step, key.task, root, component.name)
+        key, prefix = live.key, live.root.prefix
+        step, root = (key.step, str(live.path[0])) if prefix is None else (prefix.opened_step, prefix.opened_root)
+        seed = stable_seed("state", self._seed, key.salt, step, key.task, root, component.name)
         state = await self._make(live, component, "open", component.owner.open(self._task, seed))
         # A fork that opens an environment with copies begins in the first turn, after `begin`, of which none is kept.
-        if live.parent is None or (component.owner.forks != "replay" and component.name != ENVIRONMENT):
+        is_fresh = live.parent is None and live.prefix is None
+        if is_fresh or (component.owner.forks != "replay" and component.name != ENVIRONMENT):
             return state
         try:
             await self._replay(live, component, state, environment)

@@ -18,6 +18,7 @@ from ramet.types import (
     Fault,
     Generation,
     Group,
+    PrefixSource,
     Rollout,
     RolloutScore,
     Segment,
@@ -44,6 +45,7 @@ class LiveRollout:
     fork_turn: int | None = None
     fork_token: int = 0
     n_shared: int = 0
+    prefix: PrefixSource | None = None  # of a root that began with a stored prefix
     turn: int = 0
     starts: list[int] = field(default_factory=list)  # starts[t]: segments in front of turn t
     tool_calls: list[ToolRecord] = field(default_factory=list)
@@ -66,6 +68,17 @@ class LiveRollout:
     def is_pruned(self) -> bool:
         """The branch policy stopped it."""
         return self.stop is StopReason.PRUNED
+
+    @property
+    def root(self) -> LiveRollout:
+        return self if self.parent is None else self.parent.root
+
+    @property
+    def first_turn(self) -> int:
+        """The turn in which its own tokens begin."""
+        if self.fork_turn is not None:
+            return self.fork_turn
+        return 0 if self.prefix is None else self.prefix.turns
 
     @property
     def n_response_tokens(self) -> int:
@@ -99,7 +112,7 @@ class LiveRollout:
     @property
     def sampled_in_turn(self) -> list[Segment]:
         """What was sampled in the current turn so far; of a fork in the middle of a turn, its parent's tokens first."""
-        return [s for s in self.segments[self.starts[self.turn] :] if s.is_sampled]
+        return [s for s in self.segments[self.starts[self.turn] :] if s.kind is SegmentKind.TURN]
 
     def until(self, turn: int) -> LiveRollout:
         """This rollout as it was at the beginning of `turn`, with the same segments."""
@@ -149,7 +162,8 @@ class LiveRollout:
     def inserted(self, turn: int) -> str:
         """What was inserted after an ended turn; -1: the first observation, after the prompt."""
         start = self.starts[turn] if turn >= 0 else 1
-        return "".join(s.text for s in self.segments[start : self.starts[turn + 1]] if not s.is_sampled)
+        between = self.segments[start : self.starts[turn + 1]]
+        return "".join(s.text for s in between if s.kind is not SegmentKind.TURN)
 
     def record_turn(self, info: Mapping[str, Any], reward: float | None) -> None:
         """Keep the info and the reward that the rollout step gave for the turn that ended."""
@@ -184,6 +198,7 @@ class LiveRollout:
             fork_turn=self.fork_turn,
             fork_token=self.fork_token,
             n_shared=self.n_shared,
+            prefix=self.prefix,
             tool_calls=tuple(self.tool_calls),
             infos=tuple(self.infos),
             turn_rewards=tuple(self.turn_rewards),

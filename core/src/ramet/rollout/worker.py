@@ -23,14 +23,16 @@ from ramet.rollout.group import GroupJob, GroupScheduler, ScoreRollout
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
+from ramet.rollout.prefixes import StoredPrefix, prefixes_of, prompt_problem
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts
 from ramet.rollout.prompts import make_prompt, prompt_segment
+from ramet.rollout.record import GroupRecord
 from ramet.rollout.stateful import ENVIRONMENT, fork_problems, step_component, tool_components
 from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
 from ramet.rollout.turn_context import GroupContext
 from ramet.rollout.watchdog import Watchdog
-from ramet.types import BranchPolicy, Group, RolloutStep, Task, Tool, ToolSchema
+from ramet.types import BranchPolicy, Group, Need, RolloutStep, Task, Tool, ToolSchema
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -100,6 +102,7 @@ class RolloutWorker:
         newest: Callable[[], int] | None = None,
         names: Sequence[str] | None = None,
         deadline_s: float | None = None,
+        stored: Mapping[str, GroupRecord] | None = None,
     ) -> list[Group]:
         """Run all tasks; groups in the order of `tasks`. `on_group` is called for each as soon as it is complete.
 
@@ -108,6 +111,8 @@ class RolloutWorker:
 
         `names` and `deadline_s` are for callers that hand a step over in parts: the names of these tasks among all of
         the step's (`task_names`), and what is left of `rollout.step_deadline_s`, if the plan has it hold.
+
+        `stored`: by task, groups of earlier steps from whose rollouts a branch policy with `Need.PREFIXES` may start.
 
         Every group has exactly `group_size` rollouts, masked ones included. Raises `PluginError` and `ConfigError`;
         everything else masks the rollouts that it hit.
@@ -118,7 +123,9 @@ class RolloutWorker:
         )
         started = time.perf_counter()
         ends_at = self._step_ends_at(chosen, deadline_s)
-        jobs = self._jobs(tasks, task_names(tasks) if names is None else names, step)
+        jobs = self._jobs(
+            tasks, task_names(tasks) if names is None else names, step, (stored or {}) if chosen.branch else {}
+        )
         versions = None if version is None else Versions(version, newest or (lambda: version))
         failure: BaseException | None = None
         total = len(jobs) * chosen.group_size
@@ -230,14 +237,19 @@ class RolloutWorker:
             for name, n in missing.items()
         ]
 
-    def _jobs(self, tasks: Sequence[Task], names: Sequence[str], step: int) -> list[GroupJob]:
+    def _jobs(
+        self, tasks: Sequence[Task], names: Sequence[str], step: int, stored: Mapping[str, GroupRecord]
+    ) -> list[GroupJob]:
         jobs, problems = [], []
         room = self.engine.info.max_tokens
         for task, name in zip(tasks, names, strict=True):
             schemas = self._schemas(task)
             made = make_prompt(task, self.step, schemas, self.system_prompt, tools_in_template=self.tools_in_template)
             prompt = prompt_segment(made, self.encoder)
-            jobs.append(GroupJob(task=task, name=name, step=step, prompt=prompt))
+            kept = stored.get(task.id)
+            jobs.append(GroupJob(task=task, name=name, step=step, prompt=prompt, prefixes=self._prefixes(kept)))
+            if kept is not None and (problem := prompt_problem(kept, prompt)) is not None:
+                problems.append(problem)
             if len(prompt) >= room:
                 problems.append(
                     f"data: the prompt of task {task.id!r} has {len(prompt)} tokens, the engine holds {room} with the "
@@ -246,6 +258,19 @@ class RolloutWorker:
         if problems:
             raise ConfigError("\n".join(problems))
         return jobs
+
+    def _prefixes(self, stored: GroupRecord | None) -> tuple[StoredPrefix, ...]:
+        """Those that leave room for a turn within the limits, which may be others than when they were played."""
+        if stored is None or Need.PREFIXES not in getattr(self.branch_policy, "needs", frozenset()):
+            return ()
+        config = self.config
+        return tuple(
+            prefix
+            for prefix in prefixes_of(stored)
+            if prefix.n_tokens < config.max_response_tokens
+            and prefix.source.turns < config.max_turns
+            and prefix.n_tool_calls <= config.max_tool_calls
+        )
 
     def metrics(self) -> dict[str, float]:
         """Of the rollouts and tools since the last call."""

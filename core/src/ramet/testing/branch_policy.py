@@ -32,13 +32,16 @@ from ramet.types import (
     GroupView,
     Idle,
     Need,
+    PrefixView,
     RolloutView,
     Scored,
     Start,
+    StartFrom,
     StartRoots,
     Stop,
     StopReason,
     Task,
+    TurnView,
     user_prompt,
 )
 
@@ -46,7 +49,8 @@ BUDGETS = (0, 1, 3, 100)
 SEEDS = (0, 1)
 MAX_TURN = 2
 FIRST_TOKENS = 5
-GIVEN = frozenset({Need.ENTROPY, Need.REWARDS, Need.EARLIER_TURNS, Need.LATE_EVENTS})
+GIVEN = frozenset({Need.ENTROPY, Need.REWARDS, Need.EARLIER_TURNS, Need.LATE_EVENTS, Need.PREFIXES})
+PREFIXES = (PrefixView(n_tokens=12, turns=1, reward=0.0), PrefixView(n_tokens=30, turns=2, reward=1.0))
 VOCAB_SIZE = 1000
 
 
@@ -94,7 +98,7 @@ def _ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random)
     except PluginError as error:
         raise AssertionError(f"{when}: {error}") from error
     if isinstance(event, Start) and view.budget > 0:
-        roots = sum(action.n for action in actions if isinstance(action, StartRoots))
+        roots = sum(action.n for action in actions if isinstance(action, StartRoots | StartFrom))
         expect(roots > 0, f"{when}: starts no root, so the group stays empty: answer Start with StartRoots(n=…)")
     return actions
 
@@ -125,7 +129,8 @@ class _SimulatedGroup:
         task = Task(id="conformance/0", prompt=user_prompt("What is 2 + 3?"), answer=("5",))
         needs: frozenset[Need] = getattr(policy, "needs", frozenset())
         self._last = Phase.SCORED if Need.REWARDS in needs else Phase.END
-        self._history = GroupHistory(task, budget, VOCAB_SIZE, self._last)
+        prefixes = PREFIXES if Need.PREFIXES in needs and seed else ()  # the first step has none
+        self._history = GroupHistory(task, budget, VOCAB_SIZE, self._last, prefixes=prefixes)
         self._n_roots = 0
         self._n_forks: Counter[str] = Counter()
         self._scored: set[str] = set()
@@ -162,6 +167,10 @@ class _SimulatedGroup:
             case StartRoots(n=n):
                 for _ in range(n):
                     self._history.add_root((self._n_roots,))
+                    self._n_roots += 1
+            case StartFrom(prefix=prefix, n=n):
+                for _ in range(n):
+                    self._history.add_root((self._n_roots,), prefix, _turns(PREFIXES[prefix]))
                     self._n_roots += 1
             case Fork(rollout=parent, n=n):
                 for fork in range(self._n_forks[parent], self._n_forks[parent] + n):
@@ -203,3 +212,9 @@ class _SimulatedGroup:
             CallView(name="search", status=CallStatus(status), truncated=self._world.random() < 0.2)
             for status in statuses
         )
+
+
+def _turns(prefix: PrefixView) -> tuple[TurnView, ...]:
+    """Of a stored prefix, each with as many tokens."""
+    n = prefix.n_tokens // prefix.turns
+    return tuple(TurnView(index=i, entropies=(), n_tokens=n, ended=True, n_forks=0) for i in range(prefix.turns))

@@ -7,7 +7,7 @@ import logging
 import statistics
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from ramet.cluster.interfaces import Rollouts
 from ramet.errors import InfraError, PluginError
 from ramet.policy.batching.rows import Row
 from ramet.rollout.plan import RolloutPlan, check_groups
+from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import UNJUDGED, ScoredGroup, n_unjudged
 from ramet.rollout.stateful import DEFECT
 from ramet.tracking import repeats
@@ -32,9 +33,17 @@ class Scores(Protocol):
 
 
 async def play(
-    rollouts: Rollouts, scorer: Scores, tasks: Sequence[Task], *, step: int, plan: RolloutPlan
+    rollouts: Rollouts,
+    scorer: Scores,
+    tasks: Sequence[Task],
+    *,
+    step: int,
+    plan: RolloutPlan,
+    stored: Mapping[str, GroupRecord] | None = None,
 ) -> list[ScoredGroup]:
     """Groups in order of `tasks`. A group is scored as soon as it is complete, while others still play.
+
+    `stored`: by task, groups of earlier steps from whose rollouts the branch policy may start.
 
     A reward that breaks the contract stops the playing at once.
     """
@@ -46,7 +55,9 @@ async def play(
     try:
         async with asyncio.TaskGroup() as work:
             playing = work.create_task(
-                rollouts.run(tasks, step=step, plan=plan, on_group=lambda group: _spawn(work, score(group)))
+                rollouts.run(
+                    tasks, step=step, plan=plan, on_group=lambda group: _spawn(work, score(group)), stored=stored
+                )
             )
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None

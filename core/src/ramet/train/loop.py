@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ramet.errors import RametError
 from ramet.policy.checkpoint.store import CheckpointScore
@@ -29,7 +30,7 @@ from ramet.train.samples import SamplePrinter
 from ramet.train.saving import Saver
 from ramet.train.step_rollouts import AsyncRollouts, PlayedStep, TaskChooser
 from ramet.train.validation import Validation
-from ramet.types import Need
+from ramet.types import Need, Task
 
 logger = logging.getLogger(__name__)
 GREEDY = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy", counted=False)
@@ -46,6 +47,7 @@ class Loop:
         self.critic = run.critic
         self.tracker = run.tracker
         self.state = run.state
+        self.prefixes = run.prefixes
         self.preemption = run.preemption
         self.total_steps = prepared.total_steps
         self.scorer = prepared.components.scorer
@@ -170,9 +172,11 @@ class Loop:
         return metrics
 
     async def _play(self, step: int) -> PlayedStep:
-        return await self.chooser.play(
-            step, lambda tasks: play(self.backend.rollouts, self.scorer, tasks, step=step, plan=self.plan)
-        )
+        def play_tasks(tasks: list[Task]) -> Coroutine[Any, Any, list[ScoredGroup]]:
+            stored = {} if self.prefixes is None else self.prefixes.of(tasks)
+            return play(self.backend.rollouts, self.scorer, tasks, step=step, plan=self.plan, stored=stored)
+
+        return await self.chooser.play(step, play_tasks)
 
     def _check(self, step: int, played: PlayedStep) -> None:
         """Stop if too much failed; the groups are on disk then, so that the cause can be found."""
@@ -200,6 +204,8 @@ class Loop:
         """Report, then save if it is time. The other way round a kill in between would lose the report for good: what
         was reported after the last checkpoint is redone, and trackers are rewound first.
         """
+        if self.prefixes is not None:
+            metrics |= self.prefixes.metrics()  # what this step could start from
         metrics |= clock.metrics()
         metrics["time/save_s"] = self._save_s  # of the step before
         metrics["time/step_s"] = time.monotonic() - started
@@ -207,6 +213,8 @@ class Loop:
         self.samples(step, played.groups)
         self.progress.step_done(step)
         self.state.step = step
+        if self.prefixes is not None:
+            self.prefixes.add(step, played.groups)
         self._score = self.validation.score(step, metrics)
         self.state.sampler = self.chooser.state_after(step)
         self.state.seconds += time.monotonic() - started
@@ -218,10 +226,13 @@ class Loop:
     async def _stage(self) -> Callable[[Path], None]:
         await self.backend.policy.stage()
         state, score = replace(self.state), self._score
+        prefixes = None if self.prefixes is None else self.prefixes.copy()
 
         def write(folder: Path) -> None:
             self.backend.policy.write_staged(folder)
             state.save(folder)
+            if prefixes is not None:
+                prefixes.save(folder)
             if score is not None:
                 score.write(folder)
 

@@ -13,6 +13,7 @@ from ramet.errors import ConfigError
 from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.train.preemption import Preemption
+from ramet.train.prefix_store import PrefixStore
 from ramet.train.prepare import PreparedRun
 from ramet.types import Tracker
 
@@ -62,4 +63,5 @@ class TrainRun:
     checkpoints: Checkpoints
     tracker: Tracker
     state: TrainState  # changes with every step
+    prefixes: PrefixStore | None  # so does it; None: the branch policy starts from no stored prefixes
     preemption: Preemption

@@ -29,6 +29,7 @@ from ramet.tracking.trackers import open_trackers
 from ramet.train.dry_run import will_fit
 from ramet.train.loop import Loop
 from ramet.train.preemption import Preemption
+from ramet.train.prefix_store import PrefixStore, prefix_origin
 from ramet.train.prepare import PreparedRun, prepare
 from ramet.train.run import TrainRun, TrainState
 from ramet.types import CriticOptions, Need, Tracker
@@ -89,7 +90,8 @@ async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, preem
                 checkpoints = Checkpoints(
                     run_dir.checkpoints, keep=config.train.keep_checkpoints, keep_best=config.train.keep_best
                 )
-                state = await _restore(checkpoints, backend, tracker, prepared.data["train"].fingerprint)
+                prefixes = prefix_store(config, components)
+                state = await _restore(checkpoints, backend, tracker, prefixes, prepared.data["train"].fingerprint)
                 await _train(
                     TrainRun(
                         config=config,
@@ -101,6 +103,7 @@ async def _run(resolved: Resolved, prepared: PreparedRun, run_dir: RunDir, preem
                         checkpoints=checkpoints,
                         tracker=tracker,
                         state=state,
+                        prefixes=prefixes,
                         preemption=preemption,
                     )
                 )
@@ -132,6 +135,13 @@ def policy_spec(config: Config, components: Components, total_steps: int) -> Pol
         seed=config.run.seed,
         needs=components.advantage.needs,
     )
+
+
+def prefix_store(config: Config, components: Components) -> PrefixStore | None:
+    """None if the branch policy starts from no stored prefixes."""
+    if Need.PREFIXES not in getattr(components.branch_policy, "needs", frozenset()):
+        return None
+    return PrefixStore(config.train.stored_prefix_tokens, prefix_origin(config))
 
 
 def critic_spec(config: Config, components: Components, total_steps: int) -> CriticSpec | None:
@@ -168,13 +178,17 @@ def _announce(config: Config, prepared: PreparedRun, folder: Path) -> None:
         logger.warning("%s", problem)
 
 
-async def _restore(checkpoints: Checkpoints, backend: Backend, tracker: Tracker, data: str) -> TrainState:
+async def _restore(
+    checkpoints: Checkpoints, backend: Backend, tracker: Tracker, prefixes: PrefixStore | None, data: str
+) -> TrainState:
     """The state to resume from: the newest verified checkpoint's, or a new one. `data` is the data's fingerprint."""
     newest = checkpoints.newest()
     if newest is None:
         tracker.rewind(-1)
         return TrainState(data_fingerprint=data)
     state = TrainState.load(newest.folder, data)
+    if prefixes is not None:
+        prefixes.load(newest.folder)
     await backend.policy.load(newest.folder)
     await backend.sync_weights(state.step)
     tracker.rewind(state.step)

@@ -29,6 +29,7 @@ class Need(StrEnum):
     REWARDS = "rewards"  # branch policies: `Scored`, as soon as a rollout's reward is known
     EARLIER_TURNS = "earlier_turns"  # branch policies: forks of stateful rollouts at turns before the newest
     LATE_EVENTS = "late_events"  # branch policies: events after the budget is used up, to `Stop` rollouts
+    PREFIXES = "prefixes"  # branch policies: stored prefixes of earlier steps, for `StartFrom`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

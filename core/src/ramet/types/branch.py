@@ -103,7 +103,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFrom:
-    """Start n rollouts from `GroupView.prefixes[prefix]`, a stored prefix of the same task; its tokens are masked."""
+    """Start n rollouts from `GroupView.prefixes[prefix]`, a stored prefix of the same task; its tokens are masked.
+
+    They are roots: nothing of them is shared with rollouts of this step but the prefix, which is not trained.
+    """
 
     prefix: int
     n: int = 1
@@ -128,11 +131,11 @@ class CallView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixView:
-    """A stored prefix of an earlier step's record of the same task."""
+    """The beginning of a rollout of an earlier step, of the same task, up to where one of its turns begins."""
 
     n_tokens: int  # of the response
     turns: int
-    reward: float | None  # of the rollout that it was cut from
+    reward: float | None  # of the rollout that it was cut from; of several that share it, of the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +164,7 @@ class RolloutView:
     stop: StopReason | None = None  # once finished
     reward: float | None = None  # once `Scored`
     fork_token: int = 0  # tokens of turn `fork_turn` that are the parent's
+    prefix: int | None = None  # of `GroupView.prefixes`, with which it began; its turns have no entropies
 
     @property
     def n_forks(self) -> int:
@@ -178,7 +182,7 @@ class GroupView:
     budget_left: int
     rollouts: tuple[RolloutView, ...]
     vocab_size: int
-    prefixes: tuple[PrefixView, ...] = ()
+    prefixes: tuple[PrefixView, ...] = ()  # with `Need.PREFIXES`: of the task's newest group whose rewards differed
 
     def rollout(self, id: str) -> RolloutView:
         """The rollout with this branch path. Raises KeyError."""
@@ -193,7 +197,7 @@ class BranchPolicy(Protocol):
 
     `needs`: ENTROPY if it reads entropies (an engine that cannot give exact ones is refused before the start), REWARDS
     to get `Scored`, EARLIER_TURNS to fork stateful rollouts at turns before the newest, LATE_EVENTS to be asked also
-    when the budget is used up.
+    when the budget is used up, PREFIXES to start from stored prefixes.
     """
 
     needs: frozenset[Need] = frozenset()

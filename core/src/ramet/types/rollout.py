@@ -22,13 +22,13 @@ from ramet.types.task import Task
 class Origin(StrEnum):
     """Who wrote a segment's tokens. Only `sampled` tokens are trained."""
 
-    SAMPLED = "sampled"
-    INSERTED = "inserted"
+    SAMPLED = "sampled"  # the policy, in this rollout
+    INSERTED = "inserted"  # anybody else, or the policy of an earlier step (a stored prefix)
 
 
 class SegmentKind(StrEnum):
     PROMPT = "prompt"
-    TURN = "turn"  # sampled by the policy
+    TURN = "turn"  # sampled by the policy, in this step or, in a stored prefix, in an earlier one
     RESULT = "result"  # what a tool returned, with its wrapper
     FORCED = "forced"  # a token that the core put there to end a rollout; never trained
 
@@ -102,6 +102,17 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixSource:
+    """Where the prefix comes from with which a rollout began: an earlier step's rollout of the same task."""
+
+    step: int
+    rollout: str
+    turns: int  # whole turns of that rollout; the next one is the first that is sampled
+    opened_step: int  # the step and the root in which the path first left the prompt: tools and environments …
+    opened_root: str  # … that are replayed are opened with the seed that they had there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One finished path from the prompt to a stop.
 
@@ -118,6 +129,7 @@ class Rollout:
     fork_turn: int | None = None  # the turn of the parent in which this rollout starts, at its beginning or …
     fork_token: int = 0  # … after so many of the tokens that were sampled in it
     n_shared: int = 0
+    prefix: PrefixSource | None = None  # of a rollout that began with a stored prefix (`StartFrom`)
     tool_calls: tuple[ToolRecord, ...] = ()
     infos: tuple[Mapping[str, Any], ...] = ()  # `StepResult.info` by turn; shorter if a turn never ended
     turn_rewards: tuple[float | None, ...] = ()  # `StepResult.reward` by turn; None: the turn gave none
@@ -132,23 +144,31 @@ class Rollout:
         return self.fault is None and self.left_out is None
 
     @property
+    def first_turn(self) -> int:
+        """The turn in which its own tokens begin."""
+        if self.fork_turn is not None:
+            return self.fork_turn
+        return 0 if self.prefix is None else self.prefix.turns
+
+    @property
     def response(self) -> str:
         """All text after the prompt, tool results included."""
         return "".join(s.text for s in self.segments if s.kind is not SegmentKind.PROMPT)
 
     @property
     def sampled(self) -> str:
-        """All text that the policy wrote, tool results left out."""
-        return "".join(s.text for s in self.segments if s.is_sampled)
+        """All text that the policy wrote, tool results left out; a stored prefix included."""
+        return "".join(s.text for s in self.segments if s.kind is SegmentKind.TURN)
 
     @property
     def reply(self) -> str:
         """What the policy wrote in its last turn."""
-        last = [s for s in self.segments if s.is_sampled]
+        last = [s for s in self.segments if s.kind is SegmentKind.TURN]
         return "".join(s.text for s in last if s.turn == last[-1].turn)
 
     @property
     def n_sampled_tokens(self) -> int:
+        """Those that are trained: a stored prefix is not."""
         return sum(len(s) for s in self.segments if s.is_sampled)
 
     @property

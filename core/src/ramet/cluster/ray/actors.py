@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from ramet.policy.critic import CriticWorker
 from ramet.policy.distributed.ranks import join_ranks
 from ramet.policy.worker import PolicyWorker
 from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.record import GroupRecord
 from ramet.types import Group, Task
 
 
@@ -54,12 +55,29 @@ class RolloutActor(Actor):
         self._progress = self.rollouts.progress
         return self.rollouts.info
 
-    async def run_group(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
-        """One group. `name` is unique among the step's tasks, `deadline_s` is what is left of the step's time."""
-        return (await self.run_share([task], [name], step, plan, deadline_s))[0]
+    async def run_group(
+        self,
+        task: Task,
+        name: str,
+        step: int,
+        plan: RolloutPlan,
+        deadline_s: float,
+        stored: GroupRecord | None = None,
+    ) -> Group:
+        """One group. `name` is unique among the step's tasks, `deadline_s` is what is left of the step's time, `stored`
+        what is kept of an earlier group of this task.
+        """
+        kept = None if stored is None else {task.id: stored}
+        return (await self.run_share([task], [name], step, plan, deadline_s, kept))[0]
 
     async def run_share(
-        self, tasks: Sequence[Task], names: Sequence[str], step: int, plan: RolloutPlan, deadline_s: float
+        self,
+        tasks: Sequence[Task],
+        names: Sequence[str],
+        step: int,
+        plan: RolloutPlan,
+        deadline_s: float,
+        stored: Mapping[str, GroupRecord] | None = None,
     ) -> list[Group]:
         """Several groups, in one call of the worker's `run`."""
         rollouts = self.rollouts
@@ -71,6 +89,7 @@ class RolloutActor(Actor):
             newest=lambda: rollouts.version,
             names=names,
             deadline_s=deadline_s,
+            stored=stored,
         )
 
     async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int) -> int:

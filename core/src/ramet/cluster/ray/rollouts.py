@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ from ramet.errors import InfraError
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts, summed
+from ramet.rollout.record import GroupRecord
 from ramet.rollout.worker import task_names
 from ramet.tracking import repeats
 from ramet.types import Group, Task
@@ -162,11 +163,24 @@ class RayRollouts:
         return plan.resolved(self._config.rollout).group_size
 
     async def run(
-        self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: OnGroup | None = None
+        self,
+        tasks: Sequence[Task],
+        *,
+        step: int,
+        plan: RolloutPlan,
+        on_group: OnGroup | None = None,
+        stored: Mapping[str, GroupRecord] | None = None,
     ) -> list[Group]:
-        return await self._pool.unless_failed(self._run(tasks, step, plan, on_group))
+        return await self._pool.unless_failed(self._run(tasks, step, plan, on_group, stored or {}))
 
-    async def _run(self, tasks: Sequence[Task], step: int, plan: RolloutPlan, on_group: OnGroup | None) -> list[Group]:
+    async def _run(
+        self,
+        tasks: Sequence[Task],
+        step: int,
+        plan: RolloutPlan,
+        on_group: OnGroup | None,
+        stored: Mapping[str, GroupRecord],
+    ) -> list[Group]:
         await self.wake()
         started = time.monotonic()
         ends_at = started + self._config.rollout.step_deadline_s if plan.step_deadline else None
@@ -174,7 +188,7 @@ class RayRollouts:
             with self._progress.counting(len(tasks) * self.group_size(plan)) as counts:
                 async with asyncio.TaskGroup() as running:
                     parts = [
-                        running.create_task(self._run_part(part, step, plan, ends_at, on_group, counts))
+                        running.create_task(self._run_part(part, step, plan, ends_at, on_group, counts, stored))
                         for part in self._parts(tasks)
                     ]
         except BaseExceptionGroup as errors:
@@ -199,6 +213,7 @@ class RayRollouts:
         ends_at: float | None,
         on_group: OnGroup | None,
         counts: RunCounts,
+        stored: Mapping[str, GroupRecord],
     ) -> list[Group]:
         """Run one part, again each time its worker is lost. `ends_at` None: the step has no deadline, so a group has
         the time of two rollouts: one that it may wait for in its worker, and its own, which start together. Played in
@@ -215,7 +230,7 @@ class RayRollouts:
                 left, key = max(0.0, ends_at - time.monotonic()), "rollout.step_deadline_s"
             patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have time-outs of their own
             try:
-                groups = await self._call(worker, part, step, plan, left, timeout_s=left + patience, key=key)
+                groups = await self._call(worker, part, step, plan, left, stored, timeout_s=left + patience, key=key)
                 break
             except InfraError as error:  # lost or stuck: a worker masks all other infrastructure failures
                 self._replace(worker, error)
@@ -238,6 +253,7 @@ class RayRollouts:
         step: int,
         plan: RolloutPlan,
         left: float,
+        stored: Mapping[str, GroupRecord],
         *,
         timeout_s: float,
         key: str,
@@ -248,7 +264,8 @@ class RayRollouts:
                 "run_share", tasks, names, step, plan, left, timeout_s=timeout_s, key=key
             )
             return shared
-        return [await worker.call("run_group", *part[0], step, plan, left, timeout_s=timeout_s, key=key)]
+        kept = stored.get(tasks[0].id)
+        return [await worker.call("run_group", *part[0], step, plan, left, kept, timeout_s=timeout_s, key=key)]
 
     async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int) -> None:
         """Send them to every engine. Engines that are starting get them before their first group."""

@@ -80,7 +80,7 @@ def _problems(actions: Sequence[BranchAction], view: GroupView) -> list[str]:
             case Stop():
                 found += _stop_problems(action, known)
             case StartFrom() if not 0 <= action.prefix < len(view.prefixes):
-                found.append(f"{action}: the group has {len(view.prefixes)} stored prefixes")
+                found.append(_no_prefix(action, len(view.prefixes)))
     stopped = [action.rollout for action in actions if isinstance(action, Stop)]
     found += [f"it stops rollout {one} twice" for one in sorted(set(stopped)) if stopped.count(one) > 1]
     if any(isinstance(action, Done) for action in actions[:-1]):
@@ -131,6 +131,12 @@ def _stop_problems(stop: Stop, known: Mapping[str, RolloutView]) -> list[str]:
     if stop.rollout not in known:
         return [f"{stop}: the group has no such rollout, only {', '.join(known) or 'none'}"]
     return [f"{stop}: rollout {stop.rollout} has ended"] if known[stop.rollout].finished else []
+
+
+def _no_prefix(start: StartFrom, n: int) -> str:
+    if n:
+        return f"{start}: the group has stored prefixes 0 to {n - 1}"
+    return f"{start}: the group has no stored prefixes; a policy that starts from them declares Need.PREFIXES"
 
 
 def _earlier_turn(action: BranchAction, view: GroupView) -> str | None:

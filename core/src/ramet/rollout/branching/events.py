@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from ramet.rollout.keys import BranchPath
 from ramet.rollout.tree import LiveRollout
-from ramet.types import AfterTool, BranchEvent, CallView, Finished, FirstTokens, Scored, StopReason
+from ramet.types import AfterTool, BranchEvent, CallView, Finished, FirstTokens, Scored, SegmentKind, StopReason
 
 
 class Phase(IntEnum):
@@ -46,7 +46,7 @@ def turn_ended(live: LiveRollout, turn: int, phase: Phase, *, summary: bool, ent
     stop = live.stop_reason if phase is Phase.END else None
     if not summary:
         return RolloutEvent(live.path, phase, live.turn, stop=stop)
-    sampled = [s for s in live.segments[live.starts[turn] :] if s.is_sampled and s.turn == turn]
+    sampled = [s for s in live.segments[live.starts[turn] :] if s.kind is SegmentKind.TURN and s.turn == turn]
     calls = (c for c in live.tool_calls if c.turn == turn)
     return RolloutEvent(
         live.path,

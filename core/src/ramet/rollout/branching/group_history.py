@@ -6,11 +6,12 @@ the rollouts themselves have come. Views of single rollouts are kept until somet
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ramet.rollout.branching.events import Phase, RolloutEvent
 from ramet.rollout.keys import BranchPath, path_text
-from ramet.types import GroupView, RolloutView, StopReason, Task, TurnView
+from ramet.types import GroupView, PrefixView, RolloutView, StopReason, Task, TurnView
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class _RolloutHistory:
     fork_turn: int | None
     fork_token: int
     turns: list[TurnView]
+    prefix: int | None = None
     finished: bool = False
     stop: StopReason | None = None
     reward: float | None = None
@@ -39,6 +41,7 @@ class _RolloutHistory:
                 valid=self.stop not in (StopReason.FAULT, StopReason.PRUNED),
                 stop=self.stop,
                 reward=self.reward,
+                prefix=self.prefix,
             )
         return self.view
 
@@ -49,10 +52,18 @@ class GroupHistory:
     `last` is the phase of that event.
     """
 
-    def __init__(self, task: Task, budget: int, vocab_size: int, last: Phase = Phase.END) -> None:
+    def __init__(
+        self,
+        task: Task,
+        budget: int,
+        vocab_size: int,
+        last: Phase = Phase.END,
+        prefixes: Sequence[PrefixView] = (),
+    ) -> None:
         self.task = task
         self.budget = budget
         self.vocab_size = vocab_size
+        self.prefixes = tuple(prefixes)
         self.n_live = 0
         self.n_unused = 0  # of the budget, left by the policy (`Done`)
         self._last = last
@@ -66,9 +77,10 @@ class GroupHistory:
     def n_started(self) -> int:
         return len(self._rollouts)
 
-    def add_root(self, path: BranchPath) -> None:
+    def add_root(self, path: BranchPath, prefix: int | None = None, turns: Sequence[TurnView] = ()) -> None:
+        """A rollout from the prompt or, with its number and turns, from a stored prefix."""
         id = path_text(path)
-        self._rollouts[path] = _RolloutHistory(id, id, None, None, 0, [_begun(0)])
+        self._rollouts[path] = _RolloutHistory(id, id, None, None, 0, [*turns, _begun(len(turns))], prefix)
         self.n_live += 1
 
     def add_fork(self, path: BranchPath, turn: int, token: int = 0) -> None:
@@ -129,6 +141,7 @@ class GroupHistory:
             budget_left=self.budget_left,
             rollouts=tuple(rollout.as_view() for rollout in self._rollouts.values()),
             vocab_size=self.vocab_size,
+            prefixes=self.prefixes,
         )
 
 

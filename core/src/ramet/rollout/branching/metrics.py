@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from ramet.types import Group, Rollout, Segment, SegmentKind
+from ramet.types import Group, Rollout, Segment
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
@@ -57,7 +57,7 @@ def turns_of(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, list[Segmen
     """
     found: dict[int, tuple[Rollout, list[Segment]]] = {}
     for rollout in rollouts:
-        sampled = [segment for segment in rollout.segments if segment.kind is SegmentKind.TURN]
+        sampled = [segment for segment in rollout.segments if segment.is_sampled]
         for _, turn in groupby(sampled, lambda segment: segment.turn):
             segments = list(turn)
             found.setdefault(id(segments[-1]), (rollout, segments))

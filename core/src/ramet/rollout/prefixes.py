@@ -1,0 +1,191 @@
+"""Stored prefixes: the beginnings of rollouts of earlier steps, from which a branch policy may start new ones.
+
+A group is kept as the record of its rollouts (`stored_group`), each up to where its last turn begins. Every place where
+a turn begins is a place where a new rollout may start (`prefixes_of`). What the policy sampled then is inserted text
+now: it has no log-probabilities, and nothing of it is trained again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ramet.rollout.keys import RolloutKey
+from ramet.rollout.record import GroupRecord
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.rollout.tree import LiveRollout
+from ramet.types import (
+    CallView,
+    Origin,
+    PrefixSource,
+    PrefixView,
+    Rollout,
+    Segment,
+    SegmentKind,
+    TurnView,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPrefix:
+    """The beginning of a stored rollout. `starts[t]`: segments before turn t, up to the turn that is sampled next."""
+
+    source: PrefixSource
+    reward: float
+    rollout: Rollout
+    starts: tuple[int, ...]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.rollout.segments[: self.starts[-1]]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(s) for s in self.segments if s.kind is not SegmentKind.PROMPT)
+
+    @property
+    def n_tool_calls(self) -> int:
+        return sum(call.turn < self.source.turns for call in self.rollout.tool_calls)
+
+    @property
+    def view(self) -> PrefixView:
+        return PrefixView(n_tokens=self.n_tokens, turns=self.source.turns, reward=self.reward)
+
+    @property
+    def turns(self) -> tuple[TurnView, ...]:
+        return tuple(_turn_view(self, turn) for turn in range(self.source.turns))
+
+    def begin(self, key: RolloutKey, prompt: Segment) -> LiveRollout:
+        """A new root that goes on from here. All roots of a group hold the same prompt segment."""
+        turns, rollout = self.source.turns, self.rollout
+        segments = [prompt, *self.segments[1:]]
+        live = LiveRollout(
+            key=key,
+            path=(int(key.path),),
+            segments=segments,
+            token_ids=array("i"),
+            n_prompt_tokens=len(prompt),
+            prefix=self.source,
+            turn=turns,
+            starts=list(self.starts),
+            tool_calls=[call for call in rollout.tool_calls if call.turn < turns],
+            infos=list(rollout.infos[:turns]),
+            turn_rewards=list(rollout.turn_rewards[:turns]),
+            state_keys=list(rollout.state_keys[:turns]),
+            response="".join(s.text for s in segments[1:]),
+        )
+        for segment in segments:
+            live.token_ids.extend(segment.token_ids)
+        return live
+
+
+def stored_group(step: int, group: ScoredGroup) -> GroupRecord | None:
+    """What is kept of a group whose rewards differ; None if they do not, or no rollout had a second turn.
+
+    Masked rollouts and those that were left out are not kept. Rollouts stand alone: none is another one's fork.
+    """
+    if len({one.reward for one in group.valid}) < 2:
+        return None
+    roots = {one.rollout.id: one.rollout.prefix for one in group.rollouts if one.rollout.parent is None}
+    inserted: dict[int, Segment] = {}
+    kept = [_cut(one, roots, inserted) for one in group.valid if _n_turns(one.rollout) > 1]
+    return GroupRecord(step=step, group=ScoredGroup(task=group.task, rollouts=tuple(kept))) if kept else None
+
+
+def n_stored_tokens(record: GroupRecord) -> int:
+    """Tokens that it holds; those that rollouts share once."""
+    segments = {id(s): s for one in record.group.rollouts for s in one.rollout.segments}
+    return sum(len(segment) for segment in segments.values())
+
+
+def prefixes_of(record: GroupRecord) -> tuple[StoredPrefix, ...]:
+    """Each place once, in order of rollouts and turns; what several rollouts share is the first one's."""
+    return tuple(_prefixes(record))
+
+
+def prompt_problem(record: GroupRecord, prompt: Segment) -> str | None:
+    """Why rollouts of a task cannot go on from what is stored of it: its prompt has other tokens now."""
+    stored = record.group.rollouts[0].rollout.segments[0]
+    if stored.token_ids == prompt.token_ids:
+        return None
+    return (
+        f"stored prefixes of task {record.group.task.id!r}, step {record.step}: they begin with another prompt "
+        f"({len(stored)} tokens, now {len(prompt)}), of another tokenizer, chat template, rollout step, system prompt "
+        "or set of tools; a rollout cannot go on from them"
+    )
+
+
+def _cut(one: ScoredRollout, roots: Mapping[str, PrefixSource | None], inserted: dict[int, Segment]) -> ScoredRollout:
+    rollout, last = one.rollout, _n_turns(one.rollout) - 1
+    end = _turn_starts(rollout.segments, last)[-1]
+    cut = replace(
+        rollout,
+        segments=tuple(inserted.setdefault(id(s), _inserted(s)) for s in rollout.segments[:end]),
+        answer=None,
+        parent=None,
+        fork_turn=None,
+        fork_token=0,
+        n_shared=0,
+        prefix=roots[rollout.id.partition(".")[0]],
+        tool_calls=tuple(call for call in rollout.tool_calls if call.turn < last),
+        infos=rollout.infos[:last],
+        turn_rewards=rollout.turn_rewards[:last],
+        state_keys=rollout.state_keys[:last],
+        stats={},
+    )
+    return ScoredRollout(rollout=cut, reward=one.reward)
+
+
+def _inserted(segment: Segment) -> Segment:
+    if not segment.is_sampled:
+        return segment
+    return replace(segment, origin=Origin.INSERTED, logprobs=None, entropies=None, policy_version=None)
+
+
+def _n_turns(rollout: Rollout) -> int:
+    return 1 + max((s.turn for s in rollout.segments), default=0)
+
+
+def _turn_starts(segments: Sequence[Segment], turns: int) -> tuple[int, ...]:
+    """Segments before each turn, up to number `turns`, which may follow the last segment.
+
+    An environment's first observation is of turn 0, and before what is sampled in it.
+    """
+    first = (i for i, s in enumerate(segments) if s.kind is SegmentKind.TURN or s.turn > 0)
+    later = (next((i for i, s in enumerate(segments) if s.turn >= t), len(segments)) for t in range(1, turns + 1))
+    return (next(first, len(segments)), *later)
+
+
+def _prefixes(record: GroupRecord) -> Iterator[StoredPrefix]:
+    seen: set[int] = set()
+    for one in record.group.rollouts:
+        rollout, turns = one.rollout, _n_turns(one.rollout)
+        assert one.reward is not None  # only such rollouts are stored
+        starts = _turn_starts(rollout.segments, turns)
+        for turn in range(1, turns + 1):
+            last = id(rollout.segments[starts[turn] - 1])
+            if last not in seen:
+                seen.add(last)
+                source = _source(record.step, rollout, turn)
+                yield StoredPrefix(source=source, reward=one.reward, rollout=rollout, starts=starts[: turn + 1])
+
+
+def _source(step: int, rollout: Rollout, turns: int) -> PrefixSource:
+    opened = (step, rollout.id.partition(".")[0])
+    if rollout.prefix is not None:
+        opened = (rollout.prefix.opened_step, rollout.prefix.opened_root)
+    return PrefixSource(step=step, rollout=rollout.id, turns=turns, opened_step=opened[0], opened_root=opened[1])
+
+
+def _turn_view(prefix: StoredPrefix, turn: int) -> TurnView:
+    sampled = [s for s in prefix.segments if s.kind is SegmentKind.TURN and s.turn == turn]
+    calls = (call for call in prefix.rollout.tool_calls if call.turn == turn)
+    return TurnView(
+        index=turn,
+        entropies=(),
+        n_tokens=sum(len(s) for s in sampled),
+        ended=True,
+        n_forks=0,
+        calls=tuple(CallView(name=c.name, status=c.status, truncated=c.truncated) for c in calls),
+    )
