@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Union
 
 from ramet.errors import ConfigError, ToolError
-from ramet.io.json_rows import DataRow, UnreadableArray, read_json_rows
+from ramet.io.json_rows import DataRow, UnreadableFile, read_json_rows
 from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema, user_prompt
 
 P = ParamSpec("P")
@@ -138,8 +138,8 @@ def from_jsonl(
     try:
         for row in itertools.islice(read_json_rows(path), limit):
             yield _task(path, row, question, answer)
-    except UnreadableArray as error:
-        raise ConfigError(f"{path}: not a readable JSON array: {error}") from error
+    except UnreadableFile as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _task(path: Path, row: DataRow, question: str, answer: str) -> Task:

@@ -111,6 +111,7 @@ def test_columns_can_be_named_and_mistakes_are_one_line_each(file: Path, capsys:
     assert capsys.readouterr().out.splitlines() == [
         str(file),
         "  rows        6: 0 tasks, 6 bad, 1 repaired",
+        "  repaired    \\boxed in 1 row, written as a backspace and 'oxed'",
         "  answer in   answer (5 rows)",
         "  column      prompt          text 5",
         "  column      answer          text 3, whole number 1, null 1",
@@ -179,7 +180,6 @@ def test_a_file_that_cannot_be_read_and_ids_that_are_taken_are_problems_beside_t
         capsys.readouterr().out
         == f"""{files[0]}
   rows        0: 0 tasks, 0 bad, 0 repaired
-  answer in
   PROBLEM     {files[0]}: not a readable JSON array: Expecting value: line 1 column 33 (char 32)
 
 {files[1]}
@@ -235,3 +235,19 @@ def test_a_file_without_rows_is_a_problem(tmp_path: Path, capsys):
     assert main(["data", "inspect", str(tmp_path / "none.json")]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3:] == [f"  PROBLEM     {tmp_path}/none.json: has no rows", "", "1 file, 0 rows: 0 tasks; 1 problem"]
+
+
+def test_where_no_row_has_an_answer_none_is_said_to_hold_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"prompt": "q", "gold": "a"}\n')
+    assert main(["data", "inspect", str(file), "--prompts", "0"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        str(file),
+        "  rows        1: 0 tasks, 1 bad, 0 repaired",
+        "  column      prompt          text",
+        "  column      gold            text",
+        f"  PROBLEM     {file}: no column 'answer' or 'reward_model.ground_truth'; found prompt, gold; name it with "
+        "data.columns.answer",
+        "",
+        "1 file, 1 row: 0 tasks; 1 problem",
+    ]

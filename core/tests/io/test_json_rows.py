@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ramet.io.json_rows import DataRow, UnreadableArray, read_json_rows
+from ramet.io.json_rows import DataRow, UnreadableFile, read_json_rows
 
 BOM = b"\xef\xbb\xbf"
 
@@ -86,6 +86,21 @@ def test_a_bad_element_is_a_row_with_a_problem_and_the_others_are_read(read, ele
     ],
 )
 def test_an_array_that_cannot_be_read_to_its_end_gives_no_rows(read, content: bytes, problem: str):
-    with pytest.raises(UnreadableArray) as caught:
+    with pytest.raises(UnreadableFile) as caught:
         read(content)
-    assert str(caught.value) == problem
+    assert str(caught.value) == f"not a readable JSON array: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        (b'{\n "data": [\n  {"a": 1}\n ]\n}\n', ", as those of its key 'data' may be"),
+        (b'\n{\n "a": 1,\n "b": "x"\n}', ""),
+        (b'{"a": [],\n "b": []}', ""),
+    ],
+)
+def test_one_object_over_several_lines_has_no_rows(read, content: bytes, where: str):
+    with pytest.raises(UnreadableFile) as caught:
+        read(content)
+    text = "one JSON object; rows are one object on each line, or one array of objects"
+    assert str(caught.value) == text + where

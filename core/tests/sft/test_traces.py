@@ -93,3 +93,9 @@ def test_rows_that_hold_no_conversation_are_problems(tmp_path: Path, content: st
     report = check_traces(read_files([file]), STEP, [])
     assert [(problem.file, problem.row) for problem in report.problems] == [(str(file), 2)]
     assert report.sound == []
+
+
+def test_unreadable_and_malformed_rows_are_listed_in_the_order_of_the_file(tmp_path: Path) -> None:
+    unreadable = [{"role": "assistant", "content": ""}]
+    report = reported(tmp_path, SOUND + "</python>", unreadable, SOUND + "</python>", unreadable)
+    assert [row for row, _ in rows(report.problems)] == [1, 2, 3, 4]

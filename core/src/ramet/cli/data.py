@@ -18,6 +18,7 @@ from ramet.config.schema import ChatMarkup, Config, OnBadRow
 from ramet.data.benchmarks import is_benchmark
 from ramet.data.files import find_files
 from ramet.data.inspect import Inspection, inspect_files, lengths
+from ramet.data.row_problems import in_row_order
 from ramet.errors import ConfigError, raise_all
 from ramet.io.json_values import visible_lines
 from ramet.types import RolloutStep, Task
@@ -117,7 +118,7 @@ def _report(
             *_counts(found, config, views),
             *said,
             *problems,
-            *bad_row_lines([*bad, *found.taken]),
+            *bad_row_lines(in_row_order([*bad, *found.taken])),
             *shown,
         ],
         rows=found.rows,
@@ -132,7 +133,10 @@ def _report(
 
 def _counts(found: Inspection, config: Config, views: Prompts) -> Iterator[str]:
     yield line("rows", f"{found.rows}: {len(found.tasks)} tasks, {len(found.bad)} bad, {found.repaired} repaired")
-    yield line("answer in", ", ".join(f"{name} ({some(n, 'row')})" for name, n in found.answers.most_common()))
+    if found.repaired:
+        yield line("repaired", f"\\boxed in {some(found.repaired, 'row')}, written as a backspace and 'oxed'")
+    if found.answers:
+        yield line("answer in", ", ".join(f"{name} ({some(n, 'row')})" for name, n in found.answers.most_common()))
     for name, types in found.columns.items():
         yield line("column", f"{name:14}  {counted(types, found.rows)}")
     if found.tasks:

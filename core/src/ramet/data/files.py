@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ramet.errors import ConfigError
-from ramet.io.json_rows import DataRow, UnreadableArray, as_row, read_json_rows
+from ramet.io.json_rows import DataRow, UnreadableFile, as_row, read_json_rows
 from ramet.io.json_values import cut
 
 PARQUET = ".parquet"
@@ -89,7 +89,7 @@ def _checked_row(row: Any, number: int) -> DataRow:
 def _json_rows(path: Path) -> Iterator[DataRow]:
     try:
         yield from read_json_rows(path)
-    except UnreadableArray as error:
-        raise ConfigError(f"{path}: not a readable JSON array: {error}") from error
+    except UnreadableFile as error:
+        raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ramet.config.schema import ColumnsConfig
-from ramet.data.layout import answer_column
+from ramet.data.layout import ABSENT, answer_column, value_at
 from ramet.data.row_problems import RowProblem
 from ramet.data.tasks import id_prefixes, missing_columns, read_tasks
 from ramet.errors import ConfigError
@@ -90,7 +90,8 @@ def _inspect(path: Path, prefix: str, columns: ColumnsConfig) -> Inspection:
 def _note_columns(found: Inspection, row: DataRow, columns: ColumnsConfig) -> None:
     if row.problem is not None:
         return
-    found.answers[answer_column(row.values, columns)] += 1
+    if value_at(row.values, column := answer_column(row.values, columns)) is not ABSENT:
+        found.answers[column] += 1
     for name, value in row.values.items():
         found.columns.setdefault(name, Counter())[type_of(value)] += 1
 

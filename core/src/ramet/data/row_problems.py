@@ -32,6 +32,11 @@ def grouped(problems: Iterable[RowProblem], shown: int = SHOWN_ROWS) -> list[str
     return [f"{rows_in_words(alike, shown)}: {reason}" for reason, alike in by_reason.items()]
 
 
+def in_row_order(problems: Iterable[RowProblem]) -> list[RowProblem]:
+    """By file, then by row; those of one row stay as they are."""
+    return sorted(problems, key=lambda problem: (problem.file, problem.row))
+
+
 def rows_in_words(rows: Sequence[RowProblem], shown: int = SHOWN_ROWS) -> str:
     """`a.jsonl, rows 3, 17; b.jsonl, row 2; and 9 more`."""
     more = [f"and {len(rows) - shown} more"] if len(rows) > shown else []

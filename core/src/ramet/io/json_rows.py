@@ -27,8 +27,10 @@ class DataRow:
     problem: str | None = None
 
 
-class UnreadableArray(ValueError):
-    """A file that begins as a JSON array and is none. Its rows cannot be told apart, so none is given."""
+class UnreadableFile(ValueError):
+    """A file whose rows cannot be told apart, so none is given: it begins as a JSON array and is none, or it is one
+    JSON object.
+    """
 
 
 class _Constant(str):
@@ -38,12 +40,18 @@ class _Constant(str):
 def read_json_rows(path: Path) -> Iterator[DataRow]:
     """All rows in order; blank lines are none. A file whose first character is `[` is one array.
 
-    Raises `UnreadableArray` and `OSError`.
+    Raises `UnreadableFile` and `OSError`.
     """
     with path.open("rb") as file:
         is_array = _first_character(file) == b"["
         file.seek(0)
-        yield from _array_rows(file.read()) if is_array else _line_rows(file)
+        if is_array:
+            yield from _array_rows(file.read())
+            return
+        for place, row in enumerate(_line_rows(file)):
+            if place == 0 and row.problem is not None:
+                _refuse_object(path)
+            yield row
 
 
 def _first_character(file: BinaryIO) -> bytes:
@@ -57,12 +65,24 @@ def _array_rows(raw: bytes) -> Iterator[DataRow]:
     try:
         elements = json.loads(raw.decode("utf-8-sig"), parse_constant=_Constant)
     except UnicodeDecodeError as error:
-        raise UnreadableArray(f"not UTF-8 at byte {error.start}") from error
+        raise UnreadableFile(f"not a readable JSON array: not UTF-8 at byte {error.start}") from error
     except ValueError as error:
-        raise UnreadableArray(f"{error}") from error
+        raise UnreadableFile(f"not a readable JSON array: {error}") from error
     except RecursionError as error:
-        raise UnreadableArray(TOO_DEEP) from error
+        raise UnreadableFile(f"not a readable JSON array: {TOO_DEEP}") from error
     return (_array_row(number, element) for number, element in enumerate(elements, start=1))
+
+
+def _refuse_object(path: Path) -> None:
+    """Raise `UnreadableFile` if the file is one object over several lines, and say where in it rows may be."""
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return
+    if isinstance(content, dict):
+        lists = [name for name, value in content.items() if isinstance(value, list)]
+        where = f", as those of its key {lists[0]!r} may be" if len(lists) == 1 else ""
+        raise UnreadableFile(f"one JSON object; rows are one object on each line, or one array of objects{where}")
 
 
 def _array_row(number: int, element: Any) -> DataRow:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ramet.data.row_problems import RowProblem, rows_in_words
+from ramet.data.row_problems import RowProblem, in_row_order, rows_in_words
 from ramet.rollout.steps.trace_check import ChecksMessages, ChecksTraces, TraceCheck
 from ramet.sft.conversations import SftData
 from ramet.sft.exchanges import Conversation, Exchange, Returned, Written
@@ -38,7 +38,7 @@ class TraceReport:
 
     @property
     def problems(self) -> list[RowProblem]:
-        return [*self.unreadable, *self.malformed]
+        return in_row_order([*self.unreadable, *self.malformed])
 
     @property
     def bad_rows(self) -> int:
