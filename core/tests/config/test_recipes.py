@@ -10,7 +10,7 @@ import pytest
 from ramet.config import hydra_adapter
 from ramet.config.compose import compose, layers
 from ramet.config.needs import missing
-from ramet.config.recipes import recipe, recipes
+from ramet.config.recipes import recipe, recipes, unread_recipes
 from ramet.errors import ConfigError
 
 MODEL = "model.path=m"
@@ -94,9 +94,21 @@ def test_one_that_cannot_be_read_is_named(shipped: Path) -> None:
     path = shipped / "experiment/demo.yaml"
     path.write_bytes(b"# \xff\n")
     with pytest.raises(ConfigError) as caught:
-        recipes()
+        recipe("demo")
     reason = "'utf-8' codec can't decode byte 0xff in position 2: invalid start byte"
     assert str(caught.value) == f"{path}: cannot be read: {reason}"
+    assert [(one.name, one.unreadable) for one in recipes()] == [("demo", reason)]
+
+
+def test_a_file_of_the_users_with_another_ending_is_an_error(problems: Problems, shipped: Path, workdir: Path) -> None:
+    path = write(workdir / "hydra_configs/experiment/mine.yml", SHIPPED)
+    told = f"{path}: is never read, since its name must end in .yaml; rename it"
+    assert problems(MODEL, "experiment=mine") == [
+        told,
+        "experiment: no 'mine'. Available: demo (`ramet recipes` describes them; yours are in hydra_configs/ of the "
+        "working directory, or in --config-dir)",
+    ]
+    assert unread_recipes() == [told]
 
 
 def test_a_file_that_cannot_be_read_does_not_hide_the_others(shipped: Path) -> None:
@@ -119,5 +131,5 @@ def test_a_value_of_a_recipe_that_is_of_the_wrong_kind_has_the_right_one_beside_
     assert problems(MODEL, "experiment=demo") == [
         "In 'experiment/demo': ValidationError raised while composing config:; Invalid value assigned: AnyNode is not "
         "a ListConfig, list or tuple.; full_key: data.train; reference_type=DataConfig; object_type=DataConfig; "
-        "data.train expects list[str]"
+        "data.train expects list[str], written as train: [A, B]"
     ]

@@ -183,11 +183,22 @@ def unread_files() -> list[str]:
     for file in _files():
         by_name.setdefault(file.name, []).append(file)
     return [
-        f"{hidden.path}: is never read, since {first.path} ({first.provider}) is {name}.yaml too; rename it"
-        for name, (first, *others) in by_name.items()
-        for hidden in others
-        if hidden.provider in (OWN, CHOSEN_FOLDER)
+        *_misnamed_files(),
+        *(
+            f"{hidden.path}: is never read, since {first.path} ({first.provider}) is {name}.yaml too; rename it"
+            for name, (first, *others) in by_name.items()
+            for hidden in others
+            if hidden.provider in (OWN, CHOSEN_FOLDER)
+        ),
     ]
+
+
+def _misnamed_files() -> Iterator[str]:
+    """Hydra reads files that end in .yaml alone."""
+    for source in GlobalHydra.instance().config_loader().get_sources():
+        if source.provider in (OWN, CHOSEN_FOLDER):
+            for path in sorted(Path(source.path).rglob("*.yml")):
+                yield f"{path}: is never read, since its name must end in .yaml; rename it"
 
 
 def _files() -> Iterator[ConfigFile]:
@@ -233,7 +244,8 @@ def _explain(error: Exception, catalog: Catalog, chosen: Sequence[str]) -> str:
     if key[1] not in (known := list(leaf_keys(schema))):
         return text + suggest(key[1], known)
     expected = expected_type(schema, key[1])
-    return text + (f"; {key[1]} expects {expected}" if expected else "")
+    written = f", written as {key[1].rpartition('.')[2]}: [A, B]" if (expected or "").startswith("list") else ""
+    return text + (f"; {key[1]} expects {expected}{written}" if expected else "")
 
 
 def _lacking(chosen: Sequence[str]) -> str:

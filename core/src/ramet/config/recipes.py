@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.config.catalog import suggest
-from ramet.config.hydra_adapter import ConfigFile, files_of, register, running
+from ramet.config.hydra_adapter import ConfigFile, files_of, register, running, unread_files
 from ramet.config.needs import missing, needs_of
 from ramet.errors import ConfigError
 
@@ -24,6 +24,7 @@ class Recipe:
     text: str
     needs: tuple[str, ...]  # requirements, as pip takes them
     missing: tuple[str, ...]  # those that are not installed
+    unreadable: str = ""  # why there is no text
 
     @property
     def description(self) -> str:
@@ -33,16 +34,26 @@ class Recipe:
 
 
 def recipes(config_dir: Path | None = None) -> list[Recipe]:
-    """All of them, by name. Raises `ConfigError` for one that cannot be read."""
+    """All of them, by name, those that cannot be read among them."""
     return [_recipe(name, files) for name, files in sorted(_found(config_dir).items())]
 
 
 def recipe(name: str, config_dir: Path | None = None) -> Recipe:
-    """The one of this name. Raises `ConfigError` if there is none, with what there is."""
+    """The one of this name. Raises `ConfigError` if there is none, with what there is, and if it cannot be read."""
     found = _found(config_dir)
     if name not in found:
         raise ConfigError(f"no recipe {name!r}.{suggest(name, found)} Recipes: {', '.join(sorted(found)) or 'none'}")
-    return _recipe(name, found[name])
+    one = _recipe(name, found[name])
+    if one.unreadable:
+        raise ConfigError(f"{one.path}: cannot be read: {one.unreadable}")
+    return one
+
+
+def unread_recipes(config_dir: Path | None = None) -> list[str]:
+    """What is wrong with the user's files of which nothing is read."""
+    register()
+    with running(config_dir):
+        return unread_files()
 
 
 def _found(config_dir: Path | None) -> dict[str, list[ConfigFile]]:
@@ -53,10 +64,13 @@ def _found(config_dir: Path | None) -> dict[str, list[ConfigFile]]:
 
 def _recipe(name: str, files: list[ConfigFile]) -> Recipe:
     first, *others = files
+    text = unreadable = ""
     try:
         text = first.path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{first.path}: cannot be read: {error}") from error
+    except OSError as error:
+        unreadable = error.strerror or str(error)
+    except UnicodeDecodeError as error:
+        unreadable = str(error)
     needs = needs_of(text)
     return Recipe(
         name=name,
@@ -66,4 +80,5 @@ def _recipe(name: str, files: list[ConfigFile]) -> Recipe:
         text=text,
         needs=tuple(needs),
         missing=tuple(missing(needs)),
+        unreadable=unreadable,
     )
