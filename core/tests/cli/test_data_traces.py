@@ -35,8 +35,8 @@ def test_traces_are_known_and_alike_rows_are_one_line(file: Path, capsys: pytest
         "  exchanges   9",
         "  calls       traces with a result, by tool: python 5",
         "  duplicates  4 rows repeat the conversation of an earlier one: rows 1, 5; rows 6, 7, 8 and 1 more",
-        f"  bad row     {file}, row 10: 'conversations' is empty",
         f"  bad row     {file}, rows 6, 7, 8; and 1 more: <result> is not closed",
+        f"  bad row     {file}, row 10: 'conversations' is empty",
         "",
         "1 file, 10 rows: 9 conversations; 5 bad rows (left out with sft.malformed=skip); warnings: duplicates",
     ]

@@ -123,9 +123,9 @@ def test_malformed_rows_are_listed_by_reason_and_refused(tiny_model: Path, tmp_p
     with pytest.raises(ConfigErrors) as caught:
         prepare(configured(tiny_model, tmp_path, *MALFORMED))
     assert caught.value.problems == [
-        f"{file}, row 4: 'conversations' is empty",
         f"{file}, rows 1, 5: <result> is not closed",
         f"{file}, row 2: <answer> is not closed",
+        f"{file}, row 4: 'conversations' is empty",
         "sft.data: 4 of 5 rows are malformed; mend them, or set sft.malformed=skip to leave them out, or "
         "sft.malformed=keep to train on those that can be read as they are",
     ]
@@ -143,9 +143,9 @@ def test_malformed_rows_can_be_left_out_and_are_counted(
     assert [example.where for example in prepared.examples] == [f"{file}, row 3"]
     assert caplog.messages == [
         "4 of 5 rows are malformed and left out:",
-        f"  {file}, row 4: 'conversations' is empty",
         f"  {file}, rows 1, 5: <result> is not closed",
         f"  {file}, row 2: <answer> is not closed",
+        f"  {file}, row 4: 'conversations' is empty",
     ]
 
 
