@@ -114,3 +114,35 @@ def test_a_generation_config_that_could_not_be_saved_again_is_a_problem_before_t
     (tmp_path / "m/generation_config.json").write_text('{"do_sample": false, "temperature": 0.5}')
     [problem] = check_model(ModelConfig(path=str(tmp_path / "m")))
     assert "generation_config.json" in problem and "temperature" in problem
+
+
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        (["model/config.json"], "its model is 'runs/a/model'"),
+        (
+            ["checkpoints/step_000002/x"],
+            "it has no model yet, and `ramet export runs/a FOLDER` writes one of its newest checkpoint",
+        ),
+        ([], "there is no model in it"),
+    ],
+)
+def test_the_directory_of_a_run_leads_to_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("manifest.json", "config.yaml", *left):
+        (Path("runs/a") / name).parent.mkdir(parents=True, exist_ok=True)
+        (Path("runs/a") / name).touch()
+    assert check_model(config(Path("runs/a"))) == [f"model.path: 'runs/a' is the directory of a run; {told}"]
+    assert check_model(config(Path("runs/b"))) == [
+        "model.path: 'runs/b' is not a folder; give a Hugging Face model folder on this machine"
+    ]
+
+
+def test_an_empty_folder_is_told_in_words_of_ours(tmp_path: Path) -> None:
+    """transformers would ask for sentencepiece."""
+    (_, _, problem) = check_model(config(tmp_path))
+    assert problem == (
+        f"model.path: '{tmp_path}' holds no tokenizer; looked for tokenizer*, vocab*, merges.txt, *.model, *.tiktoken"
+    )

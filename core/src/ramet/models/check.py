@@ -16,10 +16,9 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError, MissingHere
-from ramet.models.loading import check_device, error_text, load_generation_config, load_tokenizer
+from ramet.models.loading import check_device, error_text, holds_tokenizer, load_generation_config, load_tokenizer
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")  # patterns of its files
 _LENGTH = 8  # bytes at the beginning of a safetensors file: the length of its header
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -36,6 +35,8 @@ def check_model(config: ModelConfig) -> list[str]:
     if config.path == "???" or not folder.is_dir():
         problem = f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
         return [problem + _fetch(config)]
+    if _is_run(folder):
+        return [f"model.path: {config.path!r} is the directory of a run; {_model_of(folder)}"]
     problems = _check_config(folder)
     readable = not problems
     problems += check_weight_files(folder) + check_device(config)
@@ -56,8 +57,7 @@ def check_model(config: ModelConfig) -> list[str]:
 
 def has_tokenizer(config: ModelConfig) -> bool:
     """Whether there is any file of one; a folder may hold `config.json` alone, which is enough for a plan."""
-    folder = Path(config.tokenizer or config.path)
-    return config.tokenizer is not None or any(any(folder.glob(pattern)) for pattern in TOKENIZER)
+    return config.tokenizer is not None or holds_tokenizer(Path(config.path))
 
 
 def _no_tokenizer(config: ModelConfig, problem: str) -> str:
@@ -154,9 +154,22 @@ def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase | 
     return []
 
 
+def _is_run(folder: Path) -> bool:
+    files = [(folder / name).is_file() for name in ("manifest.json", "config.yaml", "config.json")]
+    return files == [True, True, False]
+
+
+def _model_of(run: Path) -> str:
+    if (run / "model/config.json").is_file():
+        return f"its model is {str(run / 'model')!r}"
+    if any((run / "checkpoints").glob("step_*")):
+        return f"it has no model yet, and `ramet export {run} FOLDER` writes one of its newest checkpoint"
+    return "there is no model in it"
+
+
 def _fetch(config: ModelConfig) -> str:
     """Nothing is ever downloaded, so a name of the Hugging Face hub must be fetched first."""
-    if not HUB_NAME.fullmatch(config.path):
+    if not HUB_NAME.fullmatch(config.path) or Path(config.path).parent.is_dir():
         return ""
     return f" (fetch one of the hub with `hf download {config.path} --local-dir FOLDER`)"
 

@@ -28,6 +28,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.varlen import has_varlen, register
 
 logger = logging.getLogger(__name__)
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")  # patterns of its files
 DTYPES = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
 
 
@@ -42,6 +43,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             folder, local_files_only=True, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        if not holds_tokenizer(Path(folder)):  # transformers then asks for packages that would not help
+            raise ConfigError(f"{key}: {folder!r} holds no tokenizer; looked for {', '.join(TOKENIZER)}") from error
         raise ConfigError(f"{key}: {folder!r} holds no tokenizer that can be loaded: {error_text(error)}") from error
     _check_vocabulary_files(tokenizer, Path(folder), key)
     if tokenizer.eos_token_id is None or _is_invented(tokenizer.eos_token, Path(folder)):
@@ -56,6 +59,11 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         _note_missing_pad(folder)
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether there is any file of one."""
+    return any(any(folder.glob(pattern)) for pattern in TOKENIZER)
 
 
 def build_encoder(config: Config) -> Encoder:
