@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -30,6 +31,7 @@ from ramet.registry import BUILTIN, DuplicateName, Entry, Registries, Registry
 logger = logging.getLogger(__name__)
 CONTRACT_VERSION = "1"
 GROUP = "ramet"
+MODULES = "RAMET_PLUGINS"
 PRESETS = "ramet.conf"  # entry points of packages with presets, which may ship nothing else
 CLOSE = 0.9  # how alike a function without a decorator is to a hook's name, for it to be meant as one
 
@@ -224,7 +226,7 @@ def _stage(staged: list[tuple[Any, Entry[Any]]], registry: Registry[Any], source
 
 def _sources() -> Iterator[Source]:
     points = sorted(entry_points(group=GROUP), key=lambda p: (p.name, _distribution(p)[0]))
-    modules = _names("RAMET_PLUGINS")
+    modules = _names(MODULES)
     blocked = _blocked([*(point.name for point in points), *(p.name for p in entry_points(group=PRESETS)), *modules])
     yield _core()
     for point in points:
@@ -254,7 +256,10 @@ def _blocked(installed: Sequence[str]) -> list[str]:
 
 
 def _failed_text(broken: Sequence[str]) -> str:
-    return f"Plugins that failed to load: {', '.join(broken)} (see `ramet plugins`)" if broken else ""
+    if not broken:
+        return ""
+    files = "modules are named without .py; " if any(name.endswith(".py") for name in broken) else ""
+    return f"Plugins that failed to load: {', '.join(broken)} ({files}see `ramet plugins`)"
 
 
 def _blocked_text() -> str:
@@ -288,4 +293,18 @@ def _module_source(name: str, module: str, distribution: str) -> Source:
         found = version(distribution)
     except PackageNotFoundError:
         found = ""
-    return Source(name, module, distribution, found, functools.partial(importlib.import_module, module))
+    return Source(name, module, distribution, found, functools.partial(_import, module))
+
+
+def _import(module: str) -> Any:
+    """Raises `PluginError` where a file was named, or the working directory is not searched, and what import raises."""
+    try:
+        return importlib.import_module(module)
+    except (ModuleNotFoundError, TypeError) as error:  # TypeError: `./file.py` is taken for a relative import
+        file = Path(module)
+        if file.suffix == ".py":
+            set_here = f"PYTHONPATH={file.parent} {MODULES}={file.stem}"
+            raise PluginError(f"{MODULES} takes modules, not files; set {set_here}") from error
+        if Path(f"{module}.py").is_file() and getattr(error, "name", None) == module:
+            raise PluginError(f"{error}; {module}.py is in the working directory: set PYTHONPATH=. too") from error
+        raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from ramet import Register, hookimpl
 from ramet.errors import ConfigError, PluginError
-from ramet.plugins import CONTRACT_VERSION, Plugins, Source, load_from
+from ramet.plugins import CONTRACT_VERSION, Plugins, Source, _module_source, load_from
 from ramet.registry import DuplicateName
 
 
@@ -149,3 +150,24 @@ def test_the_same_name_in_two_kinds_is_fine() -> None:
 
     plugins = load(source("one", offering("add")), source("two", lambda: module(register_rewards=register_rewards)))
     assert plugins.broken == []
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("mine.py", "PluginError: RAMET_PLUGINS takes modules, not files; set PYTHONPATH=. RAMET_PLUGINS=mine"),
+        ("./code/mine.py", "PluginError: RAMET_PLUGINS takes modules, not files; set PYTHONPATH=code "
+                           "RAMET_PLUGINS=mine"),
+        ("mine", "PluginError: No module named 'mine'; mine.py is in the working directory: set PYTHONPATH=. too"),
+        ("nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
+    ],
+)  # fmt: skip
+def test_a_module_that_was_named_wrongly_is_broken_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    plugins = load(_module_source(named, named, f"module {named}"))
+    assert plugins.infos[0].broken == reason
+    files = "modules are named without .py; " if named.endswith(".py") else ""
+    assert plugins.absent == f". Plugins that failed to load: {named} ({files}see `ramet plugins`)"
