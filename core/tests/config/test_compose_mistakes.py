@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ramet.config.catalog import Catalog
 from ramet.config.compose import compose
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -249,4 +250,30 @@ def test_a_plugin_that_is_gone_is_named_by_what_the_run_recorded(
     assert problems(MODEL, *where, "advantage=never_seen") == [f"advantage: no 'never_seen'. {installed}"]
     assert problems(MODEL, "run.name=second", "advantage=leave_one_out") == [
         f"advantage: no 'leave_one_out'. {installed}"
+    ]
+
+
+def test_a_file_is_no_benchmark_and_is_told_where_files_go(problems: Problems):
+    assert problems(MODEL, "benchmarks=[data/mine.jsonl]", job="eval") == [
+        "benchmarks: 'data/mine.jsonl' is a file, and benchmarks are chosen by name. `ramet new benchmark NAME` writes "
+        "one that reads a file; `ramet train` validates on a file with data.valid. Installed: arithmetic. "
+        "Plugins that failed to load: brk (see `ramet plugins`)"
+    ]
+
+
+def test_modules_are_mentioned_where_nothing_else_says_why_a_name_is_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAMET_PLUGINS", raising=False)
+    catalog = Catalog(components={"rewards": {}})
+    own = "A module of yours is loaded with PYTHONPATH=FOLDER RAMET_PLUGINS=MODULE"
+    assert catalog.unknown("rewards", "mine", ["math"]) == f"rewards: no 'mine'. Installed: math. {own}"
+    assert catalog.unknown("rewards", "mth", ["math"]) == "rewards: no 'mth'. Did you mean 'math'? Installed: math"
+    assert catalog.unknown("engine", "mine", ["torch"]) == "engine: no 'mine'. Installed: torch"
+    monkeypatch.setenv("RAMET_PLUGINS", "other")
+    assert catalog.unknown("rewards", "mine", ["math"]) == "rewards: no 'mine'. Installed: math"
+
+
+def test_an_unknown_tracker_is_told_with_the_mistakes_in_keys(problems: Problems):
+    assert problems(MODEL, "train.stepps=3", "trackers=[console,wandbb]") == [
+        problems(MODEL, "train.stepps=3")[0],
+        "trackers: no tracker 'wandbb'. Did you mean 'wandb'? Trackers: console, jsonl, wandb, tensorboard",
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from ramet.config.choices import accept_enum_values
 from ramet.config.schema import BenchmarkConfig, ComponentConfig, RewardConfig, RolloutStepConfig, ToolConfig
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
-from ramet.plugins import Plugins
+from ramet.plugins import MODULES, Plugins
 from ramet.registry import NAME
 
 LOCAL = "hydra_configs"  # recipes of the working directory
@@ -93,7 +94,19 @@ class Catalog:
         known = f"Installed: {', '.join(allowed) or 'none'}{self.absent}"
         if (group, name) in self.recorded:
             return f"{group}: no {name!r}. When this run began, {self.recorded[group, name]}. {known}"
-        return f"{group}: no {name!r}.{suggest(name, allowed)} {known}"
+        if group == "benchmarks" and Path(name).suffix:
+            return (
+                f"{group}: {name!r} is a file, and benchmarks are chosen by name. `ramet new benchmark NAME` writes "
+                f"one that reads a file; `ramet train` validates on a file with data.valid. {known}"
+            )
+        close = suggest(name, allowed)
+        return f"{group}: no {name!r}.{close} {known}{'' if close or self.absent else self._own(group)}"
+
+    def _own(self, group: str) -> str:
+        """What is easily not known, where nothing else says why a name is missing."""
+        if group == "engine" or os.environ.get(MODULES):
+            return ""
+        return f". A module of yours is loaded with PYTHONPATH=FOLDER {MODULES}=MODULE"
 
     def unknown_choice(self, group: str, name: str, names: Sequence[str]) -> str:
         """The message for `group=name` where the group, which may be one of files alone, has these names."""

@@ -21,9 +21,10 @@ from ramet.config.request import JobRequest, read, wrong_choices
 from ramet.config.resolved import Resolved, render
 from ramet.config.schema import RolloutConfig, RunConfig
 from ramet.config.secrets import remember_environment
-from ramet.config.sections import COMPONENTS, JOBS
+from ramet.config.sections import COMPONENTS, JOBS, OWN_TRACKERS
 from ramet.config.settings import apply_settings
-from ramet.errors import ConfigError, ConfigErrors, raise_all
+from ramet.errors import ConfigError, ConfigErrors, PluginError, raise_all
+from ramet.extensions import TRACKERS, extension
 
 INSTANCE = re.compile(rf"({'|'.join(group.name for group in COMPONENTS if group.many)})\.[^.]+\.use")
 
@@ -36,6 +37,7 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
     catalog.recorded = _recorded(request)
     with running(config_dir):
         tree = _tree(request, catalog)
+    request.problems += unknown_trackers(tree, job)
     try:
         resolved = resolve(tree, overrides, job=job, catalog=catalog)
     except ConfigErrors as error:
@@ -50,6 +52,18 @@ def _recorded(request: JobRequest) -> dict[tuple[str, str], str]:
     if name is None:
         return {}
     return recorded_offers(Path(RunConfig().root if root is None else root.text) / name.text / "manifest.json")
+
+
+def unknown_trackers(tree: DictConfig, job: str) -> list[str]:
+    """Names that nobody offers. Found here, so that they are told with the other names."""
+    problems = []
+    for name in tree.trackers if "trackers" in JOBS[job] else ():
+        try:
+            if name not in OWN_TRACKERS:
+                extension(TRACKERS, name, OWN_TRACKERS)
+        except (ConfigError, PluginError) as error:
+            problems.append(f"trackers: {error}")
+    return problems
 
 
 def layers(overrides: Sequence[str], *, job: str, config_dir: Path | None = None) -> Layers:

@@ -77,6 +77,7 @@ COMPONENTS: tuple[ConfigGroup, ...] = (
 )
 CLUSTER = "cluster"  # a group of the core's own files; its other keys are the same for all of them
 PRESETS = ("algorithm", "experiment")
+OWN_TRACKERS = ("console", "jsonl", "wandb", "tensorboard")
 GROUPS = (*(group.name for group in COMPONENTS), CLUSTER, *PRESETS)
 
 

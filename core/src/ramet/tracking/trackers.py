@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ramet.config.schema import Config
+from ramet.config.sections import OWN_TRACKERS
 from ramet.errors import ConfigError, MissingHere, PluginError, raise_all
 from ramet.extensions import TRACKERS, extension
 from ramet.io.os_errors import os_error_text
@@ -29,8 +30,7 @@ from ramet.tracking.run_log import StepLog
 from ramet.types import TrackedRun, Tracker
 
 logger = logging.getLogger(__name__)
-CONSOLE, JSONL, WANDB, TENSORBOARD = "console", "jsonl", "wandb", "tensorboard"
-OWN = (CONSOLE, JSONL, WANDB, TENSORBOARD)
+CONSOLE, JSONL, WANDB, TENSORBOARD = OWN_TRACKERS
 EXTRAS = (WANDB, TENSORBOARD)  # each needs the package of its name, which the extra of its name brings
 FOLDERS = {WANDB: wandb.FOLDER, TENSORBOARD: tensorboard.FOLDER}  # what they write, in the run's directory
 
@@ -134,8 +134,8 @@ def _what(error: Exception) -> str:
 
 def _check(name: str, config: Config) -> list[str]:
     """Raises `ConfigError` for a name that nobody offers, and `PluginError` for one that cannot be imported."""
-    if name not in OWN:
-        extension(TRACKERS, name, OWN).load()
+    if name not in OWN_TRACKERS:
+        extension(TRACKERS, name, OWN_TRACKERS).load()
     elif name in EXTRAS and importlib.util.find_spec(name) is None:
         problem = f"trackers: {name!r} needs the package {name!r}; install it with: pip install 'ramet[{name}]'"
         return [MissingHere(problem, missing=f"the package {name}", unchecked="its version")]
@@ -147,5 +147,5 @@ def _make(name: str, config: Config, run: TrackedRun) -> Tracker:
         return wandb.WandbTracker(run, config.wandb)
     if name == TENSORBOARD:
         return tensorboard.TensorboardTracker(run)
-    made: Tracker = extension(TRACKERS, name, OWN).load()(run)
+    made: Tracker = extension(TRACKERS, name, OWN_TRACKERS).load()(run)
     return made
