@@ -142,14 +142,15 @@ def test_a_training_that_has_saved_nothing_begins_anew_with_what_changed(
     caplog: pytest.LogCaptureFixture,
 ):
     """As another run for trackers, which would go on with the steps of the first. Unchanged it stays the same run."""
+    first, same, other = manifest(), manifest(), manifest(data="e", tasks=4)
     with RunDir.open(tmp_path, "mine") as run:
-        run.record(resolved(), first := manifest())
+        run.record(resolved(), first)
     with RunDir.open(tmp_path, "mine") as run:
-        assert run.check_resume(resolved(), same := manifest()) == []
+        assert run.check_resume(resolved(), same) == []
         run.record(resolved(), same)
     changed = resolved("run:\n  seed: 2\n")
     with RunDir.open(tmp_path, "mine") as run, caplog.at_level("INFO", logger="ramet"):
-        assert run.check_resume(changed, other := manifest(data="e", tasks=4)) == []
+        assert run.check_resume(changed, other) == []
         run.record(changed, other)
     assert first.id == same.id != other.id
     [data, seed] = caplog.messages

@@ -133,8 +133,8 @@ def test_the_printed_command_names_the_run_once_and_survives_a_shell(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     resolved = Resolved(
-        job="train", config=Config(), text="", overrides=["data.train=[a b.jsonl]", "+train.steps=9", *named, "train.steps=3"],
-        set_by_user=frozenset(), config_dir=Path("my configs"),
+        job="train", config=Config(), text="", set_by_user=frozenset(), config_dir=Path("my configs"),
+        overrides=["data.train=[a b.jsonl]", "+train.steps=9", *named, "train.steps=3"],
     )  # fmt: skip
     assert resume_command(resolved, "20260101-alder") == before + (
         "ramet train --config-dir 'my configs' 'data.train=[a b.jsonl]' train.steps=3 run.name=20260101-alder"

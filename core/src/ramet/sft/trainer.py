@@ -10,6 +10,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.batches import Collator, EvenShuffle, Examples
 from ramet.sft.checkpoints import SftLayout, finish_deleting, newest_complete, remove_oldest, step_of
 from ramet.sft.encode import Example
+from ramet.sft.progress import SftProgress
 from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
 from ramet.sft.world import ALONE, World
+from ramet.tracking.live import live_line
 from ramet.types import Tracker
 
 logger = logging.getLogger(__name__)
@@ -149,51 +152,6 @@ class _Passes(TrainerCallback):
         self._sampler.set_epoch(int(state.epoch or 0))
 
 
-class _SftProgress(TrainerCallback):
-    """Hands Trainer's numbers to the trackers, stops at a loss that is no number, and when a signal asks for it."""
-
-    def __init__(self, tracker: Tracker, lr: float, signals: StopListener, world: World) -> None:
-        self._tracker = tracker
-        self._lr = lr
-        self._signals = signals
-        self._world = world
-        self._last: tuple[float, int] | None = None
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # A resume has the state of its checkpoint, and would log and save as often as the run did then.
-        state.logging_steps, state.save_steps = args.logging_steps, args.save_steps
-        self._last = (time.monotonic(), state.global_step)
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.global_step >= state.max_steps:
-            control.should_log = True  # the last steps may be fewer than `log_every`
-            control.should_save = False  # the model folder follows at once; Trainer cannot resume after the last step
-        elif self._world.any(self._signals.asked):  # all ranks end after the same step
-            control.should_log = control.should_save = control.should_training_stop = True
-
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        logs = kwargs["logs"]
-        if "loss" not in logs:  # the summary at the end
-            return
-        if not math.isfinite(logs["loss"]):
-            raise ConfigError(
-                f"sft: the loss is {logs['loss']} at step {state.global_step}; a smaller sft.lr (now {self._lr:g}) or "
-                "a larger sft.warmup_ratio may keep it finite"
-            )
-        assert self._last is not None
-        now, (then, step) = time.monotonic(), self._last
-        self._last = (now, state.global_step)
-        metrics = {
-            "sft/loss": logs["loss"],
-            "sft/lr": logs["learning_rate"],
-            "sft/epoch": logs["epoch"],
-            "sft/steps_per_s": (state.global_step - step) / max(now - then, 1e-9),
-        }
-        if "grad_norm" in logs:  # DeepSpeed reports none with zero0 in float32
-            metrics["sft/grad_norm"] = logs["grad_norm"]
-        self._tracker.log(state.global_step, metrics)
-
-
 def _is_no_comparison(record: logging.LogRecord) -> bool:
     """Trainer warns where settings differ from those of a checkpoint, which it would take. Here ours count, and what
     changed was told when the run directory was checked.
@@ -231,12 +189,13 @@ def train(
     steps = total_steps(config.sft, len(examples), world.size)
     checkpoint = world.from_first(lambda: _checkpoint(run, config, steps))
     device = resolve_device(config.model) if world.joins else next(model.parameters()).device
+    progress = SftProgress(tracker, config.sft, signals, world)
     trainer = _Trainer(
         model=model,
         args=training_arguments(config, run, steps=steps, use_cpu=device.type == "cpu"),
         data_collator=Collator(pad_id),
         train_dataset=Examples(examples),
-        callbacks=[_SftProgress(tracker, config.sft.lr, signals, world)],
+        callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
     logging.getLogger("transformers.trainer_utils").addFilter(_is_no_comparison)
@@ -244,7 +203,8 @@ def train(
     resumed = step_of(checkpoint)
     tracker.rewind(resumed)
     start = time.monotonic()
-    with signals.deferred():
+    # Ranks share a terminal with the process that started them, whose lines a live line would break.
+    with signals.deferred(), nullcontext() if world.joins else live_line(progress.parts):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
     if trainer.state.global_step < steps:
         if world.first:

@@ -1,0 +1,93 @@
+"""How far `ramet sft` is: its numbers for the trackers, what the live line shows, and when to stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from ramet.config.schema import SftConfig
+from ramet.errors import ConfigError
+from ramet.runs.stopped import StopListener
+from ramet.sft.world import World
+from ramet.tracking.columns import seconds
+from ramet.tracking.live import Part
+from ramet.types import Tracker
+
+
+class SftProgress(TrainerCallback):
+    """Hands Trainer's numbers to the trackers, stops at a loss that is no number, and when a signal asks for it.
+
+    Trainer calls the `on_…` methods; `parts` is called by the thread that draws.
+    """
+
+    def __init__(self, tracker: Tracker, config: SftConfig, signals: StopListener, world: World) -> None:
+        self._tracker = tracker
+        self._config = config
+        self._signals = signals
+        self._world = world
+        self._last: tuple[float, int] | None = None  # when the trackers were told, and after which step
+        self._began = self._ended = (0.0, 0)  # when this process began and its last step ended, and after which step
+        self._total = 0  # steps; 0: the training has not begun
+        self._batches = 0  # of the current step that are done
+
+    def parts(self) -> list[Part]:
+        if not self._total:
+            return []
+        done = self._ended[1]
+        several = self._config.accumulate > 1 and done < self._total
+        left = self._left()
+        return [
+            Part(f"step {min(done + 1, self._total)}/{self._total}"),
+            Part(f"batch {self._batches + 1}/{self._config.accumulate}" if several else "", rank=2),
+            Part("stopping after this step" if self._signals.asked else "", rank=1),
+            Part("" if left is None or self._signals.asked else f"left {seconds(left)}", rank=2),
+        ]
+
+    def _left(self) -> float | None:
+        """Seconds to the end of the last step, at the mean pace of this process's steps."""
+        (start, first), (last, done) = self._began, self._ended
+        if done == first:
+            return None
+        return max(0.0, (last - start) / (done - first) * (self._total - done) - (time.monotonic() - last))
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # A resume has the state of its checkpoint, and would log and save as often as the run did then.
+        state.logging_steps, state.save_steps = args.logging_steps, args.save_steps
+        self._last = self._began = self._ended = (time.monotonic(), state.global_step)
+        self._total = state.max_steps
+
+    def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._batches += 1
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._ended, self._batches = (time.monotonic(), state.global_step), 0
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # the last steps may be fewer than `log_every`
+            control.should_save = False  # the model folder follows at once; Trainer cannot resume after the last step
+        elif self._world.any(self._signals.asked):  # all ranks end after the same step
+            control.should_log = control.should_save = control.should_training_stop = True
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        logs = kwargs["logs"]
+        if "loss" not in logs:  # the summary at the end
+            return
+        if not math.isfinite(logs["loss"]):
+            raise ConfigError(
+                f"sft: the loss is {logs['loss']} at step {state.global_step}; a smaller sft.lr (now "
+                f"{self._config.lr:g}) or a larger sft.warmup_ratio may keep it finite"
+            )
+        assert self._last is not None
+        now, (then, step) = time.monotonic(), self._last
+        self._last = (now, state.global_step)
+        metrics = {
+            "sft/loss": logs["loss"],
+            "sft/lr": logs["learning_rate"],
+            "sft/epoch": logs["epoch"],
+            "sft/steps_per_s": (state.global_step - step) / max(now - then, 1e-9),
+        }
+        if "grad_norm" in logs:  # DeepSpeed reports none with zero0 in float32
+            metrics["sft/grad_norm"] = logs["grad_norm"]
+        self._tracker.log(state.global_step, metrics)
