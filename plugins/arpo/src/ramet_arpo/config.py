@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from ramet import EntropyScale
 
-
 BETA, SCALE = 0.2, EntropyScale.SUM_LN_VOCAB
 
 
