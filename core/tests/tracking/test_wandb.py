@@ -18,8 +18,9 @@ import pytest
 
 from ramet.config import secrets
 from ramet.config.schema import Config, WandbConfig, WandbMode
+from ramet.tracking.jsonl import JsonlTracker
 from ramet.tracking.trackers import check_trackers
-from ramet.tracking.wandb import WandbTracker
+from ramet.tracking.wandb import HandedOver, WandbTracker
 from ramet.types import TrackedRun
 
 wandb = pytest.importorskip("wandb", reason="needs ramet[wandb]")
@@ -123,6 +124,48 @@ def test_a_resumed_run_has_its_id_and_repeats_no_step(
         (1, "reward/mean"), (2, "reward/mean"), (3, "reward/mean"), (2, "valid/reward"), (4, "reward/mean"),
     ]  # fmt: skip
     assert [end.get("exit_code", 0) for end in of_kind(records, "exit")] == [143, 0]
+
+
+def test_rows_that_a_killed_process_had_not_handed_over_are_taken_from_the_metrics_file(
+    tracked: Callable[..., WandbTracker], wandb_records: Any, tmp_path: Path
+) -> None:
+    first = tracked()
+    first.rewind(-1)
+    for step in (1, 2):
+        first.log(step, {"reward/mean": step / 10})
+    first.close()
+    rows = [(1, "reward/mean"), (2, "reward/mean"), (2, "valid/reward"), (3, "reward/mean"), (4, "reward/mean")]
+    metrics = JsonlTracker(tmp_path / "r" / "metrics.jsonl")
+    for step, name in rows:
+        metrics.log(step, {name: 0.5})
+    second = tracked(logged=4)
+    second.rewind(3)
+    for step in (4, 5):  # 4 was logged after the checkpoint, and not handed over either
+        second.log(step, {"reward/mean": step / 10})
+    second.close()
+    assert [(row["step"], *(set(row) - {"step"})) for row in logged(wandb_records(tmp_path / "r" / "wandb"))] == [
+        *rows, (5, "reward/mean"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"id": "abc", "step": 2, "rows": 1}', (2, 1)),
+        ('{"id": "other", "step": 2, "rows": 1}', (-1, 0)),  # of a run that began anew under another id
+        ("{", (7, sys.maxsize)),
+        (None, (7, sys.maxsize)),  # what an earlier ramet left
+        ("no folder", (-1, 0)),
+    ],
+)
+def test_how_far_the_rows_are_handed_over(tmp_path: Path, content: str | None, expected: tuple[int, int]) -> None:
+    folder = tmp_path / "wandb"
+    if content != "no folder":
+        folder.mkdir()
+        if content is not None:
+            (folder / "handed_over.json").write_text(content)
+    found = HandedOver.read(TrackedRun(folder=tmp_path, total_steps=9, job="train", id="abc", logged=7))
+    assert (found.step, found.rows) == expected
 
 
 def test_online_without_a_key_is_refused_before_the_start() -> None:

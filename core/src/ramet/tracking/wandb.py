@@ -1,14 +1,18 @@
 """Weights & Biases as a tracker (`pip install 'ramet[wandb]'`).
 
 A run keeps its id, so a resumed one goes on as the same run there. W&B's own steps only grow, and a resume redoes the
-steps after its checkpoint: metrics are drawn over a metric `step`, and a step that was logged already is left out.
+steps after its checkpoint: metrics are drawn over a metric `step`, and a step that was logged already is left out. Rows
+that a killed process had not handed over are taken from the run's metrics file.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,8 @@ from ramet.config.choices import WandbMode
 from ramet.config.schema import WandbConfig
 from ramet.config.secrets import hide
 from ramet.errors import MissingHere
+from ramet.io.atomic import write_file
+from ramet.tracking.jsonl import NAME, MetricLine, read_metrics
 from ramet.types import TrackedRun
 
 logger = logging.getLogger(__name__)
@@ -40,7 +46,8 @@ class WandbTracker:
         user = wandb_setup.singleton().settings  # of WANDB_… variables and W&B's own files
         offline = _is_offline(options.mode, user.mode)
         self._redone = range(0)  # steps that were logged before the run was resumed
-        self._logged = run.logged
+        self._metrics = run.folder / NAME
+        self._handed = HandedOver.read(run)
         self._exit_code = 0
         self._run = wandb.init(
             project=options.project or user.project or PROJECT,
@@ -73,9 +80,12 @@ class WandbTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if step not in self._redone:
             self._run.log({STEP: step, **{name: float(value) for name, value in metrics.items()}})
+            self._handed.add(step)
 
     def rewind(self, step: int) -> None:
-        self._redone = range(step + 1, self._logged + 1)
+        for entry in self._handed.missing(read_metrics(self._metrics), step):
+            self.log(entry.step, entry.metrics)
+        self._redone = range(step + 1, self._handed.step + 1)
 
     def ended(self, exit_code: int) -> None:
         self._exit_code = exit_code
@@ -90,6 +100,45 @@ class WandbTracker:
             logger.info("wandb: offline%s; upload with: wandb sync %s", why, files)
         else:
             logger.info("wandb: %s", self._run.url)
+
+
+@dataclass(slots=True, kw_only=True)
+class HandedOver:
+    """How far W&B has a run's rows, kept in a file that is written after each of them."""
+
+    file: Path
+    id: str  # of the run there
+    step: int = -1
+    rows: int = 0  # of that step
+
+    @classmethod
+    def read(cls, run: TrackedRun) -> HandedOver:
+        """Where there is no such file, W&B has all that was logged if it has anything of the run."""
+        file = run.folder / FOLDER / "handed_over.json"
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            same, step, rows = found["id"] == run.id, int(found["step"]), int(found["rows"])
+        except FileNotFoundError:
+            same, step, rows = file.parent.is_dir(), run.logged, sys.maxsize
+        except (ValueError, KeyError, TypeError):
+            same, step, rows = True, run.logged, sys.maxsize
+        return cls(file=file, id=run.id, step=step, rows=rows) if same else cls(file=file, id=run.id)
+
+    def add(self, step: int) -> None:
+        if step < self.step:  # made up for after a resume
+            return
+        self.step, self.rows = step, (self.rows + 1 if step == self.step else 1)
+        write_file(self.file, json.dumps({"id": self.id, "step": self.step, "rows": self.rows}))
+
+    def missing(self, logged: Iterable[MetricLine], last: int) -> list[MetricLine]:
+        """Rows up to the step `last` that W&B does not have."""
+        here = 0
+        found = []
+        for entry in logged:
+            here += entry.step == self.step
+            if self.step < entry.step <= last or (entry.step == self.step <= last and here > self.rows):
+                found.append(entry)
+        return found
 
 
 def check_wandb(options: WandbConfig) -> list[str]:
