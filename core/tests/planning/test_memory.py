@@ -25,7 +25,7 @@ from ramet.planning.memory_engine import CACHE, CUDA_CONTEXT, ENGINE_WEIGHTS
 from ramet.planning.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, TrainedModel, state
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.model_shape import count, read_shape, shape_of
-from ramet.planning.placement import Machine, check_placement, machine_of, plan_devices
+from ramet.planning.placement import Machine, check_placement, idle_devices, machine_of, plan_devices
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import PolicySpec
@@ -241,6 +241,38 @@ def test_what_cannot_fit_is_refused_with_need_device_and_the_three_settings_that
     advice = problem.partition("what helps most, each alone: ")[2]
     assert advice.count("=") == 3 and advice.startswith("policy.activation_checkpointing=true (")
     assert "policy.max_microbatch_tokens=8192" in advice and "policy.offload=" in advice
+
+
+def test_gpus_that_one_process_would_leave_idle_are_told_with_what_uses_them(make_inputs: MakeInputs) -> None:
+    keys = "cluster.policy_workers and cluster.rollout_workers"
+    idle = f"7 of 8 GPUs would be idle: with cluster=ray {keys} take more than one"
+    alone = {"name": "local", "policy_workers": 1, "rollout_workers": 1, "colocate": False}
+    machine = Machine(cuda=True, devices=8, device_bytes=80 * GIB, written="8x80GiB")
+    (problem,) = check_memory(estimate(make_inputs(cluster=alone, machine=machine)))
+    advice = problem.partition("what helps most, each alone: ")[2]
+    assert advice.startswith(
+        "cluster=ray cluster.policy_workers=8 cluster.rollout_workers=8 cluster.colocate=true (67.6 GiB), "
+    )
+    assert advice.endswith(f"; {idle}")
+    fits = estimate(make_inputs("qwen2.5-1.5b", cluster=alone, machine=machine, share=0.5, prompt=512, response=512))
+    assert check_memory(fits) == [] and table(fits)[-1] == idle
+    assert "idle" not in "\n".join(table(estimate(make_inputs(machine=machine))))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "trains", "told"),
+    [
+        ({"policy_workers": 4, "rollout_workers": 4}, True,
+         "4 of 8 GPUs would be idle: raise cluster.policy_workers or cluster.rollout_workers"),
+        ({"policy_workers": 4, "rollout_workers": 4, "colocate": False}, True, ""),
+        ({"rollout_workers": 6}, False, "2 of 8 GPUs would be idle: raise cluster.rollout_workers"),
+        ({"name": "local"}, False, "7 of 8 GPUs would be idle: with cluster=ray cluster.rollout_workers take more than "
+         "one"),
+    ],
+)  # fmt: skip
+def test_idle_gpus(make_inputs: MakeInputs, cluster: dict[str, Any], trains: bool, told: str) -> None:
+    inputs = make_inputs(cluster=cluster)
+    assert idle_devices(inputs.config, inputs.machine, trains=trains) == told
 
 
 def test_an_engine_without_room_for_one_rollout_is_refused(make_inputs: MakeInputs) -> None:

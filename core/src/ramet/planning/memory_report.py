@@ -13,9 +13,10 @@ from typing import Any
 from ramet.cluster.check import check_cluster
 from ramet.config.schema import Config, Dtype, Offload
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
+from ramet.errors import MissingHere
 from ramet.planning.memory import DeviceMemory, MemoryPlan, estimate
 from ramet.planning.memory_policy import longest_sequence
-from ramet.planning.placement import check_placement, tensor_parallel
+from ramet.planning.placement import all_devices, check_placement, idle_devices, tensor_parallel
 
 
 def gib(size: float) -> str:
@@ -37,7 +38,8 @@ def table(plan: MemoryPlan | str) -> list[str]:
         )
     if plan.inputs.machine.cuda and plan.host:
         lines.append(f"host memory: {gib(plan.host)} GiB over all ranks")
-    return [*lines, _verdict(plan)]
+    idle = idle_devices(plan.inputs.config, plan.inputs.machine, trains=plan.inputs.trains)
+    return [*lines, _verdict(plan), *([idle] if idle else [])]
 
 
 def _device(plan: MemoryPlan, device: DeviceMemory) -> list[str]:
@@ -138,9 +140,11 @@ def _advice(plan: MemoryPlan) -> str:
         if need < needs.get(change.key, (plan.need, change))[0]:
             needs[change.key] = need, change
     best = sorted(needs.values(), key=lambda found: found[0])[:3]
+    idle = idle_devices(plan.inputs.config, plan.inputs.machine, trains=plan.inputs.trains)
+    end = f"; {idle}" if idle else ""
     if not best:
-        return "no single setting lowers it: a smaller model or larger devices are needed"
-    return "what helps most, each alone: " + ", ".join(f"{change} ({gib(need)} GiB)" for need, change in best)
+        return f"no single setting lowers it: a smaller model or larger devices are needed{end}"
+    return "what helps most, each alone: " + ", ".join(f"{change} ({gib(need)} GiB)" for need, change in best) + end
 
 
 def _allowed(plan: MemoryPlan, change: Change) -> bool:
@@ -148,7 +152,9 @@ def _allowed(plan: MemoryPlan, change: Change) -> bool:
 
     def problems(config: Config) -> set[str]:
         inputs = plan.inputs
-        return {*check_cluster(config), *check_placement(config, inputs.machine, trains=inputs.trains)}
+        missing = inputs.machine.written is not None  # another machine may have what this one lacks
+        found = [one for one in check_cluster(config) if not (missing and isinstance(one, MissingHere))]
+        return {*found, *check_placement(config, inputs.machine, trains=inputs.trains)}
 
     return problems(change.config) <= problems(plan.inputs.config)
 
@@ -171,6 +177,10 @@ def _changes(plan: MemoryPlan) -> Iterator[Change]:
         yield Change("model.dtype", "bfloat16", replace(config, model=replace(config.model, dtype=Dtype.BFLOAT16)))
     if machine.cuda and cluster.name == "ray":
         yield from _cluster(plan)
+    if (spread := all_devices(config, machine) if plan.inputs.trains else None) is not None:
+        keys = f"policy_workers={spread.policy_workers} cluster.rollout_workers={spread.rollout_workers}"
+        together = " cluster.colocate=true" if spread.colocate else ""
+        yield Change("cluster", f"ray cluster.{keys}{together}", replace(config, cluster=spread))
     yield from _engine(config)
     response = config.rollout.max_response_tokens
     shorter = replace(config, rollout=replace(config.rollout, max_response_tokens=response // 2))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ramet.cluster.check import could_colocate
-from ramet.config.schema import Config
+from ramet.config.schema import ClusterConfig, Config
 from ramet.errors import ConfigError
 from ramet.models.loading import resolve_device
 
@@ -151,6 +151,32 @@ def check_placement(config: Config, machine: Machine, *, trains: bool = True) ->
         f"{' beside each other' if beside else ''}, and there are {machine.devices}; "
         f"{', or '.join([*advice, 'take a machine with more'])}"
     ]
+
+
+def all_devices(config: Config, machine: Machine) -> ClusterConfig | None:
+    """`cluster` of a run that is in one process now, and would use every GPU of the machine; None if there is none."""
+    width, devices = tensor_parallel(config), machine.devices or 1
+    if not machine.cuda or config.cluster.name != "local" or devices == 1 or devices % width:
+        return None
+    return replace(
+        config.cluster,
+        name="ray",
+        policy_workers=devices,
+        rollout_workers=devices // width,
+        colocate=not config.train.staleness,
+    )
+
+
+def idle_devices(config: Config, machine: Machine, *, trains: bool = True) -> str:
+    """What the plan leaves unused, and what would use it; empty if nothing is."""
+    used = plan_devices(config, machine, trains=trains).n_devices
+    if not machine.cuda or machine.devices is None or used >= machine.devices:
+        return ""
+    idle = f"{machine.devices - used} of {machine.devices} GPUs would be idle"
+    keys = ["cluster.policy_workers"] * trains + ["cluster.rollout_workers"]
+    if config.cluster.name == "local":
+        return f"{idle}: with cluster=ray {' and '.join(keys)} take more than one"
+    return f"{idle}: raise {' or '.join(keys)}"
 
 
 def check_machine(config: Config, machine: Machine) -> list[str]:
