@@ -64,14 +64,23 @@ MISTAKES = {
             "run.deterministic=true: needs engine.params.slots of at least rollout.max_concurrent=16, got 15",
         ],
     ),
-    "all_together": (
+    "nothing_to_look_at": (
         [
-            "data.train=[{data}/bad_rows.jsonl,{data}/nowhere.jsonl]", "data.valid=[{data}/no_answer.jsonl]",
-            "model.path={data}/nowhere", "train.epochs=0", "run.threads=0", "trackers=[carrier_pigeon]",
-            "branch_policy.params.initial_rollouts=9",
+            "data.train=[{data}/bad_rows.jsonl,{data}/nowhere.jsonl]", "model.path={data}/nowhere", "train.epochs=0",
+            "trackers=[carrier_pigeon]",
         ],
         [
-            "{data}/bad_rows.jsonl, row 2: ", "{data}/bad_rows.jsonl, row 3: ", "{data}/nowhere.jsonl: no such file",
+            "model.path: ", "{data}/nowhere.jsonl: no such file", "train.epochs=0: ",
+            "trackers: no tracker 'carrier_pigeon'. Trackers: console, jsonl, wandb, tensorboard",
+        ],
+    ),
+    "all_together": (
+        [
+            "data.train=[{data}/bad_rows.jsonl]", "data.valid=[{data}/no_answer.jsonl]", "model.path={data}/no_eos",
+            "train.epochs=0", "run.threads=0", "trackers=[carrier_pigeon]", "branch_policy.params.initial_rollouts=9",
+        ],
+        [
+            "{data}/bad_rows.jsonl, row 2: ", "{data}/bad_rows.jsonl, row 3: ",
             "{data}/no_answer.jsonl: no column", "model.path: ", "train.epochs=0: ", "run.threads=0: ",
             "run.deterministic=true: needs run.threads=1, got 0",
             "trackers: no tracker 'carrier_pigeon'. Trackers: console, jsonl, wandb, tensorboard",

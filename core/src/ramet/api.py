@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, raise_all
 
 if TYPE_CHECKING:  # importing this module is as light as importing ramet
     from ramet.config.resolved import Resolved
@@ -69,7 +69,13 @@ def evaluate(keys: Keys) -> EvaluateResult:
 
 def run(resolved: Resolved) -> Any:
     """Run the job that the configuration was composed for, and return its result."""
+    check_early(resolved)
     return importlib.import_module(JOBS[resolved.job]).run(resolved)
+
+
+def check_early(resolved: Resolved) -> None:
+    """Raise `ConfigErrors` for what can be known before torch is imported, which takes seconds."""
+    raise_all(importlib.import_module("ramet.planning.early").early_problems(resolved))
 
 
 def _resolved(keys: Keys, job: str) -> Resolved:

@@ -56,6 +56,9 @@ class JobCommand:
         return 0
 
     def _plan(self, resolved: Resolved, on: str | None) -> object:
+        from ramet import api
+
+        api.check_early(resolved)
         try:
             return importlib.import_module(self.plan_module).plan(resolved, on)
         except ConfigErrors as error:

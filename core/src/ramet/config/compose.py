@@ -37,12 +37,13 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
     catalog.recorded = _recorded(request)
     with running(config_dir):
         tree = _tree(request, catalog)
-    request.problems += unknown_trackers(tree, job)
     try:
         resolved = resolve(tree, overrides, job=job, catalog=catalog)
     except ConfigErrors as error:
-        raise ConfigErrors(dict.fromkeys([*request.problems, *error.problems])) from error
-    raise_all(request.problems)
+        problems = dict.fromkeys([*request.problems, *error.problems, *unknown_trackers(tree, job)])
+        raise ConfigErrors(problems) from error
+    if request.problems:
+        raise ConfigErrors([*request.problems, *unknown_trackers(tree, job)])
     return replace(resolved, config_dir=config_dir)
 
 
@@ -55,7 +56,7 @@ def _recorded(request: JobRequest) -> dict[tuple[str, str], str]:
 
 
 def unknown_trackers(tree: DictConfig, job: str) -> list[str]:
-    """Names that nobody offers. Found here, so that they are told with the other names."""
+    """Names that nobody offers, to be told with other mistakes; alone they are left to the job, with all of its own."""
     problems = []
     for name in tree.trackers if "trackers" in JOBS[job] else ():
         try:

@@ -6,7 +6,6 @@ Also what a chat template reads beside the messages: variables that a user may s
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError, MissingHere
+from ramet.models.folder import check_folder
 from ramet.models.loading import check_device, error_text, holds_tokenizer, load_generation_config, load_tokenizer
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _LENGTH = 8  # bytes at the beginning of a safetensors file: the length of its header
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 OF_RENDERING = frozenset(  # parameters of transformers' own call, which never reach a template
     "conversation chat_template tokenize padding truncation max_length return_tensors return_dict "
@@ -31,12 +30,9 @@ GIVEN = frozenset({"raise_exception", "strftime_now"})  # functions that transfo
 
 def check_model(config: ModelConfig) -> list[str]:
     """Problems of the model's folder, tokenizer and chat template. Loads no weights."""
+    if problems := check_folder(config):
+        return problems
     folder = Path(config.path)
-    if config.path == "???" or not folder.is_dir():
-        problem = f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
-        return [problem + _fetch(config)]
-    if _is_run(folder):
-        return [f"model.path: {config.path!r} is the directory of a run; {_model_of(folder)}"]
     problems = _check_config(folder)
     readable = not problems
     problems += check_weight_files(folder) + check_device(config)
@@ -152,26 +148,6 @@ def _check_vocabulary(config: ModelConfig, tokenizer: PreTrainedTokenizerBase | 
             f"model.tokenizer: {len(tokenizer)} tokens, but the model in {config.path!r} has only {size} embeddings"
         ]
     return []
-
-
-def _is_run(folder: Path) -> bool:
-    files = [(folder / name).is_file() for name in ("manifest.json", "config.yaml", "config.json")]
-    return files == [True, True, False]
-
-
-def _model_of(run: Path) -> str:
-    if (run / "model/config.json").is_file():
-        return f"its model is {str(run / 'model')!r}"
-    if any((run / "checkpoints").glob("step_*")):
-        return f"it has no model yet, and `ramet export {run} FOLDER` writes one of its newest checkpoint"
-    return "there is no model in it"
-
-
-def _fetch(config: ModelConfig) -> str:
-    """Nothing is ever downloaded, so a name of the Hugging Face hub must be fetched first."""
-    if not HUB_NAME.fullmatch(config.path) or Path(config.path).parent.is_dir():
-        return ""
-    return f" (fetch one of the hub with `hf download {config.path} --local-dir FOLDER`)"
 
 
 def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str] | None:

@@ -1,0 +1,41 @@
+"""Whether `model.path` is the folder of a model at all, found without importing what loads one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ramet.config.schema import ModelConfig
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def check_folder(config: ModelConfig) -> list[str]:
+    """Problems that leave nothing else to look at: it is no folder, or the directory of a run."""
+    folder = Path(config.path)
+    if config.path == "???" or not folder.is_dir():
+        problem = f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
+        return [problem + _fetch(config)]
+    if _is_run(folder):
+        return [f"model.path: {config.path!r} is the directory of a run; {_model_of(folder)}"]
+    return []
+
+
+def _is_run(folder: Path) -> bool:
+    files = [(folder / name).is_file() for name in ("manifest.json", "config.yaml", "config.json")]
+    return files == [True, True, False]
+
+
+def _model_of(run: Path) -> str:
+    if (run / "model/config.json").is_file():
+        return f"its model is {str(run / 'model')!r}"
+    if any((run / "checkpoints").glob("step_*")):
+        return f"it has no model yet, and `ramet export {run} FOLDER` writes one of its newest checkpoint"
+    return "there is no model in it"
+
+
+def _fetch(config: ModelConfig) -> str:
+    """Nothing is ever downloaded, so a name of the Hugging Face hub must be fetched first."""
+    if not HUB_NAME.fullmatch(config.path) or Path(config.path).parent.is_dir():
+        return ""
+    return f" (fetch one of the hub with `hf download {config.path} --local-dir FOLDER`)"

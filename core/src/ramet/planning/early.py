@@ -1,0 +1,60 @@
+"""What is refused at once, before anything is imported that takes seconds (torch, transformers).
+
+That is what keeps a job from looking further: no model, no data, a run directory of something else. All that can be
+known as quickly is told with it. Other mistakes are told by the job itself, all together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ramet.cluster.check import check_cluster
+from ramet.config.checks import RUN_NAME, check
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.data.benchmarks import is_benchmark
+from ramet.data.files import find_files
+from ramet.errors import ConfigError, MissingHere
+from ramet.models.folder import check_folder
+from ramet.runs.manifest import read_manifest
+from ramet.runs.own_files import MANIFEST, check_run_folder
+from ramet.tracking.trackers import check_trackers
+
+
+def early_problems(resolved: Resolved) -> list[str]:
+    """Empty if the job can look at model and data. What this machine lacks is left to the job, which may plan for
+    another one.
+    """
+    config, job = resolved.config, resolved.job
+    nothing = [*check_folder(config.model), *_missing_files(config, job), *_directory(config, job)]
+    essentials = {"train": (config.data.train, config.rewards), "sft": (config.sft.data,), "eval": (config.benchmarks,)}
+    if not nothing and all(essentials[job]):
+        return []
+    quick = [*check(resolved, job), *check_trackers(config, resolved.set_by_user)]
+    quick += check_cluster(config) if job != "sft" else []
+    problems = [*nothing, *quick]
+    return [problem for problem in dict.fromkeys(problems) if not isinstance(problem, MissingHere)]
+
+
+def _missing_files(config: Config, job: str) -> list[str]:
+    """Patterns of data that name no file that can be read."""
+    if job == "sft":
+        return [f"sft.data: {problem}" for problem in find_files(config.sft.data)[1]]
+    sources = [*config.data.train, *config.data.valid] if job == "train" else []
+    return find_files([source for source in sources if not is_benchmark(source)])[1]
+
+
+def _directory(config: Config, job: str) -> list[str]:
+    """Why the run's directory cannot be this run's."""
+    name = config.run.name
+    if name is None or not RUN_NAME.fullmatch(name):
+        return []
+    path = Path(config.run.root) / name
+    try:
+        check_run_folder(path)
+        found = read_manifest(path / MANIFEST).job if (path / MANIFEST).exists() else job
+    except ConfigError as error:
+        return [str(error)]
+    except OSError:
+        return []  # whoever opens it says why
+    return [] if found == job else [f"the run directory holds a `ramet {found}` run, not `ramet {job}`"]
