@@ -93,15 +93,17 @@ def test_the_other_scripts_are_read_by_their_shells(shell: str, tmp_path: Path) 
     assert subprocess.run([shell, "-n", script], capture_output=True, text=True, timeout=60).stderr == ""
 
 
-class Bash:
-    """An interactive bash in a terminal of its own."""
+ENVIRONMENT = {**os.environ, "PATH": f"{RAMET.parent}:{os.environ['PATH']}", "PS1": "$ ", "TERM": "dumb"}
 
-    def __init__(self, folder: Path) -> None:
+
+class Shell:
+    """An interactive shell in a terminal of its own."""
+
+    def __init__(self, folder: Path, *command: str) -> None:
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
-            environment = {**os.environ, "PATH": f"{RAMET.parent}:{os.environ['PATH']}", "PS1": "$ ", "TERM": "dumb"}
-            os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], environment)
+            os.execvpe(command[0], command, ENVIRONMENT)
 
     def type(self, text: str, until: str) -> str:
         """Type, and read until this pattern is there; everything that was read."""
@@ -120,7 +122,7 @@ class Bash:
 
 
 def test_a_tab_in_bash_completes_commands_groups_and_choices(tmp_path: Path) -> None:
-    bash = Bash(tmp_path)
+    bash = Shell(tmp_path, "bash", "--norc", "--noprofile", "-i")
     try:
         bash.type("source <(ramet completion bash); echo re''ady\n", "ready")
         bash.type("ramet checkp\t", r"ramet checkpoints $")
@@ -132,3 +134,35 @@ def test_a_tab_in_bash_completes_commands_groups_and_choices(tmp_path: Path) -> 
         bash.type("pp\t", r"ppo'? $")
     finally:
         bash.close()
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_a_tab_in_zsh_completes_commands_groups_and_choices(tmp_path: Path) -> None:
+    zsh = Shell(tmp_path, "zsh", "-f", "-i")
+    try:
+        setup = "unset zle_bracketed_paste; autoload -U compinit; compinit -u -D; "
+        setup += "source <(ramet completion zsh); PROMPT='re''ady> '\n"
+        zsh.type(setup, r"ready> $")  # typed earlier, a tab would not reach its line editor
+        zsh.type("ramet checkp\t", r"oints $")
+        zsh.type("\x15ramet train experim\t", r"ent=$")
+        zsh.type("quick\t", r"start $")
+        zsh.type("train.eval_f\t", r"irst=$")
+        zsh.type("t\t", r"rue $")
+    finally:
+        zsh.close()
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("ramet checkp", ["checkpoints"]),
+        ("ramet train experim", ["experiment="]),
+        ("ramet train experiment=quick", ["experiment=quickstart"]),
+        ("ramet train train.eval_first=t", ["train.eval_first=true"]),
+    ],
+)
+def test_fish_completes_commands_groups_and_choices(tmp_path: Path, typed: str, offered: list[str]) -> None:
+    command = ["fish", "--no-config", "-c", f"ramet completion fish | source; complete -C {typed!r}"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == offered
