@@ -22,4 +22,6 @@ class RecipesHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling is
         found = [folder for folder in (here / FOLDER, here.parent / FOLDER) if folder.is_dir()]
         if not found:
             raise FileNotFoundError(f"no folder {FOLDER}: neither in {here} nor beside it; build in a whole checkout")
-        build_data["force_include"][str(found[0])] = FOLDER if self.target_name == "sdist" else f"ramet/{FOLDER}"
+        target = FOLDER if self.target_name == "sdist" else f"ramet/{FOLDER}"
+        for recipe in found[0].rglob("*.yaml"):  # each by itself: what else is in the folder is no recipe
+            build_data["force_include"][str(recipe)] = f"{target}/{recipe.relative_to(found[0]).as_posix()}"

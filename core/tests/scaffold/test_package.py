@@ -55,6 +55,7 @@ def test_names_and_pins_agree_with_the_core(kind: str, tmp_path: Path) -> None:
     [
         ("My-Tool", "Did you mean 'my_tool'?"),
         ("a__b", "Did you mean 'a_b'?"),
+        ("3d-search2!", "Did you mean 'd_search2'?"),
         ("9", "a letter first"),
         ("", "a letter first"),
         ("../up", "Did you mean 'up'?"),

@@ -73,7 +73,7 @@ def render(kind: Kind, name: str) -> dict[str, str]:
 
 
 def _values(kind: Kind, name: str) -> dict[str, str]:
-    major, minor = ramet.__version__.split(".")[:2]
+    major, minor = re.findall(r"\d+", ramet.__version__)[:2]
     core = f"ramet>={major}.{minor},<{major}.{int(minor) + 1}"
     dependencies = [core, "torch>=2.9"] if kind.torch else [core]
     return {
@@ -102,7 +102,7 @@ def _walk(folder: Traversable, path: PurePosixPath) -> Iterator[tuple[str, str]]
 def _check_name(kind: Kind, name: str) -> list[str]:
     """What is wrong with this name, in words for the user."""
     if not PATTERN.fullmatch(name) or len(name) > LONGEST:
-        better = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:LONGEST]
+        better = re.sub(r"[^a-z0-9]+", "_", name.lower()).lstrip("_0123456789")[:LONGEST].rstrip("_")
         hint = f" Did you mean {better!r}?" if PATTERN.fullmatch(better) and better != name else ""
         return [
             f"name: {name!r} is not allowed: lower-case letters, digits and single underscores between them, a letter "
