@@ -27,6 +27,7 @@ CONTRACT = {
     "extensions",
     "entropy",
     "helpers",
+    "limiter",
     "hookspecs",
     "openai_client",
     "output_checks",

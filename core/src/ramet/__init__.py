@@ -4,6 +4,7 @@ from ramet.entropy import EntropyScale, entropy_change
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.helpers import from_jsonl, function_tool, run_blocking
 from ramet.hookspecs import Register, hookimpl
+from ramet.limiter import local_limiter
 from ramet.openai_client.client import OpenAIClient
 from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
 from ramet.types import *  # noqa: F403
@@ -27,6 +28,7 @@ __all__ = [
     "from_jsonl",
     "function_tool",
     "hookimpl",
+    "local_limiter",
     "run_blocking",
     *_types,
 ]

@@ -17,8 +17,8 @@ import ray
 from ray import cloudpickle
 
 from ramet.cluster.ray.limits import RayLimiters, start_limiters
-from ramet.components.services import BURST_S
-from ramet.errors import PluginError
+from ramet.errors import InfraError, PluginError
+from ramet.limiter import BURST_S
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 RATE, CALLS = 40.0, 20
@@ -94,3 +94,20 @@ def test_another_rate_in_another_process_is_refused(limiters: RayLimiters) -> No
     assert str(caught.value) == (
         "limiter 'api': asked for with 7 per s, and before with 40 per s; a limiter has one rate in all of a run"
     )
+
+
+def test_places_reasons_and_refusals_cross_processes(limiters: RayLimiters) -> None:
+    async def main() -> InfraError:
+        limiter = limiters.limiter("places", RATE, 1)
+        async with limiter.place(30):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3), limiter.place(30):
+                    pass
+        async with asyncio.timeout(10), limiter.place(30):
+            await limiter.pause(60, reason="the index is down", slower=True)
+        with pytest.raises(InfraError) as caught:
+            await limiter.wait(at_most_s=1)
+        return caught.value
+
+    refused = asyncio.run(main())
+    assert str(refused) == "the index is down" and 55 < (refused.retry_after_s or 0) < 61

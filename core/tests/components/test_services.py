@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from ramet.components.build import start_rewards
-from ramet.components.services import BURST_S, LocalLimiters, RunServices, start_component
+from ramet.components.services import LocalLimiters, RunServices, start_component
 from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.limiter import BURST_S, RECOVERY_S, TokenBucket, local_limiter
 from ramet.rollout.scoring import WeightedReward
 from ramet.types import Limiter, Services
 
@@ -99,6 +100,24 @@ def test_a_limiter_has_one_rate(tmp_path: Path) -> None:
     )
 
 
+def test_a_limiter_has_one_number_of_places(tmp_path: Path) -> None:
+    run = services(tmp_path)
+    run.of("tools.a").limiter("api", 5, 2)
+    with pytest.raises(PluginError) as caught:
+        run.of("tools.b").limiter("api", 5)
+    assert str(caught.value) == (
+        "limiter 'api': asked for with None concurrent calls, and before with 2; a limiter has one number of places in "
+        "all of a run"
+    )
+
+
+@pytest.mark.parametrize("concurrent", [0, 1.5])
+def test_places_are_an_integer_over_0(concurrent: Any) -> None:
+    with pytest.raises(PluginError) as caught:
+        LocalLimiters().limiter("api", 1, concurrent)
+    assert str(caught.value) == (f"limiter 'api': {concurrent!r} concurrent calls; allowed: an integer over 0, or None")
+
+
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), "5"])
 def test_a_rate_is_a_number_over_0(rate: Any) -> None:
     with pytest.raises(PluginError) as caught:
@@ -150,3 +169,94 @@ def test_rewards_are_started_and_those_without_a_start_are_left_alone(tmp_path: 
     ]
     asyncio.run(start_rewards(rewards, services(tmp_path)))
     assert [one.folder.name for one in first.given] == ["rewards.a"]
+
+
+def test_who_would_wait_too_long_is_told_at_once_how_long_and_why() -> None:
+    async def main() -> list[InfraError]:
+        limiter, refused = TokenBucket(10), list[InfraError]()
+        await limiter.wait(20)
+        for _ in range(2):
+            try:
+                await limiter.wait(at_most_s=0.5)
+            except InfraError as error:
+                refused.append(error)
+            await limiter.pause(30, reason="the index is down")
+        return refused
+
+    started = time.monotonic()
+    busy, down = asyncio.run(main())
+    assert time.monotonic() - started < 0.5
+    assert str(busy) == "more calls than 10 per s" and busy.retry_after_s == pytest.approx(1.9, abs=0.1)
+    assert str(down) == "the index is down" and down.retry_after_s == pytest.approx(30, abs=0.2)
+
+
+def test_a_queue_counts_when_a_turn_is_estimated() -> None:
+    async def main() -> None:
+        limiter = local_limiter(10)
+        queued = [asyncio.create_task(limiter.wait()) for _ in range(30)]
+        await asyncio.sleep(0)
+        with pytest.raises(InfraError):
+            await limiter.wait(at_most_s=1)
+        for one in queued:
+            one.cancel()
+
+    asyncio.run(main())
+
+
+def test_those_that_wait_already_are_told_of_a_pause() -> None:
+    async def main() -> list[Any]:
+        limiter = local_limiter(4)
+        await limiter.wait()
+        queued = [asyncio.create_task(limiter.wait(at_most_s=2)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        await limiter.pause(60, reason="429")
+        return await asyncio.gather(*queued, return_exceptions=True)
+
+    assert [str(error) for error in asyncio.run(main())] == ["429"] * 3
+
+
+def test_a_rate_that_was_too_high_is_halved_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[float]:
+        now, rates = [100.0], list[float]()
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+        limiter = TokenBucket(32)
+        for _ in range(6):
+            await limiter.pause(0, slower=True)
+            rates.append(limiter.rate)
+        now[0] += 3 * RECOVERY_S
+        return [*rates, limiter.rate]
+
+    assert asyncio.run(main()) == [16, 8, 4, 2, 2, 2, 16]
+
+
+def test_places_bound_what_runs_at_the_same_time_and_are_given_back() -> None:
+    async def main() -> tuple[int, float]:
+        limiter, running, most = local_limiter(1000, 3), 0, 0
+
+        async def call() -> None:
+            nonlocal running, most
+            async with limiter.place(5):
+                running += 1
+                most = max(most, running)
+                await asyncio.sleep(0.02)
+                running -= 1
+
+        started = time.monotonic()
+        await asyncio.gather(*(call() for _ in range(9)))
+        return most, time.monotonic() - started
+
+    most, seconds = asyncio.run(main())
+    assert most == 3 and seconds >= 0.06
+
+
+def test_a_place_that_is_held_too_long_is_given_to_others() -> None:
+    async def main() -> float:
+        limiter, started = TokenBucket(1000, 1), time.monotonic()
+        held = await limiter.take_place(0.1)
+        async with limiter.place(5):
+            waited = time.monotonic() - started
+            limiter.leave_place(held)  # its lease has ended: nothing is given back twice
+            assert limiter._places is not None and limiter._places.locked()
+        return waited
+
+    assert 0.09 <= asyncio.run(main()) < 2

@@ -207,7 +207,19 @@ def test_the_watchdog_knows_of_the_wait(encoder: Encoder, caplog: pytest.LogCapt
 
     with caplog.at_level("WARNING"):
         asyncio.run(main())
-    assert any("oldest wait: wait that tool:python asked for, rollout r for 0." in line for line in caplog.messages)
+    assert any(
+        "oldest wait: wait that tool:python asked for (429), rollout r for 0." in line for line in caplog.messages
+    )
+
+
+def test_the_console_says_why_calls_wait_and_not_for_each_of_them(
+    encoder: Encoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramet.rollout.tools.runtime.REPORTED_WAIT_S", 0.2)
+    tool = echo_tool(error=InfraError("the index is down", retry_after_s=0.2), fails=6)
+    with caplog.at_level("WARNING"):
+        run(encoder, tool, ["a", "b", "c"])
+    assert caplog.messages == ["calls of tool 'python' wait (this one for 0 s): the index is down"]
 
 
 class Counts(EchoTool):

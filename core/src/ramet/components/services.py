@@ -4,46 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from ramet.errors import InfraError, PluginError, RametError
+from ramet.limiter import TokenBucket
 from ramet.plugin_code import raised_at
 from ramet.types import Limiter, Services
 
 START_TIMEOUT_S = 120.0
-BURST_S = 0.1  # permits unused in this time may be used later, so that late timers do not lower the rate
-
-
-class TokenBucket:
-    """A `Limiter` for one event loop: at most `per_s * (t + BURST_S) + 1` in any `t` seconds, first come, first served.
-
-    The next one is allowed at `_next`, less the burst; this is the token bucket in the form of the "virtual scheduling
-    algorithm" (ITU-T I.371, GCRA). The first that waits has the lock; asyncio passes it on in order of arrival.
-    """
-
-    def __init__(self, per_s: float) -> None:
-        self.per_s = per_s
-        self._next = 0.0
-        self._turn = asyncio.Lock()
-
-    async def wait(self, n: int = 1) -> None:
-        async with self._turn:
-            while (left := self._next - BURST_S - time.monotonic()) > 0:
-                await asyncio.sleep(left)
-            self._next = max(self._next, time.monotonic()) + n / self.per_s
-
-    async def pause(self, seconds: float) -> None:
-        self._next = max(self._next, time.monotonic() + seconds + BURST_S)
 
 
 class Limiters(Protocol):
     """All limiters of a run, as one process sees them."""
 
-    def limiter(self, name: str, per_s: float) -> Limiter:
-        """Raises `PluginError` if the name has another rate."""
+    def limiter(self, name: str, per_s: float, concurrent: int | None = None) -> Limiter:
+        """Raises `PluginError` if the name has other limits."""
         ...
 
 
@@ -53,23 +30,30 @@ class LocalLimiters:
 
     _buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
-    def limiter(self, name: str, per_s: float) -> Limiter:
-        check_rate(name, per_s)
-        bucket = self._buckets.setdefault(name, TokenBucket(per_s))
-        check_same_rate(name, bucket.per_s, per_s)
+    def limiter(self, name: str, per_s: float, concurrent: int | None = None) -> TokenBucket:
+        check_limits(name, per_s, concurrent)
+        bucket = self._buckets.setdefault(name, TokenBucket(per_s, concurrent))
+        check_same_limits(name, (bucket.per_s, bucket.concurrent), (per_s, concurrent))
         return bucket
 
 
-def check_rate(name: str, per_s: float) -> None:
+def check_limits(name: str, per_s: float, concurrent: int | None) -> None:
     if not (isinstance(per_s, int | float) and 0 < per_s < math.inf):
         raise PluginError(f"limiter {name!r}: a rate of {per_s!r} per s; allowed: a finite number over 0")
+    if concurrent is not None and not (isinstance(concurrent, int) and concurrent > 0):
+        raise PluginError(f"limiter {name!r}: {concurrent!r} concurrent calls; allowed: an integer over 0, or None")
 
 
-def check_same_rate(name: str, first: float, per_s: float) -> None:
-    if per_s != first:
+def check_same_limits(name: str, first: tuple[float, int | None], asked: tuple[float, int | None]) -> None:
+    if first[0] != asked[0]:
         raise PluginError(
-            f"limiter {name!r}: asked for with {per_s:g} per s, and before with {first:g} per s; a limiter has one "
-            "rate in all of a run"
+            f"limiter {name!r}: asked for with {asked[0]:g} per s, and before with {first[0]:g} per s; a limiter has "
+            "one rate in all of a run"
+        )
+    if first[1] != asked[1]:
+        raise PluginError(
+            f"limiter {name!r}: asked for with {asked[1]} concurrent calls, and before with {first[1]}; a limiter has "
+            "one number of places in all of a run"
         )
 
 
@@ -99,8 +83,8 @@ class _ComponentServices:
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder
 
-    def limiter(self, name: str, per_s: float) -> Limiter:
-        return self._limiters.limiter(name, per_s)
+    def limiter(self, name: str, per_s: float, concurrent: int | None = None) -> Limiter:
+        return self._limiters.limiter(name, per_s, concurrent)
 
 
 async def start_component(component: object, label: str, services: Services) -> None:

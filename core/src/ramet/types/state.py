@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -41,14 +42,29 @@ class Stateful(Protocol[S]):
 
 
 class Limiter(Protocol):
-    """A rate shared by all workers of a run."""
+    """The limits of a service, shared by all workers of a run: a rate, calls at the same time, and pauses."""
 
-    async def wait(self, n: int = 1) -> None:
-        """Return once `n` more are allowed, in the order of arrival."""
+    async def wait(self, n: int = 1, *, at_most_s: float | None = None) -> None:
+        """Return once `n` more are allowed, in the order of arrival.
+
+        Raises `InfraError` with `retry_after_s` as soon as it is known that this takes longer than `at_most_s`; raised
+        by a tool, it makes the call wait outside its slot and time-out. None: it waits however long it takes.
+        """
         ...
 
-    async def pause(self, seconds: float) -> None:
-        """Let nobody through for so long: the service asked all callers to wait (a 429 with Retry-After)."""
+    async def pause(self, seconds: float, *, reason: str = "", slower: bool = False) -> None:
+        """Let nobody through for so long: the service asked all callers to wait (a 429 with Retry-After), or is down.
+
+        `reason` is the text of the errors that `wait` raises meanwhile. `slower` halves the rate afterwards, which
+        recovers when this is not asked again: it doubles every minute, up to what it was.
+        """
+        ...
+
+    def place(self, held_at_most_s: float) -> AbstractAsyncContextManager[None]:
+        """Around a call: one of the limiter's `concurrent` places, once one is free.
+
+        A place that is held for longer is given to others, since the process that took it may be gone.
+        """
         ...
 
 
@@ -68,6 +84,9 @@ class Services(Protocol):
         """The seed of the run."""
         ...
 
-    def limiter(self, name: str, per_s: float) -> Limiter:
-        """The limiter of this name, shared by all workers of the run. The same name must ask for the same rate."""
+    def limiter(self, name: str, per_s: float, concurrent: int | None = None) -> Limiter:
+        """The limiter of this name, shared by all workers of the run. The same name must ask for the same limits.
+
+        `concurrent`: how many calls may run at the same time (`Limiter.place`); None: as many as ask.
+        """
         ...

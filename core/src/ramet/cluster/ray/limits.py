@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
 
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from ramet.cluster.ray.worker import translated
-from ramet.components.services import LocalLimiters, check_rate, check_same_rate
+from ramet.components.services import LocalLimiters, check_limits, check_same_limits
 from ramet.types import Limiter
 
+T = TypeVar("T")
 MAX_WAITING = 100_000  # concurrent calls; an actor allows 1,000 by default
 WHO = "the process that keeps the limiters"
+
+
+Limits = tuple[str, float, int | None]  # name, rate per second, places
 
 
 class LimiterActor:
@@ -25,11 +29,17 @@ class LimiterActor:
     def __init__(self) -> None:
         self._limiters = LocalLimiters()
 
-    async def wait(self, name: str, per_s: float, n: int) -> None:
-        await self._limiters.limiter(name, per_s).wait(n)
+    async def wait(self, limits: Limits, n: int, at_most_s: float | None) -> None:
+        await self._limiters.limiter(*limits).wait(n, at_most_s=at_most_s)
 
-    async def pause(self, name: str, per_s: float, seconds: float) -> None:
-        await self._limiters.limiter(name, per_s).pause(seconds)
+    async def pause(self, limits: Limits, seconds: float, reason: str, slower: bool) -> None:
+        await self._limiters.limiter(*limits).pause(seconds, reason=reason, slower=slower)
+
+    async def take_place(self, limits: Limits, held_at_most_s: float) -> int:
+        return await self._limiters.limiter(*limits).take_place(held_at_most_s)
+
+    async def leave_place(self, limits: Limits, lease: int) -> None:
+        self._limiters.limiter(*limits).leave_place(lease)
 
 
 def start_limiters() -> ActorHandle[Any]:
@@ -46,33 +56,41 @@ class RayLimiters:
 
     def __init__(self, actor: ActorHandle[Any]) -> None:
         self._actor = actor
-        self._rates: dict[str, float] = {}
+        self._limits: dict[str, tuple[float, int | None]] = {}
 
-    def limiter(self, name: str, per_s: float) -> Limiter:
-        """Raises `PluginError` if the name has another rate in this process; `wait` does, if it has in another one."""
-        check_rate(name, per_s)
-        check_same_rate(name, self._rates.setdefault(name, per_s), per_s)
-        return _RemoteLimiter(self._actor, name, per_s)
+    def limiter(self, name: str, per_s: float, concurrent: int | None = None) -> Limiter:
+        """Raises `PluginError` if the name has other limits in this process; `wait` does, if in another one."""
+        check_limits(name, per_s, concurrent)
+        asked = (per_s, concurrent)
+        check_same_limits(name, self._limits.setdefault(name, asked), asked)
+        return _RemoteLimiter(self._actor, (name, per_s, concurrent))
 
 
 class _RemoteLimiter:
-    def __init__(self, actor: ActorHandle[Any], name: str, per_s: float) -> None:
+    def __init__(self, actor: ActorHandle[Any], limits: Limits) -> None:
         self._actor = actor
-        self._name = name
-        self._per_s = per_s
+        self._limits = limits
 
-    async def wait(self, n: int = 1) -> None:
-        await _answer(self._actor.wait.remote(self._name, self._per_s, n))
+    async def wait(self, n: int = 1, *, at_most_s: float | None = None) -> None:
+        await _answer(self._actor.wait.remote(self._limits, n, at_most_s))
 
-    async def pause(self, seconds: float) -> None:
-        await _answer(self._actor.pause.remote(self._name, self._per_s, seconds))
+    async def pause(self, seconds: float, *, reason: str = "", slower: bool = False) -> None:
+        await _answer(self._actor.pause.remote(self._limits, seconds, reason, slower))
+
+    @contextlib.asynccontextmanager
+    async def place(self, held_at_most_s: float) -> AsyncIterator[None]:
+        lease = await _answer(self._actor.take_place.remote(self._limits, held_at_most_s))
+        try:
+            yield
+        finally:
+            self._actor.leave_place.remote(self._limits, lease)
 
 
-async def _answer(ref: ObjectRef[None]) -> None:
+async def _answer(ref: ObjectRef[T]) -> T:
     """Wait for it. A cancelled caller leaves the queue."""
-    answer: Awaitable[None] = asyncio.wrap_future(ref.future())
+    answer: Awaitable[T] = asyncio.wrap_future(ref.future())
     try:
-        await answer
+        return await answer
     except asyncio.CancelledError:
         with contextlib.suppress(Exception):  # it was let through already, or the process is gone
             ray.cancel(ref)

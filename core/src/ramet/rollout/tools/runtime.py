@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,8 +29,10 @@ from ramet.types import CallStatus, Tool, ToolCall, ToolSchema
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
 
+logger = logging.getLogger(__name__)
 BACKOFF_S = 0.2  # before the first retry; doubles with each, up to MAX_BACKOFF_S
 MAX_BACKOFF_S = 5.0
+REPORTED_WAIT_S, REPORT_EVERY_S = 5.0, 30.0  # a wait that a tool asked for is reported from here on, once in so long
 _IS: dict[str, Callable[[Any], bool]] = {
     "string": lambda v: isinstance(v, str),
     "integer": lambda v: isinstance(v, int) and not isinstance(v, bool),
@@ -101,6 +104,7 @@ class ToolQueue:
         self._watchdog = watchdog
         self._flights: dict[str, _Flight] = {}
         self._has_state = hasattr(tool, "forks")
+        self._reports_again_at = 0.0
 
     @property
     def stats(self) -> ToolStats:
@@ -199,9 +203,17 @@ class ToolQueue:
             return ToolOutcome(status=CallStatus.INFRA, text=text)
         self.stats.waits += 1
         self.stats.waits_s.append(wait_s)
-        with self._watchdog.wait(f"wait that tool:{self.name} asked for, rollout {call.rollout}"):
+        self._report_wait(wait_s, reason)
+        with self._watchdog.wait(f"wait that tool:{self.name} asked for ({reason:.200}), rollout {call.rollout}"):
             await asyncio.sleep(wait_s)
         return None
+
+    def _report_wait(self, wait_s: float, reason: str) -> None:
+        """On the console, not for every call that waits: a service that is down makes all of them wait."""
+        now = asyncio.get_running_loop().time()
+        if wait_s >= REPORTED_WAIT_S and now >= self._reports_again_at:
+            self._reports_again_at = now + REPORT_EVERY_S
+            logger.warning("calls of tool %r wait (this one for %.0f s): %s", self.name, wait_s, reason)
 
     async def _back_off(self, attempts: int, call: ToolCall) -> None:
         self.stats.retries += 1
