@@ -1,0 +1,82 @@
+"""The cache on disk: diskcache with JSON as the only form of what is stored.
+
+diskcache pickles by default, so that whoever can write its folder runs code in whoever reads it (CVE-2025-69872). Here
+keys are texts and values JSON texts; anything else is refused in both directions. It also evicts entries by default,
+and its settings are in the database, where whoever opens it changes them for all: they are set and verified each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import diskcache
+from diskcache.core import MODE_RAW, MODE_TEXT, UNKNOWN
+
+from ramet import ConfigError
+
+FORMAT = 1
+FORMAT_KEY = "ramet:format"
+SETTINGS: dict[str, Any] = {"eviction_policy": "none", "size_limit": 1 << 40, "cull_limit": 0}
+TIMEOUT_S = 60.0  # for a writer that another process keeps waiting
+
+
+class JSONTextDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
+    """Text keys and JSON values: pickle is neither read nor written."""
+
+    def put(self, key: object) -> tuple[str, bool]:
+        if type(key) is not str:
+            raise TypeError("cache keys must be texts")
+        return key, True
+
+    def get(self, key: Any, raw: bool) -> Any:
+        if not raw:
+            raise ValueError("refusing a pickled key")
+        return key
+
+    def store(self, value: Any, read: bool, key: Any = UNKNOWN) -> Any:
+        if read:
+            raise TypeError("streams cannot be stored")
+        text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        return super().store(text, False, key=key)
+
+    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
+        if mode not in (MODE_RAW, MODE_TEXT) or (filename is not None and Path(filename).is_absolute()):
+            raise ValueError(f"refusing a cache entry in mode {mode}")
+        return json.loads(super().fetch(mode, filename, value, False))
+
+
+def open_disk(folder: Path) -> diskcache.Cache:
+    """The cache in this folder, which is made if it is not there. For one process; any number may have it open.
+
+    Raises `ConfigError` if it cannot be trusted or read, `OSError` and `sqlite3.Error` if the disk refuses.
+    """
+    _make_private(folder)
+    cache = diskcache.Cache(str(folder), disk=JSONTextDisk, timeout=TIMEOUT_S, **SETTINGS)
+    try:
+        wrong = {name: getattr(cache, name) for name, value in SETTINGS.items() if getattr(cache, name) != value}
+        if wrong:
+            raise ConfigError(f"{folder}: settings of the cache cannot be set: {wrong}")
+        cache.add(FORMAT_KEY, FORMAT, retry=True)
+        found = cache.get(FORMAT_KEY, retry=True)
+        if found != FORMAT:
+            raise ConfigError(f"{folder}: the cache has format {found!r}; this version reads {FORMAT}")
+    except BaseException:
+        cache.close()
+        raise
+    return cache
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    if found.st_uid not in (os.getuid(), 0):
+        raise ConfigError(f"{folder} belongs to user {found.st_uid}, this is {os.getuid()}; take a cache of your own")
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        raise ConfigError(
+            f"{folder} can be written by other users (mode {stat.S_IMODE(found.st_mode):o}), who could put entries "
+            f"into the cache; `chmod 700 {folder}` helps"
+        )

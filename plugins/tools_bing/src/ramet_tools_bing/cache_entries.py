@@ -1,0 +1,159 @@
+"""Entries of the cache as files: the published form, JSON lines of our own, and other caches.
+
+Whatever comes in is validated entry by entry, never replaces a newer one, and changes nothing when it comes in twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import diskcache
+
+from ramet import ConfigError
+from ramet_tools_bing.cache_disk import FORMAT_KEY
+from ramet_tools_bing.formats import NOTHING
+from ramet_tools_bing.queries import MOST_CHARS, imported_key, normalised
+from ramet_tools_bing.results import SearchItem, SearchResult, read_stored
+
+DATABASE = "cache.db"
+BATCH = 1000  # entries in one transaction
+_PAGE = re.compile(r"(?:^|\n)Page (\d+): ")
+_KEY = re.compile(r"[0-9a-f]{64}")
+Entry = tuple[str, dict[str, Any]]  # key, value
+
+
+def database_rows(folder: Path) -> Iterator[tuple[int, str | None]]:
+    """Row and key of every entry; None: a key that is no text. Reads the database alone, whatever is stored."""
+    uri = f"file:{quote(str((folder / DATABASE).absolute()))}?mode=ro"
+    connection = sqlite3.connect(uri, uri=True)
+    try:
+        for row, key, raw in connection.execute("SELECT rowid, key, raw FROM Cache ORDER BY rowid"):
+            if key != FORMAT_KEY:
+                yield row, key if raw and isinstance(key, str) else None
+    finally:
+        connection.close()
+
+
+def entries(cache: diskcache.Cache) -> Iterator[Entry]:
+    """Every entry that can be read, in the order of its key."""
+    keys = sorted(key for _, key in database_rows(Path(cache.directory)) if key is not None)
+    for key in keys:
+        try:
+            value = cache.get(key, retry=True)
+        except (ValueError, OSError):
+            continue
+        if isinstance(value, dict):
+            yield key, value
+
+
+def kind_of(value: Mapping[str, Any]) -> str:
+    """What an entry is: `search`, `page`, `summary` or `unknown`."""
+    if "items" in value:
+        return "search"
+    if "summary" in value:
+        return "summary"
+    return "page" if "text" in value else "unknown"
+
+
+def put_all(cache: diskcache.Cache, found: Iterable[Entry], counts: Counter[str]) -> None:
+    """Add entries, counting what became of them: `new`, `replaced` (an older one), `kept` (one as new is there)."""
+    batch: list[Entry] = []
+    for entry in found:
+        batch.append(entry)
+        if len(batch) == BATCH:
+            _put_batch(cache, batch, counts)
+            batch = []
+    _put_batch(cache, batch, counts)
+
+
+def _put_batch(cache: diskcache.Cache, batch: list[Entry], counts: Counter[str]) -> None:
+    with cache.transact(retry=True):
+        for key, value in batch:
+            old = cache.get(key, retry=True)
+            if isinstance(old, Mapping) and _time(old) >= _time(value):
+                counts["kept"] += 1
+                continue
+            counts["new" if old is None else "replaced"] += 1
+            cache.set(key, value, retry=True)
+
+
+def _time(value: Mapping[str, Any]) -> float:
+    found = value.get("fetched_at", 0)
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else 0.0
+
+
+def read_entries(path: Path, counts: Counter[str]) -> Iterator[Entry]:
+    """The entries of a file: one JSON object of query and text, or JSON lines of `ramet cache export`.
+
+    `counts` says what was left out: `failures` (a search that had failed was stored), `too long` queries, and
+    `unreadable` entries. Raises `ConfigError` for a file that is neither.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    whole = _object(text)
+    if whole is not None and not {"key", "value"} <= set(whole):
+        yield from _published(whole, path.stat().st_mtime, counts)
+        return
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines or _object(lines[0]) is None:
+        raise ConfigError(f"{path}: neither a JSON object of queries and texts nor JSON lines of `ramet cache export`")
+    for line in lines:
+        entry = _own(_object(line))
+        if entry is None:
+            counts["unreadable"] += 1
+        else:
+            yield entry
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _own(line: dict[str, Any] | None) -> Entry | None:
+    if line is None or set(line) != {"key", "value"}:
+        return None
+    key, value = line["key"], line["value"]
+    if not isinstance(key, str) or not _KEY.fullmatch(key) or not isinstance(value, dict):
+        return None
+    if kind_of(value) == "search":
+        try:
+            read_stored(value)
+        except ValueError:
+            return None
+    return (key, value) if kind_of(value) != "unknown" else None
+
+
+def _published(queries: Mapping[str, Any], fetched_at: float, counts: Counter[str]) -> Iterator[Entry]:
+    for query, text in queries.items():
+        items = published_items(text) if isinstance(text, str) else None
+        if isinstance(text, str) and text.strip() in ("", NOTHING):
+            counts["failures"] += 1
+        elif len(normalised(query)) > MOST_CHARS:
+            counts["too long"] += 1
+        elif items is None or not normalised(query):
+            counts["unreadable"] += 1
+        else:
+            result = SearchResult(items=items, provider="imported", fetched_at=fetched_at)
+            yield imported_key(query), {"query": normalised(query), **result.stored()}
+
+
+def published_items(text: str) -> tuple[SearchItem, ...] | None:
+    """The excerpts of a text in the form `Page 1: …`; None if it has another one."""
+    before, *rest = _PAGE.split(text)
+    numbers, excerpts = rest[::2], rest[1::2]
+    if before or not excerpts or [int(number) for number in numbers] != list(range(1, len(numbers) + 1)):
+        return None
+    return tuple(SearchItem(text=excerpt) for excerpt in excerpts)

@@ -1,0 +1,188 @@
+"""Options of the tools `search`, `fetch` and `deep_search`, and what is wrong with them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ramet import ConfigError
+
+CACHE_MODES = ("rw", "ro", "refresh", "off")
+FORMATS = ("default", "release")
+PARSE_FORMS = ("auto", "brd_json", "parsed_bing")
+WHEN_DOWN = ("wait", "mask")
+KEYS = {  # provider -> the variable of its key, in the order in which `auto` looks for one
+    "brightdata": "BRIGHTDATA_API_KEY",
+    "serper": "SERPER_API_KEY",
+    "tavily": "TAVILY_API_KEY",
+    "brave": "BRAVE_API_KEY",
+}
+PROVIDERS = ("auto", *KEYS, "retrieval", "corpus")
+SUMMARY_KEY = "SUMMARY_API_KEY"
+
+
+@dataclass(kw_only=True)  # no slots: a class can inherit from one class with slots alone
+class CacheConfig:
+    cache: str = "rw"  # rw, ro (replay: a miss is a fixed text), refresh (ask again, and write), off
+    cache_folder: str | None = None  # null: ~/.cache/ramet/search, or below XDG_CACHE_HOME
+
+
+@dataclass(kw_only=True, slots=True)
+class SearchConfig(CacheConfig):
+    provider: str = "auto"  # auto: whose key is set (brightdata, serper, tavily, brave), else the offline corpus
+    api_key: str | None = None  # as ${oc.env:VARIABLE}; null: the provider's own variable, such as SERPER_API_KEY
+    corpus: str | None = None  # file or folder of `ramet corpus build`; null: the small sample of this package
+    url: str | None = None  # address of a retrieval server, or another address of a provider's service
+    zone: str | None = None  # Bright Data's zone; null: the variable BRIGHTDATA_ZONE, else serp_api1
+    parse: str = "auto"  # Bright Data's form of parsed results: brd_json, parsed_bing; auto: tries both
+    country: str = "us"  # two letters: where results are for
+    max_results: int = 10
+    result_chars: int = 1000  # of one result's text; longer ones are cut
+    format: str = "default"  # default: title, address and text; release: `Page 1: …` as the reference writes them
+    per_s: float = 10.0  # requests per second, of all workers of a run together
+    concurrent: int = 16  # requests at the same time, of all workers of a run together
+    request_timeout_s: float = 30.0  # of one request
+    tries: int = 3  # of one call, for what may succeed when it is tried again
+    when_down: str = "wait"  # the provider is down: wait outside slot and time-out, or mask the rollout at once
+    down_s: float = 30.0  # for how long nobody asks a provider that is down
+
+
+@dataclass(kw_only=True)
+class PageConfig(CacheConfig):
+    page_timeout_s: float = 15.0  # of one page, with all its redirects
+    page_mb: float = 2.0
+    page_chars: int = 20_000  # of the text of one page; longer ones are cut
+    redirects: int = 3
+    extractors: int = 2  # processes that read HTML and PDF
+    allow_private: list[str] = field(default_factory=list)  # networks such as 10.1.0.0/16 that may be read after all
+
+
+@dataclass(kw_only=True, slots=True)
+class DeepSearchConfig(SearchConfig, PageConfig):
+    pages: int = 5  # of the hits, how many are read
+    around_chars: int = 3000  # before and after the sentence of a page that fits the excerpt best
+    summary_url: str | None = None  # OpenAI-compatible, such as http://host:8000/v1; null: no summary, the passages
+    summary_model: str | None = None
+    summary_api_key: str | None = None  # as ${oc.env:VARIABLE}; null: the variable SUMMARY_API_KEY
+    summary_tokens: int = 1024
+    summary_timeout_s: float = 60.0
+
+
+def search_problems(config: SearchConfig, tool: str = "search") -> Iterator[str]:
+    """Everything that is wrong, as lines that name the key."""
+    yield from _one_of(
+        config,
+        tool,
+        provider=PROVIDERS,
+        cache=CACHE_MODES,
+        format=FORMATS,
+        parse=PARSE_FORMS,
+        when_down=WHEN_DOWN,
+    )
+    yield from _over_0(
+        config,
+        tool,
+        ("max_results", "result_chars", "per_s", "concurrent", "request_timeout_s", "tries", "down_s"),
+    )
+    if not (len(config.country) == 2 and config.country.isascii() and config.country.isalpha()):
+        yield f"tools.{tool}.params.country is {config.country!r}; allowed: two letters, such as us"
+    if config.provider in KEYS and not key_of(config.provider, config.api_key):
+        yield (
+            f"tools.{tool}.params.provider is {config.provider!r}, which needs a key: set the environment variable "
+            f"{KEYS[config.provider]}, or tools.{tool}.params.api_key='${{oc.env:VARIABLE}}'"
+        )
+    if config.provider == "retrieval" and config.url is None:
+        yield (
+            f"tools.{tool}.params.provider is 'retrieval', which needs tools.{tool}.params.url, the address of the "
+            "server, such as http://host:8000/retrieve"
+        )
+    if config.url is not None and not _is_url(config.url):
+        yield f"tools.{tool}.params.url is {config.url!r}; allowed: an address that begins with http:// or https://"
+    if config.corpus is not None and not Path(config.corpus).exists():
+        yield (
+            f"tools.{tool}.params.corpus is {config.corpus!r}, which does not exist (working directory {os.getcwd()}); "
+            "`ramet corpus build FILE --out CORPUS` makes one"
+        )
+    if config.corpus is not None and config.provider not in ("auto", "corpus"):
+        yield (
+            f"tools.{tool}.params.corpus is set, and tools.{tool}.params.provider is {config.provider!r}; leave one of "
+            "them out"
+        )
+
+
+def page_problems(config: PageConfig, tool: str = "fetch") -> Iterator[str]:
+    yield from _one_of(config, tool, cache=CACHE_MODES)
+    yield from _over_0(config, tool, ("page_timeout_s", "page_mb", "page_chars", "extractors"))
+    if config.redirects < 0:
+        yield f"tools.{tool}.params.redirects is {config.redirects}; allowed: 0 or more"
+    for network in config.allow_private:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            yield f"tools.{tool}.params.allow_private has {network!r}; allowed: networks such as 10.1.0.0/16 ({error})"
+
+
+def deep_problems(config: DeepSearchConfig, tool: str = "deep_search") -> Iterator[str]:
+    yield from search_problems(config, tool)
+    yield from (line for line in page_problems(config, tool) if f"tools.{tool}.params.cache is" not in line)
+    yield from _over_0(config, tool, ("pages", "around_chars", "summary_tokens", "summary_timeout_s"))
+    if (config.summary_url is None) != (config.summary_model is None):
+        given, missing = ("summary_url", "summary_model") if config.summary_url else ("summary_model", "summary_url")
+        yield f"tools.{tool}.params.{given} is set and tools.{tool}.params.{missing} is not; a summary needs both"
+    if config.summary_url is not None and not _is_url(config.summary_url):
+        yield (
+            f"tools.{tool}.params.summary_url is {config.summary_url!r}; allowed: an address that begins with http:// "
+            "or https://"
+        )
+
+
+def raise_problems(problems: Iterator[str]) -> None:
+    """Raise one `ConfigError` with all of them, if there is any."""
+    found = list(problems)
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def key_of(provider: str, given: str | None) -> str | None:
+    """The provider's key, from the configuration or its own variable. Empty ones are none."""
+    return given or os.environ.get(KEYS[provider]) or None
+
+
+def chosen_provider(config: SearchConfig) -> str:
+    """Who answers: what `auto` stands for here."""
+    if config.provider != "auto":
+        return config.provider
+    if config.corpus is not None:
+        return "corpus"
+    if config.url is not None:
+        return "retrieval"
+    return next((name for name in KEYS if os.environ.get(KEYS[name])), "corpus")
+
+
+def default_cache_folder() -> Path:
+    """Of the user, shared by all runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramet" / "search"
+
+
+def _one_of(config: object, tool: str, **allowed: tuple[str, ...]) -> Iterator[str]:
+    for name, values in allowed.items():
+        if getattr(config, name) not in values:
+            yield f"tools.{tool}.params.{name} is {getattr(config, name)!r}; allowed: {', '.join(values)}"
+
+
+def _over_0(config: object, tool: str, names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        if not getattr(config, name) > 0:
+            yield f"tools.{tool}.params.{name} is {getattr(config, name)!r}; allowed: more than 0"
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False

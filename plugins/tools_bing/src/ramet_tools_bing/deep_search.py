@@ -1,0 +1,112 @@
+"""The tool `deep_search`: search, read the pages, find the passages, and summarise them.
+
+This is the flow of ARPO's evaluation, where it answers under the tag `search` (`tools.search.use=deep_search`). A page
+that cannot be read leaves its excerpt; without a model for summaries the passages themselves are the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+
+from ramet import Services, ToolCall, ToolError, ToolResult
+from ramet_tools_bing.config import DeepSearchConfig, deep_problems, raise_problems
+from ramet_tools_bing.fetch.pages import PageReader
+from ramet_tools_bing.formats import NOT_STORED, NOTHING
+from ramet_tools_bing.loop_bound import LoopBound
+from ramet_tools_bing.passages import best_passage
+from ramet_tools_bing.queries import checked_query
+from ramet_tools_bing.results import SearchItem, SearchResult
+from ramet_tools_bing.service import NotStoredError
+from ramet_tools_bing.summary import QuotedPage, Summarizer
+from ramet_tools_bing.tool import DEADLINE_S, MARGIN_S, SCHEMA, SearchTool
+
+DEEP_SCHEMA = replace(
+    SCHEMA,
+    name="deep_search",
+    description="Searches the web, reads the best pages, and returns what in them helps.",
+)
+
+
+@dataclass(slots=True)
+class _Readers:
+    pages: PageReader
+    summarizer: Summarizer | None
+
+    async def aclose(self) -> None:
+        await self.pages.aclose()
+        if self.summarizer is not None:
+            await self.summarizer.aclose()
+
+
+class DeepSearchTool:
+    """Connects at the first call; may be made before any event loop runs, and pickled."""
+
+    schema = DEEP_SCHEMA
+
+    def __init__(self, config: DeepSearchConfig | None = None) -> None:
+        self.config = config or DeepSearchConfig()
+        raise_problems(deep_problems(self.config))
+        self.searcher = SearchTool(self.config)
+        self._readers = LoopBound(self._connected)
+
+    def __reduce__(self) -> tuple[type[DeepSearchTool], tuple[DeepSearchConfig]]:
+        return DeepSearchTool, (self.config,)
+
+    def _connected(self) -> _Readers:
+        summarizer = Summarizer(self.config, self.searcher.cache) if self.config.summary_url is not None else None
+        return _Readers(PageReader(self.config, self.searcher.cache), summarizer)
+
+    @property
+    def pages(self) -> PageReader:
+        """Of this event loop."""
+        return self._readers.get().pages
+
+    async def start(self, services: Services) -> None:
+        await self.searcher.start(services)
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        query = checked_query(call.arguments.get("query"), call.name)
+        question = call.task.question if call.task is not None else ""
+        ends_at = time.monotonic() + max(1.0, (call.deadline_s or DEADLINE_S) - MARGIN_S)
+        try:
+            text, found = await self._researched(query, question, ends_at)
+        except NotStoredError:
+            return ToolResult(text=NOT_STORED, metadata={"provider": self.searcher.provider, "stored": False})
+        metadata = {"provider": found.provider, "results": len(found.items), "cached": found.cached}
+        return ToolResult(text=text, metadata=metadata)
+
+    async def _researched(self, query: str, question: str, ends_at: float) -> tuple[str, SearchResult]:
+        left = ends_at - time.monotonic()
+        asked = self.searcher.asked(query)
+        found = await self.searcher.client().search(asked, self.config.max_results, deadline_s=left)
+        hits = found.items[: self.config.pages]
+        if not hits:
+            return NOTHING, found
+        pages = await asyncio.gather(*(self._read(hit) for hit in hits))
+        summarizer = self._readers.get().summarizer
+        if summarizer is None:
+            return "\n\n".join(_shown(number, page) for number, page in enumerate(pages, start=1)), found
+        timeout_s = max(1.0, min(self.config.summary_timeout_s, ends_at - time.monotonic()))
+        return await summarizer.summarize(query, question, pages, timeout_s=timeout_s), found
+
+    async def _read(self, hit: SearchItem) -> QuotedPage:
+        """The passage around the hit's excerpt. A page that cannot be read is its excerpt."""
+        if not hit.url:
+            return QuotedPage(title=hit.title, url="", text=hit.text)
+        try:
+            page, _ = await self.pages.read(hit.url)
+        except (ToolError, NotStoredError):
+            return QuotedPage(title=hit.title, url=hit.url, text=hit.text)
+        text = best_passage(page.text, hit.text, self.config.around_chars)
+        return QuotedPage(title=hit.title or page.title, url=hit.url, text=text)
+
+    async def aclose(self) -> None:
+        await self._readers.aclose()
+        await self.searcher.aclose()
+
+
+def _shown(number: int, page: QuotedPage) -> str:
+    head = "\n".join(part for part in (f"[{number}] {page.title}".rstrip(), page.url) if part)
+    return f"{head}\n{page.text}"

@@ -1,0 +1,100 @@
+"""Which addresses may be read: http and https, and hosts of the public internet alone.
+
+A page, or a model that a page has talked to, can ask for `http://127.0.0.1:8000` or for a cloud's metadata service. So
+an address is refused before a request and after every redirect, and the numbers that its name has are checked where
+the connection takes them from: a name cannot mean something else in between.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+LONGEST = 2000  # characters of an address
+# Public numbers behind which clouds have services for the machine itself.
+METADATA = frozenset(map(ipaddress.ip_address, ("168.63.129.16",)))  # Azure
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class AddressRefusedError(OSError):
+    """The text is fit for the model."""
+
+
+def refused_url(text: str, allowed: Sequence[Network]) -> tuple[URL, str | None]:
+    """The address in its one form, without user and password, and why it must not be read (None: it may)."""
+    if len(text) > LONGEST:
+        return URL(), f"the address has more than {LONGEST} characters"
+    try:
+        url = URL(text.strip())
+        port = url.port
+    except (ValueError, UnicodeError):
+        return URL(), "this is no address of a page"
+    if url.scheme not in ("http", "https") or not url.raw_host:
+        return url, "only addresses that begin with http:// or https:// can be read"
+    if not port:
+        return url, "this is no address of a page"
+    url = url.with_user(None).with_fragment(None)
+    number = _number(url.raw_host)
+    if number is not None and not is_public(number, allowed):
+        return url, "this address is not public"
+    return url, None
+
+
+def _number(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    try:
+        return ipaddress.ip_address(socket.inet_aton(host))  # 127.1, 0x7f000001, 2130706433
+    except (OSError, ValueError):
+        return None
+
+
+def is_public(number: Address, allowed: Sequence[Network] = ()) -> bool:
+    """Whether a number is one of the public internet, or in a network that is allowed."""
+    if any(number in network for network in allowed if network.version == number.version):
+        return True
+    inner = _inside(number)
+    if inner is not None:
+        return is_public(inner, allowed)
+    refused = number.is_multicast or number.is_reserved or number.is_unspecified or number in METADATA
+    return number.is_global and not refused
+
+
+def _inside(number: Address) -> ipaddress.IPv4Address | None:
+    """The number of version 4 that one of version 6 stands for."""
+    if isinstance(number, ipaddress.IPv4Address):
+        return None
+    if number in _NAT64:
+        return ipaddress.IPv4Address(int(number) & 0xFFFFFFFF)
+    return number.ipv4_mapped or number.sixtofour or (number.teredo[1] if number.teredo else None)
+
+
+class PublicResolver(AbstractResolver):
+    """Resolves names, and refuses one that has a number which may not be read, whatever else it has."""
+
+    def __init__(self, allowed: Sequence[Network], inner: AbstractResolver | None = None) -> None:
+        self._allowed = allowed
+        self._inner = inner or aiohttp.ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._inner.resolve(host, port, family)
+        if not found:
+            raise OSError(f"{host} has no address")
+        for one in found:
+            if not is_public(ipaddress.ip_address(one["host"].partition("%")[0]), self._allowed):
+                raise AddressRefusedError("this address is not public")
+        return found
+
+    async def close(self) -> None:
+        await self._inner.close()

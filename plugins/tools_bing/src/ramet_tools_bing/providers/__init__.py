@@ -1,0 +1,1 @@
+"""Who answers searches: services over HTTP, a retrieval server, an offline corpus."""

@@ -1,0 +1,111 @@
+"""Bing through Bright Data's SERP API.
+
+There are two documented ways to get parsed results, and which one works depends on the zone: `brd_json=1` in the
+address, where the body is the JSON, and `data_format: parsed_bing`, where the body is an envelope with status, headers
+and the JSON as a text. An envelope with a status of 400 or more comes with HTTP 200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from ramet_tools_bing.http_client import HttpClient, HttpRequest, decoded_json
+from ramet_tools_bing.providers.base import FaultKind, ProviderError
+from ramet_tools_bing.providers.services import read_items
+from ramet_tools_bing.queries import is_chinese
+from ramet_tools_bing.results import SearchItem
+
+URL = "https://api.brightdata.com/request"
+QUERY_REJECTED_S = 15.0  # how long a query is blocked that was asked too often, or that failed
+REJECTED = ("repeat_query_rejected", "failed_query_rejected")
+READABLE_FORMS = ("brd_json", "parsed_bing")
+
+
+class BrightData:
+    """`Provider`. With `parse="auto"` the form that has worked is kept."""
+
+    name = "brightdata"
+    cached = True
+
+    def __init__(self, *, key: str, zone: str, country: str, parse: str = "auto", url: str | None = None) -> None:
+        self._key = key
+        self._zone = zone
+        self._country = country
+        self._url = url or URL
+        self._parse = parse
+        self._form = READABLE_FORMS[0] if parse == "auto" else parse
+        self._client = HttpClient(f"{self.name} (zone {zone})", key)
+
+    def cache_fields(self, query: str, k: int) -> Mapping[str, Any]:
+        """Results do not depend on the zone, nor on how many are shown of what Bing's page has."""
+        return {"query": query, "market": _market(query)[0], "country": self._country}
+
+    def request(self, query: str, form: str) -> HttpRequest:
+        market, language = _market(query)
+        fields = {"q": query, "mkt": market, "setLang": language}
+        body = {"zone": self._zone, "format": "raw" if form == "brd_json" else "json"}
+        if form == "brd_json":
+            fields["brd_json"] = "1"
+        else:
+            body["data_format"] = form
+        fields["cc"] = self._country
+        body["url"] = f"https://www.bing.com/search?{urlencode(fields)}"
+        headers = {"Authorization": f"Bearer {self._key}"}
+        return HttpRequest(method="POST", url=self._url, headers=headers, json=body)
+
+    async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
+        try:
+            return await self._ask(query, self._form, timeout_s)
+        except _NotParsed as error:
+            other = READABLE_FORMS[READABLE_FORMS.index(self._form) - 1]
+            if self._parse != "auto":
+                raise
+            try:
+                found = await self._ask(query, other, timeout_s)
+            except _NotParsed:
+                raise error from None
+            self._form = other
+            return found
+
+    async def _ask(self, query: str, form: str, timeout_s: float) -> tuple[SearchItem, ...]:
+        try:
+            reply = await self._client.send(self.request(query, form), timeout_s=timeout_s)
+            answer = self._unwrapped(decoded_json(reply.body, self._client.who))
+        except ProviderError as error:
+            if error.fault is FaultKind.BROKEN and str(error).endswith("sent HTML"):
+                raise _NotParsed(self._client.who, "it sends HTML") from error
+            if error.fault is FaultKind.THROTTLED and any(code in str(error) for code in REJECTED):
+                error.retry_after_s = error.retry_after_s or QUERY_REJECTED_S
+            raise
+        if isinstance(answer, Mapping) and "organic" not in answer:
+            raise _NotParsed(self._client.who, "its answers have no `organic`")
+        return tuple(read_items(answer, self._client.who, ("organic",), url="link", text="description"))
+
+    def _unwrapped(self, answer: Any) -> Any:
+        """What is in an envelope, or the answer itself."""
+        if not (isinstance(answer, Mapping) and "status_code" in answer and "body" in answer):
+            return answer
+        status, body, headers = answer["status_code"], answer["body"], answer.get("headers")
+        named = (
+            {str(name).lower(): str(value) for name, value in headers.items()} if isinstance(headers, Mapping) else {}
+        )
+        if not isinstance(status, int) or status != 200:
+            raise self._client.fault(status if isinstance(status, int) else 0, named, str(body)[:1000])
+        return decoded_json(body.encode("utf-8", "replace"), self._client.who) if isinstance(body, str) else body
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+class _NotParsed(ProviderError):
+    """The zone answered, and not in a form that can be read."""
+
+    def __init__(self, who: str, why: str) -> None:
+        super().__init__(FaultKind.BROKEN, f"{who} does not parse Bing's pages: {why}")
+
+
+def _market(query: str) -> tuple[str, str]:
+    """Bing's market and language."""
+    return ("zh-CN", "zh") if is_chinese(query) else ("en-US", "en")

@@ -1,0 +1,162 @@
+"""Search services with a plain JSON interface: Serper, Tavily, Brave, and servers in the form of Search-R1.
+
+Each one is what to send and how to read what comes back; the rest is `HttpProvider`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ramet_tools_bing.http_client import HttpClient, HttpRequest, decoded_json
+from ramet_tools_bing.providers.base import FaultKind, ProviderError
+from ramet_tools_bing.results import SearchItem
+
+
+class SearchService(Protocol):
+    """`url` is where it is asked; `key` is None where none is needed."""
+
+    name: str
+    url: str
+    key: str | None
+
+    def request(self, query: str, k: int) -> HttpRequest: ...
+
+    def read(self, answer: Any) -> Sequence[SearchItem]:
+        """Raises `ProviderError` if this is no answer of the service."""
+        ...
+
+
+class HttpProvider:
+    """`Provider` for a service."""
+
+    cached = True
+
+    def __init__(self, service: SearchService, country: str) -> None:
+        self.name = service.name
+        self._service = service
+        self._country = country
+        self._client = HttpClient(service.name, service.key)
+
+    def cache_fields(self, query: str, k: int) -> Mapping[str, Any]:
+        return {"query": query, "k": k, "country": self._country, "url": self._service.url}
+
+    async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
+        reply = await self._client.send(self._service.request(query, k), timeout_s=timeout_s)
+        return tuple(self._service.read(decoded_json(reply.body, self.name)))
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serper:
+    """Google through serper.dev."""
+
+    key: str | None
+    country: str
+    url: str = "https://google.serper.dev/search"
+    name: str = "serper"
+
+    def request(self, query: str, k: int) -> HttpRequest:
+        headers = {"X-API-KEY": self.key or ""}
+        return HttpRequest(
+            method="POST", url=self.url, headers=headers, json={"q": query, "gl": self.country, "num": min(k, 100)}
+        )
+
+    def read(self, answer: Any) -> Sequence[SearchItem]:
+        return read_items(answer, self.name, ("organic",), url="link", text="snippet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tavily:
+    key: str | None
+    url: str = "https://api.tavily.com/search"
+    name: str = "tavily"
+
+    def request(self, query: str, k: int) -> HttpRequest:
+        headers = {"Authorization": f"Bearer {self.key}"}
+        return HttpRequest(
+            method="POST", url=self.url, headers=headers, json={"query": query, "max_results": min(k, 20)}
+        )
+
+    def read(self, answer: Any) -> Sequence[SearchItem]:
+        return read_items(answer, self.name, ("results",), url="url", text="content")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brave:
+    """Brave's own index. Its answer has no `web` where nothing was found."""
+
+    key: str | None
+    country: str
+    url: str = "https://api.search.brave.com/res/v1/web/search"
+    name: str = "brave"
+
+    def request(self, query: str, k: int) -> HttpRequest:
+        headers = {"X-Subscription-Token": self.key or "", "Accept": "application/json"}
+        params = {"q": query, "count": str(min(k, 20)), "country": self.country.upper(), "text_decorations": "0"}
+        return HttpRequest(method="GET", url=self.url, headers=headers, params=params)
+
+    def read(self, answer: Any) -> Sequence[SearchItem]:
+        if isinstance(answer, Mapping) and answer.get("type") == "search" and answer.get("web") is None:
+            return ()
+        return read_items(answer, self.name, ("web", "results"), url="url", text="description")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieval:
+    """A server in the form of Search-R1: `POST {queries, topk, return_scores}` -> `{result: [[{document, score}]]}`.
+
+    The first line of a document's `contents` is its title, in quotation marks.
+    """
+
+    url: str
+    key: str | None = None
+    name: str = "retrieval"
+
+    def request(self, query: str, k: int) -> HttpRequest:
+        body = {"queries": [query], "topk": k, "return_scores": True}
+        return HttpRequest(method="POST", url=self.url, json=body)
+
+    def read(self, answer: Any) -> Sequence[SearchItem]:
+        lists = answer.get("result") if isinstance(answer, Mapping) else None
+        if not isinstance(lists, list) or len(lists) != 1 or not isinstance(lists[0], list):
+            raise ProviderError(
+                FaultKind.BROKEN, "retrieval: the answer has no list `result` with one list for the query"
+            )
+        return [_document(one) for one in lists[0]]
+
+
+def _document(found: Any) -> SearchItem:
+    document = found.get("document", found) if isinstance(found, Mapping) else None
+    contents = document.get("contents") if isinstance(document, Mapping) else None
+    if not isinstance(contents, str):
+        raise ProviderError(FaultKind.BROKEN, "retrieval: a document without `contents`")
+    title, separator, text = contents.partition("\n")
+    if not separator:
+        title, text = "", contents
+    url = document.get("url") if isinstance(document, Mapping) else None
+    return SearchItem(title=title.strip().strip('"'), text=text.strip(), url=url if isinstance(url, str) else "")
+
+
+def read_items(answer: Any, who: str, path: Sequence[str], *, url: str, text: str) -> Sequence[SearchItem]:
+    """The list at `path`, whose items have a `title` and these keys; missing ones are empty.
+
+    Raises `ProviderError` if there is no such list: that says something of the service, and nothing of the query.
+    """
+    found = answer
+    for name in path:
+        if not isinstance(found, Mapping) or name not in found:
+            what = f"no `{'.'.join(path)}`" if isinstance(answer, Mapping) else f"a {type(answer).__name__}"
+            raise ProviderError(FaultKind.BROKEN, f"{who}: the answer has {what}; no search results could be read")
+        found = found[name]
+    if not isinstance(found, list) or not all(isinstance(item, Mapping) for item in found):
+        raise ProviderError(FaultKind.BROKEN, f"{who}: `{'.'.join(path)}` of the answer is no list of objects")
+    return [SearchItem(title=_text(item, "title"), url=_text(item, url), text=_text(item, text)) for item in found]
+
+
+def _text(item: Mapping[str, Any], name: str) -> str:
+    value = item.get(name)
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,148 @@
+"""Searches as a run needs them: stored answers first, one request for equal queries, limits that all workers share.
+
+What becomes of a failure, by its kind (`FaultKind`): a broken answer is asked for again at most twice; what is down
+is tried again after 1, 2, 4 … seconds with full jitter; a 429 stops all workers until the service wants to be asked
+again; what was refused is not tried again. Whatever is left is an `InfraError`, never an empty text, and is not stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from ramet import InfraError, Limiter
+from ramet_tools_bing.cache import AnswerCache
+from ramet_tools_bing.circuit import Circuit
+from ramet_tools_bing.config import SearchConfig
+from ramet_tools_bing.providers.base import FaultKind, Provider, ProviderError
+from ramet_tools_bing.queries import cache_key
+from ramet_tools_bing.results import SearchItem, SearchResult
+
+QUEUE_S = 10.0  # a turn that comes later is waited for outside the tool's slot
+PLACE_POLL_S = 1.0
+BROKEN_TRIES = 3  # of a call whose answers cannot be read
+BACKOFF_S = 1.0
+LEAST_S = 0.5  # a request with less time than that is not begun
+TRIED_AGAIN = (FaultKind.DOWN, FaultKind.BROKEN)
+
+
+class NotStoredError(Exception):
+    """Only stored answers may be given, and there is none."""
+
+
+@dataclass(slots=True)
+class SharedCalls:
+    """Equal calls share one execution. It belongs to none of them, and ends early only when all of them are gone."""
+
+    _running: dict[str, tuple[asyncio.Task[SearchResult], list[None]]] = field(default_factory=dict)
+
+    async def run(self, key: str, work: Callable[[], Awaitable[SearchResult]]) -> SearchResult:
+        entry = self._running.get(key)
+        if entry is None:
+            entry = self._running[key] = asyncio.ensure_future(work()), []
+        task, waiters = entry
+        waiters.append(None)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            waiters.pop()
+            if task.done() or not waiters:
+                task.cancel()
+                if self._running.get(key) is entry:
+                    del self._running[key]
+
+    async def close(self) -> None:
+        tasks = [task for task, _ in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class SearchClient:
+    """For one event loop. `limiter` is the run's, or one of this process."""
+
+    def __init__(self, config: SearchConfig, provider: Provider, cache: AnswerCache, limiter: Limiter) -> None:
+        self.config = config
+        self.provider = provider
+        self.cache = cache
+        self.limiter = limiter
+        self.circuit = Circuit(provider.name, down_s=config.down_s, waits=config.when_down == "wait")
+        self.counts: Counter[str] = Counter()  # calls, cached, requests, and each kind of fault
+        self._shared = SharedCalls()
+
+    async def search(self, query: str, k: int, *, deadline_s: float) -> SearchResult:
+        """The answer to a normalised query. Raises `NotStoredError`, `InfraError`, `ConfigError`."""
+        self.counts["calls"] += 1
+        key = cache_key("search", {"provider": self.provider.name, **self.provider.cache_fields(query, k)})
+        if self.provider.cached:
+            found = self.cache.search_result(key, query)
+            if found is not None:
+                self.counts["cached"] += 1
+                return found
+            if self.cache.replays:
+                raise NotStoredError(query)
+        ends_at = time.monotonic() + deadline_s
+        return await self._shared.run(key, lambda: self._ask(key, query, k, ends_at))
+
+    async def _ask(self, key: str, query: str, k: int, ends_at: float) -> SearchResult:
+        items = await self._tried(query, k, ends_at)
+        result = SearchResult(items=items, provider=self.provider.name, fetched_at=time.time())
+        if self.provider.cached:
+            await self.cache.put(key, {"query": query, **result.stored()})
+        return result
+
+    async def _tried(self, query: str, k: int, ends_at: float) -> tuple[SearchItem, ...]:
+        """Again and again, as long as that may help and there is time."""
+        for attempt in range(self.config.tries):
+            try:
+                return await self._request(query, k, ends_at)
+            except ProviderError as error:
+                self.counts[str(error.fault)] += 1
+                pause_s = max(random.uniform(0, BACKOFF_S * 2**attempt), error.retry_after_s or 0)
+                tries = min(self.config.tries, BROKEN_TRIES) if error.fault is FaultKind.BROKEN else self.config.tries
+                last = error.fault not in TRIED_AGAIN or attempt + 1 >= tries
+                if last or time.monotonic() + pause_s + LEAST_S >= ends_at:
+                    raise await self._final(error) from error
+                await asyncio.sleep(pause_s)
+        raise InfraError(f"{self.provider.name}: no request was made")  # tries is at least 1
+
+    async def _request(self, query: str, k: int, ends_at: float) -> tuple[SearchItem, ...]:
+        """One request, in its turn. A corpus needs none: it is no service that could be asked too often."""
+        async with contextlib.AsyncExitStack() as held:
+            if self.provider.cached:
+                await self._take_place(held, ends_at)
+                await self.limiter.wait(at_most_s=max(0.0, min(QUEUE_S, ends_at - time.monotonic() - LEAST_S)))
+            with self.circuit.request():
+                self.counts["requests"] += 1
+                timeout_s = max(LEAST_S, min(self.config.request_timeout_s, ends_at - time.monotonic()))
+                return await self.provider.search(query, k, timeout_s=timeout_s)
+
+    async def _take_place(self, held: contextlib.AsyncExitStack, ends_at: float) -> None:
+        """Until `held` is left. A worker that is killed gives its place back when its requests must have ended."""
+        try:
+            async with asyncio.timeout(max(0.0, min(QUEUE_S, ends_at - time.monotonic()))):
+                place = self.limiter.place(2 * self.config.request_timeout_s + QUEUE_S)
+                await held.enter_async_context(place)
+        except TimeoutError as error:
+            reason = f"{self.provider.name}: as many requests as may run at the same time are running"
+            raise InfraError(reason, retry_after_s=PLACE_POLL_S) from error
+
+    async def _final(self, error: ProviderError) -> InfraError:
+        """What a call ends with. If the circuit has just opened, all workers are told."""
+        left = self.circuit.open_until - time.monotonic()
+        if left <= 0:
+            return InfraError(str(error), retry_after_s=error.retry_after_s)
+        throttled = error.fault is FaultKind.THROTTLED
+        waits = throttled or (self.config.when_down == "wait" and error.fault is not FaultKind.REFUSED)
+        if waits and self.circuit.take_news():
+            await self.limiter.pause(left, reason=self.circuit.reason, slower=throttled)
+        return InfraError(self.circuit.reason, retry_after_s=left if waits else None)
+
+    async def aclose(self) -> None:
+        await self._shared.close()
+        await self.provider.aclose()
