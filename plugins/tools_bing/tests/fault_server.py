@@ -183,5 +183,7 @@ class FaultServer:
         self.most_running = max(self.most_running, self.running)
         try:
             return await BEHAVIOURS[self.plan(query, self.requests[query])](self, request, query)
+        except ConnectionError:  # the client has heard enough
+            return web.Response()
         finally:
             self.running -= 1

@@ -119,7 +119,7 @@ class SearchClient:
                 await self.limiter.wait(at_most_s=max(0.0, min(QUEUE_S, ends_at - time.monotonic() - LEAST_S)))
             with self.circuit.request():
                 self.counts["requests"] += 1
-                timeout_s = max(LEAST_S, min(self.config.request_timeout_s, ends_at - time.monotonic()))
+                timeout_s = min(self.config.request_timeout_s, max(LEAST_S, ends_at - time.monotonic()))
                 return await self.provider.search(query, k, timeout_s=timeout_s)
 
     async def _take_place(self, held: contextlib.AsyncExitStack, ends_at: float) -> None:
@@ -136,7 +136,7 @@ class SearchClient:
         """What a call ends with. If the circuit has just opened, all workers are told."""
         left = self.circuit.open_until - time.monotonic()
         if left <= 0:
-            return InfraError(str(error), retry_after_s=error.retry_after_s)
+            return InfraError(str(error), retry_after_s=error.retry_after_s or None)
         throttled = error.fault is FaultKind.THROTTLED
         waits = throttled or (self.config.when_down == "wait" and error.fault is not FaultKind.REFUSED)
         if waits and self.circuit.take_news():
