@@ -201,12 +201,12 @@ TABLE = [*WORDS, *PLAIN_NUMBERS, *ALGEBRA, *HOSTILE]
 def reward() -> Iterator[MathReward]:
     made = MathReward(MathConfig(workers=1, timeout_s=3.0))
     yield made
-    made._judge.close()
+    made.comparer._pool.close()
 
 
 def score(reward: MathReward, write: Any, gold: str, answer: str) -> float | None:
     [found] = asyncio.run(reward([write.answer(answer, gold)]))  # type: ignore[arg-type]
-    return found  # type: ignore[return-value]
+    return found.value  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected", "why"), TABLE, ids=[f"{g}-{a}"[:60] for g, a, _, _ in TABLE])
@@ -250,7 +250,7 @@ def test_no_answer_keeps_the_event_loop_busy(write: Any, answer: str) -> None:
 def test_terms_can_be_allowed(write: Any, answer: str, expected: float) -> None:
     lenient = MathReward(MathConfig(workers=1, allow_terms=True))
     assert score(lenient, write, "391", answer) == expected
-    lenient._judge.close()
+    lenient.comparer._pool.close()
 
 
 @pytest.mark.parametrize(
@@ -287,4 +287,4 @@ def test_a_narrow_space_in_the_gold_answer_allows_no_factorial() -> None:
 
 def test_an_empty_answer_is_never_right(reward: MathReward, write: Any) -> None:
     [found] = asyncio.run(reward([write.answer("", r"\boxed{}", "5")]))
-    assert found == 0.0
+    assert found.value == 0.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ramet import ConfigError, StopReason
+from ramet import StopReason
 from ramet.testing.reward import check_reward
 from ramet_rewards.config import FormatConfig
 from ramet_rewards.format import make
@@ -61,8 +61,10 @@ def test_what_a_tool_returned_counts_for_nothing(write: Any) -> None:
 
 def test_required_tags_can_be_asked_for_and_must_be_paired_ones(write: Any) -> None:
     assert _score(write.turns("<answer>1</answer>"), required=["think", "answer"]) == 0.0
-    with pytest.raises(ConfigError, match="required names plan"):
-        make(FormatConfig(required=["plan"]))
+    with pytest.raises(
+        ValueError, match="required names plan; allowed: tags of `paired`, that is think, python, search"
+    ):
+        FormatConfig(required=["plan"])
 
 
 def test_the_reward_keeps_the_contract() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import pickle
 import signal
@@ -13,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from ramet import ConfigError
+from ramet import ConfigError, Score
 from ramet.testing.reward import check_reward
-from ramet_rewards import judge as judge_module
+from ramet_rewards import processes
 from ramet_rewards.config import MathConfig
-from ramet_rewards.judge import Judge
 from ramet_rewards.math import MathReward
+from ramet_rewards.processes import Lost, WorkerPool
 
 HANGS = "10^{10^{10^{10}}} + \\sqrt{2}"  # evaluating it never ends
 SLOW = r"\int_0^1 \sin(\sin(\sin(x^3+x))) \cdot e^{\cos(x^5)} dx"  # within all bounds, but long to compute
@@ -28,21 +29,33 @@ SLOW = r"\int_0^1 \sin(\sin(\sin(x^3+x))) \cdot e^{\cos(x^5)} dx"  # within all 
 def reward() -> Iterator[MathReward]:
     made = MathReward(MathConfig(workers=1))
     yield made
-    made._judge.close()
+    made.comparer._pool.close()
 
 
 def _processes(reward: MathReward) -> list[subprocess.Popen[bytes]]:
     """Of the workers that compare nothing now."""
     idle = []
-    while not reward._judge._idle.empty():
-        idle.append(reward._judge._idle.get_nowait())
+    while not reward.comparer._pool._idle.empty():
+        idle.append(reward.comparer._pool._idle.get_nowait())
     for worker in idle:
-        reward._judge._idle.put(worker)
+        reward.comparer._pool._idle.put(worker)
     return [worker._process for worker in idle]
 
 
 def _scores(reward: MathReward, group: list[Any]) -> list[Any]:
-    return list(asyncio.run(reward(group)))  # type: ignore[arg-type]
+    scores = asyncio.run(reward(group))  # type: ignore[arg-type]
+    return [score.value if isinstance(score, Score) else score for score in scores]
+
+
+class Pool(WorkerPool):
+    """As the comparer makes it. `timeout_s` is of CPU time, `deadline_s` of wall time."""
+
+    def __init__(self, timeout_s: float, deadline_s: float = 60.0) -> None:
+        super().__init__("ramet_rewards.formula_worker", workers=1, deadline_s=deadline_s)
+        self.timeout_s = timeout_s
+
+    def compare(self, gold: str, answer: str) -> Any:
+        return self.submit({"golds": [gold], "answer": answer, "timeout_s": self.timeout_s})
 
 
 @pytest.mark.parametrize(
@@ -108,50 +121,75 @@ def test_an_answer_that_takes_too_much_cpu_time_is_wrong_and_the_next_one_is_jud
     assert time.monotonic() - started < 20.0
     assert first.wait() == -signal.SIGPROF
     assert _scores(reward, [write.answer(r"\frac{\sqrt{8}}{2}", r"\sqrt{2}")]) == [1.0]
-    reward._judge.close()
+    reward.comparer._pool.close()
 
 
-def test_a_gold_answer_that_cannot_be_computed_is_not_the_answers_fault(
-    write: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judge = Judge(workers=1, timeout_s=0.5)
-    assert judge.submit([r"\frac{1}{2}"], "0.5").result() is True
-    monkeypatch.setattr(judge_module, "START_S", 3.0)
-    assert judge.submit([HANGS], "x+1").result() is None
-    judge.close()
+def test_a_gold_answer_that_cannot_be_computed_is_not_the_answers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(timeout_s=0.5)
+    assert pool.compare(r"\frac{1}{2}", "0.5").result() is True
+    monkeypatch.setattr(processes, "START_S", 3.0)
+    with pytest.raises(Lost) as caught:
+        pool.compare(HANGS, "x+1").result()
+    assert caught.value.by_request is False
+    pool.close()
 
 
 def test_a_process_that_was_killed_is_replaced_and_one_that_dies_at_work_judges_nothing() -> None:
-    judge = Judge(workers=1, timeout_s=20.0)
-    assert judge.submit(["1/2"], "0.5").result() is True
-    idle = judge._idle.get_nowait()
-    judge._idle.put(idle)
+    pool = Pool(timeout_s=20.0)
+    assert pool.compare("1/2", "0.5").result() is True
+    idle = pool._idle.get_nowait()
+    pool._idle.put(idle)
     os.kill(idle._process.pid, signal.SIGKILL)
     idle._process.wait()
-    assert judge.submit(["1/2"], "0.5").result() is True
-    busy = judge._idle.get_nowait()
-    judge._idle.put(busy)
-    verdict = judge.submit(["1/2"], HANGS)
+    assert pool.compare("1/2", "0.5").result() is True
+    busy = pool._idle.get_nowait()
+    pool._idle.put(busy)
+    verdict = pool.compare("1/2", HANGS)
     time.sleep(0.5)
     os.kill(busy._process.pid, signal.SIGKILL)  # as the kernel does when memory is short
-    assert verdict.result() is None
-    judge.close()
+    with pytest.raises(Lost, match="the process ended") as caught:
+        verdict.result()
+    assert caught.value.by_request is False
+    pool.close()
 
 
 def test_a_process_that_answers_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped, it uses no CPU time: the host's doing."""
-    monkeypatch.setattr(judge_module, "GRACE_S", 0.2)
-    judge = Judge(workers=1, timeout_s=0.3)
-    assert judge.submit(["1/2"], "0.5").result() is True
-    monkeypatch.setattr(judge_module, "START_S", 2.0)
-    stopped = judge._idle.get_nowait()
-    judge._idle.put(stopped)
+    pool = Pool(timeout_s=0.3, deadline_s=3.0)
+    assert pool.compare("1/2", "0.5").result() is True
+    monkeypatch.setattr(processes, "START_S", 2.0)
+    stopped = pool._idle.get_nowait()
+    pool._idle.put(stopped)
     os.kill(stopped._process.pid, signal.SIGSTOP)
-    assert judge.submit(["1/2"], "0.5").result() is None
+    with pytest.raises(Lost) as caught:
+        pool.compare("1/2", "0.5").result()
+    assert caught.value.by_request is False
     assert stopped._process.poll() is not None
-    judge.close()
+    pool.close()
+
+
+def test_answers_that_were_not_computed_to_an_end_are_counted(write: Any) -> None:
+    reward = MathReward(MathConfig(timeout_s=0.5, workers=1))
+    group = [write.answer(a, r"\sqrt{2}", id=str(i)) for i, a in enumerate(["9^9^9^9", "x" * 1_000_000, SLOW, "3"])]
+    scores = asyncio.run(reward(group))  # type: ignore[arg-type]
+    counted = [(score.value, score.parts["refused"], score.parts["expensive"]) for score in scores]  # type: ignore[union-attr]
+    assert counted == [(0.0, 1.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 0.0)]
+    reward.comparer._pool.close()
+
+
+def test_an_answer_whose_process_somebody_ended_is_not_judged(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = MathReward(MathConfig(workers=1))
+
+    class Gone:
+        def submit(self, request: Any) -> Any:
+            future: Any = concurrent.futures.Future()
+            future.set_exception(Lost("the process ended", by_request=False))
+            return future
+
+    monkeypatch.setattr(reward.comparer, "_pool", Gone())
+    assert _scores(reward, [write.answer("x+1", r"\sqrt{2}"), write.answer("5", r"\sqrt{2}", id="1")]) == [None, None]
 
 
 def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"timeout_s is -1(.|\n)*rewards\.math\.params\.workers is 0"):
-        MathReward(MathConfig(timeout_s=-1, workers=0))
+    with pytest.raises(ValueError, match="timeout_s must be over 0, got -1; workers must be over 0, got 0"):
+        MathConfig(timeout_s=-1, workers=0)

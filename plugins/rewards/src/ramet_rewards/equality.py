@@ -75,20 +75,26 @@ def literals(answer: str) -> list[Fraction]:
     A number (also in scientific notation), a fraction or a percentage, perhaps with `x =` in front and a unit after
     it. A percentage is read both ways: "what share" and "how many per cent" have the same kind of gold answer.
     """
+    return quantity(answer)[0]
+
+
+def quantity(answer: str) -> tuple[list[Fraction], str]:
+    """The values of `literals`, and the unit after them as it is written; empty if there is none."""
     short = " ".join(answer.split())  # long runs of spaces would be tried in every way
     if len(short) > MAX_LITERAL:
-        return []
+        return [], ""
     text = without_dollars(short)
     name, equals, rest = text.partition("=")
     if equals and NAME.fullmatch(name.strip()):
         text = rest.strip()
     found = _LITERAL.match(text)
     if found is None or not _UNIT.fullmatch(text, found.end()) or not _is_unit(text[found.end() :]):
-        return []
+        return [], ""
     value = _value(found)
     if value is None:
-        return []
-    return [value, value / 100] if found["percent"] else [value]
+        return [], ""
+    unit = _unwrapped(text[found.end() :]).rstrip(".").strip()
+    return [value, value / 100] if found["percent"] else [value], unit
 
 
 def same_number(gold: Fraction, answer: str) -> bool:
@@ -96,10 +102,11 @@ def same_number(gold: Fraction, answer: str) -> bool:
 
     Decimals that agree to six places are equal, if that is to three digits of the gold answer.
     """
-    return _agree(gold, literals(answer))
+    return agree(gold, literals(answer))
 
 
-def _agree(gold: Fraction, values: Sequence[Fraction]) -> bool:
+def agree(gold: Fraction, values: Sequence[Fraction]) -> bool:
+    """Whether one of the values is the gold answer's, as `same_number` says."""
     decimals = ROUNDED
     while gold and abs(gold) * 10**decimals < 10 ** (SIGNIFICANT - 1):
         decimals += 1
@@ -110,7 +117,7 @@ def _tiny_equal(gold: str, answer: str) -> bool | None:
     """A gold answer too small for algebra, which rounds to six decimals, asks for a number. None for all others."""
     values = _powers_too(gold)
     if len(values) == 1 and 0 < abs(values[0]) * 10**ROUNDED < 10 ** (SIGNIFICANT - 1):
-        return _agree(values[0], _powers_too(answer))
+        return agree(values[0], _powers_too(answer))
     return None
 
 

@@ -1,4 +1,4 @@
-"""The process that compares formulas: `python -m ramet_rewards.worker SOCKET`. One JSON line in, one out.
+"""The process that compares formulas: `python -m ramet_rewards.formula_worker SOCKET`. One JSON line in, one out.
 
 Formulas can keep a computer algebra system busy for ever, also inside one C call that no exception interrupts. So the
 kernel keeps the limit: SIGPROF, sent after so much CPU time of this process, ends it by its default action. A loaded
@@ -35,7 +35,7 @@ def main() -> None:
             request = json.loads(line)
             with _cpu_limit(GOLDS_S):
                 golds = [_gold(gold) for gold in request["golds"]]
-            _reply(lines, "golds")
+            _reply(lines, "prepared")
             with _cpu_limit(request["timeout_s"]):
                 verdict = any_equal(golds, request["answer"])
             _reply(lines, verdict)

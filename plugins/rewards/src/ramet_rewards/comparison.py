@@ -1,0 +1,82 @@
+"""Is an answer mathematically equal to a gold answer? What the rewards on mathematics share.
+
+Words and plain numbers are compared here; the rest goes to math-verify, in a process with a limit of CPU time. What an
+answer does to the comparison is the model's doing: beyond the bounds of `bounds`, unreadable or too expensive, it is
+wrong, and counted. Only what the host did (a process killed or starved) is no verdict (None).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from enum import StrEnum
+
+from ramet import ConfigError, Rollout
+from ramet_rewards.bounds import refused
+from ramet_rewards.boxed import final
+from ramet_rewards.config import MathConfig
+from ramet_rewards.equality import number, plainly_equal, same_number
+from ramet_rewards.processes import Lost, WorkerPool
+
+PATIENCE = 10.0  # wall time waited for, as a multiple of the CPU time allowed
+GRACE_S = 2.0  # on top of it
+MOST_CHARS = 100_000  # of a final answer: a longer one is looked at no further
+
+
+class Verdict(StrEnum):
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    REFUSED = "refused"  # beyond the bounds, so not computed
+    EXPENSIVE = "expensive"  # it used its CPU time up, or crashed the process
+
+
+class MathComparer:
+    """Processes start with the first answer that is not plainly equal."""
+
+    def __init__(self, config: MathConfig) -> None:
+        self.config = config
+        deadline_s = PATIENCE * config.timeout_s + GRACE_S
+        self._pool = WorkerPool("ramet_rewards.formula_worker", workers=config.workers, deadline_s=deadline_s)
+
+    async def compare(self, golds: Sequence[str], answer: str) -> Verdict | None:
+        """The best verdict over the gold answers, which hold no boxes; None: not judged."""
+        found = final(answer)
+        if not found:
+            return Verdict.DIFFERENT
+        if len(found) > max(MOST_CHARS, *(4 * len(gold) for gold in golds)):
+            return Verdict.REFUSED
+        verdicts = [self._plain(gold, found) for gold in golds]
+        if Verdict.EQUAL in verdicts:
+            return Verdict.EQUAL
+        left = [gold for gold, verdict in zip(golds, verdicts, strict=True) if verdict is None]
+        if not left:
+            return Verdict.REFUSED if Verdict.REFUSED in verdicts else Verdict.DIFFERENT
+        request = {"golds": left, "answer": found, "timeout_s": self.config.timeout_s}
+        try:
+            equal = await asyncio.wrap_future(self._pool.submit(request))
+        except Lost as error:
+            return Verdict.EXPENSIVE if error.by_request else None
+        return Verdict.EQUAL if equal else Verdict.DIFFERENT
+
+    async def aclose(self) -> None:
+        """End the processes."""
+        await asyncio.to_thread(self._pool.close)
+
+    def _plain(self, gold: str, answer: str) -> Verdict | None:
+        """The verdict where it takes no algebra; None where it does."""
+        verdict = plainly_equal(gold, answer)
+        if verdict is None:
+            wanted = None if self.config.allow_terms else number(gold)
+            if wanted is not None:
+                verdict = same_number(wanted, answer)
+        if verdict is None:
+            return None if refused(gold, answer) is None else Verdict.REFUSED
+        return Verdict.EQUAL if verdict else Verdict.DIFFERENT
+
+
+def gold_answers(rollout: Rollout, reward: str) -> list[str]:
+    """Without their boxes. Raises `ConfigError` if the task has none."""
+    golds = [found for gold in rollout.task.answer if (found := final(gold))]
+    if not golds:
+        raise ConfigError(f"task {rollout.task.id!r} has no gold answer; the reward {reward} needs one")
+    return golds

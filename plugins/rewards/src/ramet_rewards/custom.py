@@ -1,0 +1,138 @@
+"""`custom`: a function of your own, in a file, without a package. Two forms are told apart by the parameters:
+
+    compute_score(data: list[dict]) -> list[float]                              one call a group
+    compute_score(data_source, solution_str, ground_truth, extra_info) -> float   one call a rollout, by keyword
+
+A dict is `{"output", "answer", "data_source", "extra_info"}`. A score may also be a dict with `score`, whose other
+numbers are logged as parts, or None: not judged. The function runs in a process of its own, in its main thread, so it
+may compute for long and use signals. What it raises, and what takes longer than `timeout_s`, is not judged.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ramet import ConfigError, InfraError, PluginError, Rollout, Score, Services
+from ramet_rewards.config import CustomConfig
+from ramet_rewards.processes import Lost, WorkerPool
+
+logger = logging.getLogger(__name__)
+
+
+class Custom:
+    per_rollout = False  # a list form may compare the rollouts of a group
+
+    def __init__(self, config: CustomConfig) -> None:
+        self.config = config
+        self._path = _file(config)
+        arguments = [str(self._path), config.function]
+        self._pool = WorkerPool(
+            "ramet_rewards.custom_worker", arguments, workers=config.workers, deadline_s=config.timeout_s
+        )
+        self._takes_list: bool | None = None
+
+    async def start(self, services: Services) -> None:
+        """Load the file once. Raises `ConfigError` if that fails, or if the function has neither form."""
+        await self._form()
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
+        samples = [sample_of(rollout) for rollout in group]
+        if await self._form():
+            replies = await self._call({"data": samples})
+            if not isinstance(replies, list) or len(replies) != len(group):
+                n = len(replies) if isinstance(replies, list) else type(replies).__name__
+                raise PluginError(f"{self._where()} returned {n} for {len(group)} rollouts; allowed: a list as long")
+            return [self._score(reply) for reply in replies]
+        calls = (self._call({"sample": sample}) for sample in samples)
+        return await self._each(await asyncio.gather(*calls, return_exceptions=True))
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self._pool.close)
+
+    async def _each(self, replies: Sequence[Any]) -> list[Score | None]:
+        """Scores of single calls. What one raised leaves the others alone; if all raised, the first is raised."""
+        failed = [reply for reply in replies if isinstance(reply, BaseException)]
+        if failed and (len(failed) == len(replies) or not isinstance(failed[0], InfraError)):
+            raise failed[0]
+        for error in failed[:1]:
+            logger.warning("custom: %d of %d rollouts are not judged: %s", len(failed), len(replies), error)
+        return [None if isinstance(reply, InfraError) else self._score(reply) for reply in replies]
+
+    async def _form(self) -> bool:
+        """Whether the function takes the whole group."""
+        if self._takes_list is None:
+            reply = await self._ask({"form": True})
+            if "problem" in reply:
+                raise ConfigError(f"rewards.custom: {reply['problem']}")
+            self._takes_list = bool(reply["takes_list"])
+        return self._takes_list
+
+    async def _call(self, request: Mapping[str, Any]) -> Any:
+        reply = await self._ask({**request, "arguments": dict(self.config.arguments)})
+        for key in ("problem", "raised"):
+            if key in reply:
+                raise InfraError(f"{self._where()}: {reply[key]}")
+        return reply["value"]
+
+    async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            reply: dict[str, Any] = await asyncio.wrap_future(self._pool.submit(request))
+            return reply
+        except Lost as error:
+            raise InfraError(f"{self._where()}: {error}") from error
+
+    def _score(self, reply: Any) -> Score | None:
+        if reply is None:
+            return None
+        if not isinstance(reply, dict):
+            return Score(value=reply)
+        if "score" not in reply:
+            raise PluginError(
+                f"{self._where()} returned a dict without 'score'; found: {', '.join(reply) or 'nothing'}"
+            )
+        parts = {name: float(part) for name, part in reply.items() if name != "score" and isinstance(part, int | float)}
+        return Score(value=reply["score"], parts=parts)
+
+    def _where(self) -> str:
+        return f"{self._path.name}: {self.config.function}"
+
+
+def sample_of(rollout: Rollout) -> dict[str, Any]:
+    """What a function is given of a rollout; JSON alone. One gold answer is a text, several are a list."""
+    task = rollout.task
+    extra = {
+        **task.metadata,
+        "id": task.id,
+        "question": task.question,
+        "sampled": rollout.sampled,
+        "final_answer": rollout.answer,
+        "stop": rollout.stop.value,
+        "n_tokens": rollout.n_response_tokens,
+        "tool_calls": [
+            {"name": call.name, "arguments": dict(call.arguments), "status": call.status.value, "text": call.text}
+            for call in rollout.tool_calls
+        ],
+    }
+    return {
+        "output": rollout.response,
+        "answer": task.answer[0] if len(task.answer) == 1 else list(task.answer),
+        "data_source": task.data_source,
+        "extra_info": extra,
+    }
+
+
+def _file(config: CustomConfig) -> Path:
+    """Read, not run: that is for the processes."""
+    path = Path(config.path).expanduser().absolute()
+    if not config.path or not path.is_file():
+        raise ConfigError(f"rewards.custom.params.path is {config.path!r}; allowed: a Python file that is there")
+    try:
+        ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"rewards.custom.params.path: {path} is no Python: {error}") from error
+    return path

@@ -1,0 +1,44 @@
+"""`gsm8k`: is the number after `####`, or the last number, the gold answer's? (Cobbe et al., arXiv 2110.14168)
+
+The gold answer may be the number alone or the whole published solution, which ends in `#### NUMBER`. Numbers are
+compared by value: `$1,234.00` is 1234. Only what the policy wrote is read.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from ramet import ConfigError, Reward, Rollout, per_rollout
+from ramet_rewards.boxed import final
+from ramet_rewards.config import Gsm8kConfig, Gsm8kMethod
+from ramet_rewards.equality import number
+
+_MARKED = re.compile(r"####\s*(-?\s*\\?\$?\s*-?[\d,.]*\d)")
+_NUMBER = re.compile(r"-?\\?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
+
+
+def make(config: Gsm8kConfig) -> Reward:
+    def score(rollout: Rollout) -> float:
+        found = _stated(rollout, config.method)
+        if found is None:
+            return 0.0
+        return 1.0 if found in map(gold_number, rollout.task.answer) else config.format_score
+
+    return per_rollout(score)
+
+
+def gold_number(gold: str) -> Fraction:
+    """Raises `ConfigError` for a gold answer that is no number."""
+    found = number(final(gold.rpartition("####")[2]))
+    if found is None:
+        raise ConfigError(f"the gold answer {gold[-60:]!r} is no number, and does not end in #### and one")
+    return found
+
+
+def _stated(rollout: Rollout, method: Gsm8kMethod) -> Fraction | None:
+    if method is Gsm8kMethod.STRICT:
+        found = _MARKED.findall(rollout.reply)
+    else:
+        found = _NUMBER.findall(rollout.reply if rollout.answer is None else final(rollout.answer))
+    return number(re.sub(r"[\s\\$]", "", found[-1])) if found else None

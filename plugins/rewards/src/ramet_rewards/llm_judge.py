@@ -1,0 +1,93 @@
+"""`llm_judge`: a language model says whether the answer means the same as a gold answer.
+
+1 or 0 is what the judge said. What it did not say is not judged (None), never 0: the server failed, or its reply holds
+no verdict, also when asked again. Verdicts are asked for at temperature 0 and kept in a file, so a resumed run or a
+second scoring of the same rollouts asks nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from ramet import InfraError, OpenAIClient, Rollout, Score, Services, user_prompt
+from ramet_rewards.boxed import final
+from ramet_rewards.comparison import gold_answers
+from ramet_rewards.config import LlmJudgeConfig, Normalisation
+from ramet_rewards.judge_prompts import fill, load_prompt, verdict
+from ramet_rewards.text import exact_match
+
+logger = logging.getLogger(__name__)
+
+
+class LlmJudge:
+    """`client.usage` counts requests, tokens and dollars."""
+
+    per_rollout = True
+
+    def __init__(self, config: LlmJudgeConfig) -> None:
+        self.config = config
+        self.client = OpenAIClient(config.server, "rewards.llm_judge.params.server")
+        self._prompt = load_prompt(config.prompt)
+        self._said: set[str] = set()  # reasons for which there was no verdict
+
+    async def start(self, services: Services) -> None:
+        """Raises `ConfigError` or `InfraError` if the server cannot be asked."""
+        kept = Path(self.config.cache).expanduser() if self.config.cache else services.folder / "verdicts.sqlite"
+        await self.client.start(services, cache=kept)
+        await self.client.check()
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
+        golds = tuple(gold_answers(group[0], "llm_judge"))
+        answers = sorted({final(rollout.answer) for rollout in group if rollout.answer is not None})
+        question = group[0].task.question
+        scores = await asyncio.gather(*(self._score(question, golds, answer) for answer in answers))
+        judged = dict(zip(answers, scores, strict=True))
+        return [_score(0.0) if rollout.answer is None else judged[final(rollout.answer)] for rollout in group]
+
+    async def aclose(self) -> None:
+        usage = self.client.usage
+        logger.info(
+            "llm_judge: %d verdicts asked for and %d kept ones used, %d failed, %d + %d tokens, %.2f dollars",
+            usage.requests, usage.cached, usage.failures, usage.input_tokens, usage.output_tokens, usage.dollars,
+        )  # fmt: skip
+        await self.client.aclose()
+
+    async def _score(self, question: str, golds: tuple[str, ...], answer: str) -> Score | None:
+        if not answer:
+            return _score(0.0)
+        if len(answer) > self.config.max_answer_chars:
+            return _score(0.0, too_long=1.0)
+        if exact_match(answer, golds, Normalisation.UNICODE):
+            return _score(1.0)
+        try:
+            reply = await self.client.chat(
+                user_prompt(fill(self._prompt, question, golds, answer)),
+                deadline_s=self.config.deadline_s,
+                cached=True,
+                check=lambda text: verdict(text) is not None,
+                temperature=0,
+                max_tokens=self.config.max_tokens,
+                **self.config.extra,
+            )
+        except InfraError as error:
+            self._warn(str(error))
+            return None
+        said = verdict(reply.text)
+        if said is None:
+            self._warn(f"no verdict in {reply.text[-80:]!r}")
+            return None
+        return _score(float(said), asked=1.0)
+
+    def _warn(self, reason: str) -> None:
+        """Once for each reason; the core counts the rollouts."""
+        kind = reason[:40]
+        level = logging.DEBUG if kind in self._said else logging.WARNING
+        self._said.add(kind)
+        logger.log(level, "llm_judge: an answer is not judged: %s", reason)
+
+
+def _score(value: float, *, asked: float = 0.0, too_long: float = 0.0) -> Score:
+    return Score(value=value, parts={"asked": asked, "too_long": too_long})

@@ -1,0 +1,61 @@
+"""`multiple_choice`: is the letter of the answer the gold one's?
+
+`B`, `(B)`, `b.`, `B) Paris`, `Answer: B`, `option B` and `\\text{B}` are B; a letter that begins a sentence ("A cat is
+one") and two letters are none. Where the task has a column `choices` (texts in order, or by letter), the text of the
+right choice is right too, and the gold answer may be that text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ramet import Reward, Rollout, per_rollout
+from ramet_rewards.boxed import final
+from ramet_rewards.config import MultipleChoiceConfig, Normalisation
+from ramet_rewards.text import TOKENS, exact_match
+
+_WRAPPER = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}")
+_LEAD = r"(?:(?:the\s+)?(?:(?:correct|final|best|right)\s+)?(?:answer|option|choice)(?:\s+is)?\s*[::]?\s*)*"
+_WIDE = str.maketrans({chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)})
+MOST_CHARS = 2000
+
+
+def make(config: MultipleChoiceConfig) -> Reward:
+    letter = rf"[{config.letters}{config.letters.lower()}]"
+    pattern = re.compile(rf"{_LEAD}[\[(*$\s]*({letter})(?:[\])*$]*\s*|[\])*$]*[.:),、,](?:\s*\S.*)?)", re.S | re.I)
+
+    def letter_of(text: str) -> str | None:
+        plain = _WRAPPER.sub(r"\1", final(text)).translate(_WIDE).strip()
+        found = pattern.fullmatch(plain) if len(plain) <= MOST_CHARS else None
+        rest = re.findall(rf"\b{letter}\b", plain[found.end(1) :]) if found else []
+        return None if found is None or _names_another(found[1], rest) else found[1].upper()
+
+    def score(rollout: Rollout) -> float:
+        if rollout.answer is None:
+            return 0.0
+        choices = _choices(rollout.task.metadata.get(config.choices), config.letters)
+        golds = {found for gold in rollout.task.answer if (found := letter_of(gold) or _by_text(gold, choices))}
+        given = letter_of(rollout.answer) or _by_text(final(rollout.answer)[:MOST_CHARS], choices)
+        if not golds:
+            return exact_match(final(rollout.answer), rollout.task.answer, Normalisation.UNICODE)
+        return float(given in golds)
+
+    return per_rollout(score)
+
+
+def _names_another(letter: str, rest: Sequence[str]) -> bool:
+    """`A, B` names two; the article in `B) a river` none, and capitals are what choices are written with."""
+    return any(other.isupper() and other != letter.upper() for other in rest)
+
+
+def _choices(column: object, letters: str) -> Mapping[str, str]:
+    if isinstance(column, Mapping):
+        return {str(letter).upper(): str(text) for letter, text in column.items()}
+    return dict(zip(letters, map(str, column), strict=False)) if isinstance(column, list | tuple) else {}
+
+
+def _by_text(text: str, choices: Mapping[str, str]) -> str | None:
+    tokens = TOKENS[Normalisation.UNICODE]
+    wanted = tokens(text)
+    return next((letter for letter, choice in choices.items() if wanted and tokens(choice) == wanted), None)

@@ -1,0 +1,133 @@
+"""Scorers in processes of their own, with deadlines. Threads wait for the processes, so no event loop is bound.
+
+A process runs a module of this package: it says `"ready"`, then answers each JSON line with two, `"prepared"` and the
+result. Why there is no result decides what happens. Work that used its CPU time up, or crashed its process, is the
+answer's doing (`Lost.by_request`). A process that got no CPU time, or that somebody killed, is the host's: not judged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from ramet import InfraError
+
+START_S = 120.0
+GRACE_S = 2.0  # from the end of a process's socket to its own
+OF_THE_REQUEST = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+
+
+class Lost(Exception):
+    """There is no result. `by_request`: what was asked ended the process."""
+
+    def __init__(self, message: str, *, by_request: bool) -> None:
+        super().__init__(message)
+        self.by_request = by_request
+
+
+class WorkerPool:
+    """`workers` processes of `python -m MODULE SOCKET ARGUMENT…`, started when needed and replaced when they ended."""
+
+    def __init__(self, module: str, arguments: Sequence[str] = (), *, workers: int, deadline_s: float) -> None:
+        self.deadline_s = deadline_s  # wall time from "prepared" to the result
+        self._command = [sys.executable, "-m", module]
+        self._arguments = list(arguments)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="ramet-rewards")
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+
+    def submit(self, request: Mapping[str, Any]) -> Future[Any]:
+        """The result; raises `Lost`, and `InfraError` if the process did not come up."""
+        return self._threads.submit(self._ask, dict(request))
+
+    def close(self) -> None:
+        """End the processes, after the work that is running."""
+        self._threads.shutdown()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().close()
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        worker = self._take()
+        try:
+            result = worker.ask(request, self.deadline_s)
+        except (OSError, EOFError) as error:
+            if isinstance(error, TimeoutError):
+                worker.close()
+                raise Lost(f"no result within {self.deadline_s:g} s", by_request=False) from error
+            raise Lost("the process ended", by_request=worker.ended_by_the_request()) from error
+        self._idle.put(worker)
+        return result
+
+    def _take(self) -> _Worker:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                worker = self._idle.get_nowait()
+                if worker.alive:
+                    return worker
+                worker.close()
+        return _Worker(self._command, self._arguments)
+
+
+class _Worker:
+    """A running process. Raises `InfraError` if it does not come up."""
+
+    def __init__(self, command: list[str], arguments: list[str]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno()), *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._prepared = False
+        self._socket, self._lines = ours, ours.makefile("rw", encoding="ascii")
+        try:
+            self._receive(START_S)
+        except (OSError, EOFError) as error:
+            self.close()
+            raise InfraError(f"the process {command[-1]} did not start") from error
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, Any], deadline_s: float) -> Any:
+        """Raises OSError or EOFError without a result; then `ended_by_the_request` tells why and ends the process."""
+        self._prepared = False
+        self._socket.settimeout(START_S)
+        self._lines.write(json.dumps(request) + "\n")
+        self._lines.flush()
+        self._receive(START_S)
+        self._prepared = True
+        return self._receive(deadline_s)
+
+    def ended_by_the_request(self) -> bool:
+        """Whether the process ended of its work: its CPU time was over, or a library crashed on it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)  # its socket closes a moment before it is gone
+        code = self._process.poll()
+        self.close()
+        return self._prepared and code is not None and -code in OF_THE_REQUEST
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._lines.close()
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _receive(self, timeout_s: float) -> Any:
+        self._socket.settimeout(timeout_s)
+        line = self._lines.readline()
+        if not line:
+            raise EOFError("the process ended")
+        return json.loads(line)

@@ -1,0 +1,112 @@
+"""Short answers as text: two normalisations, equality and token F1.
+
+`SQUAD` is what the question-answering data sets define (Rajpurkar et al., arXiv 1606.05250). `UNICODE` is for rewards:
+
+* compatible forms are one (NFKC: full-width digits, ligatures), and so are accents on Latin letters;
+* punctuation of every script separates words, apostrophes and the dots of abbreviations vanish;
+* numbers keep sign and decimals (-5 is not 5, 1.5 is not 15), thousands separators and trailing zeros say nothing;
+* articles go, unless nothing else is left (the `A` of a multiple choice);
+* each Chinese or Japanese character is a token of its own, and F1 counts the longest run of tokens in common, as CMRC
+  2018 does (Cui et al., arXiv 1810.07366), so that order counts where words are not separated.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ramet_rewards.config import Normalisation
+
+_ARTICLE = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_CLOSED = (("yes",), ("no",), ("noanswer",))  # share no token with a wrong one by nature: all or nothing
+_ARTICLES = {"a", "an", "the"}
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_MARKED_LATIN = re.compile(r"([a-z])[\u0300-\u036f]+")
+_ABBREVIATION = re.compile(r"\b(?:[^\W\d_]\.){2,}")
+_TOKEN = re.compile(
+    rf"(?P<number>(?:(?<![\w)\]])-)?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?)|[{_CJK}]|(?:(?![{_CJK}\d_])\w)+"
+)
+MOST_CHARS = 20_000  # of an answer; what follows is not read, and shares nothing with a gold answer
+MOST_RUN = 400  # tokens of the gold answer in which runs in common are looked for
+
+Tokens = tuple[str, ...]
+
+
+def squad_tokens(text: str) -> Tokens:
+    return tuple(_ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def unicode_tokens(text: str) -> Tokens:
+    plain = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().replace("\N{MINUS SIGN}", "-")
+    plain = unicodedata.normalize("NFC", _MARKED_LATIN.sub(r"\1", unicodedata.normalize("NFD", plain)))
+    plain = _ABBREVIATION.sub(lambda found: found[0].replace(".", ""), plain)
+    plain = re.sub(r"['\u2018\u2019\u02bc]", "", plain)
+    tokens = [_number(found[0]) if found["number"] else found[0] for found in _TOKEN.finditer(plain)]
+    words = [token for token in tokens if token not in _ARTICLES]
+    return tuple(words or tokens)
+
+
+TOKENS: dict[Normalisation, Callable[[str], Tokens]] = {
+    Normalisation.SQUAD: squad_tokens,
+    Normalisation.UNICODE: unicode_tokens,
+}
+
+
+def exact_match(answer: str, golds: Sequence[str], kind: Normalisation, *, within: bool = False) -> float:
+    """1 if the answer equals a gold answer, or holds one with `within`; else 0. An empty gold answer is never held."""
+    tokens = TOKENS[kind]
+    found = tokens(answer)
+    for gold in golds:
+        wanted = tokens(gold)
+        if found == wanted or (within and wanted and _holds(found, wanted)):
+            return 1.0
+    return 0.0
+
+
+def best_f1(answer: str, golds: Sequence[str], kind: Normalisation) -> float:
+    """The best token F1 over the gold answers, in [0, 1]."""
+    tokens = TOKENS[kind]
+    found = tokens(answer)
+    return max((_f1(found, tokens(gold), in_order=kind is Normalisation.UNICODE) for gold in golds), default=0.0)
+
+
+def _f1(found: Tokens, wanted: Tokens, *, in_order: bool) -> float:
+    if found != wanted and (found in _CLOSED or wanted in _CLOSED):
+        return 0.0
+    if in_order and any(re.match(f"[{_CJK}]", token) for token in wanted):
+        shared = _longest_run(found, wanted[:MOST_RUN])
+    else:
+        shared = (Counter(found) & Counter(wanted)).total()
+    return 2 * shared / (len(found) + len(wanted)) if shared else 0.0
+
+
+def _longest_run(found: Tokens, wanted: Tokens) -> int:
+    """Length of the longest run of tokens that is in both."""
+    longest = 0
+    before = [0] * (len(wanted) + 1)  # runs that end at the token of `found` before, by position in `wanted`
+    places: dict[str, list[int]] = {}
+    for position, token in enumerate(wanted):
+        places.setdefault(token, []).append(position)
+    for token in found:
+        now = [0] * (len(wanted) + 1) if token in places or any(before) else before
+        for position in places.get(token, ()):
+            now[position + 1] = before[position] + 1
+            longest = max(longest, now[position + 1])
+        before = now
+    return longest
+
+
+def _holds(found: Tokens, wanted: Tokens) -> bool:
+    return f" {' '.join(wanted)} " in f" {' '.join(found)} "
+
+
+def _number(text: str) -> str:
+    plain = text.replace(",", "")
+    sign, digits = ("-", plain[1:]) if plain.startswith("-") else ("", plain)
+    whole, _, decimals = digits.partition(".")
+    whole, decimals = whole.lstrip("0") or "0", decimals.rstrip("0")
+    return f"{sign}{whole}{'.' if decimals else ''}{decimals}"
