@@ -21,6 +21,8 @@ class Bench:
     """Runs programs; every session has its own tool and closes it."""
 
     def session(self, steps: Callable[[PythonTool], Awaitable[Any]], **options: Any) -> Any:
+        options.setdefault("preload", [])  # importing sympy takes long, and few tests need it
+
         async def run() -> Any:
             tool = PythonTool(PythonConfig(**options))
             try:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from ramet import InfraError
-from ramet_tools_python import sandbox as sandbox_module
+from ramet_tools_python import slots as slots_module
 from ramet_tools_python.tool import PythonTool
 
 
 def _zygote(tool: PythonTool) -> int:
-    assert tool._sandbox is not None and tool._sandbox._zygote is not None
-    return tool._sandbox._zygote.process.pid
+    assert tool._pool is not None and tool._pool.slots._zygote is not None
+    return tool._pool.slots._zygote.process.pid
 
 
 def test_the_next_call_works_when_the_zygote_was_killed(bench: Any, tmp_path: Path) -> None:
@@ -65,11 +65,11 @@ def test_a_program_that_kills_its_slot_is_an_infrastructure_error_and_harms_no_l
             await bench.call(tool, "import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(9)")
         return str((await bench.call(tool, "'alive'")).text)
 
-    assert bench.session(steps, slots=2) == "alive"
+    assert bench.session(steps, slots=2, isolation="0") == "alive"
 
 
 def test_a_slot_that_hangs_is_replaced_after_the_second_deadline(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_module, "GRACE_S", 0.3)
+    monkeypatch.setattr(slots_module, "GRACE_S", 0.3)
     seen: list[int] = []
 
     async def steps(tool: PythonTool) -> str:
@@ -79,7 +79,7 @@ def test_a_slot_that_hangs_is_replaced_after_the_second_deadline(bench: Any, mon
             await bench.call(tool, "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(9)")
         return str((await bench.call(tool, "'alive'")).text)
 
-    assert bench.session(steps, slots=1, timeout_s=0.3) == "alive"
+    assert bench.session(steps, slots=1, timeout_s=0.3, isolation="0") == "alive"
     assert not bench.exists(seen[0])
 
 
@@ -125,10 +125,10 @@ from ramet_tools_python.config import PythonConfig
 from ramet_tools_python.tool import PythonTool
 
 async def main():
-    tool = PythonTool(PythonConfig(timeout_s=60, slots=2, scratch=sys.argv[1]))
+    tool = PythonTool(PythonConfig(timeout_s=60, slots=2, scratch=sys.argv[1], isolation="0"))
     call = lambda code: tool(ToolCall(name="python", arguments={"code": code}))
     await call("1")
-    print(tool._sandbox._zygote.process.pid, flush=True)
+    print(tool._pool.slots._zygote.process.pid, flush=True)
     await call("import subprocess; subprocess.run(['sleep', '300'], start_new_session=True)")
 
 asyncio.run(main())
@@ -147,6 +147,6 @@ def test_a_killed_client_takes_everything_with_it(bench: Any, tmp_path: Path) ->
 
 
 def test_the_level_of_isolation_is_logged_once(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="ramet_tools_python"):
-        bench.results("1", "2")
+    with caplog.at_level(logging.INFO, logger="ramet.tools.python"):
+        bench.results("1", "2", isolation="0")
     assert sum("isolation level 0" in record.getMessage() for record in caplog.records) == 1

@@ -12,7 +12,7 @@ import pytest
 from ramet import ConfigError, InfraError, ToolCall, ToolError
 from ramet.testing.tool import check_tool
 from ramet_tools_python.config import PythonConfig
-from ramet_tools_python.tool import PythonTool
+from ramet_tools_python.tool import PythonTool, python_tool
 
 
 def test_the_tool_keeps_the_contract() -> None:
@@ -52,7 +52,9 @@ def test_a_running_tool_pickles_without_its_processes(bench: Any) -> None:
         await copy.aclose()
         return text, copy.config
 
-    assert bench.session(steps, slots=1, memory_mb=300) == ("2", PythonConfig(slots=1, memory_mb=300))
+    assert bench.session(steps, slots=1, memory_mb=300) == (
+        "2", PythonConfig(slots=1, memory_mb=300, preload=[]),
+    )
 
 
 def test_slots_run_programs_at_the_same_time(bench: Any) -> None:
@@ -90,17 +92,24 @@ def test_preloaded_modules_are_there_without_an_import_of_their_own(bench: Any) 
 
 def test_all_wrong_options_are_reported_together() -> None:
     config = PythonConfig(
-        slots=0, level="9", preload=["no_such_module"], interpreter="/no/such/python", scratch="/no/such/folder"
+        slots=0, isolation="9", require=["magic"], state="?", preload=["no_such_module"], python="/no/such/python",
+        scratch="/no/such/folder",
     )
     with pytest.raises(ConfigError) as caught:
-        PythonTool(config)
-    for part in ("slots is 0", "level is '9'; allowed: auto, 0", "/no/such/python", "/no/such/folder"):
-        assert part in str(caught.value)
+        python_tool(config)
+    assert str(caught.value).splitlines() == [
+        "tools.python.params.slots is 0; allowed: more than 0",
+        "tools.python.params.state is '?'; allowed: call, rollout",
+        "tools.python.params.isolation is '9'; allowed: auto, 0, 1, 2, 3",
+        "tools.python.params.require names 'magic'; allowed: network_off, no_processes, file_write, file_read",
+        "tools.python.params.python is '/no/such/python'; allowed: an executable file",
+        "tools.python.params.scratch is '/no/such/folder'; allowed: a folder that can be written",
+    ]
     with pytest.raises(ConfigError, match="preload names 'no_such_module'"):
         PythonTool(PythonConfig(preload=["no_such_module"]))
 
 
 def test_the_result_says_how_the_program_ended(bench: Any) -> None:
-    metadata = bench.results("1/0")[0].metadata
+    metadata = bench.results("1/0", isolation="0")[0].metadata
     assert (metadata["status"], metadata["rc"], metadata["level"]) == ("error", 1, 0)
     assert metadata["wall_ms"] > 0 and metadata["cpu_ms"] > 0

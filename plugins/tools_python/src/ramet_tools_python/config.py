@@ -8,41 +8,51 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from ramet import ConfigError
+from ramet_tools_python.isolation import LEVELS, PROMISES
 
-LEVELS = ("auto", "0")
+ISOLATION = ("auto", *map(str, LEVELS))
+STATES = ("call", "rollout")
+KEYS = "tools.python.params"
 
 
 @dataclass(kw_only=True, slots=True)
 class PythonConfig:
-    timeout_s: float = 5.0  # wall time of one program; the slot adds at most half a second
+    timeout_s: float = 5.0  # what one program may compute and sleep; waiting for a processor does not count
     memory_mb: int = 512  # what one program may allocate above the interpreter itself
     slots: int = 4  # programs that run at the same time
-    queue_timeout_s: float = 45.0  # wait for a free slot before the call counts as our failure
+    queue_timeout_s: float = 40.0  # wait for a free slot before the call counts as our failure
     max_stdout_kb: int = 64  # kept and shown; the rest is cut, and the text tells so
     max_stderr_kb: int = 16
     max_output_kb: int = 4096  # a program that writes more is stopped
     max_file_mb: int = 16  # size of one file that a program writes
-    preload: list[str] = field(default_factory=list)  # modules imported once, before the programs: faster first use
-    interpreter: str | None = None  # path of another Python (3.11 or newer); null: the one that runs Ramet
+    scratch_mb: int = 64  # size of all files of one program, where namespaces are in force (isolation 3)
+    preload: list[str] | None = None  # modules imported once, before the programs; null: numpy and sympy if installed
+    python: str | None = None  # path of another Python (3.11 or newer); null: the one that runs Ramet
     scratch: str | None = None  # folder for the programs' working directories; null: the system's temporary folder
-    level: str = "auto"  # isolation: "auto" takes the highest there is; "0" is the only one so far
+    isolation: str = "auto"  # 0 to 3: exactly this level, or no start; auto: the highest that this host allows
+    require: list[str] = field(default_factory=list)  # promises without which it does not start: network_off, …
+    state: str = "call"  # how long variables live: for one call, or for one rollout
 
 
 def check(config: PythonConfig) -> None:
     """Raise one `ConfigError` that lists everything wrong with the options."""
-    positive = ("timeout_s", "memory_mb", "slots", "queue_timeout_s", "max_stdout_kb", "max_stderr_kb", "max_file_mb")
+    positive = (
+        "timeout_s", "memory_mb", "slots", "queue_timeout_s", "max_stdout_kb", "max_stderr_kb", "max_file_mb",
+        "scratch_mb",
+    )  # fmt: skip
     problems = [
-        f"tools.python.params.{name} is {getattr(config, name)!r}; allowed: more than 0"
+        f"{KEYS}.{name} is {getattr(config, name)!r}; allowed: more than 0"
         for name in positive
         if getattr(config, name) <= 0
     ]
     if config.max_output_kb < config.max_stdout_kb + config.max_stderr_kb:
         problems.append(
-            f"tools.python.params.max_output_kb is {config.max_output_kb}; allowed: at least max_stdout_kb + "
+            f"{KEYS}.max_output_kb is {config.max_output_kb}; allowed: at least max_stdout_kb + "
             f"max_stderr_kb = {config.max_stdout_kb + config.max_stderr_kb}"
         )
-    if config.level not in LEVELS:
-        problems.append(f"tools.python.params.level is {config.level!r}; allowed: {', '.join(LEVELS)}")
+    if config.state not in STATES:
+        problems.append(f"{KEYS}.state is {config.state!r}; allowed: {', '.join(STATES)}")
+    problems += _isolation(config)
     problems += _missing(config)
     if sys.platform != "linux":
         problems.append(f"tools.python needs Linux, this is {sys.platform}")
@@ -50,13 +60,28 @@ def check(config: PythonConfig) -> None:
         raise ConfigError("\n".join(problems))
 
 
+def _isolation(config: PythonConfig) -> list[str]:
+    problems = []
+    if str(config.isolation) not in ISOLATION:
+        problems.append(f"{KEYS}.isolation is {config.isolation!r}; allowed: {', '.join(ISOLATION)}")
+    for name in config.require:
+        if name not in PROMISES:
+            problems.append(f"{KEYS}.require names {name!r}; allowed: {', '.join(PROMISES)}")
+        elif config.isolation in ISOLATION[1:] and int(config.isolation) < PROMISES[name]:
+            problems.append(
+                f"{KEYS}.require names {name}, which needs isolation {PROMISES[name]}; {KEYS}.isolation is "
+                f"{config.isolation}"
+            )
+    return problems
+
+
 def _missing(config: PythonConfig) -> list[str]:
     problems = []
-    if config.interpreter is not None and not os.access(config.interpreter, os.X_OK):
-        problems.append(f"tools.python.params.interpreter is {config.interpreter!r}; allowed: an executable file")
-    if config.scratch is not None and not os.access(config.scratch, os.W_OK):
-        problems.append(f"tools.python.params.scratch is {config.scratch!r}; allowed: a folder that can be written")
-    if config.interpreter is None:
-        absent = [name for name in config.preload if find_spec(name.partition(".")[0]) is None]
-        problems += [f"tools.python.params.preload names {name!r}, which is not installed" for name in absent]
+    if config.python is not None and not (os.path.isfile(config.python) and os.access(config.python, os.X_OK)):
+        problems.append(f"{KEYS}.python is {config.python!r}; allowed: an executable file")
+    if config.scratch is not None and not (os.path.isdir(config.scratch) and os.access(config.scratch, os.W_OK)):
+        problems.append(f"{KEYS}.scratch is {config.scratch!r}; allowed: a folder that can be written")
+    if config.python is None:
+        absent = [name for name in config.preload or () if find_spec(name.partition(".")[0]) is None]
+        problems += [f"{KEYS}.preload names {name!r}, which is not installed" for name in absent]
     return problems

@@ -19,7 +19,7 @@ class Status(StrEnum):
     ERROR = "error"  # an exception or an exit code
     TIMEOUT = "timeout"
     CPU_LIMIT = "cpu_limit"
-    MEMORY_LIMIT = "memory_limit"  # enforced from outside; at level 0 Python itself raises MemoryError: `error`
+    MEMORY_LIMIT = "memory_limit"  # reserved for limits from outside: Python itself raises MemoryError, an `error`
     OUTPUT_LIMIT = "output_limit"
     FILE_LIMIT = "file_limit"
     SIGNAL = "signal"
@@ -43,6 +43,7 @@ _REASONS = {
     Status.SIGNAL: "[the program crashed]",
     Status.KILLED: "[the program was killed]",
 }
+RESTORED = "[the variables are as they were before this program]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class PythonResult:
     cpu_ms: float = 0.0
     queue_ms: float = 0.0
     level: int = 0
+    restored: bool = False  # variables are kept between calls, but those of this one are lost
 
     @property
     def text(self) -> str:
@@ -66,10 +68,12 @@ class PythonResult:
         parts = [_stream(self.stdout, self.truncated_stdout)]
         if self.status is not Status.OK:
             parts += [_stream(self.stderr, self.truncated_stderr), _REASONS.get(self.status, "")]
-        text = "\n".join(part for part in parts if part)
-        if not text and self.status is Status.ERROR:
-            return f"[the program ended with exit code {self.rc}]"
-        return text or NO_OUTPUT
+        text = "\n".join(part for part in parts if part) or self._silent
+        return f"{text}\n{RESTORED}" if self.restored else text
+
+    @property
+    def _silent(self) -> str:
+        return f"[the program ended with exit code {self.rc}]" if self.status is Status.ERROR else NO_OUTPUT
 
 
 def read_reply(reply: dict[str, Any], *, queue_ms: float, level: int) -> PythonResult:

@@ -1,14 +1,18 @@
-"""The tool `python`: one program in, its output out. Nothing is kept between calls."""
+"""The tool `python`: one program in, its output out."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
+from typing import Any, Generic, Literal, Self, TypeVar
 
-from ramet import ToolCall, ToolError, ToolResult, ToolSchema
-from ramet_tools_python.config import PythonConfig, check
-from ramet_tools_python.result import Status
+from ramet import ConfigError, Services, Task, ToolCall, ToolError, ToolResult, ToolSchema
+from ramet_tools_python.config import KEYS, PythonConfig, check
+from ramet_tools_python.isolation import Isolation
+from ramet_tools_python.result import PythonResult, Status
 from ramet_tools_python.sandbox import Sandbox
+from ramet_tools_python.sessions import Session, Sessions
 
 SCHEMA = ToolSchema(
     name="python",
@@ -22,51 +26,126 @@ SCHEMA = ToolSchema(
         "required": ["code"],
     },
 )
+KEEPING_SCHEMA = replace(
+    SCHEMA,
+    description=(
+        "Runs a Python program and returns what it prints. If the last line is an expression, its value is printed "
+        "too. Variables, functions and imports are kept for your next calls; files are not."
+    ),
+    idempotent=False,
+)
+P = TypeVar("P", Sandbox, Sessions)
 
 
-class PythonTool:
-    """Starts its interpreter with the first call; may be made before any event loop runs, and pickled."""
+class _Interpreter(Generic[P]):
+    """Starts its processes with the first call; may be made before any event loop runs, and pickled."""
 
-    schema = SCHEMA
+    _pool_class: type[P]
+    state: str
 
-    def __init__(self, config: PythonConfig) -> None:
-        check(config)
-        self.config = config
-        self._sandbox: Sandbox | None = None
-        self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None  # process and loop that the sandbox belongs to
+    def __init__(self, config: PythonConfig | None = None) -> None:
+        self.config = PythonConfig(state=self.state) if config is None else config
+        check(self.config)
+        if self.config.state != self.state:
+            raise ConfigError(f"{KEYS}.state is {self.config.state!r}; allowed for {type(self).__name__}: {self.state}")
+        self._pool: P | None = None
+        self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None  # process and loop that the pool belongs to
 
-    def __reduce__(self) -> tuple[type[PythonTool], tuple[PythonConfig]]:
-        return PythonTool, (self.config,)
+    def __reduce__(self) -> tuple[type[Self], tuple[PythonConfig]]:
+        return type(self), (self.config,)
 
-    async def __call__(self, call: ToolCall) -> ToolResult:
-        result = await self._own_sandbox().run(_code(call))
-        return ToolResult(
-            text=result.text,
-            error=result.status is not Status.OK,
-            metadata={
-                "status": str(result.status),
-                "rc": result.rc,
-                "wall_ms": result.wall_ms,
-                "cpu_ms": result.cpu_ms,
-                "queue_ms": result.queue_ms,
-                "level": result.level,
-            },
-        )
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    async def start(self, services: Services) -> None:
+        """Raises `ConfigError` if this host cannot isolate programs as the options ask. Writes the level to the run."""
+        (await self.isolation()).record(services.folder)
+
+    async def isolation(self) -> Isolation:
+        """What is in force here. Starts the interpreter if need be; raises as `start`."""
+        return await self._own_pool().start()
 
     async def aclose(self) -> None:
-        if self._sandbox is not None:
-            sandbox, self._sandbox = self._own_sandbox(), None
-            await sandbox.close()
+        if self._pool is not None:
+            pool, self._pool = self._own_pool(), None
+            await pool.close()
 
-    def _own_sandbox(self) -> Sandbox:
-        """The sandbox of this process and loop: sockets must not be shared with a forked process or a closed loop."""
+    def _own_pool(self) -> P:
+        """The one of this process and loop: sockets must not be shared with a forked process or a closed loop."""
         owner = (os.getpid(), asyncio.get_running_loop())
-        if self._sandbox is not None and owner != self._owner:
-            self._sandbox.abandon()
-            self._sandbox = None
-        if self._sandbox is None:
-            self._sandbox, self._owner = Sandbox(self.config), owner
-        return self._sandbox
+        if self._pool is not None and owner != self._owner:
+            self._pool.abandon()
+            self._pool = None
+        if self._pool is None:
+            self._pool, self._owner = self._pool_class(self.config), owner
+        return self._pool
+
+
+class PythonTool(_Interpreter[Sandbox]):
+    """Nothing is kept between calls."""
+
+    schema = SCHEMA
+    state = "call"
+    _pool_class = Sandbox
+
+    async def run(self, code: str) -> PythonResult:
+        """Run one program. Raises `InfraError` if our side failed."""
+        return await self._own_pool().run(code)
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        return _as_tool_result(await self.run(_code(call)))
+
+
+class KeepingPythonTool(_Interpreter[Sessions]):
+    """Variables are kept between the calls of a rollout; a fork begins with a copy of those of its fork point."""
+
+    schema = KEEPING_SCHEMA
+    state = "rollout"
+    forks: Literal["copy", "replay", "none"] = "copy"
+    _pool_class = Sessions
+
+    async def open(self, task: Task | None = None, seed: int = 0) -> Session:
+        return await self._own_pool().open()
+
+    async def fork(self, state: Session) -> Session:
+        return await self._own_pool().fork(state)
+
+    async def close(self, state: Session) -> None:
+        await self._own_pool().close_session(state)
+
+    async def run(self, code: str, state: Session) -> PythonResult:
+        """Run one program with the variables of `state`. Raises `InfraError` if our side failed."""
+        return await self._own_pool().run(state, code)
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        code = _code(call)
+        if call.state is not None:
+            return _as_tool_result(await self.run(code, call.state))
+        state = await self.open()  # called outside a rollout: variables that nobody can ask for again
+        try:
+            return _as_tool_result(await self.run(code, state))
+        finally:
+            await self.close(state)
+
+
+def python_tool(config: PythonConfig) -> PythonTool | KeepingPythonTool:
+    """The tool for these options. Raises `ConfigError`."""
+    return KeepingPythonTool(config) if config.state == "rollout" else PythonTool(config)
+
+
+def _as_tool_result(result: PythonResult) -> ToolResult:
+    metadata: dict[str, Any] = {
+        "status": str(result.status),
+        "rc": result.rc,
+        "wall_ms": result.wall_ms,
+        "cpu_ms": result.cpu_ms,
+        "queue_ms": result.queue_ms,
+        "level": result.level,
+    }
+    return ToolResult(text=result.text, error=result.status is not Status.OK, metadata=metadata)
 
 
 def _code(call: ToolCall) -> str:

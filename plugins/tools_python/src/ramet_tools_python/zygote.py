@@ -19,6 +19,7 @@ from typing import Any
 from ramet import InfraError
 from ramet_tools_python.config import PythonConfig
 from ramet_tools_python.inside import scratch, wire
+from ramet_tools_python.isolation import Isolation
 
 START_S = 60.0  # for the interpreter and its preloaded modules
 STOP_S = 5.0  # for an orderly end
@@ -59,7 +60,7 @@ class ZygoteProcess:
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, folder: str) -> None:
         self.process, self.control, self.folder = process, control, folder
-        self.level = 0
+        self.isolation = Isolation(level=0)
 
     @classmethod
     async def start(cls, config: PythonConfig) -> ZygoteProcess:
@@ -77,15 +78,16 @@ class ZygoteProcess:
             raise
         if "error" in reply:
             await asyncio.to_thread(zygote.stop)
-            raise InfraError(f"tools.python.params.preload: {reply['error']}")
-        zygote.level = reply["level"]
+            raise InfraError(f"the interpreter of the python tool: {reply['error']}")
+        missing = {int(level): why for level, why in reply["missing"].items()}
+        zygote.isolation = Isolation(level=reply["level"], way=reply["way"], missing=missing)
         return zygote
 
     @classmethod
     def _exec(cls, config: PythonConfig) -> ZygoteProcess:
         ours, theirs = _pair()
         folder = tempfile.mkdtemp(prefix="ramet-python-", dir=config.scratch)
-        program = [config.interpreter or sys.executable, *_FLAGS, "-c", _BOOT, str(Path(__file__).parent)]
+        program = [config.python or sys.executable, *_FLAGS, "-c", _BOOT, str(Path(__file__).parent)]
         try:
             process = subprocess.Popen(
                 [*program, str(theirs.fileno())],
@@ -144,8 +146,8 @@ class Slot:
             if not self.sock.recv(1, socket.MSG_PEEK):
                 raise EOFError("the slot is gone")
 
-    async def call(self, code: str, timeout_s: float) -> dict[str, Any]:
-        await send(self.sock, {"code": code, "timeout_s": timeout_s})
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        await send(self.sock, request)
         return await receive(self.sock)
 
     def hang_up(self) -> None:
@@ -160,12 +162,16 @@ class Slot:
 def _settings(config: PythonConfig, folder: str) -> dict[str, Any]:
     return {
         "folder": folder,
-        "preload": list(config.preload),
+        "preload": None if config.preload is None else list(config.preload),
+        "isolation": None if config.isolation == "auto" else int(config.isolation),
+        "keeps": config.state == "rollout",
         "limits": {
             "address_space": config.memory_mb << 20,
             "file_size": config.max_file_mb << 20,
+            "scratch": config.scratch_mb << 20,
             "stdout": config.max_stdout_kb << 10,
             "stderr": config.max_stderr_kb << 10,
             "output": config.max_output_kb << 10,
+            "seconds": config.timeout_s,
         },
     }

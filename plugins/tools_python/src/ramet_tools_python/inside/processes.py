@@ -10,15 +10,28 @@ import ctypes
 import os
 import signal
 import time
+from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def call(number: int, *arguments: Any) -> int:
+    """The system call of this number. Raises OSError."""
+    words = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    result: int = _libc.syscall(ctypes.c_long(number), *words)
+    if result < 0:
+        problem = ctypes.get_errno()
+        raise OSError(problem, os.strerror(problem))
+    return result
 
 
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl {option}")
+        problem = ctypes.get_errno()
+        raise OSError(problem, os.strerror(problem))
 
 
 def become_subreaper() -> None:
@@ -32,6 +45,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def become(user: int) -> None:
+    """Run as this user, and as the group of that number, from now on."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
 def drop_privileges() -> None:
     """Give up every capability for good: root without them can raise no limit and set no clock."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
@@ -39,6 +59,29 @@ def drop_privileges() -> None:
     none = (ctypes.c_uint32 * 6)()
     if _libc.capset(header, none) != 0:
         raise OSError(ctypes.get_errno(), "capset")
+
+
+def cpu_s(process: int) -> float | None:
+    """Processor time that it has used, in seconds; None if it is gone.
+
+    The clock of another process has its number in the upper bits (the kernel's `include/linux/posix-timers.h`).
+    """
+    try:
+        return time.clock_gettime((~process << 3) | 2)
+    except OSError:
+        return None
+
+
+def waited_s(process: int) -> float | None:
+    """Seconds that its first thread was ready to run and had no processor; None if this kernel or host does not tell.
+
+    Source: the kernel's `Documentation/scheduler/sched-stats.rst`, "/proc/<pid>/schedstat".
+    """
+    try:
+        with open(f"/proc/{process}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def kill_group(leader: int) -> None:
@@ -62,6 +105,14 @@ def kill_children(spare: frozenset[int] = frozenset(), patience_s: float = 2.0) 
         for pid in strays:
             os.waitpid(pid, 0)
     return False
+
+
+def is_child(process: int) -> bool:
+    try:
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def has_children() -> bool:

@@ -1,154 +1,172 @@
-"""A slot: runs one program after the other for the client, each in a child of its own.
+"""A slot: runs one program after the other for the client, each in a process of its own.
 
-The slot owns the deadline, the pipes and the clean-up. It lives as long as its socket: end-of-file means that the
+The slot owns the deadline, the output and the clean-up. It lives as long as its socket: end-of-file means that the
 client is gone or has given up the call, and the slot ends with everything it started.
+
+Where variables are kept, a *state* is a process that stands still. A program runs in a copy of it, which becomes the
+state if it lives on; a program that is killed leaves the state as it was. Files are not kept, and programs of a slot
+never run at the same time, so two states share nothing.
 """
 
 from __future__ import annotations
 
 import errno
-import math
 import os
-import select
-import signal
 import socket
-import time
 from typing import Any
 
-from . import child, processes, scratch, wire
-
-TIMEOUT, OUTPUT_LIMIT, GONE = "timeout", "output_limit", "gone"
-
-
-class Capture:
-    """One output stream: keeps the beginning, counts everything."""
-
-    def __init__(self, keep: int) -> None:
-        self.keep, self.kept, self.total = keep, bytearray(), 0
-        self.read_end, self.write_end = os.pipe()
-        os.set_blocking(self.read_end, False)
-
-    def read(self, limit: int) -> bool:
-        """Take what is there, at most `limit` bytes in all. False: the stream has ended."""
-        while self.total <= limit:
-            try:
-                data = os.read(self.read_end, 1 << 16)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            self.total += len(data)
-            self.kept += data[: self.keep - len(self.kept)]
-        return True
-
-    def close(self) -> None:
-        os.close(self.read_end)
-
-    @property
-    def text(self) -> str:
-        return self.kept.decode("utf-8", "replace")
+from . import child, landlock, namespaces, processes, scratch, wire
+from .call import DONE, GONE, OUTPUT_LIMIT, Call, status_of
+from .worker import Unusable, Worker
 
 
-class Call:
-    """One program, from the fork until it is reaped."""
+class Slot:
+    """`readable`: what programs may read; None: they are not kept from files."""
 
-    def __init__(self, code: str, timeout_s: float, folder: str, limits: child.Limits) -> None:
-        self.limits, self.timeout_s, self.cpu_s = limits, timeout_s, math.ceil(timeout_s) + 1
-        self.out, self.err = Capture(limits.stdout), Capture(limits.stderr)
-        setup, setup_write = os.pipe()
-        streams = child.Streams(self.out.write_end, self.err.write_end, setup_write)
-        slot = os.getpid()
-        self.started = time.monotonic()
-        self.pid = os.fork()
-        if self.pid == 0:
-            child.run(code, folder, streams, limits, self.cpu_s, slot)
-        for end in streams:
-            os.close(end)
-        with open(setup, "rb") as report:  # ends when the program starts
-            self.setup_error = report.read().decode()
+    def __init__(
+        self,
+        client: socket.socket,
+        folder: str,
+        limits: child.Limits,
+        confinement: child.Confinement,
+        readable: list[str] | None,
+    ) -> None:
+        self.client, self.folder, self.limits, self.confinement = client, folder, limits, confinement
+        self.readable = readable
+        self.own_mount = folder == namespaces.SCRATCH
+        self.spare: Worker | None = None
+        self.states: dict[int, Worker] = {}
 
-    def watch(self, client: socket.socket) -> str | None:
-        """Wait for the end; returns why the program must be killed, None if it ended by itself."""
-        ended = os.pidfd_open(self.pid)
-        poller = select.poll()
-        for readable in (ended, client.fileno(), self.out.read_end, self.err.read_end):
-            poller.register(readable, select.POLLIN)
+    def serve(self) -> None:
+        """Answer requests until the client is gone."""
+        processes.become_subreaper()
         try:
+            self._prepare_folder()
             while True:
-                left = self.started + self.timeout_s - time.monotonic()
-                if left <= 0:
-                    return TIMEOUT
-                ready = {descriptor for descriptor, _ in poller.poll(math.ceil(left * 1000))}
-                if client.fileno() in ready:
-                    return GONE
-                for stream in (self.out, self.err):
-                    if stream.read_end in ready and not stream.read(self.limits.output):
-                        poller.unregister(stream.read_end)
-                if self._too_much():
-                    return OUTPUT_LIMIT
-                if ended in ready:
-                    return None
+                wire.send(self.client, {"ready": True})
+                if self.spare is None:
+                    self.spare = self._start()
+                request = wire.receive(self.client)
+                reply = None if request is None else self._answer(request)
+                if reply is None:
+                    return
+                wire.send(self.client, reply)
+                self._clean()
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                raise
         finally:
-            os.close(ended)
+            self._end()
 
-    def finish(self, verdict: str | None) -> dict[str, Any]:
-        """Kill what is left, collect output and exit code."""
-        processes.kill_group(self.pid)
-        _, code, usage = os.wait4(self.pid, 0)
-        wall_s, cpu_s = time.monotonic() - self.started, usage.ru_utime + usage.ru_stime
-        if processes.has_children() and not processes.kill_children():
-            raise RuntimeError("processes of the program could not be killed")
-        for stream in (self.out, self.err):
-            stream.read(self.limits.output)
-            stream.close()
-        if verdict is None and self._too_much():
-            verdict = OUTPUT_LIMIT
-        status = "setup_error" if self.setup_error else verdict or _status(code, cpu_s, self.cpu_s)
-        return {
-            "status": status,
-            "rc": os.waitstatus_to_exitcode(code),
-            "stdout": self.out.text,
-            "stderr": self.setup_error or self.err.text,
-            "truncated_stdout": self.out.total > self.out.keep,
-            "truncated_stderr": self.err.total > self.err.keep,
-            "wall_ms": wall_s * 1000,
-            "cpu_ms": cpu_s * 1000,
-        }
+    def _prepare_folder(self) -> None:
+        if self.own_mount:
+            return
+        os.makedirs(self.folder, 0o700, exist_ok=True)
+        if self.confinement.user is not None:
+            os.chown(self.folder, self.confinement.user, self.confinement.user)
 
-    def _too_much(self) -> bool:
-        return self.out.total + self.err.total > self.limits.output
+    def _start(self) -> Worker:
+        rules = None
+        if self.readable is not None:
+            readable = [*self.readable, *namespaces.FACTS]
+            rules = landlock.make_rules(readable, namespaces.DEVICES, [self.folder])
+        try:
+            return Worker.start(self.folder, self.limits, self.confinement, rules)
+        finally:
+            if rules is not None:
+                os.close(rules)
 
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """None if the client is gone."""
+        if "drop" in request:
+            self._drop(request["drop"])
+            return {}
+        if "fork" in request:
+            return self._fork(request["fork"], request["to"])
+        try:
+            return self._run(request["code"], request.get("state"))
+        except Unusable as error:
+            return {"status": "setup_error", "stderr": str(error)}
 
-def _status(code: int, cpu_s: float, cpu_limit_s: int) -> str:
-    if os.WIFEXITED(code):
-        return "ok" if os.WEXITSTATUS(code) == 0 else "error"
-    killer = os.WTERMSIG(code)
-    if killer == signal.SIGXCPU or (killer == signal.SIGKILL and cpu_s >= cpu_limit_s):
-        return "cpu_limit"
-    if killer == signal.SIGXFSZ:
-        return "file_limit"
-    return "killed" if killer == signal.SIGKILL else "signal"
+    def _run(self, code: str, state: int | None) -> dict[str, Any] | None:
+        before = None if state is None else self.states.get(state)
+        worker = self._take_spare() if before is None else self._copy_or_restart(state, before)
+        call = Call(worker, code, self.limits)
+        end = call.watch(self.client)
+        cpu_s = call.clock.cpu_s()
+        if end.verdict == DONE and state is not None and end.rc is not None:
+            worker.pause()
+            call.collect()
+            if before is not None:
+                before.end()
+            self.states[state] = worker
+            status = OUTPUT_LIMIT if call.too_much else "error" if end.rc else "ok"
+            return call.reply(status, end.rc, cpu_s, restored=False)
+        code_, used_s = worker.end()
+        self._kill_strays()
+        call.collect()
+        if end.verdict == GONE:
+            return None
+        verdict = end.verdict or (OUTPUT_LIMIT if call.too_much else status_of(code_, used_s, self.limits.cpu_s))
+        return call.reply(verdict, os.waitstatus_to_exitcode(code_), used_s, restored=state is not None)
 
-
-def serve(client: socket.socket, folder: str, limits: child.Limits) -> None:
-    """Answer calls until the client is gone."""
-    processes.become_subreaper()
-    try:
-        while True:
-            wire.send(client, {"ready": True})
-            request = wire.receive(client)
-            if request is None:
-                return
-            os.makedirs(folder, 0o700, exist_ok=True)
-            call = Call(request["code"], request["timeout_s"], folder, limits)
-            verdict = call.watch(client)
-            reply = call.finish(verdict)
-            if verdict == GONE:
-                return
-            wire.send(client, reply)
-            scratch.empty(folder)  # kept while it serves: making and removing folders is slow on some disks
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+    def _take_spare(self) -> Worker:
+        worker, self.spare = self.spare or self._start(), None
+        try:
+            worker.wait_ready()
+        except Unusable:
+            worker.end()
             raise
-    finally:
-        scratch.remove(folder)
+        return worker
+
+    def _copy_or_restart(self, state: int | None, before: Worker) -> Worker:
+        """A copy; a process that its own programs broke so that it cannot be copied is replaced by a fresh one."""
+        try:
+            worker = before.copy()
+        except Unusable:
+            return self._take_spare()
+        self._clean()  # it may have written while it copied itself
+        return worker
+
+    def _fork(self, state: int, to: int) -> dict[str, Any]:
+        """State `to` begins as `state` is. A state whose programs broke it, or that has run none, gives a fresh one."""
+        original = self.states.get(state)
+        if original is not None:
+            try:
+                copy = original.copy()
+            except Unusable:
+                return {}
+            copy.pause()
+            self.states[to] = copy
+        return {}
+
+    def _drop(self, state: int) -> None:
+        worker = self.states.pop(state, None)
+        if worker is not None:
+            worker.end()
+            self._kill_strays()
+
+    def _kill_strays(self) -> None:
+        """What programs left: only level 0 lets them start processes at all."""
+        if self.confinement.level >= 1:
+            return
+        kept = frozenset(worker.pid for worker in (self.spare, *self.states.values()) if worker is not None)
+        if processes.has_children() and not processes.kill_children(kept):
+            raise RuntimeError("processes of the program could not be killed")
+
+    def _clean(self) -> None:
+        if not self.own_mount:
+            os.makedirs(self.folder, 0o700, exist_ok=True)  # a program may have removed it
+            scratch.empty(self.folder)  # kept while it serves: making and removing folders is slow on some disks
+        elif self.confinement.keeps:
+            scratch.empty(self.folder)  # states hold on to this very file system
+        else:
+            namespaces.empty_scratch(self.confinement.user, self.limits.scratch)
+
+    def _end(self) -> None:
+        for worker in (self.spare, *self.states.values()):
+            if worker is not None:
+                processes.kill_group(worker.pid)
+        if not self.own_mount:
+            scratch.remove(self.folder)
+

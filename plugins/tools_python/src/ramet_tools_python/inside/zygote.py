@@ -13,9 +13,10 @@ import signal
 import socket
 import sys
 import traceback
-from typing import NoReturn
+from importlib.util import find_spec
+from typing import Any, NoReturn
 
-from . import child, processes, scratch, slot, wire
+from . import child, isolation, namespaces, processes, scratch, slot, warm, wire
 
 HEARTBEAT_MS = 2000  # how often the zygote looks for a client that vanished while others hold its socket
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -31,7 +32,8 @@ def main() -> None:
     processes.become_subreaper()
     os.environ.clear()
     try:
-        _preload(settings["preload"])
+        modules = _preload(settings["preload"])
+        found, readable = _isolate(settings, modules)
     except Exception as error:
         wire.send(control, {"error": f"{type(error).__name__}: {error}"})
         return
@@ -39,15 +41,31 @@ def main() -> None:
     limits = limits._replace(address_space=limits.address_space + _own_size())
     gc.collect()
     gc.freeze()
-    wire.send(control, {"level": 0})
-    Zygote(control, settings["folder"], limits).run()
+    wire.send(control, {"level": found.level, "way": found.way, "missing": found.missing, "preloaded": modules})
+    Zygote(control, settings["folder"], limits, found, readable, settings["keeps"]).run()
 
 
-def _preload(names: list[str]) -> None:
+def _preload(names: list[str] | None) -> list[str]:
+    """Import these modules; None: those that most programs use, where they are installed. Returns their names."""
     os.environ.update(dict.fromkeys(THREADS, "1"))  # read once, at import
-    for name in names:
+    found = [name for name in warm.COMMON if find_spec(name)] if names is None else names
+    for name in found:
         importlib.import_module(name)
+    warm.use(found)
     os.environ.clear()
+    return found
+
+
+def _isolate(settings: dict[str, Any], modules: list[str]) -> tuple[isolation.Found, list[str]]:
+    """The level that this host allows, and what programs may read."""
+    readable = isolation.keep_importable(modules)
+    folder = os.path.join(settings["folder"], "try")
+    os.chmod(settings["folder"], 0o711)  # programs with a user of their own must get through to their folder
+    os.mkdir(folder, 0o700)
+    try:
+        return isolation.find(settings["isolation"], folder, readable, keeps=settings["keeps"]), readable
+    finally:
+        scratch.remove(folder)
 
 
 def _own_size() -> int:
@@ -59,8 +77,17 @@ def _own_size() -> int:
 class Zygote:
     """Forks one slot for every socket that arrives on `control`."""
 
-    def __init__(self, control: socket.socket, folder: str, limits: child.Limits) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        folder: str,
+        limits: child.Limits,
+        found: isolation.Found,
+        readable: list[str],
+        keeps: bool,
+    ) -> None:
         self.control, self.folder, self.limits = control, folder, limits
+        self.found, self.readable, self.keeps = found, readable, keeps
         self.client = os.getppid()
         self.slots: dict[int, str] = {}  # process -> its folder
         self.started = 0
@@ -109,11 +136,30 @@ class Zygote:
             for end in (self.woken, self.wake):
                 os.close(end)
             self.control.close()
-            slot.serve(client, folder, self.limits)
+            user = isolation.own_user(os.getpid()) if self.found.level == isolation.HIGHEST else None
+            if self.found.way == isolation.NAMESPACES:
+                self._separate(client, folder, user)
+                folder = namespaces.SCRATCH
+            confinement = child.Confinement(level=self.found.level, user=user, keeps=self.keeps)
+            slot.Slot(
+                client, folder, self.limits, confinement, self.readable if self.found.has_landlock else None
+            ).serve()
         except BaseException:
             traceback.print_exc()  # on the client's standard error: programs never see ours
         finally:
             os._exit(0)
+
+    def _separate(self, client: socket.socket, folder: str, user: int | None) -> None:
+        """Returns in the first process of new namespaces; this one waits for its end."""
+        os.makedirs(folder, 0o700)
+        namespaces.leave()
+        pid = os.fork()
+        if pid != 0:
+            client.close()
+            os.waitpid(pid, 0)
+            os._exit(0)
+        processes.die_with_parent(0)  # who is outside these namespaces has no number here
+        namespaces.build_root(folder, self.readable, user, self.limits.scratch)
 
     def _tidy(self) -> None:
         """Reap slots that ended, remove their folders, and kill what programs left to us when their slot died."""

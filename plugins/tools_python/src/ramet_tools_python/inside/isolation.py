@@ -1,0 +1,151 @@
+"""Levels of isolation: what this host allows, found by trying it, and which folders programs may read.
+
+0: limits, no privileges. 1: and no network, no processes, no rare system calls. 2: and no files but those of the
+interpreter and a folder of the program's own. 3: and namespaces, or, for root on a host that forbids those, a user of
+its own. Each way is tried in a process of its own, on the very calls that programs will be kept from.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from . import landlock, namespaces, processes, seccomp
+
+HIGHEST = 3
+NAMESPACES, OWN_USER = "namespaces", "own user"
+FIRST_USER, USERS = 60000, 1000  # numbers that belong to nobody on common systems
+_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+
+
+class Found(NamedTuple):
+    """`level` is in force, by `way` (of level 3, else empty). `missing`: level -> why this host does not allow it."""
+
+    level: int
+    way: str
+    has_landlock: bool
+    missing: dict[int, str]
+
+
+def own_user(number: int) -> int | None:
+    """A user without rights for the programs of slot `number`, where this process may choose one."""
+    return FIRST_USER + number % USERS if os.geteuid() == 0 else None
+
+
+def keep_importable(modules: Iterable[str]) -> list[str]:
+    """What programs may read: the interpreter, its libraries and those of the system.
+
+    Entries of `sys.path` outside the interpreter are removed, unless one of these imported `modules` comes from there:
+    in an editable installation they are somebody's working folder.
+    """
+    origins = [str(getattr(sys.modules[name], "__file__", None) or "") for name in modules]
+    inside = tuple(f"{prefix}/" for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix})
+    sys.path[:] = [
+        entry
+        for entry in sys.path
+        if f"{entry}/".startswith(inside) or any(origin.startswith(f"{entry}/") for origin in origins if entry)
+    ]
+    library = sysconfig.get_config_var("LIBDIR")
+    paths = [*sys.path, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")), *_SYSTEM]
+    paths += [sys.executable, os.path.realpath(sys.executable), f"{sys.prefix}/pyvenv.cfg"]
+    paths += [library] if library else []
+    return [path for path in dict.fromkeys(paths) if os.path.isabs(path) and os.path.exists(path)]
+
+
+def find(wanted: int | None, folder: str, readable: Sequence[str], *, keeps: bool) -> Found:
+    """The highest level up to `wanted` (None: any). `folder` is an empty one that may be used for a try."""
+    highest = HIGHEST if wanted is None else wanted
+    missing: dict[int, str] = {}
+
+    def works(level: int, what: str, attempt: Callable[[], None]) -> bool:
+        problem = _try(attempt)
+        if problem:
+            missing[level] = "; ".join(filter(None, (missing.get(level), f"{what}: {problem}")))
+        return not problem
+
+    if highest < 1 or not works(1, "seccomp", lambda: _filter(keeps)):
+        return Found(0, "", False, missing)
+    has_landlock = highest >= 2 and works(2, "landlock", lambda: _forbid_files(folder, readable))
+    if highest >= 3:
+        if works(3, NAMESPACES, lambda: _separate(folder, readable)):
+            missing.pop(2, None)  # the file system of the namespace keeps that promise
+            return Found(3, NAMESPACES, has_landlock, missing)
+        if has_landlock and os.geteuid() == 0 and works(3, OWN_USER, lambda: _change_user(folder, readable)):
+            return Found(3, OWN_USER, True, {})
+    return Found(2 if has_landlock else 1, "", has_landlock, missing)
+
+
+def _try(attempt: Callable[[], None]) -> str:
+    """What went wrong in a process that made the attempt; empty if nothing did."""
+    report, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(report)
+            attempt()
+        except BaseException as error:
+            os.write(write, (str(error) or type(error).__name__).encode()[:500])
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(report, "rb") as problem:
+        text = problem.read().decode()
+    os.waitpid(pid, 0)
+    return text
+
+
+def _filter(keeps: bool) -> None:
+    processes.drop_privileges()
+    if keeps:
+        seccomp.ask()
+    seccomp.refuse(may_ask=keeps)
+    _refused(lambda: socket.socket().close(), "a socket could be opened")
+
+
+def _forbid_files(folder: str, readable: Sequence[str]) -> None:
+    processes.drop_privileges()
+    landlock.restrict(landlock.make_rules(readable, namespaces.DEVICES, []))
+    os.listdir(os.path.dirname(os.__file__))
+    _refused(lambda: os.listdir(folder), "a forbidden folder could be read")
+
+
+def _refused(attempt: Callable[[], object], otherwise: str) -> None:
+    try:
+        attempt()
+    except PermissionError:
+        return
+    raise OSError(otherwise)
+
+
+def _separate(folder: str, readable: Sequence[str]) -> None:
+    namespaces.leave()
+    problem = _try(lambda: _use_namespaces(folder, readable))
+    if problem:
+        raise OSError(problem)
+
+
+def _use_namespaces(folder: str, readable: Sequence[str]) -> None:
+    user = own_user(0)
+    namespaces.build_root(folder, readable, user, 1 << 20)
+    if user is not None:
+        processes.become(user)
+    os.listdir(os.path.dirname(os.__file__))
+    with open(f"{namespaces.SCRATCH}/file", "w") as file:
+        file.write("x")
+
+
+def _change_user(folder: str, readable: Sequence[str]) -> None:
+    user = own_user(0)
+    assert user is not None
+    os.chown(folder, user, user)
+    processes.become(user)
+    for path in (sys.executable, os.path.dirname(os.__file__), *readable):
+        if not os.access(path, os.R_OK):
+            raise OSError(f"another user cannot read {path}")
+    with open(f"{folder}/file", "w") as file:
+        file.write("x")
+    os.unlink(f"{folder}/file")

@@ -1,0 +1,170 @@
+"""A process for programs, as its slot holds it: started ahead, asked, copied, stopped, killed.
+
+A process that keeps variables stands still (SIGSTOP) whenever it is not asked something, with all its threads. Nothing
+that it says is trusted: the number of a copy comes from the kernel, and a process that does not answer is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+
+from . import child, processes, seccomp, wire
+
+PATIENCE_S = 10.0  # for a process to get ready, or to copy itself
+_FORKS_OF_A_COPY = 2  # see `child._copy`
+
+
+class Unusable(Exception):
+    """The process did not come up, or no longer does what it is asked. The message is for our logs."""
+
+
+class Listener:
+    """Where a process and its copies ask about forks and signals (`seccomp.ask`). Shared by them, closed with the last."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.users, self.forks = descriptor, 1, 0
+
+    def answer(self, pid: int) -> None:
+        """Let the process signal itself, and fork as often as was ordered."""
+        question = seccomp.next_question(self.descriptor)
+        if question is None:
+            return
+        allow = self.forks > 0 if question.is_fork else question.process == question.target == pid
+        self.forks -= question.is_fork and allow
+        seccomp.answer(self.descriptor, question, allow=allow)
+
+    def release(self) -> None:
+        self.users -= 1
+        if not self.users:
+            os.close(self.descriptor)
+
+
+class Worker:
+    """`ended` can be polled for the end of the process."""
+
+    def __init__(self, pid: int, control: socket.socket, keeps: bool) -> None:
+        self.pid, self.control, self.keeps = pid, control, keeps
+        self.listener: Listener | None = None
+        self.ended = os.pidfd_open(pid)
+
+    @classmethod
+    def start(
+        cls, folder: str, limits: child.Limits, confinement: child.Confinement, rules: int | None
+    ) -> Worker:
+        """Returns at once; `wait_ready` before its first program."""
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            child.run(theirs, folder, limits, confinement, rules)
+        theirs.close()
+        ours.settimeout(PATIENCE_S)
+        return cls(pid, ours, confinement.keeps)
+
+    def wait_ready(self) -> None:
+        """Raises `Unusable` with what went wrong."""
+        try:
+            message, descriptors = wire.receive_with(self.control, 1)
+            if descriptors:
+                self.listener = Listener(descriptors[0])
+                message = wire.receive(self.control)
+        except (OSError, ValueError) as error:
+            raise Unusable(f"{type(error).__name__}: {error}") from error
+        if message is None or "ready" not in message:
+            raise Unusable(str((message or {}).get("error", "it ended")))
+
+    @property
+    def asking(self) -> tuple[int, ...]:
+        """What must be polled while its program runs, besides `ended`."""
+        if not self.keeps:
+            return ()
+        return (self.control.fileno(), *(() if self.listener is None else (self.listener.descriptor,)))
+
+    def hear(self, ready: set[int]) -> int | None:
+        """Answer what it asks. The exit code of its program, once it says so."""
+        if self.listener is not None and self.listener.descriptor in ready:
+            self.listener.answer(self.pid)
+        if not self.keeps or self.control.fileno() not in ready:
+            return None
+        try:
+            rc = (wire.receive(self.control) or {}).get("rc")
+        except (OSError, ValueError, AttributeError):
+            rc = None
+        if not isinstance(rc, int):  # it closed the connection, or wrote nonsense
+            os.kill(self.pid, signal.SIGKILL)
+            self.keeps = False  # its end is what counts now
+            return None
+        return rc & 0xFF
+
+    def copy(self) -> Worker:
+        """A process with the same variables; this one stands still again. Raises `Unusable`."""
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        try:
+            with theirs:
+                wire.send(self.control, {}, [theirs.fileno()])
+            pid = self._copied(ours)
+            copy = Worker(pid, ours, self.keeps)
+        except OSError as error:
+            ours.close()
+            raise Unusable(f"{type(error).__name__}: {error}") from error
+        except Unusable:
+            ours.close()
+            raise
+        finally:
+            self.pause()
+        ours.settimeout(PATIENCE_S)
+        if self.listener is not None:
+            copy.listener = self.listener
+            copy.listener.users += 1
+        return copy
+
+    def _copied(self, copy: socket.socket) -> int:
+        """Wait for the first word of the copy; returns its number."""
+        if self.listener is not None:
+            self.listener.forks = _FORKS_OF_A_COPY
+        self.resume()
+        poller = select.poll()
+        for readable in (copy.fileno(), self.ended, *self.asking[1:]):
+            poller.register(readable, select.POLLIN)
+        deadline = time.monotonic() + PATIENCE_S
+        while (left := deadline - time.monotonic()) > 0:
+            ready = {descriptor for descriptor, _ in poller.poll(left * 1000)}
+            if copy.fileno() in ready:
+                pid = wire.receive_credentials(copy)
+                if pid is None or pid == self.pid or not processes.is_child(pid):
+                    raise Unusable("what copied itself is no process of the program")
+                return pid
+            if self.ended in ready:
+                raise Unusable("it ended")
+            self.hear(ready - {self.control.fileno()})
+        raise Unusable("it did not copy itself")
+
+    def pause(self) -> None:
+        _signal(self.pid, signal.SIGSTOP)
+        if self.listener is not None:
+            self.listener.forks = 0
+
+    def resume(self) -> None:
+        _signal(self.pid, signal.SIGCONT)
+
+    def end(self) -> tuple[int, float]:
+        """Kill it, and what shares its session. Its exit status as `wait` gives it, and its processor time in s."""
+        processes.kill_group(self.pid)
+        _, code, usage = os.wait4(self.pid, 0)
+        os.close(self.ended)
+        self.control.close()
+        if self.listener is not None:
+            self.listener.release()
+        return code, usage.ru_utime + usage.ru_stime
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,154 @@
+"""States: the variables that programs of one rollout leave to the next, and copies of them for forks.
+
+A state lives in one slot, as a process that stands still (`inside.slot`). States are spread over the slots; programs of
+one slot run one after the other. What a state is lost with (its slot, the zygote) is an infrastructure failure of the
+rollouts that had one there, and of no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from ramet import InfraError
+from ramet_tools_python.config import PythonConfig
+from ramet_tools_python.isolation import Isolation
+from ramet_tools_python.result import PythonResult, Status, read_reply
+from ramet_tools_python.slots import Slots
+from ramet_tools_python.zygote import Slot
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """One place for states; its slot is started by the first of them."""
+
+    states: int = 0
+    slot: Slot | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """The state of one rollout. `slot` None: nothing has run in it, so it is still empty."""
+
+    host: _Host
+    id: int
+    slot: Slot | None = None
+
+
+class Sessions:
+    """Belongs to one event loop."""
+
+    def __init__(self, config: PythonConfig) -> None:
+        self.config = config
+        self.slots = Slots(config)
+        self._hosts = [_Host() for _ in range(config.slots)]
+        self._ids = itertools.count(1)
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> Isolation:
+        return (await self.slots.zygote()).isolation
+
+    async def open(self) -> Session:
+        host = min(self._hosts, key=lambda one: one.states)
+        return self._new(host)
+
+    async def run(self, session: Session, code: str) -> PythonResult:
+        """Run a program with the variables of the session. Raises `InfraError`, `ConfigError` as `Sandbox.run`.
+
+        A caller that is cancelled does not end the program, since what it does to the state must not stop half-way.
+        """
+        queued = time.monotonic()
+        reply, level = await self._undisturbed(self._ask(session, {"code": code, "state": session.id}))
+        waited_ms = (time.monotonic() - queued) * 1000 - reply.get("wall_ms", 0.0)
+        result = read_reply(reply, queue_ms=max(0.0, waited_ms), level=level)
+        if result.status is Status.SETUP_ERROR:
+            raise InfraError(f"a slot could not prepare a program: {result.stderr}")
+        return result
+
+    async def fork(self, session: Session) -> Session:
+        """An independent copy of it as it is."""
+        copy = self._new(session.host)
+        if session.slot is not None:
+            copy.slot = session.slot
+            try:
+                await self._undisturbed(self._ask(session, {"fork": session.id, "to": copy.id}))
+            except BaseException:
+                copy.host.states -= 1
+                raise
+        return copy
+
+    async def close_session(self, session: Session) -> None:
+        session.host.states -= 1
+        if session.slot is not None and session.slot is session.host.slot:
+            await self._undisturbed(self._ask(session, {"drop": session.id}))
+
+    async def close(self) -> None:
+        """End everything, running calls too; all states are lost."""
+        for host in self._hosts:
+            self._lose(host)
+        await self.slots.close()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Drop everything where the event loop is gone."""
+        for host in self._hosts:
+            self._lose(host)
+        self.slots.abandon()
+
+    def _new(self, host: _Host) -> Session:
+        host.states += 1
+        return Session(host, next(self._ids))
+
+    async def _undisturbed(self, work: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited was told; a cancelled caller does not want to know
+
+    async def _ask(self, session: Session, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """The slot's reply, and the level in force."""
+        host = session.host
+        try:
+            async with asyncio.timeout(self.config.queue_timeout_s):
+                await host.lock.acquire()
+        except TimeoutError as error:
+            raise InfraError("the slot of this rollout did not become free in time") from error
+        try:
+            slot = await self._slot(session)
+            self.slots.busy.add(slot)
+            async with asyncio.timeout(self.slots.answer_s + self.slots.config.timeout_s):
+                return await slot.ask(request), slot.zygote.isolation.level
+        except (OSError, EOFError, TimeoutError) as error:
+            self._lose(host)
+            raise InfraError(f"a slot with states of rollouts was lost: {type(error).__name__}: {error}") from error
+        finally:
+            if host.slot is not None:
+                self.slots.busy.discard(host.slot)
+            host.lock.release()
+
+    async def _slot(self, session: Session) -> Slot:
+        host = session.host
+        if host.slot is not None and not await self.slots.is_usable(host.slot):
+            self._lose(host)
+        if session.slot is not None and session.slot is not host.slot:
+            raise InfraError("the process that kept the variables of this rollout is gone")
+        if host.slot is None:
+            host.slot = await self.slots.new()
+        session.slot = host.slot
+        return host.slot
+
+    def _lose(self, host: _Host) -> None:
+        if host.slot is not None:
+            self.slots.busy.discard(host.slot)
+            host.slot.close()
+            host.slot = None
