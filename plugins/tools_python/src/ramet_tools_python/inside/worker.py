@@ -16,6 +16,7 @@ from . import child, processes, seccomp, wire
 
 PATIENCE_S = 10.0  # for a process to get ready, or to copy itself
 _FORKS_OF_A_COPY = 2  # see `child._copy`
+_exit = os._exit  # programs may replace it
 
 
 class Unusable(Exception):
@@ -59,8 +60,11 @@ class Worker:
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
-            ours.close()
-            child.run(theirs, folder, limits, confinement, rules)
+            try:
+                ours.close()
+                child.run(theirs, folder, limits, confinement, rules)
+            finally:  # a program broke it: what the slot would do next is not for this process
+                _exit(1)
         theirs.close()
         ours.settimeout(PATIENCE_S)
         return cls(pid, ours, confinement.keeps)
