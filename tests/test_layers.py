@@ -26,6 +26,7 @@ CONTRACT = {
     "event_loop",
     "extensions",
     "entropy",
+    "group_scores",
     "helpers",
     "limiter",
     "hookspecs",

@@ -2,6 +2,7 @@
 
 from ramet.entropy import EntropyScale, entropy_change
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
+from ramet.group_scores import GroupStatistics, group_statistics, rollout_scores
 from ramet.helpers import from_jsonl, function_tool, run_blocking
 from ramet.hookspecs import Register, hookimpl
 from ramet.limiter import local_limiter
@@ -16,6 +17,7 @@ __all__ = [
     "ChatReply",
     "ConfigError",
     "EntropyScale",
+    "GroupStatistics",
     "InfraError",
     "OpenAIClient",
     "OpenAIOptions",
@@ -27,8 +29,10 @@ __all__ = [
     "entropy_change",
     "from_jsonl",
     "function_tool",
+    "group_statistics",
     "hookimpl",
     "local_limiter",
+    "rollout_scores",
     "run_blocking",
     *_types,
 ]

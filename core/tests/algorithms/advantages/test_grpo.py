@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ramet.algorithms.advantages.config import GrpoConfig
-from ramet.algorithms.advantages.groups import group_statistics
+from ramet.group_scores import group_statistics
 from ramet.algorithms.advantages.grpo import Grpo
 from ramet.types import AdvantageInputs
 

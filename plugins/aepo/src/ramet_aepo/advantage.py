@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramet import AdvantageInputs, AdvantageOutput, ConfigError, Need
+from ramet import AdvantageInputs, AdvantageOutput, ConfigError, Need, group_statistics, rollout_scores
 from ramet_aepo.config import AepoAdvantageConfig
 
 
@@ -32,23 +32,13 @@ class AepoAdvantage:
         turned = float(((factor < 0) & batch.mask).sum() / batch.mask.sum().clamp(min=1))
         if self.config.keep_sign:
             factor = factor.clamp(min=0)
+        scores = rollout_scores(batch)
+        group = group_statistics(scores, batch.group_ids)
+        of_rollouts = group.relative(scores, normalize_std=self.config.normalize_std, eps=self.config.eps)
         return AdvantageOutput(
-            advantages=torch.where(batch.mask, self._of_rollouts(batch)[:, None] * factor, 0.0).float(),
+            advantages=torch.where(batch.mask, of_rollouts[:, None] * factor, 0.0).float(),
             metrics={"advantage/negative_factor_share": turned},
         )
-
-    def _of_rollouts(self, batch: AdvantageInputs) -> Tensor:
-        """`[N]` float64. In float64 the mean of equal float32 rewards is that reward, so equal ones give exactly 0."""
-        scores = batch.rewards.double()
-        if batch.token_rewards is not None:
-            scores = scores + batch.token_rewards.double().sum(1)
-        _, group = torch.unique(batch.group_ids, return_inverse=True)
-        size = _sums(torch.ones_like(scores), group)
-        centred = scores - _sums(scores, group) / size
-        if not self.config.normalize_std:
-            return centred
-        std = (_sums(centred**2, group) / (size - 1).clamp(min=1)).sqrt()
-        return centred / (std + self.config.eps)
 
 
 def entropy_factor(entropies: Tensor, mask: Tensor, weight: float) -> Tensor:
@@ -61,9 +51,3 @@ def entropy_factor(entropies: Tensor, mask: Tensor, weight: float) -> Tensor:
     if len(inside) < 2 or bool((inside == inside[0]).all()):
         return torch.ones_like(entropies)
     return 1 + weight * (entropies - inside.mean()) / inside.std()
-
-
-def _sums(values: Tensor, index: Tensor) -> Tensor:
-    """Of the shape of `values`: at each place the sum over all places with the same `index`."""
-    totals = values.new_zeros(int(index.max()) + 1 if index.numel() else 0)
-    return totals.index_add(0, index, values)[index]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramet import AdvantageInputs, AdvantageOutput, Need
+from ramet import AdvantageInputs, AdvantageOutput, Need, group_statistics, rollout_scores
 from ramet_arpo.config import ArpoAdvantageConfig, Attribution, Multiplicity
 
 POWER = {Multiplicity.ALL: 0.0, Multiplicity.SQRT: 0.5, Multiplicity.ONE: 1.0}
@@ -29,7 +29,10 @@ class ArpoAdvantage:
         self.config = config
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
-        advantages = self._of_rollouts(batch)[:, None].expand(batch.mask.shape)
+        scores = rollout_scores(batch)
+        group = group_statistics(scores, batch.group_ids)
+        of_rollouts = group.relative(scores, normalize_std=self.config.normalize_std, eps=self.config.eps)
+        advantages = of_rollouts[:, None].expand(batch.mask.shape)
         _, node = torch.unique(batch.node_ids, return_inverse=True)
         sharers = _sums(torch.ones_like(advantages) * batch.mask, node)
         if self.config.attribution is Attribution.HARD:
@@ -40,19 +43,6 @@ class ArpoAdvantage:
         return AdvantageOutput(
             advantages=(advantages * weight * batch.mask).float(), metrics={"advantage/shared_token_share": share}
         )
-
-    def _of_rollouts(self, batch: AdvantageInputs) -> Tensor:
-        """`[N]` float64. In float64 the mean of equal float32 rewards is that reward, so equal ones give exactly 0."""
-        scores = batch.rewards.double()
-        if batch.token_rewards is not None:
-            scores = scores + batch.token_rewards.double().sum(1)
-        _, group = torch.unique(batch.group_ids, return_inverse=True)
-        size = _sums(torch.ones_like(scores), group)
-        centred = scores - _sums(scores, group) / size
-        if not self.config.normalize_std:
-            return centred
-        std = (_sums(centred**2, group) / (size - 1).clamp(min=1)).sqrt()
-        return centred / (std + self.config.eps)
 
 
 def _sums(values: Tensor, index: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ Forks are ordinary members of their group (the ARPO paper's "soft" attribution).
 from __future__ import annotations
 
 from ramet.algorithms.advantages.config import GrpoConfig
-from ramet.algorithms.advantages.groups import group_statistics, over_tokens, rollout_scores, without_spread
+from ramet.algorithms.advantages.groups import over_tokens, without_spread
+from ramet.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 
@@ -23,7 +24,5 @@ class Grpo:
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         scores = rollout_scores(batch)
         statistics = group_statistics(scores, batch.group_ids)
-        advantage = scores - statistics.mean
-        if self.config.normalize_std:
-            advantage = advantage / (statistics.std + self.config.eps)
+        advantage = statistics.relative(scores, normalize_std=self.config.normalize_std, eps=self.config.eps)
         return AdvantageOutput(advantages=over_tokens(advantage, batch.mask), metrics=without_spread(statistics))

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 
 from ramet.algorithms.advantages.config import GrpoPasskConfig
-from ramet.algorithms.advantages.groups import group_statistics, over_tokens, rollout_scores, without_spread
+from ramet.algorithms.advantages.groups import over_tokens, without_spread
+from ramet.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 

@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from ramet.algorithms.advantages.groups import (
-    group_statistics,
-    group_sums,
-    over_tokens,
-    rollout_scores,
-    without_spread,
-)
+from ramet.algorithms.advantages.groups import group_sums, over_tokens, without_spread
+from ramet.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 

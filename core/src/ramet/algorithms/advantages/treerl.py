@@ -13,8 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ramet.algorithms.advantages.groups import group_statistics, rollout_scores, without_spread
+from ramet.algorithms.advantages.groups import without_spread
 from ramet.algorithms.advantages.trees import sharers
+from ramet.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 
