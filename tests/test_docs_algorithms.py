@@ -15,6 +15,7 @@ from ramet.plugins import load_plugins
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/algorithms.md").read_text(encoding="utf-8")
 SECTIONS = {"advantages": "Advantages", "policy_losses": "Losses"}
+IN_READMES = {"arpo", "aepo", "arpo_release", "aepo_release"}
 
 
 def rows(section: str) -> dict[str, list[str]]:
@@ -35,6 +36,18 @@ def test_every_algorithm_has_one_row_with_its_options_and_its_source(kind: str) 
         expected = [] if config is None else [field.name for field in dataclasses.fields(config)]
         assert re.findall(r"`(\w+)`", options) == expected, name
         assert formula and source
+
+
+def test_every_branch_policy_has_one_row_with_its_options() -> None:
+    found = rows("Branch policies")
+    entries = {entry.name: entry for entry in load_plugins().registries.branch_policies}
+    assert set(found) - IN_READMES == set(entries) - IN_READMES
+    assert {"arpo", "aepo"} <= set(found)
+    for name, (_, options, _) in found.items():
+        if name not in IN_READMES:
+            config = entries[name].config
+            expected = [] if config is None else [field.name for field in dataclasses.fields(config)]
+            assert re.findall(r"`(\w+)`", options) == expected, name
 
 
 def test_every_preset_has_a_row_with_what_it_chooses() -> None:

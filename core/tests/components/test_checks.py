@@ -10,7 +10,7 @@ import pytest
 
 from ramet.components import checks as checks_module
 from ramet.components.build import Components
-from ramet.components.checks import check_needs
+from ramet.components.checks import check_components, check_needs
 from ramet.config.compose import compose
 from ramet.config.schema import LossAggregation
 from ramet.errors import ConfigErrors
@@ -110,6 +110,15 @@ def test_a_policy_that_needs_rewards_is_refused_with_rewards_of_whole_groups(reg
         "rewards.mine: judges whole groups (per_rollout is False), and branch_policy=mine needs the reward of each "
         "rollout as soon as it ends; choose a reward that judges each rollout by itself, or another branch policy"
     ]
+
+
+@pytest.mark.parametrize("policy", ["random", "value_guided", "token_entropy", "arpo"])
+def test_a_budget_below_the_initial_rollouts_is_refused_before_the_start(policy: str) -> None:
+    config = compose(
+        ["model.path=m", f"branch_policy={policy}", "branch_policy.params.initial_rollouts=9"], job="train"
+    ).config
+    (problem,) = check_components(Components(config), config, training=True)
+    assert problem.endswith("branch_policy.params.initial_rollouts: 9 is more than rollout.group_size, 8")
 
 
 @pytest.mark.parametrize("section", ["advantage", "policy_loss", "branch_policy"])

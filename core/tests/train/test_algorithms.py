@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -20,7 +21,23 @@ from ramet.registry import Entry
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.rollout.scoring import ScoredRollout
 from ramet.train.training import run
-from ramet.types import Markup, Rollout, RolloutState, StepContext, StepResult, StopReason, Task, ToolSchema
+from ramet.types import (
+    BranchAction,
+    BranchEvent,
+    Done,
+    GroupView,
+    Idle,
+    Markup,
+    Rollout,
+    RolloutState,
+    Start,
+    StartRoots,
+    StepContext,
+    StepResult,
+    StopReason,
+    Task,
+    ToolSchema,
+)
 
 PRESETS = sorted(path.name[:-5] for path in files("ramet.conf.algorithm").iterdir() if path.name.endswith(".yaml"))
 TASKS, GROUP, TURNS = 2, 6, 3
@@ -62,6 +79,15 @@ class NamedTurns(ShortTurns):
         return await super().__call__(state, ctx)
 
 
+class Leaves:
+    """Plays four rollouts of every second task, and six of the others."""
+
+    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
+        if isinstance(event, Start):
+            return [StartRoots(n=4 + 2 * (ord(group.task.question[0]) % 2))]
+        return [Done()] if isinstance(event, Idle) else []
+
+
 class ByLength:
     """Rewards that differ within the groups of an untrained model."""
 
@@ -78,6 +104,7 @@ def components(monkeypatch: pytest.MonkeyPatch) -> None:
         (registries.rollout_steps, "short_turns", ShortTurns),
         (registries.rollout_steps, "named_turns", NamedTurns),
         (registries.rewards, "by_length", ByLength),
+        (registries.branch_policies, "leaves", Leaves),
     ):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
         registry.add(
@@ -154,6 +181,17 @@ def _check_what_is_its_own(preset: str, metrics: Mapping[str, float], groups: Se
         assert metrics["advantage/rows_in_trees"] == 1
     if preset == "gigpo":
         assert metrics["advantage/turns_compared"] > 0
+
+
+def test_groups_of_different_sizes_are_trained_on_without_copies(train: Train, tmp_path: Path) -> None:
+    metrics = train("algorithm=grpo", "branch_policy=leaves", "data.shuffle=false")
+    for step in (1, 2):
+        groups = records(tmp_path, step)
+        assert sorted(len(record.group.rollouts) for record in groups) == [4, 6]
+        assert metrics[step]["train/rows"] == 10 and metrics[step]["rollout/unused_per_group"] == 1
+        assert [len(record.advantages) for record in groups] == [len(record.group.rollouts) for record in groups]
+        for record in groups:
+            assert len({one.rollout.id for one in record.group.rollouts}) == len(record.group.rollouts)
 
 
 def without_times(folder: Path, step: int) -> list[GroupRecord]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ramet.algorithms.advantages.config import GrpoConfig
-from ramet.group_scores import group_statistics
 from ramet.algorithms.advantages.grpo import Grpo
+from ramet.group_scores import group_statistics
 from ramet.types import AdvantageInputs
 
 Batch = Callable[..., AdvantageInputs]

@@ -1,0 +1,36 @@
+"""Options of the built-in branch policies: what is out of range is named with its bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ramet.rollout.config import (
+    RandomBranchConfig,
+    StoredPrefixConfig,
+    TokenEntropyConfig,
+    TreeExpansionConfig,
+    ValueGuidedConfig,
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (RandomBranchConfig, {"initial_rollouts": 0}, "initial_rollouts must be at least 1, got 0"),
+        (RandomBranchConfig, {"probability": 1.1}, "probability must be at least 0 and at most 1, got 1.1"),
+        (RandomBranchConfig, {"probability": float("nan")}, "probability must be at least 0 and at most 1, got nan"),
+        (ValueGuidedConfig, {"initial_rollouts": -1}, "initial_rollouts must be at least 1, got -1"),
+        (ValueGuidedConfig, {"rounds": 0}, "rounds must be at least 1, got 0"),
+        (TokenEntropyConfig, {"min_entropy": -0.1}, "min_entropy must be at least 0, got -0.1"),
+        (TokenEntropyConfig, {"max_forks": 0}, "max_forks must be at least 1, got 0"),
+        (StoredPrefixConfig, {"probability": -1}, "probability must be at least 0 and at most 1, got -1"),
+        (TreeExpansionConfig, {"trees": 0, "expansions": 0},
+         "trees must be at least 1, got 0; expansions must be at least 1, got 0"),
+    ],
+)  # fmt: skip
+def test_an_option_out_of_its_range_is_named_with_its_bounds(config: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        config(**options)
+    assert str(raised.value) == message
