@@ -48,6 +48,14 @@ def test_a_sound_configuration_has_no_problems():
             "= 6144: more than engine.params.max_tokens=100; raise that, or lower one of the two",
         ),
         (["rewards=[]"], "rewards: none chosen"),
+        (
+            ["rewards.math.combine=multiply"],
+            "rewards: math multiply, and none adds what they could multiply; set combine=add for one of them",
+        ),
+        (
+            ["rewards.math.clip=[1,0]"],
+            "rewards.math.clip=[1.0, 0.0]: allowed: [lowest, highest], the first under the second; null: none",
+        ),
         (["data.train=[]"], "data.train: missing"),
         (["train.resample_rounds=-1"], "train.resample_rounds=-1: must be at least 0"),
         (["data.weights.a=-1", "data.weights.b=1"], "data.weights.a=-1.0: must be finite and at least 0"),

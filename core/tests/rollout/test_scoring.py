@@ -67,6 +67,26 @@ def test_the_reward_is_the_weighted_sum_and_every_part_is_kept_unweighted() -> N
     assert scored.token_rewards == {0: 10.0}
 
 
+def test_a_reward_may_multiply_the_sum_of_those_that_add() -> None:
+    shaped = per_rollout(lambda r: Score(value=2.0, token_rewards={0: 1.0}))
+    gate = weighted(per_rollout(lambda r: float(r.reply != "aaa")), "gate", multiplies=True, weight=2.0)
+    rewards = [weighted(shaped, "shape"), gate, weighted(per_rollout(length), weight=0.5)]
+    scored = score(group("aaa", "aa"), *rewards).rollouts
+    assert [one.reward for one in scored] == [0.0, (2 + 0.5 * 2) * 2]
+    assert scored[1].parts == {"shape": 2.0, "gate": 1.0, "length": 2.0} and scored[1].token_rewards == {0: 1.0}
+    with pytest.raises(
+        ConfigError, match="none that adds applies to task 'sums/7' of data source 'sums'; configured: gate"
+    ):
+        score(group("aaa"), gate)
+
+
+def test_a_score_is_clipped_before_its_weight_and_recorded_so() -> None:
+    clipped = weighted(per_rollout(length), clip=(2.0, 3.0), weight=10.0)
+    scored = score(group("a", "aa", "aaaaa"), clipped).rollouts
+    assert [one.reward for one in scored] == [20.0, 20.0, 30.0]
+    assert [one.parts["length"] for one in scored] == [2.0, 2.0, 3.0]
+
+
 def test_the_data_source_chooses_the_rewards() -> None:
     here = weighted(per_rollout(length), sources=frozenset({"sums"}))
     elsewhere = weighted(per_rollout(lambda r: 100.0), "other", sources=frozenset({"essays"}))

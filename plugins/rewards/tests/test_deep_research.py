@@ -11,7 +11,14 @@ import pytest
 from ramet import CallStatus, ConfigError, Rollout, StopReason, Task, ToolRecord, user_prompt
 from ramet.testing.reward import check_reward
 from ramet.testing.rollouts import written_rollout
-from ramet_rewards.config import AccuracyConfig, DeepResearchConfig, FormatCorrectConfig, MathConfig, TagRules
+from ramet_rewards.config import (
+    AccuracyConfig,
+    DeepResearchConfig,
+    FormatCorrectConfig,
+    MathConfig,
+    TagRules,
+    ThoughtRules,
+)
 from ramet_rewards.deep_research import DeepResearch
 from ramet_rewards.format_correct import FormatCorrect
 from ramet_rewards.release.deep_research import make as release
@@ -101,7 +108,7 @@ def test_each_part_is_logged_and_every_option_takes_effect() -> None:
     [score] = scores(DeepResearch(DeepResearchConfig()), CASES["several tools"][0])
     assert score.parts == {"format": 1.0, "accuracy": 1.0, "bonus": 0.1, "tools": 2.0}
     lenient = DeepResearchConfig(
-        bad_format=-0.5, bonus=0.3, bonus_tools=1, boxed=False, tags=TagRules(required=["answer"])
+        bad_format=-0.5, bonus=0.3, bonus_tools=1, boxed=False, tags=ThoughtRules(required=["answer"])
     )
     names = ("no box", "no thinking", "cut by the limit", "a call that failed")
     found = scores(DeepResearch(lenient), *(CASES[name][0] for name in names))

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from ramet.components.services import RunServices, start_component
-from ramet.config.schema import BenchmarkConfig, ComponentConfig, Config, RolloutStepConfig
+from ramet.config.schema import BenchmarkConfig, Combine, ComponentConfig, Config, RolloutStepConfig
 from ramet.plugins import Plugins, load_plugins
 from ramet.registry import Registry
 from ramet.rollout.scoring import Scorer, WeightedReward
@@ -79,6 +79,8 @@ def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
         plugin=entry.plugin,
         reward=entry.build(settings.params),
         weight=settings.weight,
+        clip=None if settings.clip is None else (settings.clip[0], settings.clip[1]),
+        multiplies=settings.combine is Combine.MULTIPLY,
         sources=None if settings.sources is None else frozenset(settings.sources),
         timeout_s=settings.timeout_s,
     )

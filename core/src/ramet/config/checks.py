@@ -19,7 +19,7 @@ from typing import Any
 from ramet.config.option import problem_of
 from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, DataConfig, KlIn, TrainConfig
+from ramet.config.schema import Combine, Config, DataConfig, KlIn, TrainConfig
 from ramet.config.sections import JOBS
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -111,6 +111,15 @@ def _training(config: Config) -> Iterator[str]:
         yield f"train.{which}: needs data.valid, which is empty"
     if not config.rewards:
         yield "rewards: none chosen; training needs at least one, as in rewards=[NAME]"
+    elif all(reward.combine is Combine.MULTIPLY for reward in config.rewards.values()):
+        yield (
+            f"rewards: {', '.join(config.rewards)} multiply, and none adds what they could multiply; set combine=add "
+            "for one of them"
+        )
+    for name, reward in config.rewards.items():
+        bounds = reward.clip
+        if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
+            yield f"rewards.{name}.clip={bounds}: allowed: [lowest, highest], the first under the second; null: none"
 
 
 def _kl(train: TrainConfig, rollouts: int) -> Iterator[str]:

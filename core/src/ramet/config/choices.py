@@ -84,6 +84,13 @@ class KlIn(StrEnum):
     REWARD = "reward"  # taken off the rewards of sampled tokens, before the advantages
 
 
+class Combine(StrEnum):
+    """What a reward does to those of other names."""
+
+    ADD = "add"  # weight x score is added to theirs
+    MULTIPLY = "multiply"  # the sum of those that add is multiplied by weight x score
+
+
 class TisLevel(StrEnum):
     """What has one importance weight."""
 

@@ -14,6 +14,7 @@ from omegaconf import MISSING
 from ramet.config.choices import (
     Attention,
     ChatMarkup,
+    Combine,
     Dtype,
     KlEstimator,
     KlIn,
@@ -36,6 +37,7 @@ __all__ = [
     "ChatMarkup",
     "ClusterConfig",
     "ColumnsConfig",
+    "Combine",
     "ComponentConfig",
     "Config",
     "DataConfig",
@@ -174,6 +176,8 @@ class ToolConfig:
 @dataclass(kw_only=True, slots=True)
 class RewardConfig:
     weight: float = 1.0
+    clip: list[float] | None = option(None, "[lowest, highest] score before the weight; null: as it is")
+    combine: Combine = option(Combine.ADD, "multiply: the sum of those that add is multiplied by weight x score")
     sources: list[str] | None = option(None, "data sources that it scores; null: all")
     timeout_s: float = option(600.0, above=0)
     use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself")

@@ -1,6 +1,7 @@
 """Scoring: finished groups become scored groups. An unjudged rollout is masked, never scored 0.
 
-`data_source` chooses the rewards (`rewards.NAME.sources`), the weighted sum is the reward, and every part is kept.
+`data_source` chooses the rewards (`rewards.NAME.sources`). Each is clipped, weighted and added, or multiplies the sum
+of those that are added (`rewards.NAME.combine`), and every part is kept.
 A reward that raises or times out masks the rollouts that it was given, and is counted; over 5 % of a step, and at
 least four, stop the run. A score may leave its rollout out on purpose (`Score.masked`), which is no failure.
 NaN or a wrong number of scores stops it at once and names plugin and task.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +36,7 @@ class ScoredRollout:
 
     rollout: Rollout
     reward: float | None
-    parts: Mapping[str, float] = field(default_factory=dict)  # unweighted, by reward name (and `name/part`)
+    parts: Mapping[str, float] = field(default_factory=dict)  # clipped, unweighted, by reward name (and `name/part`)
     token_rewards: Mapping[int, float] = field(default_factory=dict)  # by response position
 
 
@@ -58,6 +60,8 @@ class WeightedReward:
     plugin: str  # for messages
     reward: Reward
     weight: float = 1.0
+    clip: tuple[float, float] | None = None  # lowest and highest value, before the weight
+    multiplies: bool = False  # the sum of those that do not is multiplied by weight x value
     sources: frozenset[str] | None = None
     timeout_s: float = 600.0
 
@@ -84,9 +88,10 @@ class Scorer:
         Raises `PluginError` if a reward breaks the contract, `ConfigError` if no reward applies to the task."""
         valid = tuple(rollout for rollout in group.valid if rollout.id not in group.scores)
         chosen = [r for r in self.rewards if r.applies_to(group.task)]
-        if not chosen:
+        if all(reward.multiplies for reward in chosen):
+            none = "none that adds applies" if chosen else "none applies"
             raise ConfigError(
-                f"rewards: none applies to task {group.task.id!r} of data source {group.task.data_source!r}; "
+                f"rewards: {none} to task {group.task.id!r} of data source {group.task.data_source!r}; "
                 f"configured: {', '.join(map(str, self.rewards)) or 'none'} (see rewards.NAME.sources)"
             )
         columns = await asyncio.gather(*(self._run(reward, valid) for reward in chosen)) if valid else []
@@ -193,8 +198,9 @@ def _checked(value: object, reward: WeightedReward, rollout: Rollout) -> Score |
     if problem is not None:
         raise _broken(reward, rollout.task, problem)
     score = value if isinstance(value, Score) else Score(value=value)  # type: ignore[arg-type]
+    low, high = reward.clip or (-math.inf, math.inf)
     return Score(
-        value=_float(score.value),
+        value=min(max(_float(score.value), low), high),
         parts={name: _float(part) for name, part in score.parts.items()},
         token_rewards={position: _float(extra) for position, extra in score.token_rewards.items()},
         masked=bool(score.masked),
@@ -210,20 +216,24 @@ def _float(value: object) -> float:
 def _merge(
     rollout: Rollout, rewards: Sequence[WeightedReward], scores: Sequence[Score | Fault], *, leave_out: bool
 ) -> ScoredRollout:
+    """Rewards for tokens are added as they are, with their weight: a multiplier is of the whole rollout."""
     fault = next((s for s in scores if isinstance(s, Fault)), None)
     if fault is not None:
         return ScoredRollout(rollout=replace(rollout, fault=fault), reward=None)
-    total, left_out = 0.0, None
+    total, factor, left_out = 0.0, 1.0, None
     parts: dict[str, float] = {}
     tokens: dict[int, float] = {}
     for reward, score in zip(rewards, scores, strict=True):
         assert isinstance(score, Score)
         left_out = left_out or (f"reward:{reward.name}" if score.masked and leave_out else None)
-        total += reward.weight * score.value
+        if reward.multiplies:
+            factor *= reward.weight * score.value
+        else:
+            total += reward.weight * score.value
         parts[reward.name] = score.value
         parts.update({f"{reward.name}/{name}": part for name, part in score.parts.items()})
         for position, value in score.token_rewards.items():
             tokens[position] = tokens.get(position, 0.0) + reward.weight * value
     if left_out is not None:
         return ScoredRollout(rollout=replace(rollout, left_out=left_out), reward=None, parts=parts)
-    return ScoredRollout(rollout=rollout, reward=total, parts=parts, token_rewards=tokens)
+    return ScoredRollout(rollout=rollout, reward=total * factor, parts=parts, token_rewards=tokens)

@@ -77,8 +77,14 @@ class AccuracyConfig:
     math: MathConfig = field(default_factory=MathConfig)
 
 
-def _think_and_answer() -> TagRules:
-    return TagRules(required=["think", "answer"])
+@dataclass(kw_only=True, slots=True)
+class ThoughtRules(TagRules):
+    required: list[str] = field(default_factory=lambda: ["think", "answer"])  # at least one pair of each
+
+
+@dataclass(kw_only=True, slots=True)
+class ExactAccuracyConfig(AccuracyConfig):
+    text: TextScore = TextScore.EM
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,7 +93,7 @@ class DeepResearchConfig:
     bonus: float = 0.1  # on top of an answer that is not wrong, for several tools
     bonus_tools: int = 2  # different tools, each with a call that ran
     boxed: bool = True  # the answer has to be in a \boxed{…}
-    tags: TagRules = field(default_factory=_think_and_answer)
+    tags: ThoughtRules = field(default_factory=ThoughtRules)
     accuracy: AccuracyConfig = field(default_factory=AccuracyConfig)
 
     def __post_init__(self) -> None:
@@ -100,7 +106,7 @@ class FormatCorrectConfig:
     correct_weight: float = 0.8
     boxed: bool = False  # the answer has to be in a \boxed{…}
     tags: TagRules = field(default_factory=TagRules)
-    accuracy: AccuracyConfig = field(default_factory=lambda: AccuracyConfig(text=TextScore.EM))
+    accuracy: ExactAccuracyConfig = field(default_factory=ExactAccuracyConfig)
 
 
 class Normalisation(StrEnum):
