@@ -30,6 +30,11 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def load_module() -> Callable[[str], ModuleType]:
+    return load
+
+
+@pytest.fixture(scope="session")
 def servers() -> ModuleType:
     """`servers.FaultServer(plan)`: an async context."""
     return load("fault_server")

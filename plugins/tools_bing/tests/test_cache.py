@@ -56,7 +56,7 @@ def test_a_planted_pickle_is_refused_and_not_run(tmp_path: Path, caplog: pytest.
         "`ramet cache check` says what is wrong"
     ]
     disk = open_disk(folder)
-    with pytest.raises(ValueError, match="^refusing a pickled key$"):
+    with pytest.raises(ValueError, match=r"^refusing a pickled key$"):
         list(disk.iterkeys())
     assert not witness.exists()
 
@@ -66,7 +66,7 @@ def test_no_pickle_is_written(tmp_path: Path) -> None:
     for value in ({1, 2}, object(), b"bytes", float("nan")):
         with pytest.raises((TypeError, ValueError)):
             disk.set("key", value)
-    with pytest.raises(TypeError, match="^cache keys must be texts$"):
+    with pytest.raises(TypeError, match=r"^cache keys must be texts$"):
         disk.set(("a",), "x")
     assert list(disk.iterkeys()) == [FORMAT_KEY]
 

@@ -79,10 +79,10 @@ def test_a_writer_that_is_killed_loses_nothing_that_it_had_stored(tmp_path: Path
     assert cache(["check", "--folder", str(tmp_path)]) == 0
 
 
-def test_eight_processes_open_a_new_cache_at_once(tmp_path: Path) -> None:
-    writers = [start(WRITER, tmp_path / "new", f"w{one}", 0, 1) for one in range(8)]
-    assert [writer.wait(60) for writer in writers] == [0] * 8
-    assert len(keys(tmp_path / "new")) == 9
+def test_six_processes_open_a_new_cache_at_once(tmp_path: Path) -> None:
+    writers = [start(WRITER, tmp_path / "new", f"w{one}", 0, 1) for one in range(6)]
+    assert [writer.wait(60) for writer in writers] == [0] * 6
+    assert len(keys(tmp_path / "new")) == 7
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

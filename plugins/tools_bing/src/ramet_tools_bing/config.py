@@ -34,7 +34,9 @@ class CacheConfig:
 @dataclass(kw_only=True, slots=True)
 class SearchConfig(CacheConfig):
     provider: str = "auto"  # auto: whose key is set (brightdata, serper, tavily, brave), else the offline corpus
-    api_key: str | None = None  # as ${oc.env:VARIABLE}; null: the provider's own variable, such as SERPER_API_KEY
+    api_key: str | None = field(
+        default=None, repr=False
+    )  # as ${oc.env:VARIABLE}; null: the provider's own variable, such as SERPER_API_KEY
     corpus: str | None = None  # file or folder of `ramet corpus build`; null: the small sample of this package
     url: str | None = None  # address of a retrieval server, or another address of a provider's service
     zone: str | None = None  # Bright Data's zone; null: the variable BRIGHTDATA_ZONE, else serp_api1
@@ -67,7 +69,9 @@ class DeepSearchConfig(SearchConfig, PageConfig):
     around_chars: int = 3000  # before and after the sentence of a page that fits the excerpt best
     summary_url: str | None = None  # OpenAI-compatible, such as http://host:8000/v1; null: no summary, the passages
     summary_model: str | None = None
-    summary_api_key: str | None = None  # as ${oc.env:VARIABLE}; null: the variable SUMMARY_API_KEY
+    summary_api_key: str | None = field(
+        default=None, repr=False
+    )  # as ${oc.env:VARIABLE}; null: the variable SUMMARY_API_KEY
     summary_tokens: int = 1024
     summary_timeout_s: float = 60.0
 

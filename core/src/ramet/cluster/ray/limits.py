@@ -79,7 +79,7 @@ class _RemoteLimiter:
 
     @contextlib.asynccontextmanager
     async def place(self, held_at_most_s: float) -> AsyncIterator[None]:
-        lease = await _answer(self._actor.take_place.remote(self._limits, held_at_most_s))
+        lease: int = await _answer(self._actor.take_place.remote(self._limits, held_at_most_s))
         try:
             yield
         finally:

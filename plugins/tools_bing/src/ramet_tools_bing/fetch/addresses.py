@@ -33,15 +33,15 @@ def refused_url(text: str, allowed: Sequence[Network]) -> tuple[URL, str | None]
         return URL(), f"the address has more than {LONGEST} characters"
     try:
         url = URL(text.strip())
-        port = url.port
+        host, port = url.raw_host, url.port
     except (ValueError, UnicodeError):
         return URL(), "this is no address of a page"
-    if url.scheme not in ("http", "https") or not url.raw_host:
+    if url.scheme not in ("http", "https") or not host:
         return url, "only addresses that begin with http:// or https:// can be read"
     if not port:
         return url, "this is no address of a page"
     url = url.with_user(None).with_fragment(None)
-    number = _number(url.raw_host)
+    number = _number(host)
     if number is not None and not is_public(number, allowed):
         return url, "this address is not public"
     return url, None

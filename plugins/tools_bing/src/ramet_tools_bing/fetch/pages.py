@@ -46,5 +46,5 @@ class PageReader:
 def _read_stored(value: Any) -> PageText | None:
     if not isinstance(value, Mapping):
         return None
-    texts = {name: value.get(name) for name in ("url", "title", "text")}
-    return PageText(**texts) if all(isinstance(text, str) for text in texts.values()) else None
+    texts = [text for name in ("url", "title", "text") if isinstance(text := value.get(name), str)]
+    return PageText(url=texts[0], title=texts[1], text=texts[2]) if len(texts) == 3 else None

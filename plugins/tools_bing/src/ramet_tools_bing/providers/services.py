@@ -17,9 +17,14 @@ from ramet_tools_bing.results import SearchItem
 class SearchService(Protocol):
     """`url` is where it is asked; `key` is None where none is needed."""
 
-    name: str
-    url: str
-    key: str | None
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def key(self) -> str | None: ...
 
     def request(self, query: str, k: int) -> HttpRequest: ...
 
