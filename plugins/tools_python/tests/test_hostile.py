@@ -77,9 +77,7 @@ def test_hostile_snippets_are_contained(name: str) -> None:
     report = run.play([snippet["name"] for snippet in run.snippets])
     if report["level"] < run.level or run.way not in ("", report["way"]):
         pytest.skip(f"{name}: this host does not allow it: {report['missing']}")
-    problems = {
-        snippet["name"]: found for snippet in run.snippets if (found := _problems(report["outcomes"], snippet))
-    }
+    problems = {snippet["name"]: found for snippet in run.snippets if (found := _problems(report["outcomes"], snippet))}
     if problems:  # a busy machine: once more, by themselves
         again = run.play(list(problems))["outcomes"]
         problems = {s["name"]: found for s in run.snippets if s["name"] in problems and (found := _problems(again, s))}

@@ -53,7 +53,8 @@ def test_a_running_tool_pickles_without_its_processes(bench: Any) -> None:
         return text, copy.config
 
     assert bench.session(steps, slots=1, memory_mb=300) == (
-        "2", PythonConfig(slots=1, memory_mb=300, preload=[]),
+        "2",
+        PythonConfig(slots=1, memory_mb=300, preload=[]),
     )
 
 
@@ -92,7 +93,12 @@ def test_preloaded_modules_are_there_without_an_import_of_their_own(bench: Any) 
 
 def test_all_wrong_options_are_reported_together() -> None:
     config = PythonConfig(
-        slots=0, isolation="9", require=["magic"], state="?", preload=["no_such_module"], python="/no/such/python",
+        slots=0,
+        isolation="9",
+        require=["magic"],
+        state="?",
+        preload=["no_such_module"],
+        python="/no/such/python",
         scratch="/no/such/folder",
     )
     with pytest.raises(ConfigError) as caught:

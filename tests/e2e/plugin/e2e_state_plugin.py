@@ -60,7 +60,9 @@ class EvenOfTrail:
         return [self.score(one.tool_calls[-1].text) for one in group]
 
     def score(self, trail: str) -> float:
-        known = [int(byte) for turn in trail.split("] ") for byte in turn.partition("[")[2].strip("]").split(", ") if byte]
+        known = [
+            int(byte) for turn in trail.split("] ") for byte in turn.partition("[")[2].strip("]").split(", ") if byte
+        ]
         return sum(byte % 2 == 0 for byte in known) / max(1, len(known))
 
 

@@ -10,9 +10,9 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from ramet import ConfigError, Services, Task, ToolCall, ToolError, ToolResult, ToolSchema
 from ramet_tools_python.config import KEYS, PythonConfig, check
 from ramet_tools_python.isolation import Isolation
+from ramet_tools_python.kept_states import KeptState, KeptStates
 from ramet_tools_python.result import PythonResult, Status
 from ramet_tools_python.sandbox import Sandbox
-from ramet_tools_python.sessions import Session, Sessions
 
 SCHEMA = ToolSchema(
     name="python",
@@ -34,7 +34,7 @@ KEEPING_SCHEMA = replace(
     ),
     idempotent=False,
 )
-P = TypeVar("P", Sandbox, Sessions)
+P = TypeVar("P", Sandbox, KeptStates)
 
 
 class _Interpreter(Generic[P]):
@@ -99,24 +99,24 @@ class PythonTool(_Interpreter[Sandbox]):
         return _as_tool_result(await self.run(_code(call)))
 
 
-class KeepingPythonTool(_Interpreter[Sessions]):
+class KeepingPythonTool(_Interpreter[KeptStates]):
     """Variables are kept between the calls of a rollout; a fork begins with a copy of those of its fork point."""
 
     schema = KEEPING_SCHEMA
     state = "rollout"
     forks: Literal["copy", "replay", "none"] = "copy"
-    _pool_class = Sessions
+    _pool_class = KeptStates
 
-    async def open(self, task: Task | None = None, seed: int = 0) -> Session:
+    async def open(self, task: Task | None = None, seed: int = 0) -> KeptState:
         return await self._own_pool().open()
 
-    async def fork(self, state: Session) -> Session:
+    async def fork(self, state: KeptState) -> KeptState:
         return await self._own_pool().fork(state)
 
-    async def close(self, state: Session) -> None:
-        await self._own_pool().close_session(state)
+    async def close(self, state: KeptState) -> None:
+        await self._own_pool().close_state(state)
 
-    async def run(self, code: str, state: Session) -> PythonResult:
+    async def run(self, code: str, state: KeptState) -> PythonResult:
         """Run one program with the variables of `state`. Raises `InfraError` if our side failed."""
         return await self._own_pool().run(state, code)
 

@@ -16,14 +16,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ramet import InfraError
-from ramet_tools_python.config import PythonConfig
+from ramet import ConfigError, InfraError
+from ramet_tools_python.config import KEYS, PythonConfig
 from ramet_tools_python.inside import scratch, wire
 from ramet_tools_python.isolation import Isolation
 
 START_S = 60.0  # for the interpreter and its preloaded modules
 STOP_S = 5.0  # for an orderly end
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.zygote import main; main()"
+_TOO_OLD = 71  # exit code
+_BOOT = (
+    f"import sys; sys.version_info < (3, 11) and sys.exit({_TOO_OLD}); sys.path.insert(0, sys.argv[1]); "
+    "from inside.zygote import main; main()"
+)
 # Isolated like -I (no user site, no variables: the environment is ours), but with hashes that are the same every time.
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
@@ -64,7 +68,7 @@ class ZygoteProcess:
 
     @classmethod
     async def start(cls, config: PythonConfig) -> ZygoteProcess:
-        """Raises `InfraError` if it does not come up."""
+        """Raises `InfraError` if it does not come up, `ConfigError` where the options are to blame."""
         zygote = cls._exec(config)
         try:
             async with asyncio.timeout(START_S):
@@ -72,10 +76,15 @@ class ZygoteProcess:
                 reply = await receive(zygote.control)
         except (OSError, EOFError, TimeoutError) as error:
             await asyncio.to_thread(zygote.stop)
+            if zygote.process.returncode == _TOO_OLD:
+                raise ConfigError(f"{KEYS}.python is {config.python!r}; allowed: Python 3.11 or newer") from error
             raise InfraError("the interpreter of the python tool did not start") from error
         except BaseException:  # cancelled: waiting is not possible here, so a thread stops it
             asyncio.get_running_loop().run_in_executor(None, zygote.stop)
             raise
+        if "preload" in reply:
+            await asyncio.to_thread(zygote.stop)
+            raise ConfigError(f"{KEYS}.preload: {reply['preload']}")
         if "error" in reply:
             await asyncio.to_thread(zygote.stop)
             raise InfraError(f"the interpreter of the python tool: {reply['error']}")

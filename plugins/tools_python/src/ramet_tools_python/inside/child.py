@@ -54,7 +54,7 @@ def run(control: socket.socket, folder: str, limits: Limits, confinement: Confin
     slot = os.getppid()
     control = _only_descriptors(control, rules)
     try:
-        _confine(control, folder, limits, confinement, slot)
+        _confine(control, folder, limits, confinement, slot, has_rules=rules is not None)
         wire.send(control, {"ready": True})
     except BaseException as error:
         wire.send(control, {"error": f"{type(error).__name__}: {error}"[:1000]})
@@ -81,7 +81,9 @@ def _only_descriptors(control: socket.socket, rules: int | None) -> socket.socke
     return socket.socket(fileno=CONTROL)
 
 
-def _confine(control: socket.socket, folder: str, limits: Limits, confinement: Confinement, slot: int) -> None:
+def _confine(
+    control: socket.socket, folder: str, limits: Limits, confinement: Confinement, slot: int, *, has_rules: bool
+) -> None:
     os.setsid()
     os.chdir(folder)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it; as a signal it shows which limit was hit
@@ -94,7 +96,7 @@ def _confine(control: socket.socket, folder: str, limits: Limits, confinement: C
         processes.become(confinement.user)
     processes.drop_privileges()
     processes.die_with_parent(slot)  # after the user was changed, which would end this
-    if confinement.level >= 2:
+    if has_rules:
         landlock.restrict(_RULES)
         os.close(_RULES)
     if confinement.level >= 1 and confinement.keeps:
@@ -102,7 +104,7 @@ def _confine(control: socket.socket, folder: str, limits: Limits, confinement: C
         wire.send(control, {"listener": True}, [listener])
         os.close(listener)
     if confinement.level >= 1:
-        seccomp.refuse(may_ask=confinement.keeps)
+        seccomp.refuse(may_ask=confinement.keeps, may_truncate=not has_rules or landlock.knows_truncation())
     sys.argv[:] = [""]
     sys.path.insert(0, "")
     for name in [name for name in sys.modules if name.partition(".")[0] == "inside"]:

@@ -19,7 +19,7 @@ _EXECUTE, _WRITE, _READ, _LIST = 1, 2, 4, 8
 _OF_FILES = _EXECUTE | _WRITE | _READ | 1 << 14 | 1 << 15  # with truncating and device controls
 _REFER, _TRUNCATE, _DEVICE_CONTROL = 1 << 13, 1 << 14, 1 << 15  # since versions 2, 3 and 5
 _MAKE_DEVICES = 1 << 6 | 1 << 11
-_NETWORK_SINCE, _SCOPES_SINCE = 4, 6
+_TRUNCATE_SINCE, _NETWORK_SINCE, _SCOPES_SINCE = 3, 4, 6
 
 
 def version() -> int:
@@ -27,12 +27,20 @@ def version() -> int:
     return processes.call(syscalls.here().numbers["landlock_create_ruleset"], None, 0, _GET_VERSION)
 
 
+def knows_truncation() -> bool:
+    return version() >= _TRUNCATE_SINCE
+
+
 def make_rules(readable: Iterable[str], usable: Iterable[str], writable: Iterable[str]) -> int:
     """A descriptor of rules: read (and execute) beneath the first, read and write the second, all but devices beneath
     the third. Paths that do not exist are left out."""
     known = version()
     handled = (1 << 13) - 1
-    handled |= (_REFER if known >= 2 else 0) | (_TRUNCATE if known >= 3 else 0) | (_DEVICE_CONTROL if known >= 5 else 0)
+    handled |= (
+        (_REFER if known >= 2 else 0)
+        | (_TRUNCATE if known >= _TRUNCATE_SINCE else 0)
+        | (_DEVICE_CONTROL if known >= 5 else 0)
+    )
     network, scopes = (3 if known >= _NETWORK_SINCE else 0), (3 if known >= _SCOPES_SINCE else 0)
     attributes = struct.pack("=QQQ", handled, network, scopes)
     size = 24 if known >= _SCOPES_SINCE else 16 if known >= _NETWORK_SINCE else 8

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from . import processes, syscalls
 
-_LOAD, _JUMP_EQUAL, _JUMP_GREATER, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06  # classic BPF
+_LOAD, _JUMP_EQUAL, _JUMP_GREATER, _JUMP_BITS, _AND, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06  # classic BPF
 _ALLOW, _ERRNO, _ASK, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 _NUMBER, _PROCESSOR, _ARGUMENTS = 0, 4, 16  # offsets in `struct seccomp_data`
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
@@ -35,7 +35,9 @@ _REFUSED = (
     "shmget", "shmat", "shmctl", "semget", "semop", "semctl", "semtimedop", "msgget", "msgsnd", "msgrcv", "msgctl",
     "mq_open", "mq_unlink", "memfd_create", "memfd_secret",
     "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp", "pidfd_getfd", "pidfd_send_signal",
-    "rt_sigqueueinfo", "rt_tgsigqueueinfo", "move_pages", "migrate_pages", "mbind", "set_mempolicy",
+    "rt_sigqueueinfo", "rt_tgsigqueueinfo", "process_mrelease", "setpriority", "ioprio_set", "sched_setparam",
+    "sched_setscheduler", "sched_setattr", "sched_setaffinity", "set_mempolicy_home_node", "move_pages",
+    "migrate_pages", "mbind", "set_mempolicy",
     "unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "open_tree", "move_mount", "fsopen", "fsconfig",
     "fsmount", "fspick", "mount_setattr", "name_to_handle_at", "open_by_handle_at",
     "io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "perf_event_open", "userfaultfd", "seccomp",
@@ -45,6 +47,8 @@ _REFUSED = (
     "iopl", "ioperm", "modify_ldt", "personality", "uselib", "ustat", "_sysctl", "vhangup", "setrlimit",
 )  # fmt: skip
 _FORKS, _SIGNALS = ("fork", "vfork"), ("kill", "tkill", "tgkill")
+_OWNER_OF_SIGNALS = {"fcntl": (8, 15), "ioctl": (0x8901, 0x8902)}  # they make the kernel signal another process
+_TRUNCATE, _ACCESS_MODE = os.O_TRUNC, os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 
 
 class _Program:
@@ -80,6 +84,28 @@ class _Program:
         self.add(_RETURN, _ALLOW)
         self.add(_RETURN, answer)
 
+    def answer_if(self, name: str, argument: int, values: tuple[int, ...], answer: int) -> None:
+        """If an argument has one of these values; otherwise the call is allowed."""
+        self.add(_JUMP_EQUAL, self.numbers[name], 0, 2 + 2 * len(values))
+        self.add(_LOAD, _ARGUMENTS + 8 * argument)
+        for value in values:
+            self.add(_JUMP_EQUAL, value, 0, 1)
+            self.add(_RETURN, answer)
+        self.add(_RETURN, _ALLOW)
+
+    def answer_truncation(self, answer: int) -> None:
+        """Of files that may only be read."""
+        self.answer(("truncate",), answer)
+        self.answer(("openat2",), _ERRNO | errno.ENOSYS)  # its flags are in memory; the C library does not use it
+        for name, argument in (("open", 1), ("openat", 2)):
+            if name in self.numbers:
+                self.add(_JUMP_EQUAL, self.numbers[name], 0, 5)
+                self.add(_LOAD, _ARGUMENTS + 8 * argument)
+                self.add(_AND, _TRUNCATE | _ACCESS_MODE)
+                self.add(_JUMP_EQUAL, _TRUNCATE | os.O_RDONLY, 0, 1)
+                self.add(_RETURN, answer)
+                self.add(_RETURN, _ALLOW)
+
     def answer_signals(self, own: int, answer: int) -> None:
         """Signals only to the process `own` itself, or, as 0, to its group, of which it is the only member."""
         for name in _SIGNALS:
@@ -105,8 +131,11 @@ class _Program:
         return bytes(self.code)
 
 
-def refuse(*, may_ask: bool) -> None:
-    """Install the filter in this process for good. `may_ask`: `ask` was called before and decides forks and signals."""
+def refuse(*, may_ask: bool, may_truncate: bool = True) -> None:
+    """Install the filter in this process for good. `may_ask`: `ask` was called before and decides forks and signals.
+
+    `may_truncate` False: for kernels whose Landlock does not know that yet.
+    """
     refused = _ERRNO | errno.EPERM
     program = _Program()
     program.check_processor()
@@ -117,6 +146,10 @@ def refuse(*, may_ask: bool) -> None:
     program.answer_unless("socketpair", 0, _AF_UNIX, refused)  # event loops need one
     program.answer_unless("sendto", 4, 0, refused)  # `send`: no address
     program.answer_unless("prlimit64", 2, 0, refused)  # reading limits
+    for name, commands in _OWNER_OF_SIGNALS.items():
+        program.answer_if(name, 1, commands, refused)
+    if not may_truncate:
+        program.answer_truncation(refused)
     if not may_ask:
         program.answer(_FORKS, refused)
         program.answer_signals(os.getpid(), refused)

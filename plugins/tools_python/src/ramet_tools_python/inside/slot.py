@@ -20,7 +20,7 @@ from .call import DONE, GONE, OUTPUT_LIMIT, Call, status_of
 from .worker import Unusable, Worker
 
 
-class Slot:
+class SlotServer:
     """`readable`: what programs may read; None: they are not kept from files."""
 
     def __init__(
@@ -169,4 +169,3 @@ class Slot:
                 processes.kill_group(worker.pid)
         if not self.own_mount:
             scratch.remove(self.folder)
-

@@ -10,6 +10,7 @@ import platform
 from typing import NamedTuple
 
 _SHARED = {
+    "openat2": 437, "process_mrelease": 448, "set_mempolicy_home_node": 450,
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
     "clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442, "quotactl_fd": 443,
@@ -17,6 +18,8 @@ _SHARED = {
 }  # fmt: skip
 
 _X86_64 = {
+    "open": 2, "ioctl": 16, "fcntl": 72, "truncate": 76, "setpriority": 141, "sched_setparam": 142,
+    "sched_setscheduler": 144, "sched_setaffinity": 203, "ioprio_set": 251, "openat": 257, "sched_setattr": 314,
     "shmget": 29, "shmat": 30, "shmctl": 31, "socket": 41, "connect": 42, "accept": 43, "sendto": 44, "sendmsg": 46,
     "bind": 49, "listen": 50, "socketpair": 53, "clone": 56, "fork": 57, "vfork": 58, "kill": 62, "semget": 64,
     "semop": 65, "semctl": 66, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "ptrace": 101, "syslog": 103,
@@ -34,6 +37,8 @@ _X86_64 = {
 }  # fmt: skip
 
 _AARCH64 = {
+    "fcntl": 25, "ioctl": 29, "ioprio_set": 30, "truncate": 45, "openat": 56, "sched_setparam": 118,
+    "sched_setscheduler": 119, "sched_setaffinity": 122, "setpriority": 140, "sched_setattr": 274,
     "umount2": 39, "mount": 40, "pivot_root": 41, "lookup_dcookie": 18, "chroot": 51, "vhangup": 58, "quotactl": 60,
     "acct": 89, "personality": 92, "unshare": 97, "kexec_load": 104, "init_module": 105, "delete_module": 106,
     "clock_settime": 112, "syslog": 116, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131,

@@ -9,7 +9,10 @@ import contextlib
 
 COMMON = ("numpy", "sympy")
 _PROGRAMS = {
-    "numpy": "import numpy as n; n.linalg.solve(n.eye(3) * 2, n.ones(3)); n.linalg.det(n.eye(3)); n.random.default_rng(0)",
+    "numpy": """
+import numpy as n
+n.linalg.solve(n.eye(3) * 2, n.ones(3)); n.linalg.det(n.eye(3)); n.random.default_rng(0); str(n.arange(3.0))
+""",
     "sympy": """
 import sympy as s
 x, y = s.symbols("x y")

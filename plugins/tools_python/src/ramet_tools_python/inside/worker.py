@@ -16,7 +16,7 @@ from . import child, processes, seccomp, wire
 
 PATIENCE_S = 10.0  # for a process to get ready, or to copy itself
 _FORKS_OF_A_COPY = 2  # see `child._copy`
-_exit = os._exit  # programs may replace it
+_kill, _getpid = os.kill, os.getpid  # programs may replace them
 
 
 class Unusable(Exception):
@@ -24,7 +24,7 @@ class Unusable(Exception):
 
 
 class Listener:
-    """Where a process and its copies ask about forks and signals (`seccomp.ask`). Shared by them, closed with the last."""
+    """Where a process and its copies ask about forks and signals (`seccomp.ask`). Closed with the last of them."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.users, self.forks = descriptor, 1, 0
@@ -53,9 +53,7 @@ class Worker:
         self.ended = os.pidfd_open(pid)
 
     @classmethod
-    def start(
-        cls, folder: str, limits: child.Limits, confinement: child.Confinement, rules: int | None
-    ) -> Worker:
+    def start(cls, folder: str, limits: child.Limits, confinement: child.Confinement, rules: int | None) -> Worker:
         """Returns at once; `wait_ready` before its first program."""
         ours, theirs = socket.socketpair()
         pid = os.fork()
@@ -64,7 +62,7 @@ class Worker:
                 ours.close()
                 child.run(theirs, folder, limits, confinement, rules)
             finally:  # a program broke it: what the slot would do next is not for this process
-                _exit(1)
+                _kill(_getpid(), signal.SIGKILL)
         theirs.close()
         ours.settimeout(PATIENCE_S)
         return cls(pid, ours, confinement.keeps)

@@ -31,11 +31,13 @@ def main() -> None:
         return
     processes.become_subreaper()
     os.environ.clear()
+    key = "preload"
     try:
         modules = _preload(settings["preload"])
+        key = "error"
         found, readable = _isolate(settings, modules)
     except Exception as error:
-        wire.send(control, {"error": f"{type(error).__name__}: {error}"})
+        wire.send(control, {key: f"{type(error).__name__}: {error}"})
         return
     limits = child.Limits(**settings["limits"])
     limits = limits._replace(address_space=limits.address_space + _own_size())
@@ -141,7 +143,7 @@ class Zygote:
                 self._separate(client, folder, user)
                 folder = namespaces.SCRATCH
             confinement = child.Confinement(level=self.found.level, user=user, keeps=self.keeps)
-            slot.Slot(
+            slot.SlotServer(
                 client, folder, self.limits, confinement, self.readable if self.found.has_landlock else None
             ).serve()
         except BaseException:

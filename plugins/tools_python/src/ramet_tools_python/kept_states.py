@@ -32,7 +32,7 @@ class _Host:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class KeptState:
     """The state of one rollout. `slot` None: nothing has run in it, so it is still empty."""
 
     host: _Host
@@ -40,7 +40,7 @@ class Session:
     slot: Slot | None = None
 
 
-class Sessions:
+class KeptStates:
     """Belongs to one event loop."""
 
     def __init__(self, config: PythonConfig) -> None:
@@ -53,39 +53,39 @@ class Sessions:
     async def start(self) -> Isolation:
         return (await self.slots.zygote()).isolation
 
-    async def open(self) -> Session:
+    async def open(self) -> KeptState:
         host = min(self._hosts, key=lambda one: one.states)
         return self._new(host)
 
-    async def run(self, session: Session, code: str) -> PythonResult:
-        """Run a program with the variables of the session. Raises `InfraError`, `ConfigError` as `Sandbox.run`.
+    async def run(self, state: KeptState, code: str) -> PythonResult:
+        """Run a program with the variables of the state. Raises `InfraError`, `ConfigError` as `Sandbox.run`.
 
         A caller that is cancelled does not end the program, since what it does to the state must not stop half-way.
         """
         queued = time.monotonic()
-        reply, level = await self._undisturbed(self._ask(session, {"code": code, "state": session.id}))
+        reply, level = await self._undisturbed(self._ask(state, {"code": code, "state": state.id}))
         waited_ms = (time.monotonic() - queued) * 1000 - reply.get("wall_ms", 0.0)
         result = read_reply(reply, queue_ms=max(0.0, waited_ms), level=level)
         if result.status is Status.SETUP_ERROR:
             raise InfraError(f"a slot could not prepare a program: {result.stderr}")
         return result
 
-    async def fork(self, session: Session) -> Session:
+    async def fork(self, state: KeptState) -> KeptState:
         """An independent copy of it as it is."""
-        copy = self._new(session.host)
-        if session.slot is not None:
-            copy.slot = session.slot
+        copy = self._new(state.host)
+        if state.slot is not None:
+            copy.slot = state.slot
             try:
-                await self._undisturbed(self._ask(session, {"fork": session.id, "to": copy.id}))
+                await self._undisturbed(self._ask(state, {"fork": state.id, "to": copy.id}))
             except BaseException:
                 copy.host.states -= 1
                 raise
         return copy
 
-    async def close_session(self, session: Session) -> None:
-        session.host.states -= 1
-        if session.slot is not None and session.slot is session.host.slot:
-            await self._undisturbed(self._ask(session, {"drop": session.id}))
+    async def close_state(self, state: KeptState) -> None:
+        state.host.states -= 1
+        if state.slot is not None and state.slot is state.host.slot:
+            await self._undisturbed(self._ask(state, {"drop": state.id}))
 
     async def close(self) -> None:
         """End everything, running calls too; all states are lost."""
@@ -100,9 +100,9 @@ class Sessions:
             self._lose(host)
         self.slots.abandon()
 
-    def _new(self, host: _Host) -> Session:
+    def _new(self, host: _Host) -> KeptState:
         host.states += 1
-        return Session(host, next(self._ids))
+        return KeptState(host, next(self._ids))
 
     async def _undisturbed(self, work: Coroutine[Any, Any, Any]) -> Any:
         task = asyncio.create_task(work)
@@ -115,16 +115,16 @@ class Sessions:
         if not task.cancelled():
             task.exception()  # whoever waited was told; a cancelled caller does not want to know
 
-    async def _ask(self, session: Session, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    async def _ask(self, state: KeptState, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """The slot's reply, and the level in force."""
-        host = session.host
+        host = state.host
         try:
             async with asyncio.timeout(self.config.queue_timeout_s):
                 await host.lock.acquire()
         except TimeoutError as error:
             raise InfraError("the slot of this rollout did not become free in time") from error
         try:
-            slot = await self._slot(session)
+            slot = await self._slot(state)
             self.slots.busy.add(slot)
             async with asyncio.timeout(self.slots.answer_s + self.slots.config.timeout_s):
                 return await slot.ask(request), slot.zygote.isolation.level
@@ -136,15 +136,15 @@ class Sessions:
                 self.slots.busy.discard(host.slot)
             host.lock.release()
 
-    async def _slot(self, session: Session) -> Slot:
-        host = session.host
+    async def _slot(self, state: KeptState) -> Slot:
+        host = state.host
         if host.slot is not None and not await self.slots.is_usable(host.slot):
             self._lose(host)
-        if session.slot is not None and session.slot is not host.slot:
+        if state.slot is not None and state.slot is not host.slot:
             raise InfraError("the process that kept the variables of this rollout is gone")
         if host.slot is None:
             host.slot = await self.slots.new()
-        session.slot = host.slot
+        state.slot = host.slot
         return host.slot
 
     def _lose(self, host: _Host) -> None:

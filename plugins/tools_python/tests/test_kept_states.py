@@ -62,7 +62,7 @@ def test_a_fork_begins_with_its_parents_variables_and_neither_sees_the_other(iso
         ("n = 2\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "[the program was killed]"),
         ("n = 2\nimport os\nos._exit(9)", "[the program ended with exit code 9]"),
         ("n = 2\nimport ctypes\nctypes.string_at(0)", "[the program crashed]"),
-        ("n = 2\nimport os\nos.closerange(3, 64)", "None"),
+        ("n = 2\nimport os\n_ = os.closerange(3, 64)", "[the program was killed]"),
     ],
     ids=["time", "kill", "exit", "crash", "closes our socket"],
 )
