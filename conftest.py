@@ -68,6 +68,7 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/cluster/test_ray_session.py",
     "core/tests/sft/test_launch.py",
     "core/tests/api/test_api.py",
+    "core/tests/rollout/test_mcp.py",
 )
 
 

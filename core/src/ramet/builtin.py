@@ -17,6 +17,7 @@ from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
     HermesConfig,
+    McpConfig,
     RandomBranchConfig,
     StoredPrefixConfig,
     TagsConfig,
@@ -24,7 +25,7 @@ from ramet.rollout.config import (
     TreeExpansionConfig,
     ValueGuidedConfig,
 )
-from ramet.types import AdvantageEstimator, BranchPolicy, PolicyLoss, Reward, RolloutStep
+from ramet.types import AdvantageEstimator, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
 
 ramet_contract = "1"
 
@@ -68,6 +69,11 @@ def register_policy_losses(register: Register[PolicyLoss]) -> None:
     register("sapo", "ramet.algorithms.losses.sapo:Sapo", config=SapoConfig)
     register("gmpo", "ramet.algorithms.losses.gmpo:Gmpo", config=GmpoConfig)
     register("dppo", "ramet.algorithms.losses.dppo:Dppo", config=DppoConfig)
+
+
+@hookimpl
+def register_tools(register: Register[Tool | ToolSet]) -> None:
+    register("mcp", "ramet.rollout.tools.mcp:McpServer", config=McpConfig)
 
 
 @hookimpl

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ramet.config.option import check_options, option
+from ramet.config.secrets import hide
 from ramet.rollout.steps.json_calls import FORMS
 
 
@@ -34,6 +36,45 @@ class HermesConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class McpConfig:
+    """The tool set `mcp`: one server."""
+
+    command: list[str] = option(factory=list, help="program and arguments of a server over stdio")
+    url: str | None = option(None, "of a server over HTTP, instead of a command")
+    env: dict[str, str] = option(factory=dict, help="variables of the program, which sees no others but PATH and such")
+    headers: dict[str, str] = option(factory=dict, help="of every HTTP request")
+    cwd: str | None = option(None, "the program's working directory; null: this one")
+    tools: list[str] = option(factory=list, help="names of the server's tools that are used; empty: all")
+    prefix: str = option("", "of every tool's name, where two servers have tools of the same name")
+    state: str = option(
+        "shared",
+        "shared: one server for all rollouts; own: each rollout has its own, and cannot be forked; replayable: as own, "
+        "and a fork makes the calls of its prefix again",
+        choices=("shared", "own", "replayable"),
+    )
+    connect_timeout_s: float = option(30.0, above=0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("give either command or url")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
+        unused = [key for key, value in self._of_the_other_kind.items() if value]
+        if unused:
+            raise ValueError(f"{', '.join(unused)}: a server with {'a command' if self.command else 'a url'} has none")
+
+    @property
+    def _of_the_other_kind(self) -> dict[str, Any]:
+        return {"headers": self.headers} if self.command else {"env": self.env, "cwd": self.cwd}
+
+    @property
+    def name(self) -> str:
+        """For messages: program or address, without arguments and password."""
+        return self.command[0] if self.command else hide(self.url or "")
 
 
 @dataclass(kw_only=True, slots=True)

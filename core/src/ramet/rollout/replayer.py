@@ -27,13 +27,14 @@ class Replayer:
         if component.name == ENVIRONMENT:
             await self._turns(live, state)
         else:
-            await self._calls(live, component.name, state, environment)
+            await self._calls(live, component, state, environment)
 
-    async def _calls(self, live: LiveRollout, tool: str, state: Any, environment: Any) -> None:
+    async def _calls(self, live: LiveRollout, component: StatefulComponent, state: Any, environment: Any) -> None:
         """Calls that never reached the tool (its arguments were wrong) are left out."""
-        for record in [c for c in live.tool_calls if c.name == tool and c.attempts and c.turn < live.first_turn]:
+        before = [call for call in live.tool_calls if call.attempts and call.turn < live.first_turn]
+        for record in [call for call in before if call.name in component.users]:
             call = ToolCall(
-                name=tool,
+                name=record.name,
                 arguments=record.arguments,
                 rollout=str(live.key),
                 turn=record.turn,
@@ -43,8 +44,8 @@ class Replayer:
             )
             outcome = await self._context.tools.run(call, ends_at=live.ends_at)
             if outcome.status is CallStatus.INFRA:
-                raise StateFailed(tool, f"replay: the call of turn {record.turn} failed: {outcome.text}")
-            _compare(tool, f"the call of turn {record.turn}", outcome.text, record.text)
+                raise StateFailed(component.name, f"replay: the call of turn {record.turn} failed: {outcome.text}")
+            _compare(component.name, f"the call of turn {record.turn}", outcome.text, record.text)
 
     async def _turns(self, live: LiveRollout, state: Any) -> None:
         if hasattr(self._step, "begin"):

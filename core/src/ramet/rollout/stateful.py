@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ramet.errors import InfraError
@@ -38,6 +38,12 @@ class StatefulComponent:
     name: str  # of the tool, or `ENVIRONMENT`
     owner: Stateful[Any]
     timeout_s: float | None = None
+    tools: tuple[str, ...] = ()  # that use it; several of a set may share one (`state_owner`)
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The names by which it is asked for."""
+        return self.tools or (self.name,)
 
 
 def is_stateful(component: object) -> bool:
@@ -51,12 +57,21 @@ def step_component(step: RolloutStep) -> tuple[StatefulComponent, ...]:
 
 
 def tool_components(tools: Mapping[str, tuple[Tool, float]]) -> tuple[StatefulComponent, ...]:
-    """Those of these tools that hold states. With each comes its time-out in seconds."""
-    return tuple(
-        StatefulComponent(name=name, owner=cast(Stateful[Any], tool), timeout_s=timeout_s)
-        for name, (tool, timeout_s) in tools.items()
-        if is_stateful(tool)
-    )
+    """Those of these tools that hold states, by the first of the tools that share one. With each comes its time-out in
+    seconds.
+    """
+    found: dict[int, StatefulComponent] = {}
+    for name, (tool, timeout_s) in tools.items():
+        owner = getattr(tool, "state_owner", tool if is_stateful(tool) else None)
+        if owner is None:
+            continue
+        known = found.get(id(owner))
+        found[id(owner)] = (
+            StatefulComponent(name=name, owner=cast(Stateful[Any], owner), timeout_s=timeout_s, tools=(name,))
+            if known is None
+            else replace(known, tools=(*known.tools, name))
+        )
+    return tuple(found.values())
 
 
 def fork_problems(components: Sequence[StatefulComponent], policy: BranchPolicy) -> list[str]:

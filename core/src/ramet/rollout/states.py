@@ -72,6 +72,7 @@ class States:
         watchdog: Watchdog,
     ) -> None:
         self._components = components
+        self._of = {user: one.name for one in components for user in one.users}
         self._task = task
         self._seed = seed  # of the run
         self._can_fork = not isinstance(policy, NoBranching)
@@ -83,7 +84,11 @@ class States:
         self._closing: set[asyncio.Task[None]] = set()
 
     def __contains__(self, name: str) -> bool:
-        return any(one.name == name for one in self._components)
+        return name in self._of
+
+    def owner(self, name: str) -> str:
+        """The name of the component whose state a tool uses."""
+        return self._of[name]
 
     def root(self, live: LiveRollout) -> None:
         """A rollout that begins with the prompt: it opens its states when it needs them."""
@@ -106,7 +111,7 @@ class States:
 
         `environment` is that of the rollout, for tools whose calls have to be replayed.
         """
-        held = self._held[live.path][name]
+        held = self._held[live.path][self._of[name]]
         async with held.lock:
             if held.state is None:
                 held.state = await self._open(live, held.component, environment)

@@ -214,7 +214,7 @@ class TurnContext:
             if self._states is None or call.name not in self._states:
                 return await self._call(number, call, None)
             # One after the other, in their order: what a state becomes must not depend on which call is faster.
-            async with self._in_order.setdefault(call.name, asyncio.Lock()):
+            async with self._in_order.setdefault(self._states.owner(call.name), asyncio.Lock()):
                 return await self._call(number, call, await self._state(self._states, call.name))
         finally:
             self._calling.discard(task)

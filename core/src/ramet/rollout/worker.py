@@ -212,7 +212,7 @@ class RolloutWorker:
             stateful=tuple(
                 one
                 for one in self._stateful
-                if task.tools is None or one.name in (ENVIRONMENT, *expanded(task.tools, self._tool_sets))
+                if task.tools is None or {ENVIRONMENT, *expanded(task.tools, self._tool_sets)} & {*one.users}
             ),
             versions=versions,
             counts=counts,

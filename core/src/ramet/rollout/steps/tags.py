@@ -140,7 +140,7 @@ class Tags:
             content = _last_block(text, tool.name)
             if content is None:
                 raise ToolError(f"The closing tag </{tool.name}> stands here without <{tool.name}> in this turn.")
-            call = ToolCall(name=tool.name, arguments=_arguments(tool, content), turn=state.turn)
+            call = ToolCall(name=tool.name, arguments=call_arguments(tool, content), turn=state.turn)
             result = await ctx.call_tool(call)
         except ToolError as error:
             return self._inserted(str(error))
@@ -240,8 +240,11 @@ def _type_name(spec: dict[str, Any]) -> str:
     return " or ".join(map(str, found)) if isinstance(found, list) else str(found)
 
 
-def _arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
-    """A tool with one required string gets the text, without surrounding space; others get a JSON object."""
+def call_arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
+    """A tool with one required string gets the text, without surrounding space; others get a JSON object.
+
+    Raises `ToolError` for what is neither.
+    """
     text = textwrap.dedent(content).strip()
     if not text:
         raise ToolError(f"The {tool.name} call is empty: write its input between <{tool.name}> and </{tool.name}>.")

@@ -103,7 +103,7 @@ class ToolQueue:
         self.executor = ToolExecutor(name, tool, config, encoder, watchdog)
         self._watchdog = watchdog
         self._flights: dict[str, _Flight] = {}
-        self._has_state = hasattr(tool, "forks")
+        self._has_state = hasattr(tool, "forks") or hasattr(tool, "state_owner")
         self._reports_again_at = 0.0
 
     @property

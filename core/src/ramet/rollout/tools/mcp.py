@@ -1,0 +1,144 @@
+"""MCP servers as tool sets: one entry of the configuration is one server, and all its tools become tools.
+
+The official client library speaks the protocol (modelcontextprotocol.io); it is imported when a server is opened. A
+server that has ended is started again by the next call. What the server calls an error of a tool (`isError`), and
+arguments that it refuses, are text for the model; whatever happens to the connection is infrastructure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ramet.errors import ConfigError, InfraError, ToolError
+from ramet.rollout.config import McpConfig
+from ramet.rollout.tools.mcp_connection import McpConnection, McpFailure, McpRefusal
+from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema
+
+
+class McpServer:
+    """`ToolSet`. With `state=shared` one connection serves all rollouts of a worker, else each has its own."""
+
+    def __init__(self, config: McpConfig) -> None:
+        self.config = config
+        self._connection: McpConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._sessions = McpSessions(config)
+
+    async def open(self) -> Sequence[Tool]:
+        """The server's tools in its order. Raises `ConfigError` for a program or tools that there are not."""
+        if self.config.command and shutil.which(self.config.command[0]) is None:
+            raise ConfigError(f"{self._who}: there is no program {self.config.command[0]!r}; see params.command")
+        offered = await (await self.connection()).tools()
+        names = [tool.name for tool in offered]
+        unknown = [name for name in self.config.tools if name not in names]
+        if unknown:
+            raise ConfigError(
+                f"{self._who}: params.tools names {', '.join(map(repr, unknown))}; the server offers: "
+                f"{', '.join(names) or 'none'}"
+            )
+        return [self._tool(tool) for tool in offered if not self.config.tools or tool.name in self.config.tools]
+
+    def _tool(self, offered: Any) -> Tool:
+        hints = offered.annotations
+        schema = ToolSchema(
+            name=f"{self.config.prefix}{offered.name}",
+            description=offered.description or offered.title or "",
+            parameters=offered.input_schema,
+            idempotent=bool(hints is not None and (hints.read_only_hint or hints.idempotent_hint)),
+        )
+        if self.config.state == "shared":
+            return McpTool(self, offered.name, schema)
+        return StatefulMcpTool(self, offered.name, schema, self._sessions)
+
+    async def connection(self) -> McpConnection:
+        """The one that all rollouts share; a new one if it has ended. Raises `InfraError`."""
+        async with self._connecting:
+            if self._connection is None or not self._connection.is_open:
+                if self._connection is not None:
+                    await self._connection.close()
+                self._connection = await connect(self.config)
+            return self._connection
+
+    async def aclose(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+    @property
+    def _who(self) -> str:
+        return f"MCP server {self.config.name}"
+
+
+class McpTool:
+    """One tool of a server."""
+
+    def __init__(self, server: McpServer, name: str, schema: ToolSchema) -> None:
+        self.schema = schema
+        self._server = server
+        self._name = name  # as the server knows it
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        return await self._ask(await self._server.connection(), call)
+
+    async def _ask(self, connection: McpConnection, call: ToolCall) -> ToolResult:
+        try:
+            found = await connection.call(self._name, dict(call.arguments))
+        except McpRefusal as error:
+            raise ToolError(str(error)) from error
+        except McpFailure as error:
+            raise InfraError(f"MCP server {self._server.config.name}: {error}") from error
+        return ToolResult(text=_text(found), error=bool(found.is_error))
+
+
+class StatefulMcpTool(McpTool):
+    """One tool of a server that each rollout has for itself: the tools of a server share the rollout's connection."""
+
+    def __init__(self, server: McpServer, name: str, schema: ToolSchema, sessions: McpSessions) -> None:
+        super().__init__(server, name, schema)
+        self.state_owner = sessions
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        return await self._ask(call.state, call)
+
+
+class McpSessions:
+    """`Stateful`: a server (or, over HTTP, a session with it) for each rollout."""
+
+    def __init__(self, config: McpConfig) -> None:
+        self.config = config
+        self.forks: Literal["copy", "replay", "none"] = "replay" if config.state == "replayable" else "none"
+
+    async def open(self, task: Task, seed: int) -> McpConnection:
+        return await connect(self.config)
+
+    async def close(self, state: McpConnection) -> None:
+        await state.close()
+
+
+async def connect(config: McpConfig) -> McpConnection:
+    """Raises `InfraError` if the server does not answer."""
+    try:
+        return await McpConnection.open(config)
+    except McpFailure as error:
+        raise InfraError(f"MCP server {config.name}: {error}") from error
+
+
+def _text(found: Any) -> str:
+    """Texts of a result one below the other; what is no text is named by its kind."""
+    parts = [_part(block) for block in found.content]
+    if not parts and found.structured_content is not None:
+        parts = [json.dumps(found.structured_content, ensure_ascii=False)]
+    return "\n".join(parts)
+
+
+def _part(block: Any) -> str:
+    if block.type == "text":
+        return str(block.text)
+    if block.type == "resource" and getattr(block.resource, "text", None) is not None:
+        return str(block.resource.text)
+    if block.type == "resource_link":
+        return str(block.uri)
+    return f"[{block.type}]"

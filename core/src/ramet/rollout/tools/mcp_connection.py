@@ -1,0 +1,170 @@
+"""One connection to an MCP server, and what may happen to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from ramet.config.secrets import hide
+from ramet.event_loop import is_cancelled
+from ramet.rollout.config import McpConfig
+
+CLOSE_TIMEOUT_S = 8.0  # the client gives a server 2 s after each of: end of input, SIGTERM, SIGKILL
+LAST_WORDS = 400  # characters of what a server that failed wrote to its standard error
+READ_TIMEOUT_S = 300.0  # of one HTTP request; the time-out of the tool is what usually ends a call
+
+
+class McpFailure(Exception):
+    """The server or the way to it."""
+
+
+class McpRefusal(Exception):
+    """The server does not take these arguments: the caller's mistake."""
+
+
+class McpConnection:
+    """Held open by a task of its own, since what the client library opens must be closed by the same task."""
+
+    def __init__(self, config: McpConfig) -> None:
+        self._config = config
+        self._client: Any = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._task = asyncio.create_task(self._hold())
+
+    @classmethod
+    async def open(cls, config: McpConfig) -> McpConnection:
+        """Raises `McpFailure` if there is no answer within `connect_timeout_s`, `ImportError` without the library."""
+        made = cls(config)
+        try:
+            async with asyncio.timeout(config.connect_timeout_s):
+                await asyncio.shield(made._ready)
+        except TimeoutError as error:
+            await made.close()
+            raise McpFailure(f"no answer within {config.connect_timeout_s:g} s") from error
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    @property
+    def is_open(self) -> bool:
+        return not (self._ended.is_set() or self._stop.is_set() or self._task.done())
+
+    async def tools(self) -> Sequence[Any]:
+        """All that the server lists. Raises `McpFailure`."""
+        found: list[Any] = []
+        cursor = None
+        while True:
+            page = await self._asked(self._client.list_tools(cursor=cursor))
+            found += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Raises `McpRefusal` and `McpFailure`."""
+        return await self._asked(self._client.call_tool(name, arguments))
+
+    async def _asked(self, request: Any) -> Any:
+        mcp, types = (importlib.import_module(name) for name in ("mcp", "mcp_types"))
+        try:
+            return await request
+        except mcp.MCPError as error:
+            if error.code == types.INVALID_PARAMS:
+                raise McpRefusal(error.message) from error
+            if error.code == types.CONNECTION_CLOSED:
+                self._ended.set()
+            raise McpFailure(hide(error.message)) from error
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            self._ended.set()
+            raise McpFailure("the connection ended during the call") from error
+        except RuntimeError as error:  # an answer that does not fit what the server itself says of the tool
+            raise McpFailure(hide(str(error))) from error
+        except Exception as error:
+            self._ended.set()
+            raise McpFailure(hide(f"{type(error).__name__}: {error}")) from error
+
+    async def close(self) -> None:
+        """Returns when the server has ended, or does not within `CLOSE_TIMEOUT_S`. Never raises."""
+        self._stop.set()
+        done, _ = await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S)
+        if not done:
+            self._task.cancel()
+        if self._ready.done() and not self._ready.cancelled():
+            self._ready.exception()  # looked at, so that asyncio does not report it
+
+    async def _hold(self) -> None:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+            try:
+                async with AsyncExitStack() as stack:
+                    transport = await self._transport(stack, said)
+                    mcp = importlib.import_module("mcp")
+                    self._client = await stack.enter_async_context(mcp.Client(transport, cache=None))
+                    self._ready.set_result(None)
+                    await self._stop.wait()
+            except ImportError as error:
+                self._fail(error)
+            except Exception as error:
+                self._fail(McpFailure(hide(_reason(error) + _last_words(said))))
+            finally:
+                self._ended.set()
+
+    def _fail(self, error: Exception) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+
+    async def _transport(self, stack: AsyncExitStack, said: Any) -> AbstractAsyncContextManager[Any]:
+        """A server over stdio gets no variables of this process but those of `env`, and the few that programs need."""
+        config = self._config
+        if config.url is None:
+            mcp, stdio = (importlib.import_module(name) for name in ("mcp", "mcp.client.stdio"))
+            program, *arguments = config.command
+            server = mcp.StdioServerParameters(command=program, args=arguments, env=dict(config.env), cwd=config.cwd)
+            return self._watched(stdio.stdio_client(server, errlog=said))
+        httpx, http = (importlib.import_module(name) for name in ("httpx2", "mcp.client.streamable_http"))
+        timeout = httpx.Timeout(config.connect_timeout_s, read=READ_TIMEOUT_S)
+        client = await stack.enter_async_context(httpx.AsyncClient(headers=dict(config.headers), timeout=timeout))
+        made: AbstractAsyncContextManager[Any] = http.streamable_http_client(config.url, http_client=client)
+        return made
+
+    @asynccontextmanager
+    async def _watched(self, transport: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+        """The same streams; their end is noticed when it comes, not by the next call."""
+        anyio = importlib.import_module("anyio")
+        send, receive = anyio.create_memory_object_stream(0)
+
+        async def pump(read: Any) -> None:
+            async with send:
+                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    async for message in read:
+                        await send.send(message)
+            self._ended.set()
+
+        async with transport as (read, write), anyio.create_task_group() as group:
+            group.start_soon(pump, read)
+            try:
+                yield receive, write
+            finally:
+                group.cancel_scope.cancel()
+
+
+def _reason(error: BaseException) -> str:
+    """What is at the bottom of groups of errors, which the client library raises."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def _last_words(said: Any) -> str:
+    said.seek(0)
+    text = " ".join(said.read()[-LAST_WORDS:].split())
+    return f"; it said: {text}" if text else ""

@@ -1,0 +1,41 @@
+"""An MCP server of the tests, with state: run as `python mcp_counter.py [http PORT]`."""
+
+import os
+import sys
+
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("counter")
+total = 0
+
+
+@server.tool()
+def add(n: int) -> str:
+    """Adds to the total."""
+    global total
+    total += n
+    return str(total)
+
+
+@server.tool()
+def read() -> str:
+    """The total."""
+    return str(total)
+
+
+@server.tool()
+def variables() -> str:
+    """Names of the environment variables that hold the word `ramet`."""
+    return " ".join(sorted(f"{key}={value}" for key, value in os.environ.items() if "ramet" in value))
+
+
+@server.tool()
+def leave() -> str:
+    """Ends the server in the middle of a call."""
+    os._exit(3)
+
+
+if sys.argv[1:2] == ["http"]:
+    server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
+else:
+    server.run("stdio")

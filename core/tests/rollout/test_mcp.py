@@ -1,0 +1,186 @@
+"""MCP servers as tool sets: one of another author's package, and one of our own that holds state."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramet.config.schema import ToolConfig
+from ramet.errors import ConfigError, InfraError
+from ramet.rollout.config import McpConfig
+from ramet.rollout.tools.mcp import McpServer
+from ramet.types import AfterTool, Fork, Start, StartRoots, ToolCall, ToolResult
+
+pytest.importorskip("mcp", reason="needs ramet[mcp]")
+COUNTER = [sys.executable, str(Path(__file__).with_name("mcp_counter.py"))]
+TIME_SERVER = [sys.executable, "-m", "mcp_server_time"]
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(name=name, arguments=arguments)
+
+
+def with_server(config: McpConfig, use: Callable[..., Any]) -> Any:
+    async def main() -> Any:
+        server = McpServer(config)
+        try:
+            tools = {tool.schema.name: tool for tool in await server.open()}
+            return await use(server, tools)
+        finally:
+            await server.aclose()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.skipif(find_spec("mcp_server_time") is None, reason="needs mcp-server-time")
+def test_all_tools_of_a_published_server_can_be_called_and_it_is_started_again_when_it_dies() -> None:
+    async def use(server: McpServer, tools: Any) -> None:
+        assert list(tools) == ["world_get_current_time", "world_convert_time"]
+        schema = tools["world_get_current_time"].schema
+        assert (schema.description, schema.idempotent) == ("Get current time in a specific timezone", True)
+        assert schema.parameters["required"] == ["timezone"]
+        now = tools["world_get_current_time"]
+        found = await now(call("", timezone="Asia/Tokyo"))
+        assert not found.error and '"timezone": "Asia/Tokyo"' in found.text
+        wrong = await now(call("", timezone="Mars/Base"))
+        assert wrong.error and "No time zone found with key Mars/Base" in wrong.text
+        first = server._connection
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        for child in children:
+            if b"mcp_server_time" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(int(child), signal.SIGKILL)
+        while first is not None and first.is_open:  # its end is noticed without a call
+            await asyncio.sleep(0.01)
+        assert '"timezone": "Asia/Tokyo"' in (await now(call("", timezone="Asia/Tokyo"))).text
+        assert server._connection is not first
+
+    with_server(McpConfig(command=TIME_SERVER, prefix="world_"), use)
+
+
+def test_a_server_gets_its_own_variables_and_no_others_and_a_death_in_a_call_is_infrastructure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SECRET_OF_ANOTHER_TOOL", "ramet-other")
+
+    async def use(server: McpServer, tools: Any) -> None:
+        assert list(tools) == ["variables", "leave"]
+        assert (await tools["variables"](call(""))).text == "OWN=ramet-own"
+        assert not tools["leave"].schema.idempotent, "the server does not say that it may be called twice"
+        with pytest.raises(InfraError, match=r"^MCP server .*: Connection closed"):
+            await tools["leave"](call(""))
+        assert (await tools["variables"](call(""))).text == "OWN=ramet-own"
+
+    config = McpConfig(command=COUNTER, tools=["leave", "variables"], env={"OWN": "ramet-own"})
+    with_server(config, use)
+
+
+@pytest.fixture
+def http_server() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*COUNTER, "http", str(port)], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(400):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_over_http_is_called_and_its_absence_is_infrastructure(http_server: str) -> None:
+    async def use(server: McpServer, tools: Any) -> None:
+        assert (await tools["add"](call("", n=2))).text == "2"
+        assert (await tools["read"](call(""))).text == "2"
+
+    with_server(McpConfig(url=http_server, headers={"X-Test": "1"}), use)
+    with pytest.raises(InfraError, match=r"^MCP server http://127\.0\.0\.1:9/mcp: "):
+        with_server(McpConfig(url="http://127.0.0.1:9/mcp", connect_timeout_s=5), use)
+
+
+class ForkOnce:
+    """Forks the root after its second turn."""
+
+    needs = frozenset[Any]()
+
+    def decide(self, event: Any, group: Any, rng: Any) -> Sequence[Any]:
+        if isinstance(event, Start):
+            return [StartRoots(n=1)]
+        if isinstance(event, AfterTool) and event.rollout == "0" and event.turn == 2:
+            return [Fork(rollout="0", turn=2)]
+        return []
+
+
+def test_a_fork_gets_a_server_on_which_the_calls_of_its_prefix_are_made_again(play: Callable[..., Any]) -> None:
+    """The tools of a server share the state of a rollout."""
+
+    async def tools() -> list[Any]:
+        server = McpServer(McpConfig(command=COUNTER, tools=["add", "read"], state="replayable"))
+        try:
+            return list(await server.open())
+        finally:
+            await server.aclose()
+
+    said = {"0": ['{"n": 1}', None, '{"n": 10}', None], "0.0": ["", "", '{"n": 100}', None]}
+
+    def script(task: str, path: str, turn: int) -> str:
+        if turn >= 4:
+            return "<answer>x</answer>"
+        text = said.get(path, said["0"])[turn]
+        return "<read>{}</read>" if text is None else f"<add>{text}</add>"
+
+    opened = {tool.schema.name: (tool, ToolConfig()) for tool in asyncio.run(tools())}
+    played = play(script, tools=opened, policy=ForkOnce(), group_size=2, max_turns=6)
+    found = {one.id: [record.text for record in one.tool_calls] for one in played.rollouts}
+    assert all(one.valid for one in played.rollouts), [one.fault for one in played.rollouts]
+    root, fork = (found[one.id] for one in played.rollouts)
+    assert root == ["1", "1", "11", "11"]
+    assert fork == ["1", "1", "101", "101"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "give either command or url"),
+        ({"command": ["x"], "url": "http://x"}, "give either command or url"),
+        ({"url": "ftp://x"}, "url must begin with http:// or https://, got 'ftp://x'"),
+        ({"url": "http://x", "env": {"A": "1"}}, "env: a server with a url has none"),
+        ({"command": ["x"], "headers": {"A": "1"}}, "headers: a server with a command has none"),
+        ({"command": ["x"], "state": "mine"}, "state allowed: shared, own, replayable, got mine"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        McpConfig(**options)
+    assert str(caught.value) == problem
+
+
+def test_a_program_that_is_not_there_and_one_that_says_why_it_fails() -> None:
+    async def use(server: McpServer, tools: Any) -> ToolResult:
+        raise AssertionError("it cannot be opened")
+
+    with pytest.raises(ConfigError) as caught:
+        with_server(McpConfig(command=["no-such-program"]), use)
+    message = "MCP server no-such-program: there is no program 'no-such-program'; see params.command"
+    assert str(caught.value) == message
+    with pytest.raises(InfraError, match=r"^MCP server \S+: .*; it said: it is broken$"):
+        with_server(McpConfig(command=[sys.executable, "-c", "import sys; sys.exit('it is broken')"]), use)
+    with pytest.raises(InfraError, match=r"^MCP server \S+: no answer within 0\.2 s$"):
+        with_server(
+            McpConfig(command=[sys.executable, "-c", "import time; time.sleep(60)"], connect_timeout_s=0.2), use
+        )
