@@ -44,7 +44,7 @@ LAYERS = [
     {"algorithms", "builtin", "data", "engines", "models", "policy", "rollout", "runs", "tracking"},
     {"components"},
     {"cluster", "planning"},
-    {"check", "evaluate", "export", "play", "report", "scaffold", "sft", "train"},
+    {"check", "doctor", "evaluate", "export", "play", "report", "scaffold", "sft", "train"},
     {"api"},
     {"__main__", "cli", "testing"},
 ]

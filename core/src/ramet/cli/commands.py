@@ -97,6 +97,16 @@ def _play(arguments: Sequence[str]) -> int:
     return code
 
 
+def _tool(arguments: Sequence[str]) -> int:
+    code: int = importlib.import_module("ramet.cli.tool").run(arguments)
+    return code
+
+
+def _doctor(arguments: Sequence[str]) -> int:
+    code: int = importlib.import_module("ramet.cli.doctor").run(arguments)
+    return code
+
+
 def _recipes(arguments: Sequence[str]) -> int:
     code: int = importlib.import_module("ramet.cli.recipes").run(arguments)
     return code
@@ -253,6 +263,8 @@ _JOBS = (
 )
 COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.run) for job in _JOBS} | {
     "play": Command(summary="play one prompt with tools, and print every turn", run=_play),
+    "tool": Command(summary="call one tool, with the settings of a run", run=_tool),
+    "doctor": Command(summary="see what of this machine and its keys does not work, and how to mend it", run=_doctor),
     "recipes": Command(summary="list whole experiments to begin with, and what they need", run=_recipes),
     "config": Command(summary="print a configuration, or where a value comes from", run=_config),
     "check-logprobs": Command(summary="see whether engine and trainer agree", run=_check_logprobs),

@@ -15,6 +15,7 @@ from ramet.components.prompts import describe_foreign_tags, describe_promised_ta
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.compose import compose
 from ramet.config.schema import ChatMarkup, Config, OnBadRow
+from ramet.config.sections import without_model
 from ramet.data.benchmarks import is_benchmark
 from ramet.data.files import find_files
 from ramet.data.inspect import Inspection, inspect_files, lengths
@@ -67,9 +68,7 @@ def inspect(files: Sequence[str], overrides: Sequence[str], *, model: Path | Non
 
 def _config(overrides: Sequence[str], model: Path | None) -> Config:
     named = [f"model.path={model}"] if model is not None else []
-    if not named and not any(text.lstrip("+").startswith(("model.path=", "experiment=")) for text in overrides):
-        named = ["model.path=''"]  # a model is needed for lengths in tokens only
-    return compose([*overrides, *named], job="data").config
+    return compose(without_model([*overrides, *named]), job="data").config  # lengths in tokens alone need a model
 
 
 def _prompts(step: RolloutStep, config: Config, tools: ToolNames) -> Prompts:

@@ -6,6 +6,7 @@ and experiments may set any section: one experiment serves `ramet sft`, `ramet t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 JOBS: dict[str, tuple[str, ...]] = {
@@ -21,6 +22,10 @@ JOBS: dict[str, tuple[str, ...]] = {
     "data": ("data", "model", "rollout_step", "tools", "sft"),
     "play": ("run", "data", "model", "engine", "rollout", "rollout_step", "tools"),
 }  # fmt: skip
+# Commands that look at any run's configuration: they take its keys as they are, whatever they use of them.
+ANY = ("tool", "doctor")
+NO_MODEL = "model.path=''"  # for those that need none
+JOBS |= {name: tuple(dict.fromkeys(section for sections in JOBS.values() for section in sections)) for name in ANY}
 
 # Keys inside a built section that the job does not read, and what it reads instead.
 REPLACED: dict[str, dict[str, str | None]] = {
@@ -81,10 +86,16 @@ OWN_TRACKERS = ("console", "jsonl", "wandb", "tensorboard")
 GROUPS = (*(group.name for group in COMPONENTS), CLUSTER, *PRESETS)
 
 
+def without_model(overrides: Sequence[str]) -> list[str]:
+    """These keys for a command that needs no model: with an empty path, unless they may name one."""
+    names_one = any(text.lstrip("+").startswith(("model.path=", "experiment=")) for text in overrides)
+    return [*overrides] if names_one else [*overrides, NO_MODEL]
+
+
 def unused_key(key: str, job: str) -> str | None:
     """What is wrong with setting `key` for this job, None if the job reads it. Presets are always allowed."""
     section = key.partition(".")[0]
-    users = ", ".join(name for name, sections in JOBS.items() if section in sections)
+    users = ", ".join(name for name, sections in JOBS.items() if section in sections and name not in ANY)
     if not users:
         return None  # a preset group, or no section at all, which is another mistake
     if section not in JOBS[job]:

@@ -1,0 +1,67 @@
+"""`ramet tool call NAME [ARGUMENTS] [key=value …]`: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ramet.cli.terminal import Parser, complain, say
+from ramet.config.sections import GROUPS, JOBS, without_model
+from ramet.errors import ConfigError
+from ramet.runs.stopped import INTERNAL, OK, USER
+from ramet.types import CallStatus
+
+CODES = {CallStatus.OK: OK, CallStatus.ERROR: USER, CallStatus.INFRA: INTERNAL}
+_SECTION = re.compile(r"[+~]*([\w/-]+)(?:\.[\w./-]+)?=")
+
+
+def run(arguments: Sequence[str]) -> int:
+    found = _parser().read(arguments if arguments else ["--help"])
+    if found is None:
+        return OK
+    if found.what != "call" or not found.words:
+        raise ConfigError("tool: give the call, as in `ramet tool call python 'print(1)'`; see `ramet tool --help`")
+    name, *rest = found.words
+    overrides = [text for text in rest if _is_setting(text)]
+    given = [text for text in rest if text not in overrides]
+    if len(given) > 1:
+        raise ConfigError(
+            f"tool call: one text of arguments, got {len(given)}: {', '.join(map(repr, given))}; put it in quotes"
+        )
+    if not any(re.match(r"[+~]*(tools|experiment)\b", text) for text in overrides):
+        overrides.append(f"tools=[{name}]")
+    text = sys.stdin.read() if given == ["-"] else "".join(given)
+    from ramet.config.compose import compose
+
+    resolved = compose(without_model(overrides), job="tool", config_dir=found.config_dir)
+    outcome = importlib.import_module("ramet.play.tool_call").run(resolved, name, text)
+    say(outcome.text)
+    cut = ", cut to tools.*.max_result_tokens" if outcome.truncated else ""
+    complain(f"{outcome.status}: {outcome.run_s:.3f} s, attempts: {outcome.attempts}{cut}")
+    return CODES[outcome.status]
+
+
+def _is_setting(text: str) -> bool:
+    """`x=1` is code: `x` is no section."""
+    found = _SECTION.match(text)
+    return found is not None and found[1] in (*JOBS["tool"], *GROUPS)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="ramet tool",
+        add_help=False,
+        usage="ramet tool call NAME [ARGUMENTS] [--config-dir DIR] [key=value …]",
+        description="One call of a tool, through the runtime of rollouts: its time-out, retries and limits hold.",
+        epilog="ARGUMENTS are what a model writes in a call: the text, if the tool has one required text, else a JSON "
+        "object; - reads them from the standard input. Keys are those of a run, as in tools=[search] "
+        "tools.search.timeout_s=5; without any of tools or experiment, tools=[NAME]. The result is printed, and how "
+        "the call went goes to the standard error. Ends with 1 if the call was wrong, with 2 if infrastructure failed.",
+    )
+    parser.add_argument("what", nargs="?", choices=["call"])
+    parser.add_argument("words", nargs="*", metavar="NAME [ARGUMENTS]")
+    parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
+    return parser

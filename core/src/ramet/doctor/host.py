@@ -1,0 +1,127 @@
+"""The core's own checks: versions, torch, the engine, disk, shared memory, Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import ramet
+from ramet.config.needs import extras_of
+from ramet.config.schema import Config
+from ramet.types import Finding, Severity
+
+GIB = 1 << 30
+LITTLE_DISK = 20 * GIB  # a checkpoint of a model of 1.5 billion parameters with its optimiser
+LITTLE_SHARED = 2 * GIB
+SHARED = Path("/dev/shm")
+
+
+def check_host(config: Config) -> Iterator[Finding]:
+    """Findings on this machine, and on what the configuration asks of it."""
+    yield _versions()
+    yield from _torch()
+    yield from _engine(config)
+    yield from _ray(config)
+    yield from _disk("runs", _nearest(Path(config.run.root)), "run.root")
+    yield from _disk("temporary files", Path(tempfile.gettempdir()), "TMPDIR")
+    yield from _shared_memory(config)
+
+
+def _found(what: str, text: str, severity: Severity = Severity.OK, mend: str | None = None) -> Finding:
+    return Finding(what=what, severity=severity, text=text, mend=mend)
+
+
+def _versions() -> Finding:
+    return _found("versions", f"ramet {ramet.__version__}, Python {platform.python_version()}, {platform.platform()}")
+
+
+def _installed(name: str) -> str | None:
+    """Its version. Builds for other hardware are distributions of other names."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "installed" if importlib.util.find_spec(name.replace("-", "_")) is not None else None
+
+
+def _torch() -> Iterator[Finding]:
+    missing = [name for name in extras_of("ramet").get("train", ()) if _installed(name) is None]
+    if missing:
+        mend = "pip install 'ramet[train]'"
+        yield _found("packages", f"not installed: {', '.join(missing)}; no training here", Severity.PROBLEM, mend)
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    driver = shutil.which("nvidia-smi") is not None
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        memory = torch.cuda.get_device_properties(0).total_memory / GIB
+        yield _found("torch", f"{torch.__version__}, {len(names)} x {names[0]} of {memory:.0f} GiB")
+    elif driver:
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        mend = "install the build of torch for this driver: https://pytorch.org/get-started/locally"
+        yield _found("torch", f"{torch.__version__} sees no GPU, {built}", Severity.PROBLEM, mend)
+    else:
+        yield _found("torch", f"{torch.__version__}, {os.cpu_count()} cores, no GPU")
+
+
+def _engine(config: Config) -> Iterator[Finding]:
+    name = config.engine.name
+    if name not in ("vllm", "torch") or importlib.util.find_spec("torch") is None:
+        return
+    from ramet.components.engines import check_engine
+
+    for problem in check_engine(config):
+        yield _found("engine", problem, Severity.PROBLEM, "see docs/engines.md")
+    if _installed("vllm") is None and name != "vllm":
+        yield _found(
+            "vllm", "not installed; engine=torch works", Severity.NOTE, "with a GPU: pip install 'ramet[vllm]'"
+        )
+    elif _installed("vllm") is not None:
+        yield _found("vllm", str(_installed("vllm")))
+
+
+def _ray(config: Config) -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is not None:
+        from ramet.cluster.check import check_cluster
+
+        for problem in check_cluster(config):
+            yield _found("cluster", problem, Severity.PROBLEM, "see docs/scaling.md")
+    if _installed("ray") is not None:
+        yield _found("ray", str(_installed("ray")))
+    elif config.cluster.name != "ray":
+        yield _found("ray", "not installed; one process works", Severity.NOTE, "for clusters: pip install 'ramet[ray]'")
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself, or the one above it that is there."""
+    whole = folder.absolute()
+    return next(one for one in (whole, *whole.parents) if one.is_dir())
+
+
+def _disk(what: str, folder: Path, key: str) -> Iterator[Finding]:
+    if not os.access(folder, os.W_OK):
+        yield _found(what, f"{folder} cannot be written to", Severity.PROBLEM, f"set {key} to a folder that can")
+        return
+    free = shutil.disk_usage(folder).free
+    text, little = f"{free / GIB:.0f} GiB free in {folder}", free < LITTLE_DISK
+    mend = f"make room, or set {key} to a folder on a larger disk" if little else None
+    yield _found(what, text, Severity.WARNING if little else Severity.OK, mend)
+
+
+def _shared_memory(config: Config) -> Iterator[Finding]:
+    """Ray keeps objects there, and so do several processes of vLLM and torch."""
+    if not SHARED.is_dir():
+        return
+    total = shutil.disk_usage(SHARED).total
+    little = total < LITTLE_SHARED
+    needed = config.cluster.name == "ray" or config.engine.name == "vllm"
+    severity = (Severity.WARNING if needed else Severity.NOTE) if little else Severity.OK
+    mend = "start the container with --shm-size=8g (Kubernetes: an emptyDir of medium Memory)" if little else None
+    yield _found("shared memory", f"{total / GIB:.1f} GiB in {SHARED}", severity, mend)

@@ -1,0 +1,100 @@
+"""The checks of the core and of every package, one after the other. None of them can stop the others."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ramet import extensions
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.config.secrets import hide
+from ramet.config.sections import COMPONENTS
+from ramet.doctor.host import check_host
+from ramet.errors import PluginError
+from ramet.event_loop import run_async
+from ramet.extensions import ExtensionEntry
+from ramet.plugin_code import raised_at
+from ramet.plugins import load_plugins
+from ramet.registry import BUILTIN
+from ramet.types import DoctorContext, Finding, Severity
+
+CHECK_TIMEOUT_S = 60.0  # of a check that is async; others are waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What one package found. `name`: of its check."""
+
+    name: str
+    distribution: str
+    findings: tuple[Finding, ...]
+
+
+def examine(resolved: Resolved, *, offline: bool) -> list[Examined]:
+    """Every check, the core's first. Never raises for what a check does."""
+    context = DoctorContext(options=options_of(resolved.config), offline=offline)
+    own = (*check_host(resolved.config), *_plugins())
+    found = [Examined(name=BUILTIN, distribution="ramet", findings=own)]
+    for entry in extensions.extensions(extensions.DOCTOR):
+        findings = tuple(_hidden(one) for one in _ask(entry, context))
+        found.append(Examined(name=entry.name, distribution=entry.distribution, findings=findings))
+    return found
+
+
+def options_of(config: Config) -> dict[str, Any]:
+    """The options of every chosen component, by its key."""
+    found: dict[str, Any] = {}
+    for group in COMPONENTS:
+        chosen: Any = getattr(config, group.name)
+        named = chosen.items() if isinstance(chosen, Mapping) else [(None, chosen)]
+        found |= {group.name if name is None else f"{group.name}.{name}": one.params for name, one in named}
+    return {key: options for key, options in found.items() if options is not None}
+
+
+def _plugins() -> Iterator[Finding]:
+    for info in load_plugins().infos:
+        if info.broken is not None:
+            yield Finding(
+                what=f"plugin {info.name}",
+                severity=Severity.PROBLEM,
+                text=" ".join(info.broken.split()),
+                mend=f"pip install --upgrade {info.distribution}, or leave it out: RAMET_BLOCK_PLUGINS={info.name}",
+            )
+
+
+def _ask(entry: ExtensionEntry, context: DoctorContext) -> list[Finding]:
+    try:
+        check: Callable[[DoctorContext], Any] = entry.load()
+        made = check(context)
+        found = list(run_async(_awaited(made)) if inspect.isawaitable(made) else made)
+        wrong = next((one for one in found if not isinstance(one, Finding)), None)
+        if wrong is not None:
+            raise TypeError(f"returned {wrong!r:.80}, which is no Finding")
+        return found
+    except PluginError as error:
+        problem = str(error)
+    except (Exception, SystemExit) as error:
+        problem = f"the check itself failed: {type(error).__name__}: {error}{raised_at(error)}"
+    return [
+        Finding(
+            what="doctor",
+            severity=Severity.PROBLEM,
+            text=problem,
+            mend=f"report it to the authors of {entry.distribution}",
+        )
+    ]
+
+
+async def _awaited(made: Any) -> Any:
+    async with asyncio.timeout(CHECK_TIMEOUT_S):
+        return await made
+
+
+def _hidden(finding: Finding) -> Finding:
+    """Without keys, whatever the check wrote."""
+    mend = None if finding.mend is None else hide(finding.mend)
+    return Finding(what=finding.what, severity=finding.severity, text=hide(finding.text), mend=mend)

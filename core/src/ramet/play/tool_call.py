@@ -1,0 +1,69 @@
+"""One call of a tool, with the settings of a run: its options, time-out, retries, limits, and a state if it holds one.
+
+Without a model nothing can be counted in tokens, so results are then not cut.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from ramet.components.services import RunServices
+from ramet.components.toolbox import open_tools
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config, ToolConfig
+from ramet.errors import ConfigError, ToolError
+from ramet.event_loop import run_async
+from ramet.models.check import has_tokenizer
+from ramet.models.encoder import Encoder
+from ramet.models.loading import build_encoder
+from ramet.models.tiny import make_tokenizer
+from ramet.rollout.stateful import tool_components
+from ramet.rollout.steps.tags import call_arguments
+from ramet.rollout.tools.executor import ToolOutcome
+from ramet.rollout.tools.runtime import ToolRuntime
+from ramet.rollout.watchdog import Watchdog
+from ramet.types import CallStatus, Task, Tool, ToolCall, ToolSchema, user_prompt
+
+UNLIMITED = 1 << 40
+
+
+def run(resolved: Resolved, name: str, text: str) -> ToolOutcome:
+    """Call the tool with `text` as a model writes it between tags: a text, or a JSON object of arguments.
+
+    Raises `ConfigError` for a tool that is not configured, and what opening the tools raises.
+    """
+    return run_async(_run(resolved.config, name, text))
+
+
+async def _run(config: Config, name: str, text: str) -> ToolOutcome:
+    with tempfile.TemporaryDirectory(prefix="ramet-tool-") as folder:
+        box = await open_tools(config, RunServices(folder=Path(folder), seed=config.run.seed))
+        try:
+            if name not in box.tools:
+                raise ConfigError(f"tool call: no tool {name!r}; configured: {', '.join(box.tools) or 'none'}")
+            return await _call(config, *box.tools[name], box.schemas[name], text)
+        finally:
+            await box.close()
+
+
+async def _call(config: Config, tool: Tool, settings: ToolConfig, schema: ToolSchema, text: str) -> ToolOutcome:
+    try:
+        nothing = not text.strip() and not schema.parameters.get("required")
+        arguments = {} if nothing else call_arguments(schema, text)
+    except ToolError as error:
+        return ToolOutcome(status=CallStatus.ERROR, text=str(error), raised=True)
+    has_model = bool(config.model.path) and has_tokenizer(config.model)
+    encoder = build_encoder(config) if has_model else Encoder(make_tokenizer())
+    settings = settings if has_model else replace(settings, max_result_tokens=UNLIMITED)
+    runtime = ToolRuntime({schema.name: (tool, settings)}, encoder, Watchdog(config.rollout.watchdog_s))
+    task = Task(id="call", prompt=user_prompt("call"))
+    call = ToolCall(name=schema.name, arguments=arguments, rollout="call", task=task)
+    for component in tool_components(runtime.tools):
+        state = await component.owner.open(task, config.run.seed)
+        try:
+            return await runtime.run(replace(call, state=state))
+        finally:
+            await component.owner.close(state)
+    return await runtime.run(call)

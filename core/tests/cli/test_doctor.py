@@ -1,0 +1,141 @@
+"""`ramet doctor`: findings of the core and of packages, and how each is mended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from ramet.cli import main
+from ramet.config.compose import compose
+from ramet.doctor import host, job
+from ramet.doctor.job import examine
+from ramet.extensions import DOCTOR, ExtensionEntry
+from ramet.types import DoctorContext, Finding, Severity
+
+
+class Check:
+    """An entry point that is not installed."""
+
+    group = DOCTOR
+
+    def __init__(self, check: Any) -> None:
+        self.check = check
+
+    def load(self) -> Any:
+        if isinstance(self.check, ImportError):
+            raise self.check
+        return self.check
+
+
+def healthy(context: DoctorContext) -> Iterable[Finding]:
+    yield Finding(what="cache", severity=Severity.OK, text="12 entries")
+
+
+def ill(context: DoctorContext) -> Iterable[Finding]:
+    text = f"the key {context.options['tools.mcp'].env['KEY']} is refused"
+    yield Finding(what="key", severity=Severity.PROBLEM, text=text, mend="export KEY=…")
+
+
+async def slow(context: DoctorContext) -> list[Finding]:
+    return [Finding(what="network", severity=Severity.NOTE, text=f"offline: {context.offline}")]
+
+
+def broken(context: DoctorContext) -> Iterable[Finding]:
+    raise KeyError("zone")
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, **checks: Any) -> None:
+    entries = [ExtensionEntry(name, f"ramet-{name}", Check(check)) for name, check in checks.items()]  # type: ignore[arg-type]
+    monkeypatch.setattr(job.extensions, "extensions", lambda group: entries if group == DOCTOR else [])
+    monkeypatch.setattr(job, "check_host", lambda config: [Finding(what="disk", severity=Severity.OK, text="much")])
+
+
+def test_packages_are_asked_one_after_the_other_and_none_stops_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(
+        monkeypatch, healthy=healthy, broken=broken, slow=slow, gone=ImportError("no module 'x'"), odd=lambda _: ["x"]
+    )
+    assert main(["doctor", "--offline"]) == 1
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:6] == [
+        "ramet",
+        "  ok       disk     much",
+        "healthy (ramet-healthy)",
+        "  ok       cache    12 entries",
+        "broken (ramet-broken)",
+        lines[5],
+    ]
+    assert lines[5].startswith("  problem  doctor   the check itself failed: KeyError: 'zone' (")
+    assert lines[6:] == [
+        "                    mend: report it to the authors of ramet-broken",
+        "slow (ramet-slow)",
+        "  note     network  offline: True",
+        "gone (ramet-gone)",
+        "  problem  doctor   doctor 'gone' of ramet-gone: ImportError: no module 'x'",
+        "                    mend: report it to the authors of ramet-gone",
+        "odd (ramet-odd)",
+        "  problem  doctor   the check itself failed: TypeError: returned 'x', which is no Finding",
+        "                    mend: report it to the authors of ramet-odd",
+        "2 ok, 1 note, 3 problem",
+    ]
+
+
+def test_a_check_sees_the_options_of_the_run_and_prints_no_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCTORS_SECRET", "abcdefgh12345678")
+    offer(monkeypatch, ill=ill)
+    keys = ["tools=[mcp]", "tools.mcp.params.command=[x]", "tools.mcp.params.env.KEY='${oc.env:DOCTORS_SECRET}'"]
+    assert main(["doctor", "--json", *keys]) == 1
+    (_, found) = json.loads(capsys.readouterr().out)
+    (finding,) = found["findings"]
+    assert finding == {
+        "what": "key",
+        "severity": "problem",
+        "text": "the key ${oc.env:DOCTORS_SECRET} is refused",
+        "mend": "export KEY=…",
+    }
+
+
+def test_options_without_a_configured_component_are_the_defaults() -> None:
+    context = DoctorContext(options={"tools.a": 1, "tools.b": "x"})
+    assert context.configured(int, "tools.c") == {"tools.a": 1}
+    assert context.configured(float, "tools.c") == {"tools.c": 0.0}
+
+
+def test_the_cores_own_checks_find_a_small_disk_and_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        total = free = 1 << 29
+
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr(host, "SHARED", host.Path("/"))
+    resolved = compose(["cluster=ray", "engine=torch", "model.path=''"], job="doctor")
+    found = {one.what: one for one in host.check_host(resolved.config)}
+    assert found["versions"].severity is Severity.OK
+    assert (found["runs"].severity, found["runs"].mend) == (
+        Severity.WARNING,
+        "make room, or set run.root to a folder on a larger disk",
+    )
+    assert (found["shared memory"].severity, found["shared memory"].text) == (Severity.WARNING, "0.5 GiB in /")
+
+
+def test_a_broken_plugin_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Info:
+        name, distribution, broken = "weather", "ramet-weather", "ImportError:\n no module"
+
+    class Plugins:
+        infos = (Info,)
+
+    offer(monkeypatch)
+    monkeypatch.setattr(job, "load_plugins", lambda: Plugins)
+    (core,) = examine(compose(["model.path=''"], job="doctor"), offline=True)
+    assert core.findings[-1] == Finding(
+        what="plugin weather",
+        severity=Severity.PROBLEM,
+        text="ImportError: no module",
+        mend="pip install --upgrade ramet-weather, or leave it out: RAMET_BLOCK_PLUGINS=weather",
+    )

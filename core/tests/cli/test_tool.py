@@ -1,0 +1,77 @@
+"""`ramet tool call`: one call from the shell, with the settings of a run."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from ramet.cli import main
+from ramet.errors import InfraError, ToolError
+from ramet.helpers import function_tool
+from ramet.plugins import load_plugins
+from ramet.registry import Entry
+from ramet.testing.doubles import echo_tool
+
+
+def now() -> str:
+    """Needs nothing."""
+    return "noon"
+
+
+@pytest.fixture(autouse=True)
+def tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = load_plugins().registries.tools
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    for name, factory in {
+        "say": lambda: echo_tool("say"),
+        "refuses": lambda: echo_tool("refuses", error=ToolError("no such file")),
+        "down": lambda: echo_tool("down", error=InfraError("it is down")),
+        "now": lambda: function_tool(now),
+    }.items():
+        registry.add(
+            Entry(kind=registry.kind, name=name, factory=factory, config=None, plugin="test", distribution="test")
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "out", "status"),
+    [
+        (["say", "x=1\nprint(x)"], 0, "x=1\nprint(x)\n", "ok: "),
+        (["now"], 0, "noon\n", "ok: "),
+        (["say"], 1, "The say call is empty: write its input between <say> and </say>.\n", "error: "),
+        (["refuses", "a"], 1, "no such file\n", "error: "),
+        (["down", "a", "tools=[down]", "tools.down.retries=0"], 2, "it is down\n", "infra: "),
+        (["other", "hello", "tools.other.use=say"], 0, "hello\n", "ok: "),
+    ],
+)
+def test_a_call_prints_its_result_and_ends_with_a_code_that_says_whose_fault_it_was(
+    arguments: list[str], code: int, out: str, status: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tool", "call", *arguments]) == code
+    printed = capsys.readouterr()
+    assert printed.out == out
+    assert printed.err.startswith(status) and " s, attempts: " in printed.err
+
+
+def test_arguments_may_come_from_the_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("tools=[say]\n"))
+    assert main(["tool", "call", "say", "-"]) == 0
+    assert capsys.readouterr().out == "tools=[say]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "tool: give the call, as in `ramet tool call python 'print(1)'`; see `ramet tool --help`"),
+        (["say", "a", "b"], "tool call: one text of arguments, got 2: 'a', 'b'; put it in quotes"),
+        (["say", "a", "tools=[now]"], "tool call: no tool 'say'; configured: now"),
+    ],
+)
+def test_what_is_wrong_with_the_command_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tool", "call", *arguments]) == 1
+    assert capsys.readouterr().err == f"error: {message}\n"
