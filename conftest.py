@@ -69,6 +69,7 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/sft/test_launch.py",
     "core/tests/api/test_api.py",
     "core/tests/rollout/test_mcp.py",
+    "core/tests/train/test_hermes.py",
 )
 
 
