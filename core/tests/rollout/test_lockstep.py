@@ -113,7 +113,7 @@ def test_entropies_are_compared_with_the_first_ever_seen_at_a_place(encoder: Enc
         return Reply(text=ANSWER if turn else CALL, logprob=seen[task])
 
     policy = Coin(roots=1)
-    found = worker(encoder, script, policy, config={"group_size": 2})
+    found = worker(encoder, script, policy, config={"group_size": 3})
     play(found, "first", plan=RolloutPlan(branch=False, group_size=1, salt="valid"))
     n = min(20, len(encoder.markup(CALL)))
     first, second = (segment_entropy([(logprob,)] * n, encoder.vocab_size) for logprob in seen.values())
