@@ -24,6 +24,8 @@ from ramet import (
 from ramet.openai_client import client as client_module
 from ramet.testing import OpenAIServer, RawReply, local_services
 
+pytest.importorskip("aiohttp", reason="needs ramet[openai]")
+
 ASK = user_prompt("How many?")
 FINE = json.dumps({"choices": [{"message": {"content": "late"}}]})
 
