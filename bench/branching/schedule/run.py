@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 from array import array
 from collections import Counter
@@ -254,6 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
+    logging.getLogger("ramet").setLevel(logging.ERROR)  # a loop that other programs hold up is expected here
     fixture = Fixture()
     runs: list[dict[str, Any]] = []
     rows, summary = [], {}

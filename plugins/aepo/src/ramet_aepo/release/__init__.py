@@ -5,8 +5,8 @@ A plugin of its own beside `ramet_aepo`; it plays under the round schedule of `r
 
 from __future__ import annotations
 
-from ramet import BranchPolicy, Register, hookimpl
-from ramet_aepo.release.config import AepoReleaseConfig
+from ramet import AdvantageEstimator, BranchPolicy, Register, hookimpl
+from ramet_aepo.release.config import AepoReleaseConfig, AepoSoftmaxConfig
 
 ramet_contract = "1"
 
@@ -14,3 +14,8 @@ ramet_contract = "1"
 @hookimpl
 def register_branch_policies(register: Register[BranchPolicy]) -> None:
     register("aepo_release", "ramet_aepo.release.branching:AepoRelease", config=AepoReleaseConfig)
+
+
+@hookimpl
+def register_advantages(register: Register[AdvantageEstimator]) -> None:
+    register("aepo_softmax", "ramet_aepo.release.advantage:AepoSoftmax", config=AepoSoftmaxConfig)

@@ -28,3 +28,17 @@ class AepoReleaseConfig:
                 f"initial_rollouts is {self.initial_rollouts}, but with enable_dynamic_rollouts=true the probe says "
                 "how many rows start; leave one of them out"
             )
+
+
+@dataclass(kw_only=True, slots=True)
+class AepoSoftmaxConfig:
+    """Advantages weighed by a softmax of entropies."""
+
+    temperature: float = 1.0  # T, of the softmax, in nats; the larger, the more alike the weights
+    normalize_std: bool = True  # divide by the standard deviation of the group
+    eps: float = 1e-6  # added to it
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "eps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")

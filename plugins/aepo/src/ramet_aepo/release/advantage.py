@@ -1,0 +1,39 @@
+"""Advantages weighed by a softmax of entropies: what the project's documents say, and no code of it ever did.
+
+    A_i = (R_i - mean R) / (std R + eps)
+    w_t = n_i * exp(H_t / T) / sum over the trained tokens s of rollout i of exp(H_s / T)
+    A_it = A_i * w_t
+
+The documents do not say over which tokens the softmax is, nor how it is scaled. Here it is over the n_i trained tokens
+of a rollout, and its mean over them is 1, so that long rollouts do not lose their weight.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ramet import AdvantageInputs, AdvantageOutput, ConfigError, Need
+from ramet_aepo.advantage import AepoAdvantage
+from ramet_aepo.config import AepoAdvantageConfig
+from ramet_aepo.release.config import AepoSoftmaxConfig
+
+
+class AepoSoftmax:
+    """The advantage estimator `aepo_softmax`."""
+
+    needs = frozenset({Need.ENTROPY})
+
+    def __init__(self, config: AepoSoftmaxConfig) -> None:
+        self.config = config
+        group = AepoAdvantageConfig(entropy_weight=0.0, normalize_std=config.normalize_std, eps=config.eps)
+        self._of_group = AepoAdvantage(group)
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        if batch.entropies is None:
+            raise ConfigError("advantage: aepo_softmax needs the entropies of tokens, and the batch has none")
+        scaled = batch.entropies.detach().double() / self.config.temperature
+        scaled = torch.where(batch.mask, scaled, -torch.inf)
+        trained = batch.mask.sum(dim=1, keepdim=True)
+        weights = torch.where(batch.mask, scaled.softmax(dim=1) * trained, 0.0)  # NaN where a row trains nothing
+        advantages = self._of_group(batch).advantages * weights
+        return AdvantageOutput(advantages=advantages.float(), metrics={})
