@@ -124,7 +124,7 @@ class RolloutWorker:
         started = time.perf_counter()
         ends_at = self._step_ends_at(chosen, deadline_s)
         jobs = self._jobs(
-            tasks, task_names(tasks) if names is None else names, step, (stored or {}) if chosen.branch else {}
+            tasks, task_names(tasks) if names is None else names, step, stored=stored if chosen.branch else None
         )
         versions = None if version is None else Versions(version, newest or (lambda: version))
         failure: BaseException | None = None
@@ -238,7 +238,12 @@ class RolloutWorker:
         ]
 
     def _jobs(
-        self, tasks: Sequence[Task], names: Sequence[str], step: int, stored: Mapping[str, GroupRecord]
+        self,
+        tasks: Sequence[Task],
+        names: Sequence[str],
+        step: int,
+        *,
+        stored: Mapping[str, GroupRecord] | None = None,
     ) -> list[GroupJob]:
         jobs, problems = [], []
         room = self.engine.info.max_tokens
@@ -246,7 +251,7 @@ class RolloutWorker:
             schemas = self._schemas(task)
             made = make_prompt(task, self.step, schemas, self.system_prompt, tools_in_template=self.tools_in_template)
             prompt = prompt_segment(made, self.encoder)
-            kept = stored.get(task.id)
+            kept = None if stored is None else stored.get(task.id)
             jobs.append(GroupJob(task=task, name=name, step=step, prompt=prompt, prefixes=self._prefixes(kept)))
             if kept is not None and (problem := prompt_problem(kept, prompt)) is not None:
                 problems.append(problem)

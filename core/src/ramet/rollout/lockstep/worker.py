@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -24,6 +24,7 @@ from ramet.rollout.lockstep.schedule import LockstepBatch
 from ramet.rollout.lockstep.tools import ReleasedTools
 from ramet.rollout.lockstep.turn_player import LockstepPrompt, TurnPlayer, TurnRules
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
+from ramet.rollout.record import GroupRecord
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import OnGroup, RolloutWorker, task_names
 from ramet.types import BranchPolicy, Group, Task
@@ -70,8 +71,12 @@ class LockstepWorker(RolloutWorker):
         newest: Callable[[], int] | None = None,
         names: Sequence[str] | None = None,
         deadline_s: float | None = None,
+        stored: Mapping[str, GroupRecord] | None = None,
     ) -> list[Group]:
-        """As `RolloutWorker.run`, in rounds of all tasks. `on_group` is called for each when the last round is over."""
+        """As `RolloutWorker.run`, in rounds of all tasks. `on_group` is called for each when the last round is over.
+
+        `stored` is not read: all of a batch starts from the prompts.
+        """
         started = time.perf_counter()
         batch = await self.batch(
             tasks, step=step, plan=plan, version=version, newest=newest, names=names, deadline_s=deadline_s
