@@ -36,7 +36,7 @@ def group_statistics(scores: Tensor, group_ids: Tensor) -> GroupStatistics:
     In float64, where the mean of equal float32 scores is that score: a group without spread gets exactly 0.
     """
     scores = scores.double()
-    _, group = group_ids.unique(return_inverse=True)
+    group: Tensor = group_ids.unique(return_inverse=True)[1]  # type: ignore[no-untyped-call]
     zeros = scores.new_zeros(int(group.max()) + 1 if len(group) else 0)
     size = zeros.index_add(0, group, scores.new_ones(scores.shape))
     mean = (zeros.index_add(0, group, scores) / size).where(size > 1, zeros)
