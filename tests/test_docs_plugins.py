@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import sqlite3
+import sys
 import threading
 import time
 import types
@@ -108,7 +109,15 @@ def test_every_heading_with_a_signature_is_one_of_the_code() -> None:
     helpers = [ramet.function_tool, ramet.per_rollout, ramet.from_jsonl, ramet.run_blocking]
     known = {signature(name, hook) for name, hook in hooks().items()}
     known |= {signature(helper.__name__, helper) for helper in helpers}
-    others = [ramet.StepContext, ramet.TraceReader, ramet.Services, ramet.Limiter, ramet.Stateful, ramet.Environment]
+    others = [
+        ramet.StepContext,
+        ramet.TraceReader,
+        ramet.TemplateFormat,
+        ramet.Services,
+        ramet.Limiter,
+        ramet.Stateful,
+        ramet.Environment,
+    ]
     others.append(ramet.OpenAIClient)
     for protocol in (*(one for hook in hooks().values() for one in offered_by(hook)), *others):
         known |= set(members(protocol))
@@ -357,6 +366,19 @@ def test_the_notes_of_the_page_are_in_the_runs_folder_and_written_once(examples:
             assert (outcome.status, outcome.attempts) == (CallStatus.INFRA, 1)
 
     asyncio.run(main())
+
+
+def test_the_check_of_the_page_finds_a_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = [text for text in blocks_without_a_path() if "DoctorContext" in text]
+    made = types.ModuleType("ramet_weather_doctor")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    exec(compile(text, "page", "exec"), vars(made))
+    monkeypatch.delenv("WEATHER_KEY", raising=False)
+    (finding,) = made.check(ramet.DoctorContext())
+    assert finding.severity is ramet.Severity.PROBLEM and finding.text == "tools.weather: WEATHER_KEY is not set"
+    monkeypatch.setenv("WEATHER_KEY", "x")
+    (finding,) = made.check(ramet.DoctorContext(options={"tools.rain": made.WeatherConfig()}))
+    assert (finding.severity, finding.text) == (ramet.Severity.OK, "tools.rain: WEATHER_KEY is set")
 
 
 def test_the_tracker_of_the_page_keeps_runs_apart_and_takes_redone_steps_once(

@@ -57,6 +57,8 @@ def misfits(built: object, kind: str) -> list[str]:
     elif kind in PROTOCOLS:
         found = [*_attributes(built, PROTOCOLS[kind]), *_methods(built, PROTOCOLS[kind])]
         found += _stateful(built, kind) if kind in STATEFUL else ()
+        owner = getattr(built, "state_owner", None)
+        found += [] if owner is None else [f"its attribute 'state_owner' {one}" for one in _stateful(owner, kind)]
     else:
         return []
     return found + (list(_methods(built, _Starts)) if kind in ("tool", "reward") and hasattr(built, "start") else [])

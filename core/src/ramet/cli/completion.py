@@ -17,7 +17,7 @@ from ramet.errors import ConfigError, RametError
 
 WORDS = "--words"  # then the words after `ramet` up to the cursor, the last one unfinished
 JOB_OF = {"train": "train", "sft": "sft", "eval": "eval", "play": "play", "config": "train", "check-logprobs": "train",
-          "data": "data"}  # fmt: skip
+          "data": "data", "tool": "tool", "doctor": "doctor"}  # fmt: skip
 TAKES_RUN = ("report", "checkpoints", "export")
 BASH = r"""# ramet in bash: source <(ramet completion bash)
 _ramet() {
