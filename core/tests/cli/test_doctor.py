@@ -113,12 +113,19 @@ def test_the_cores_own_checks_find_a_small_disk_and_little_shared_memory(monkeyp
 
     monkeypatch.setattr(host.shutil, "disk_usage", lambda _: Usage)
     monkeypatch.setattr(host, "SHARED", host.Path("/"))
-    resolved = compose(["cluster=ray", "engine=torch", "model.path=''"], job="doctor")
+    mcp = ["tools.clock.use=mcp", "tools.clock.params.command=[no-such-program]"]
+    resolved = compose(["cluster=ray", "engine=torch", "model.path=''", *mcp], job="doctor")
     found = {one.what: one for one in host.check_host(resolved.config)}
     assert found["versions"].severity is Severity.OK
     assert (found["runs"].severity, found["runs"].mend) == (
         Severity.WARNING,
         "make room, or set run.root to a folder on a larger disk",
+    )
+    assert found["tools.clock"] == Finding(
+        what="tools.clock",
+        severity=Severity.PROBLEM,
+        text="there is no program 'no-such-program'",
+        mend="install it, or correct tools.clock.params.command",
     )
     assert (found["shared memory"].severity, found["shared memory"].text) == (Severity.WARNING, "0.5 GiB in /")
 

@@ -170,6 +170,14 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], problem: 
     assert str(caught.value) == problem
 
 
+def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramet.rollout.tools.mcp.find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        asyncio.run(McpServer(McpConfig(url="http://x:y@localhost/mcp")).open())
+    message = "the package 'mcp' is not installed; install it with: pip install 'ramet[mcp]'"
+    assert str(caught.value) == f"MCP server http://x:***@localhost/mcp: {message}"
+
+
 def test_a_program_that_is_not_there_and_one_that_says_why_it_fails() -> None:
     async def use(server: McpServer, tools: Any) -> ToolResult:
         raise AssertionError("it cannot be opened")

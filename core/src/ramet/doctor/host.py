@@ -14,6 +14,7 @@ from pathlib import Path
 import ramet
 from ramet.config.needs import extras_of
 from ramet.config.schema import Config
+from ramet.rollout.config import McpConfig
 from ramet.types import Finding, Severity
 
 GIB = 1 << 30
@@ -31,6 +32,7 @@ def check_host(config: Config) -> Iterator[Finding]:
     yield from _disk("runs", _nearest(Path(config.run.root)), "run.root")
     yield from _disk("temporary files", Path(tempfile.gettempdir()), "TMPDIR")
     yield from _shared_memory(config)
+    yield from _mcp_servers(config)
 
 
 def _found(what: str, text: str, severity: Severity = Severity.OK, mend: str | None = None) -> Finding:
@@ -125,3 +127,14 @@ def _shared_memory(config: Config) -> Iterator[Finding]:
     severity = (Severity.WARNING if needed else Severity.NOTE) if little else Severity.OK
     mend = "start the container with --shm-size=8g (Kubernetes: an emptyDir of medium Memory)" if little else None
     yield _found("shared memory", f"{total / GIB:.1f} GiB in {SHARED}", severity, mend)
+
+
+def _mcp_servers(config: Config) -> Iterator[Finding]:
+    """They are not started: that may be slow, and a run does it before anything else."""
+    servers = {name: one.params for name, one in config.tools.items() if isinstance(one.params, McpConfig)}
+    if servers and importlib.util.find_spec("mcp") is None:
+        yield _found("mcp", "the package is not installed", Severity.PROBLEM, "pip install 'ramet[mcp]'")
+    for name, options in servers.items():
+        if options.command and shutil.which(options.command[0]) is None:
+            text = f"there is no program {options.command[0]!r}"
+            yield _found(f"tools.{name}", text, Severity.PROBLEM, f"install it, or correct tools.{name}.params.command")

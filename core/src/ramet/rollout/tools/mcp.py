@@ -11,12 +11,15 @@ import asyncio
 import json
 import shutil
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from ramet.errors import ConfigError, InfraError, ToolError
 from ramet.rollout.config import McpConfig
 from ramet.rollout.tools.mcp_connection import McpConnection, McpFailure, McpRefusal
 from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema
+
+NOT_INSTALLED = "the package 'mcp' is not installed; install it with: pip install 'ramet[mcp]'"
 
 
 class McpServer:
@@ -29,7 +32,9 @@ class McpServer:
         self._sessions = McpSessions(config)
 
     async def open(self) -> Sequence[Tool]:
-        """The server's tools in its order. Raises `ConfigError` for a program or tools that there are not."""
+        """The server's tools in its order. Raises `ConfigError` for packages, programs and tools that there are not."""
+        if find_spec("mcp") is None:
+            raise ConfigError(f"{self._who}: {NOT_INSTALLED}")
         if self.config.command and shutil.which(self.config.command[0]) is None:
             raise ConfigError(f"{self._who}: there is no program {self.config.command[0]!r}; see params.command")
         offered = await (await self.connection()).tools()
