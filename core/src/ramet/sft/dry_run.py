@@ -9,9 +9,9 @@ from ramet.models.check import has_tokenizer
 from ramet.models.loading import resolve_device
 from ramet.planning.placement import Machine, check_machine, machine_of
 from ramet.planning.run_plan import DryRun, RunPlan, not_checked, plan_run, records
+from ramet.runs.own_files import SFT_SUMMARY
 from ramet.sft.checkpoints import SftLayout
 from ramet.sft.job import CURVE, sft_manifest
-from ramet.sft.output import SUMMARY
 from ramet.sft.prepare import PreparedSft, check_sft, encode_checked
 from ramet.sft.trainer import CHECKPOINTS, total_steps
 
@@ -64,7 +64,7 @@ def _tokens(config: Config, encoded: PreparedSft | None) -> str:
 def _files(config: Config, run_plan: RunPlan, steps: int | None) -> list[str]:
     saves = steps is None or config.sft.save_every < steps
     return [
-        *(f"{run_plan.path}/{name}" for name in (*records(config), CURVE, SUMMARY)),
+        *(f"{run_plan.path}/{name}" for name in (*records(config), CURVE, SFT_SUMMARY)),
         *([f"{run_plan.path}/{CHECKPOINTS}/checkpoint-…/"] if saves else []),
         f"{config.sft.out or run_plan.path / 'model'}/",
     ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ramet.errors import ConfigError, InfraError
 from ramet.io.atomic import sync, sync_tree, temporary_folder, write_file
 from ramet.io.os_errors import naming
-from ramet.runs.own_files import SFT_SUMMARY as SUMMARY
+from ramet.runs.own_files import SFT_SUMMARY
 
 if TYPE_CHECKING:  # `ramet checkpoints` reads a summary, and needs neither
     from torch import Tensor
@@ -116,7 +116,7 @@ def _state(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, T
 
 
 def write_summary(run: Path, summary: Summary) -> None:
-    write_file(run / SUMMARY, json.dumps(asdict(summary), indent=2) + "\n")
+    write_file(run / SFT_SUMMARY, json.dumps(asdict(summary), indent=2) + "\n")
 
 
 def finished_training(run: Path) -> Summary | None:
@@ -127,13 +127,13 @@ def finished_training(run: Path) -> Summary | None:
     try:
         done = read_summary(run)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{run / SUMMARY}: not a summary of a training: {error}") from error
+        raise ConfigError(f"{run / SFT_SUMMARY}: not a summary of a training: {error}") from error
     return done if done is not None and Path(done.model).is_dir() else None
 
 
 def read_summary(run: Path) -> Summary | None:
     """The summary of a finished training, None if there is none."""
     try:
-        return Summary(**json.loads((run / SUMMARY).read_text(encoding="utf-8")))
+        return Summary(**json.loads((run / SFT_SUMMARY).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
