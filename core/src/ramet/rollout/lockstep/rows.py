@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ramet.rollout.keys import path_text
 from ramet.rollout.tree import LiveRollout, segment_halves
-from ramet.types import Fault, Segment, StopReason
+from ramet.types import Fault, Segment
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -38,10 +38,6 @@ class LockstepRow:
     def copied(self, index: int) -> LockstepRow:
         """A row that goes on from where this one is now, with its tokens, masks and counted calls."""
         return LockstepRow(index, self.prompt, self.live.fork(self.live.turn), self.n_calls, self.entropy)
-
-    def fail(self, where: str, message: str) -> None:
-        """Infrastructure failed: the row is masked."""
-        self.live.fault = Fault(where=where, message=message)
 
 
 def padding_copy(last: LockstepRow, index: int, root: int, fault: Fault) -> LockstepRow:
@@ -76,12 +72,3 @@ def n_attended(response: Sequence[Segment], ends: Collection[int]) -> int:
     """
     ids = list(chain.from_iterable(segment.token_ids for segment in response))
     return next((n for n, token in enumerate(ids, start=1) if token in ends), len(ids))
-
-
-def finish(live: LiveRollout, stop: StopReason, answer_tag: str) -> None:
-    """The row has ended; its answer is the last block of its answer tag, wherever it was sampled."""
-    live.stop = stop
-    text = "".join(segment.text for segment in live.segments if segment.is_sampled)
-    end = text.rfind(f"</{answer_tag}>")
-    start = text.rfind(f"<{answer_tag}>", 0, max(end, 0))
-    live.answer = text[start + len(answer_tag) + 2 : end].strip() if 0 <= start < end else None

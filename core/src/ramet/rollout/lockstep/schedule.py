@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
@@ -55,9 +56,11 @@ class LockstepBatch:
     def groups(self) -> list[Group]:
         """What training sees, in the order of the prompts: responses end with their first end of sequence."""
         cuts: Cuts = {}
-        encoder = self.player.rules.encoder
+        rules = self.player.rules
         for row in self.rows:
-            cut_response(row.live, n_attended(row.live.segments[1:], encoder.eos_ids), cuts, encoder)
+            attended = n_attended(row.live.segments[1:], rules.encoder.eos_ids)
+            cut_response(row.live, attended, cuts, rules.encoder)
+            row.live.answer = rules.answer(row.live.segments[1:])
         live = [[row.live for row in self.rows if row.prompt == one] for one in range(len(self._roots))]
         return [group_of(prompt.task, rows) for prompt, rows in zip(self.player.prompts, live, strict=True)]
 
@@ -77,9 +80,9 @@ class LockstepBatch:
         by_prompt: dict[int, list[LockstepRow]] = {}
         for row in active:
             by_prompt.setdefault(row.prompt, []).append(row)
-        grown = set()
+        grown, sizes = set(), self._sizes()
         for prompt, rows in by_prompt.items():
-            left = self._size - self._n_rows(prompt)
+            left = self._size - sizes[prompt]
             for row in rows:
                 made = self._copy(row, min(self.policy.beam_size - 1, left)) if self._branches else 0
                 left -= made
@@ -104,8 +107,8 @@ class LockstepBatch:
 
     def _refill(self) -> set[int]:
         """One fresh row for each prompt that has none active and fewer than it should have; those prompts."""
-        active = {row.prompt for row in self.rows if row.is_active}
-        idle = [p for p in range(len(self._roots)) if p not in active and self._n_rows(p) < self._size]
+        active, sizes = {row.prompt for row in self.rows if row.is_active}, self._sizes()
+        idle = [p for p in range(len(self._roots)) if p not in active and sizes[p] < self._size]
         for prompt in idle:
             self._start(prompt).add_stat("filled", 1)
         return set(idle)
@@ -133,13 +136,14 @@ class LockstepBatch:
         fault = Fault(where="deadline", message=f"not finished within rollout.step_deadline_s (round {self.rounds})")
         for row in active:
             row.live.fault = fault
-        for prompt in range(len(self._roots)):
-            last = [row for row in self.rows if row.prompt == prompt][-1]
-            while self._n_rows(prompt) < self._size:
-                self.rows.append(padding_copy(last, len(self.rows), self._next_root(prompt), fault))
+        last = {row.prompt: row for row in self.rows}
+        for prompt, n in self._sizes().items():
+            for _ in range(self._size - n):
+                self.rows.append(padding_copy(last[prompt], len(self.rows), self._next_root(prompt), fault))
 
-    def _n_rows(self, prompt: int) -> int:
-        return sum(row.prompt == prompt for row in self.rows)
+    def _sizes(self) -> Counter[int]:
+        """Rows of each prompt."""
+        return Counter(row.prompt for row in self.rows)
 
     @property
     def _size(self) -> int:

@@ -12,7 +12,7 @@ from ramet.models.encoder import Encoder
 from ramet.rollout.completion import append_completion
 from ramet.rollout.lockstep.entropy import segment_entropy
 from ramet.rollout.lockstep.protocol import forced_end, requested, result_segment, stop_strings
-from ramet.rollout.lockstep.rows import LockstepRow, finish
+from ramet.rollout.lockstep.rows import LockstepRow
 from ramet.rollout.lockstep.sampling import Ask, RoundEngine
 from ramet.rollout.lockstep.tools import ReleasedTools
 from ramet.rollout.progress import RunCounts
@@ -54,6 +54,10 @@ class TurnRules:
         assert schema.text_parameter is not None  # others are refused before a run starts
         arguments = {schema.text_parameter: content}
         return ToolCall(name=schema.name, arguments=arguments, rollout=rollout, turn=turn, task=prompt.task)
+
+    def answer(self, response: Sequence[Segment]) -> str | None:
+        """The last block of the answer tag in what was sampled."""
+        return requested("".join(segment.text for segment in response if segment.is_sampled), self.answer_tag)
 
     def result(self, record: ToolRecord) -> Segment:
         return result_segment(record.text, record.turn, record.name, self.result_tag, self.encoder)
@@ -105,7 +109,7 @@ class TurnPlayer:
         if reply.finish is FinishReason.STOP:
             return self._call(row, reply)
         if reply.finish is FinishReason.END:
-            self._finish(row, StopReason.END)
+            row.live.stop = StopReason.END
         return None
 
     def _call(self, row: LockstepRow, reply: Completion) -> ToolCall | None:
@@ -113,13 +117,13 @@ class TurnPlayer:
         live, rules = row.live, self.rules
         if row.n_calls >= rules.config.max_tool_calls:
             live.append(forced_end(live.turn, live.segments[-1].policy_version, rules.encoder))
-            self._finish(row, StopReason.CALL_LIMIT)
+            row.live.stop = StopReason.CALL_LIMIT
             return None
         row.n_calls += 1
         text = rules.encoder.decode(live.token_ids)
         call = rules.call(self.prompts[row.prompt], reply, text, str(live.key), live.turn)
         if call is None:
-            self._finish(row, StopReason.DONE)
+            row.live.stop = StopReason.DONE
         return call
 
     async def _use_tools(self, calls: Sequence[tuple[LockstepRow, ToolCall]]) -> None:
@@ -147,11 +151,8 @@ class TurnPlayer:
         live.record_turn({}, None)
         full = len(live.token_ids) >= self.engine.engine.info.max_tokens
         if full or live.n_response_tokens >= config.max_response_tokens:
-            self._finish(row, StopReason.LENGTH)
+            row.live.stop = StopReason.LENGTH
         elif live.turn + 1 >= config.max_turns:
-            self._finish(row, StopReason.TURN_LIMIT)
+            row.live.stop = StopReason.TURN_LIMIT
         else:
             live.begin_turn()
-
-    def _finish(self, row: LockstepRow, stop: StopReason) -> None:
-        finish(row.live, stop, self.rules.answer_tag)
