@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ramet.config.schema import RolloutConfig
 from ramet.engines.protocol import Completion, FinishReason
-from ramet.models.encoder import Encoder
 from ramet.rollout.completion import append_completion
 from ramet.rollout.lockstep.entropy import segment_entropy
 from ramet.rollout.lockstep.protocol import forced_end, requested, result_segment, stop_strings
@@ -17,6 +17,9 @@ from ramet.rollout.lockstep.sampling import Ask, RoundEngine
 from ramet.rollout.lockstep.tools import ReleasedTools
 from ramet.rollout.progress import RunCounts
 from ramet.types import Fault, Segment, StopReason, Task, ToolCall, ToolRecord, ToolSchema
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
