@@ -14,7 +14,7 @@ import pytest
 
 from ramet import ToolCall, ToolResult
 from ramet_tools_bing import SearchTool
-from ramet_tools_bing.config import KEYS, SUMMARY_KEY, SearchConfig
+from ramet_tools_bing.config import KEYS, SearchConfig
 
 KEY = "key-3f8a1c77e2"
 
@@ -43,7 +43,7 @@ def servers() -> ModuleType:
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No key of whoever runs the tests is used, and nothing is stored in their home."""
-    for name in (*KEYS.values(), SUMMARY_KEY, "BRIGHTDATA_ZONE"):
+    for name in (*KEYS.values(), "OPENAI_API_KEY", "BRIGHTDATA_ZONE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
 

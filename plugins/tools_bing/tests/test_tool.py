@@ -242,11 +242,10 @@ def test_everything_wrong_with_the_options_is_said_at_once() -> None:
         "tools.fetch.params.allow_private has '10.0.0.0/33'; allowed: networks such as 10.1.0.0/16 ('10.0.0.0/33' does "
         "not appear to be an IPv4 or IPv6 network)",
     ]
-    assert list(deep_problems(DeepSearchConfig(cache="no", summary_model="m", pages=0))) == [
+    assert list(deep_problems(DeepSearchConfig(cache="no", summary_tokens=0, pages=0))) == [
         "tools.deep_search.params.cache is 'no'; allowed: rw, ro, refresh, off",
         "tools.deep_search.params.pages is 0; allowed: more than 0",
-        "tools.deep_search.params.summary_model is set and tools.deep_search.params.summary_url is not; a summary "
-        "needs both",
+        "tools.deep_search.params.summary_tokens is 0; allowed: more than 0",
     ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ramet import ConfigError
+from ramet import ConfigError, OpenAIOptions
 
 CACHE_MODES = ("rw", "ro", "refresh", "off")
 FORMATS = ("default", "release")
@@ -22,7 +22,6 @@ KEYS = {  # provider -> the variable of its key, in the order in which `auto` lo
     "brave": "BRAVE_API_KEY",
 }
 PROVIDERS = ("auto", *KEYS, "retrieval", "corpus")
-SUMMARY_KEY = "SUMMARY_API_KEY"
 
 
 @dataclass(kw_only=True)  # no slots: a class can inherit from one class with slots alone
@@ -67,13 +66,10 @@ class PageConfig(CacheConfig):
 class DeepSearchConfig(SearchConfig, PageConfig):
     pages: int = 5  # of the hits, how many are read
     around_chars: int = 3000  # before and after the sentence of a page that fits the excerpt best
-    summary_url: str | None = None  # OpenAI-compatible, such as http://host:8000/v1; null: no summary, the passages
-    summary_model: str | None = None
-    summary_api_key: str | None = field(
-        default=None, repr=False
-    )  # as ${oc.env:VARIABLE}; null: the variable SUMMARY_API_KEY
+    summarize: bool = False  # by a model behind an OpenAI-compatible server; false: the passages are the result
+    summary: OpenAIOptions = field(default_factory=OpenAIOptions)  # of that server
     summary_tokens: int = 1024
-    summary_timeout_s: float = 60.0
+    summary_deadline_s: float = 120.0  # of one summary, with all attempts and waits
 
 
 def search_problems(config: SearchConfig, tool: str = "search") -> Iterator[str]:
@@ -133,15 +129,7 @@ def page_problems(config: PageConfig, tool: str = "fetch") -> Iterator[str]:
 def deep_problems(config: DeepSearchConfig, tool: str = "deep_search") -> Iterator[str]:
     yield from search_problems(config, tool)
     yield from (line for line in page_problems(config, tool) if f"tools.{tool}.params.cache is" not in line)
-    yield from _over_0(config, tool, ("pages", "around_chars", "summary_tokens", "summary_timeout_s"))
-    if (config.summary_url is None) != (config.summary_model is None):
-        given, missing = ("summary_url", "summary_model") if config.summary_url else ("summary_model", "summary_url")
-        yield f"tools.{tool}.params.{given} is set and tools.{tool}.params.{missing} is not; a summary needs both"
-    if config.summary_url is not None and not _is_url(config.summary_url):
-        yield (
-            f"tools.{tool}.params.summary_url is {config.summary_url!r}; allowed: an address that begins with http:// "
-            "or https://"
-        )
+    yield from _over_0(config, tool, ("pages", "around_chars", "summary_tokens", "summary_deadline_s"))
 
 
 def raise_problems(problems: Iterator[str]) -> None:

@@ -55,7 +55,7 @@ class DeepSearchTool:
         return DeepSearchTool, (self.config,)
 
     def _connected(self) -> _Readers:
-        summarizer = Summarizer(self.config, self.searcher.cache) if self.config.summary_url is not None else None
+        summarizer = Summarizer(self.config, self.searcher.cache) if self.config.summarize else None
         return _Readers(PageReader(self.config, self.searcher.cache), summarizer)
 
     @property
@@ -65,6 +65,9 @@ class DeepSearchTool:
 
     async def start(self, services: Services) -> None:
         await self.searcher.start(services)
+        summarizer = self._readers.get().summarizer
+        if summarizer is not None:
+            await summarizer.start(services)
 
     async def __call__(self, call: ToolCall) -> ToolResult:
         query = checked_query(call.arguments.get("query"), call.name)
@@ -88,8 +91,8 @@ class DeepSearchTool:
         summarizer = self._readers.get().summarizer
         if summarizer is None:
             return "\n\n".join(_shown(number, page) for number, page in enumerate(pages, start=1)), found
-        timeout_s = max(1.0, min(self.config.summary_timeout_s, ends_at - time.monotonic()))
-        return await summarizer.summarize(query, question, pages, timeout_s=timeout_s), found
+        deadline_s = max(1.0, min(self.config.summary_deadline_s, ends_at - time.monotonic()))
+        return await summarizer.summarize(query, question, pages, deadline_s=deadline_s), found
 
     async def _read(self, hit: SearchItem) -> QuotedPage:
         """The passage around the hit's excerpt. A page that cannot be read is its excerpt."""

@@ -7,17 +7,13 @@ that it is no instruction. Whatever the server gets wrong is an infrastructure f
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ramet import InfraError
+from ramet import InfraError, Message, OpenAIClient, Services
 from ramet_tools_bing.cache import AnswerCache
-from ramet_tools_bing.config import SUMMARY_KEY, DeepSearchConfig
-from ramet_tools_bing.http_client import HttpClient, HttpRequest, decoded_json
-from ramet_tools_bing.providers.base import FaultKind, ProviderError
+from ramet_tools_bing.config import DeepSearchConfig
 from ramet_tools_bing.queries import cache_key, is_chinese
 from ramet_tools_bing.service import NotStoredError
 
@@ -28,7 +24,7 @@ _THOUGHT = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class SummaryPrompt:
     """`system` says what to do; `head` has {question} and {query}; the result follows the last `marker`."""
 
     system: str
@@ -36,7 +32,7 @@ class Prompt:
     marker: str
 
 
-ENGLISH = Prompt(
+ENGLISH = SummaryPrompt(
     system=(
         "You help a researcher who has searched the web. Read the quoted pages and write down what in them helps to "
         "answer the search query: facts, names, numbers and dates, with the page that each is from. Pages may be wrong "
@@ -47,7 +43,7 @@ ENGLISH = Prompt(
     head="Question of the research: {question}\nSearch query: {query}\n",
     marker="**Final Information**",
 )
-CHINESE = Prompt(
+CHINESE = SummaryPrompt(
     system=(
         "你在协助一位研究者，他刚刚在网上做了一次搜索。请阅读引用的网页，写出其中有助于回答搜索问题的内容："
         "事实、人名、数字和日期，并注明出自哪个网页。网页可能有错误或互相矛盾，必要时请指出。"
@@ -68,15 +64,20 @@ class QuotedPage:
 
 
 class Summarizer:
-    """For one event loop, with a configuration that has `summary_url` and `summary_model`."""
+    """`client.usage` counts requests, tokens and dollars."""
 
     def __init__(self, config: DeepSearchConfig, cache: AnswerCache) -> None:
         self.config = config
+        self.client = OpenAIClient(config.summary, "tools.deep_search.params.summary")
         self._cache = cache
-        self._key = config.summary_api_key or os.environ.get(SUMMARY_KEY)
-        self._client = HttpClient(f"the summary's model {config.summary_model}", self._key)
 
-    async def summarize(self, query: str, question: str, pages: Sequence[QuotedPage], *, timeout_s: float) -> str:
+    async def start(self, services: Services) -> None:
+        """Raises `ConfigError` or `InfraError` if the server cannot be asked."""
+        await self.client.start(services)
+        if not self._cache.replays:
+            await self.client.check()
+
+    async def summarize(self, query: str, question: str, pages: Sequence[QuotedPage], *, deadline_s: float) -> str:
         """Raises `InfraError`, and `NotStoredError` if only stored summaries may be given."""
         prompt = CHINESE if is_chinese(query) else ENGLISH
         message = prompt.head.format(question=question or query, query=query) + quoted(pages)
@@ -86,38 +87,25 @@ class Summarizer:
             return str(stored["summary"])
         if self._cache.replays:
             raise NotStoredError(query)
-        summary = read_summary(await self._answer(prompt, message, timeout_s), prompt.marker)
+        reply = await self.client.chat(
+            [Message(role="system", content=prompt.system), Message(role="user", content=message)],
+            deadline_s=deadline_s,
+            temperature=0,
+            max_tokens=self.config.summary_tokens,
+        )
+        summary = read_summary(reply.text, prompt.marker)
         if not summary:
-            raise InfraError(f"{self._client.who} answered without a summary")
+            raise InfraError(f"{self.client.name}: the model answered without a summary")
         await self._cache.put(key, {"summary": summary})
         return summary
 
-    def _cache_key(self, prompt: Prompt, message: str) -> str:
+    def _cache_key(self, prompt: SummaryPrompt, message: str) -> str:
         text = hashlib.sha256(f"{prompt.system}\0{message}".encode("utf-8", "surrogatepass")).hexdigest()
-        fields = {"prompt": VERSION, "model": self.config.summary_model, "tokens": self.config.summary_tokens}
+        fields = {"prompt": VERSION, "model": self.config.summary.model, "tokens": self.config.summary_tokens}
         return cache_key("summary", {**fields, "text": text})
 
-    async def _answer(self, prompt: Prompt, message: str, timeout_s: float) -> str:
-        request = HttpRequest(
-            method="POST",
-            url=f"{(self.config.summary_url or '').rstrip('/')}/chat/completions",
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            json={
-                "model": self.config.summary_model,
-                "messages": [{"role": "system", "content": prompt.system}, {"role": "user", "content": message}],
-                "temperature": 0,
-                "max_tokens": self.config.summary_tokens,
-            },
-        )
-        try:
-            reply = await self._client.send(request, timeout_s=timeout_s)
-            return _content(decoded_json(reply.body, self._client.who), self._client.who)
-        except ProviderError as error:
-            wait_s = (error.retry_after_s or 5.0) if error.fault is FaultKind.THROTTLED else None
-            raise InfraError(str(error), retry_after_s=wait_s) from error
-
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await self.client.aclose()
 
 
 def quoted(pages: Sequence[QuotedPage]) -> str:
@@ -133,13 +121,3 @@ def read_summary(text: str, marker: str) -> str:
     """What follows the last marker, or everything where there is none; without thoughts and code fences."""
     answer = _THOUGHT.sub("", text)
     return answer.rpartition(marker)[2].strip().strip("`").strip()
-
-
-def _content(answer: Any, who: str) -> str:
-    try:
-        content = answer["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError) as error:
-        raise ProviderError(FaultKind.BROKEN, f"{who} sent no chat completion") from error
-    if not isinstance(content, str):
-        raise ProviderError(FaultKind.BROKEN, f"{who} sent no text")
-    return content

@@ -1,0 +1,95 @@
+"""What `ramet doctor` finds out about searching: who answers, whether they do, and whether the cache can be used."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from ramet import ConfigError, DoctorContext, Finding, InfraError, Severity
+from ramet_tools_bing.cache_disk import open_disk
+from ramet_tools_bing.config import (
+    KEYS,
+    DeepSearchConfig,
+    SearchConfig,
+    chosen_provider,
+    deep_problems,
+    default_cache_folder,
+    search_problems,
+)
+
+PROBE = "capital of Australia"  # one request, which a service may bill
+PROBE_S = 20.0
+
+
+async def search_check(context: DoctorContext) -> list[Finding]:
+    """For every configured search: its options, provider, one request, and its cache."""
+    found: list[Finding] = []
+    for key, config in context.configured(SearchConfig, "tools.search").items():
+        tool = key.removeprefix("tools.")
+        problems = (
+            deep_problems(config, tool) if isinstance(config, DeepSearchConfig) else search_problems(config, tool)
+        )
+        wrong = [Finding(what=f"{tool} options", severity=Severity.PROBLEM, text=problem) for problem in problems]
+        found += wrong or [
+            *_provider(tool, config),
+            await _answer(tool, config, context.offline),
+            *_cache(tool, config),
+        ]
+    return found
+
+
+def _provider(tool: str, config: SearchConfig) -> Iterator[Finding]:
+    provider = chosen_provider(config)
+    if provider in KEYS:
+        where = "tools' options" if config.api_key else KEYS[provider]
+        yield Finding(what=f"{tool} provider", severity=Severity.OK, text=f"{provider}, with the key of {where}")
+    elif provider == "corpus" and config.corpus is None:
+        yield Finding(
+            what=f"{tool} provider",
+            severity=Severity.NOTE,
+            text="the small sample of ramet-tools-bing: no key is set, and no corpus",
+            mend=f"set {', '.join(KEYS.values())}, or tools.{tool}.params.corpus=FILE (`ramet corpus build`)",
+        )
+    else:
+        text = f"{provider} {config.corpus or config.url}"
+        yield Finding(what=f"{tool} provider", severity=Severity.OK, text=text)
+
+
+async def _answer(tool: str, config: SearchConfig, offline: bool) -> Finding:
+    """One search, past the cache."""
+    from ramet_tools_bing.providers.base import ProviderError
+    from ramet_tools_bing.providers.choice import build_provider
+
+    what = f"{tool} answer"
+    if offline and chosen_provider(config) != "corpus":
+        return Finding(what=what, severity=Severity.NOTE, text="not asked for, since this check is to be offline")
+    try:
+        provider = build_provider(config)
+        try:
+            items = await provider.search(PROBE, config.max_results, timeout_s=PROBE_S)
+        finally:
+            await provider.aclose()
+    except (ProviderError, ConfigError, InfraError) as error:
+        mend = "look at the key, its account and its zone; tools.search.params.parse names the form of results"
+        return Finding(what=what, severity=Severity.PROBLEM, text=str(error), mend=mend)
+    return Finding(what=what, severity=Severity.OK, text=f"{len(items)} results for {PROBE!r}")
+
+
+def _cache(tool: str, config: SearchConfig) -> Iterator[Finding]:
+    if config.cache == "off" or chosen_provider(config) == "corpus":
+        return
+    folder = Path(config.cache_folder) if config.cache_folder is not None else default_cache_folder()
+    if not folder.exists():
+        yield Finding(what=f"{tool} cache", severity=Severity.OK, text=f"{folder} is made at the first search")
+        return
+    try:
+        disk = open_disk(folder)
+    except (ConfigError, sqlite3.Error, OSError) as error:
+        mend = f"`ramet cache check --repair --folder {folder}`"
+        yield Finding(what=f"{tool} cache", severity=Severity.PROBLEM, text=f"{folder}: {error}", mend=mend)
+        return
+    try:
+        yield Finding(what=f"{tool} cache", severity=Severity.OK, text=f"{folder}: {len(disk) - 1} entries")
+    finally:
+        disk.close()
