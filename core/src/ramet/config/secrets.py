@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 SECRET = re.compile(r"(.*_)?(api_?key|secret(_key)?|password|passwd|(access|auth|bearer)_token|credentials?)")
+HEADER = re.compile(r"(proxy_)?authorization|cookie")  # of HTTP: `Bearer ${oc.env:TOKEN}`
 PERHAPS = re.compile(r"(.*_)?(key|token)")
 RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=-]{16,}")
 FROM_ENVIRONMENT = re.compile(r"\$\{oc\.env:.*\}")
@@ -84,6 +85,7 @@ def _hide_forms(text: str) -> str:
 
 
 def _is_secret(key: str, text: str) -> bool:
-    name = key.rpartition(".")[2].partition("[")[0].lower()
+    name = key.rpartition(".")[2].partition("[")[0].lower().replace("-", "_")
     by_name = SECRET.fullmatch(name) or (PERHAPS.fullmatch(name) and RANDOM.fullmatch(text))
+    by_name = by_name or (HEADER.fullmatch(name) and not _VARIABLE.search(text))
     return bool(by_name) or _hide_forms(text) != text
