@@ -99,6 +99,15 @@ def test_a_server_that_cannot_be_asked_is_said_before_the_first_score(write: Any
         judge(server.url, [])
 
 
+def test_what_the_judge_sets_itself_is_no_extra() -> None:
+    with pytest.raises(ValueError) as caught:
+        LlmJudgeConfig(max_tokens=0, extra={"temperature": 1, "n": 2, "seed": 3})
+    assert str(caught.value) == (
+        "max_tokens must be over 0, got 0; extra holds n, temperature; allowed: parameters that the judge does not set "
+        "itself"
+    )
+
+
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [

@@ -51,9 +51,13 @@ class OpenAIClient:
         """Ask every server for its models. Raises `ConfigError` for what the configuration got wrong (address, key,
         model), else `InfraError`.
         """
-        for server in self._servers.all:
-            await self._offered(server)
-        await self._chosen_model()
+        try:
+            for server in self._servers.all:
+                await self._offered(server)
+            await self._chosen_model()
+        except (ConfigError, InfraError):
+            await self.aclose()
+            raise
 
     async def chat(
         self,
@@ -184,7 +188,7 @@ class OpenAIClient:
             if error.retry_after_s > PATIENCE_S:
                 raise InfraError(f"{self.name}: {error}", retry_after_s=error.retry_after_s)
             if self._limiter is not None:
-                await self._limiter.pause(error.retry_after_s)
+                await self._limiter.pause(error.retry_after_s, reason=str(error))
         backoff = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
         await asyncio.sleep(max(backoff, error.retry_after_s or 0.0))
 
