@@ -51,6 +51,7 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/engines/test_torch_engine.py",
     "core/tests/models/test_encoder.py",
     "plugins/rewards/tests/test_answers.py",
+    "plugins/rewards/tests/test_custom.py",
     "tests/faults/test_search_faults.py",
     "plugins/tools_bing/tests/test_cache_processes.py",
     "plugins/tools_bing/tests/test_fetch.py",

@@ -19,7 +19,7 @@ from ramet.testing.reward import check_reward
 from ramet_rewards import processes
 from ramet_rewards.config import MathConfig
 from ramet_rewards.math import MathReward
-from ramet_rewards.processes import Lost, WorkerPool
+from ramet_rewards.processes import Lost, ScorerPool
 
 HANGS = "10^{10^{10^{10}}} + \\sqrt{2}"  # evaluating it never ends
 SLOW = r"\int_0^1 \sin(\sin(\sin(x^3+x))) \cdot e^{\cos(x^5)} dx"  # within all bounds, but long to compute
@@ -47,7 +47,7 @@ def _scores(reward: MathReward, group: list[Any]) -> list[Any]:
     return [score.value if isinstance(score, Score) else score for score in scores]
 
 
-class Pool(WorkerPool):
+class Pool(ScorerPool):
     """As the comparer makes it. `timeout_s` is of CPU time, `deadline_s` of wall time."""
 
     def __init__(self, timeout_s: float, deadline_s: float = 60.0) -> None:

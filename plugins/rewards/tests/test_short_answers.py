@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,8 @@ from ramet import ConfigError, Rollout, Task, user_prompt
 from ramet.testing.reward import TASKS, check_reward
 from ramet.testing.rollouts import written_rollout
 from ramet_rewards.config import (
-    Gsm8kConfig,
     Gsm8kMethod,
+    Gsm8kRewardConfig,
     MathConfig,
     MathDapoConfig,
     MultipleChoiceConfig,
@@ -56,13 +57,13 @@ GSM8K = [  # reply, gold answer, strict, flexible, why
 @pytest.mark.parametrize(("text", "gold", "strict", "flexible", "why"), GSM8K, ids=[row[0][:20] for row in GSM8K])
 def test_gsm8k_reads_the_number_that_is_stated(text: str, gold: str, strict: int, flexible: int, why: str) -> None:
     for method, expected in ((Gsm8kMethod.STRICT, strict), (Gsm8kMethod.FLEXIBLE, flexible)):
-        assert value(gsm8k(Gsm8kConfig(method=method)), reply(text, gold)) == expected, why
+        assert value(gsm8k(Gsm8kRewardConfig(method=method)), reply(text, gold)) == expected, why
 
 
 def test_gsm8k_flexible_prefers_the_final_answer_and_a_wrong_number_may_earn_its_format() -> None:
-    flexible = gsm8k(Gsm8kConfig(method=Gsm8kMethod.FLEXIBLE))
+    flexible = gsm8k(Gsm8kRewardConfig(method=Gsm8kMethod.FLEXIBLE))
     assert value(flexible, reply("7 <answer>18</answer> 3", "18", answer="18")) == 1.0
-    assert value(gsm8k(Gsm8kConfig(format_score=0.1)), reply("#### 3", "18")) == 0.1
+    assert value(gsm8k(Gsm8kRewardConfig(format_score=0.1)), reply("#### 3", "18")) == 0.1
     with pytest.raises(ConfigError, match="the gold answer 'many' is no number, and does not end in #### and one"):
         value(flexible, reply("#### 3", "many"))
 
@@ -81,12 +82,20 @@ DAPO = [  # reply, gold answer, score by line, score by box, why
 ]
 
 
+@pytest.fixture(scope="module")
+def dapo() -> Iterator[list[MathDapo]]:
+    """By the line, and by the box."""
+    made = [MathDapo(MathDapoConfig(boxed=boxed, math=MathConfig(workers=1))) for boxed in (False, True)]
+    yield made
+    for one in made:
+        asyncio.run(one.aclose())
+
+
 @pytest.mark.parametrize(("text", "gold", "line", "box", "why"), DAPO, ids=[row[0][:20] for row in DAPO])
-def test_dapo_reads_the_last_line_or_the_last_box(text: str, gold: str, line: int, box: int, why: str) -> None:
-    for boxed, expected in ((False, line), (True, box)):
-        reward = MathDapo(MathDapoConfig(boxed=boxed, math=MathConfig(workers=1)))
-        assert value(reward, reply(text, gold)) == expected, why
-        asyncio.run(reward.aclose())
+def test_dapo_reads_the_last_line_or_the_last_box(
+    dapo: list[MathDapo], text: str, gold: str, line: int, box: int, why: str
+) -> None:
+    assert [value(reward, reply(text, gold)) for reward in dapo] == [line, box], why
 
 
 CHOICES = [  # answer, gold answer, score, why
@@ -140,6 +149,6 @@ def test_a_choice_without_texts_letters_or_answer() -> None:
 
 
 def test_the_rewards_keep_the_contract() -> None:
-    check_reward(gsm8k(Gsm8kConfig()), tasks=TASKS[:1])
+    check_reward(gsm8k(Gsm8kRewardConfig()), tasks=TASKS[:1])
     check_reward(MathDapo(MathDapoConfig(math=MathConfig(workers=1))))
     check_reward(multiple_choice(MultipleChoiceConfig()))

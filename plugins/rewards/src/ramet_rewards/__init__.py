@@ -12,7 +12,7 @@ ramet_contract = "1"
 def register_rewards(register: Register[Reward]) -> None:
     register("math", "ramet_rewards.math:MathReward", config=config.MathConfig)
     register("math_dapo", "ramet_rewards.math_dapo:MathDapo", config=config.MathDapoConfig)
-    register("gsm8k", "ramet_rewards.gsm8k:make", config=config.Gsm8kConfig)
+    register("gsm8k", "ramet_rewards.gsm8k:make", config=config.Gsm8kRewardConfig)
     register("qa_em", "ramet_rewards.qa:em", config=config.QaEmConfig)
     register("qa_f1", "ramet_rewards.qa:f1", config=config.QaConfig)
     register("multiple_choice", "ramet_rewards.multiple_choice:make", config=config.MultipleChoiceConfig)

@@ -14,6 +14,8 @@ def last_boxed(text: str) -> str | None:
     answer may hold thousands of boxes that are never closed.
     """
     boxes = {found.end() for found in _OPENING.finditer(text)}  # positions of their braces
+    if not boxes:
+        return None
     open_braces: list[int] = []
     best: tuple[int, int] | None = None
     escaped = False

@@ -16,7 +16,7 @@ from ramet_rewards.bounds import refused
 from ramet_rewards.boxed import final
 from ramet_rewards.config import MathConfig
 from ramet_rewards.equality import number, plainly_equal, same_number
-from ramet_rewards.processes import Lost, WorkerPool
+from ramet_rewards.processes import Lost, ScorerPool
 
 PATIENCE = 10.0  # wall time waited for, as a multiple of the CPU time allowed
 GRACE_S = 2.0  # on top of it
@@ -36,7 +36,7 @@ class MathComparer:
     def __init__(self, config: MathConfig) -> None:
         self.config = config
         deadline_s = PATIENCE * config.timeout_s + GRACE_S
-        self._pool = WorkerPool("ramet_rewards.formula_worker", workers=config.workers, deadline_s=deadline_s)
+        self._pool = ScorerPool("ramet_rewards.formula_worker", workers=config.workers, deadline_s=deadline_s)
 
     async def compare(self, golds: Sequence[str], answer: str) -> Verdict | None:
         """The best verdict over the gold answers, which hold no boxes; None: not judged."""

@@ -142,7 +142,7 @@ class Gsm8kMethod(StrEnum):
 
 
 @dataclass(kw_only=True, slots=True)
-class Gsm8kConfig:
+class Gsm8kRewardConfig:
     method: Gsm8kMethod = Gsm8kMethod.STRICT
     format_score: float = 0.0  # for a number in the right place that is wrong
 
@@ -220,7 +220,9 @@ class LlmJudgeConfig:
 
     def __post_init__(self) -> None:
         over = {"max_tokens": self.max_tokens, "deadline_s": self.deadline_s, "max_answer_chars": self.max_answer_chars}
-        _raise(_over_zero(over))
+        fixed = sorted({"model", "messages", "temperature", "max_tokens", "stream", "n"} & set(self.extra))
+        problems = [f"extra holds {', '.join(fixed)}; allowed: parameters that the judge does not set itself"]
+        _raise([*_over_zero(over), *(problems if fixed else [])])
 
 
 @dataclass(kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ramet import ConfigError, InfraError, PluginError, Rollout, Score, Services
 from ramet_rewards.config import CustomConfig
-from ramet_rewards.processes import Lost, WorkerPool
+from ramet_rewards.processes import Lost, ScorerPool
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Custom:
         self.config = config
         self._path = _file(config)
         arguments = [str(self._path), config.function]
-        self._pool = WorkerPool(
+        self._pool = ScorerPool(
             "ramet_rewards.custom_worker", arguments, workers=config.workers, deadline_s=config.timeout_s
         )
         self._takes_list: bool | None = None

@@ -20,7 +20,7 @@ KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
 MODULE = "ramet_custom_reward"
 
 
-class Unusable(Exception):
+class UnusableFile(Exception):
     """The file does not load, or the function has no form that is known."""
 
 
@@ -34,7 +34,7 @@ def main() -> None:
             try:
                 function = function or _load(Path(path), name)
                 _reply(lines, _answer(function, json.loads(line), Path(path)))
-            except Unusable as error:
+            except UnusableFile as error:
                 _reply(lines, {"problem": str(error)})
 
 
@@ -47,11 +47,11 @@ def _load(path: Path, name: str) -> Callable[..., Any]:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise Unusable(f"{path} cannot be loaded: {_described(error, path)}") from error
+        raise UnusableFile(f"{path} cannot be loaded: {_described(error, path)}") from error
     found = getattr(module, name, None)
     if not callable(found):
         there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise Unusable(f"{path} has no function {name!r}; it has: {', '.join(there) or 'none'}")
+        raise UnusableFile(f"{path} has no function {name!r}; it has: {', '.join(there) or 'none'}")
     _takes_list(found)
     function: Callable[..., Any] = found
     return function
@@ -64,7 +64,7 @@ def _takes_list(function: Callable[..., Any]) -> bool:
         return False
     if sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 1:
         return True
-    raise Unusable(
+    raise UnusableFile(
         f"{getattr(function, '__name__', function)}{inspect.signature(function)} has neither form; allowed: one "
         f"parameter, a list of dicts, or keyword parameters of {', '.join(KEYWORDS)}"
     )

@@ -11,14 +11,17 @@ from fractions import Fraction
 
 from ramet import ConfigError, Reward, Rollout, per_rollout
 from ramet_rewards.boxed import final
-from ramet_rewards.config import Gsm8kConfig, Gsm8kMethod
+from ramet_rewards.config import Gsm8kMethod, Gsm8kRewardConfig
 from ramet_rewards.equality import number
 
 _MARKED = re.compile(r"####\s*(-?\s*\\?\$?\s*-?[\d,.]*\d)")
 _NUMBER = re.compile(r"-?\\?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
 
 
-def make(config: Gsm8kConfig) -> Reward:
+LAST_CHARS = 20_000  # of a text; what is before them is not read
+
+
+def make(config: Gsm8kRewardConfig) -> Reward:
     def score(rollout: Rollout) -> float:
         found = _stated(rollout, config.method)
         if found is None:
@@ -38,7 +41,8 @@ def gold_number(gold: str) -> Fraction:
 
 def _stated(rollout: Rollout, method: Gsm8kMethod) -> Fraction | None:
     if method is Gsm8kMethod.STRICT:
-        found = _MARKED.findall(rollout.reply)
+        found = _MARKED.findall(rollout.reply[-LAST_CHARS:])
     else:
-        found = _NUMBER.findall(rollout.reply if rollout.answer is None else final(rollout.answer))
+        text = rollout.reply if rollout.answer is None else final(rollout.answer)
+        found = _NUMBER.findall(text[-LAST_CHARS:])
     return number(re.sub(r"[\s\\$]", "", found[-1])) if found else None

@@ -26,8 +26,11 @@ def make(config: MultipleChoiceConfig) -> Reward:
     pattern = re.compile(rf"{_LEAD}[\[(*$\s]*({letter})(?:[\])*$]*\s*|[\])*$]*[.:),、,](?:\s*\S.*)?)", re.S | re.I)
 
     def letter_of(text: str) -> str | None:
-        plain = _WRAPPER.sub(r"\1", final(text)).translate(_WIDE).strip()
-        found = pattern.fullmatch(plain) if len(plain) <= MOST_CHARS else None
+        stated = final(text)
+        if len(stated) > MOST_CHARS:
+            return None
+        plain = _WRAPPER.sub(r"\1", stated).translate(_WIDE).strip()
+        found = pattern.fullmatch(plain)
         rest = re.findall(rf"\b{letter}\b", plain[found.end(1) :]) if found else []
         return None if found is None or _names_another(found[1], rest) else found[1].upper()
 

@@ -33,7 +33,7 @@ class Lost(Exception):
         self.by_request = by_request
 
 
-class WorkerPool:
+class ScorerPool:
     """`workers` processes of `python -m MODULE SOCKET ARGUMENT…`, started when needed and replaced when they ended."""
 
     def __init__(self, module: str, arguments: Sequence[str] = (), *, workers: int, deadline_s: float) -> None:
