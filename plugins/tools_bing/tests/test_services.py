@@ -11,6 +11,7 @@ from aiohttp import web
 
 from ramet import ConfigError, InfraError
 from ramet_tools_bing import SearchConfig, SearchTool
+from ramet_tools_bing.http_client import environment_proxy
 from ramet_tools_bing.providers.services import Brave
 from ramet_tools_bing.results import SearchItem
 
@@ -120,3 +121,19 @@ def test_a_wrong_key_stops_the_run_without_showing_it(name: str, monkeypatch: py
 
 def test_brave_shows_no_key() -> None:
     assert "k-1" not in repr(Brave(key="k-1", country="de").request("q", 3))
+
+
+@pytest.mark.parametrize(
+    ("url", "proxy"),
+    [
+        ("https://api.example/x", "http://proxy:3128"),
+        ("http://api.example/x", None),
+        ("https://inside.example/x", None),
+    ],
+)
+def test_a_proxy_of_the_environment_is_used(url: str, proxy: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "inside.example")
+    assert environment_proxy(url) == proxy

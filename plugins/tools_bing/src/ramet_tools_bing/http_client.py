@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -51,11 +53,12 @@ class HttpClient:
         self.who = who
         self._secret = secret
         self._session: aiohttp.ClientSession | None = None
+        self._proxy: str | None = None
 
     async def send(self, request: HttpRequest, *, timeout_s: float) -> HttpReply:
         """Raises `ProviderError` for everything but a complete answer with status 200."""
         try:
-            async with self._open().request(
+            async with self._open(request.url).request(
                 request.method,
                 request.url,
                 headers=request.headers,
@@ -63,6 +66,7 @@ class HttpClient:
                 json=request.json,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,
+                proxy=self._proxy,
             ) as response:
                 headers = {name.lower(): value for name, value in response.headers.items()}
                 if response.status != 200:
@@ -105,12 +109,12 @@ class HttpClient:
         text = text.replace(self._secret, "***") if self._secret else text
         return "".join(c if c.isprintable() else " " for c in text)
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open(self, url: str) -> aiohttp.ClientSession:
+        """aiohttp's `trust_env` would look for a proxy, and read ~/.netrc, with every request."""
         if self._session is None:
+            self._proxy = environment_proxy(url)
             connector = aiohttp.TCPConnector(limit=0)  # the limiter bounds them, for all workers together
-            self._session = aiohttp.ClientSession(
-                connector=connector, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()
-            )
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self._session
 
     async def aclose(self) -> None:
@@ -118,6 +122,14 @@ class HttpClient:
             session, self._session = self._session, None
             await session.close()
             await asyncio.sleep(0)
+
+
+def environment_proxy(url: str) -> str | None:
+    """What HTTP_PROXY, HTTPS_PROXY and NO_PROXY say of this address."""
+    parts = urlsplit(url)
+    if parts.hostname is None or proxy_bypass(parts.hostname):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 def decoded_json(body: bytes, who: str) -> Any:
