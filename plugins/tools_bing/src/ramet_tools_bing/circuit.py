@@ -34,6 +34,7 @@ class Circuit:
         self.open_until = 0.0
         self.reason = ""
         self._outcomes: deque[tuple[float, bool]] = deque()  # when, whether it failed
+        self._failures = 0  # among them
         self._in_a_row = 0
         self._throttled_in_a_row = 0
         self._kind: FaultKind | None = None  # why it is open, or was until the probe succeeds
@@ -83,6 +84,7 @@ class Circuit:
         if self._kind is not None:
             logger.warning("search: %s answers again", self.who)
             self._outcomes.clear()
+            self._failures = 0
         self._kind = None
         self._in_a_row = self._throttled_in_a_row = 0
 
@@ -113,7 +115,7 @@ class Circuit:
         self._open(error.fault, pause_s, str(error))
 
     def _open_if_down(self, error: ProviderError) -> None:
-        failed, all_of_them = sum(failed for _, failed in self._outcomes), len(self._outcomes)
+        failed, all_of_them = self._failures, len(self._outcomes)
         too_many = all_of_them >= LEAST_REQUESTS and failed > MOST_FAILURES * all_of_them
         if self._probing or too_many or self._in_a_row >= MOST_IN_A_ROW:
             said = f"{failed} of {all_of_them} requests failed within {WINDOW_S:g} s, the last one so: {error}"
@@ -130,5 +132,6 @@ class Circuit:
     def _count(self, *, failed: bool) -> None:
         now = time.monotonic()
         self._outcomes.append((now, failed))
+        self._failures += failed
         while self._outcomes[0][0] < now - WINDOW_S:
-            self._outcomes.popleft()
+            self._failures -= self._outcomes.popleft()[1]
