@@ -40,7 +40,35 @@ def _mean_with_empty_rows_as_0(case: Case) -> float:
     return float(sum(means) / len(means))
 
 
+FAILING_OR_SILENT = (
+    "x = 5", "import sys; sys.exit(3)", "raise ValueError('bad')", "  print(1)", "print(1\n", "while True: pass",
+    "input()", "print()", "", "# only comment", "sympy", "await x", "f(print(3))",
+)  # fmt: skip
+
+
+def _says_why(case: Case) -> str:
+    """What ours shows of a program that printed nothing, failed or was stopped."""
+    code, said = case.input["code"], str(case.output)
+    if not said:
+        return "[the program ended with exit code 3]" if "sys.exit(3)" in code else "(no output)"
+    if not said.startswith(("Traceback", "File ")):
+        return "[stopped: the time limit was reached]"
+    said = said.replace("<string>", "<python>")
+    if said.startswith("File "):
+        return f"  {said}"
+    first, place, error = said.split("\n")
+    marks = ["     ^"] if code == "f(print(3))" else []  # Python's own, where the failing part is less than the line
+    return "\n".join([first, place, f"    {code}", *marks, error])
+
+
 KNOWN = (
+    KnownDifference(
+        function="python_tool.execute",
+        applies=lambda given: given["code"] in FAILING_OR_SILENT,
+        ours=_says_why,
+        why="the release is silent on an exit and on no output, shows no line of the program, and tells time-outs in "
+        "Chinese",
+    ),
     KnownDifference(
         function="policy_loss_scalar",
         applies=_at_the_dual_clip,

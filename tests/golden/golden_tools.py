@@ -11,16 +11,13 @@ from golden_cases import Case
 from ramet.plugins import load_plugins
 from ramet.types import ToolCall
 
-# What the release says of a program that fails, in these forms, ours says in its own words.
-ERRORS = ("Traceback", "File ", "执行超时")
-
 
 def python(given: dict[str, Any]) -> str:
     entry = load_plugins().get("tools", "python")
     assert entry.config is not None
 
     async def call() -> str:
-        tool = entry.build(entry.config(timeout_s=float(given["timeout"])))
+        tool = entry.build(entry.config(timeout_s=float(given["timeout"]), preload=[]))
         try:
             result = await tool(ToolCall(name="python", arguments={"code": given["code"]}, rollout="golden"))
         finally:
@@ -31,9 +28,8 @@ def python(given: dict[str, Any]) -> str:
     return asyncio.run(call())
 
 
-def prints(case: Case) -> bool:
-    """Programs that end well and print something. Ours says so when nothing was printed; the release is silent."""
-    return bool(case.output) and not case.output.startswith(ERRORS) and "python" in load_plugins().registries.tools
+def is_installed(case: Case) -> bool:
+    return "python" in load_plugins().registries.tools
 
 
-ADAPTERS = {"python_tool.execute": Adapter(run=python, covers=prints)}
+ADAPTERS = {"python_tool.execute": Adapter(run=python, covers=is_installed)}
