@@ -29,18 +29,24 @@ SLOTS = 3
 SECRET = "SECRET-CANARY-123"
 
 
-def open_way_to(place: Path) -> None:
-    """Let every user reach `place` for the time of this process: folders above it that are closed get an open twin."""
-    closed = [above for above in reversed(place.parents) if not above.stat().st_mode & stat.S_IXOTH]
-    if not closed:
+def open_ways_to(places: list[Path]) -> None:
+    """Let every user reach these folders for the time of this process: closed ones above get an open twin in memory."""
+    above = {
+        place: [one for one in reversed(place.parents) if not one.stat().st_mode & stat.S_IXOTH] for place in places
+    }
+    hidden = [place for place in places if above[place]]
+    if not hidden:
         return
     namespaces._check(namespaces._libc.unshare(namespaces._NEW_MOUNTS), "unshare")
     namespaces._mount(None, "/", None, namespaces._RECURSIVE | namespaces._PRIVATE)
-    aside = tempfile.mkdtemp()
-    namespaces._mount(str(place), aside, None, namespaces._BIND)
-    namespaces._mount("way", str(closed[0]), "tmpfs", 0, "mode=755")
-    place.mkdir(parents=True)
-    namespaces._mount(aside, str(place), None, namespaces._BIND)
+    twins = {place: tempfile.mkdtemp() for place in hidden}
+    for place, twin in twins.items():
+        namespaces._mount(str(place), twin, None, namespaces._BIND)
+    for closed in {above[place][0] for place in hidden}:
+        namespaces._mount("way", str(closed), "tmpfs", 0, "mode=755")
+    for place, twin in twins.items():
+        place.mkdir(parents=True, exist_ok=True)
+        namespaces._mount(twin, str(place), None, namespaces._BIND)
 
 
 def deny_namespaces() -> None:
@@ -150,7 +156,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     processes.become_subreaper()  # whatever escapes comes to us
     if os.geteuid() == 0:
-        open_way_to(Path(sys.base_prefix))
+        open_ways_to([Path(sys.base_prefix), Path(sys.prefix), Path(namespaces.__file__).parents[1]])
     if asked["user"]:
         processes.become(asked["user"])
     if asked["deny"]:

@@ -73,10 +73,10 @@ RUNS = {
 def test_hostile_snippets_are_contained(name: str) -> None:
     run = RUNS[name]
     if os.geteuid() != 0 and (run.user or run.deny):
-        pytest.skip(f"{name}: only root can try this")
+        pytest.skip(f"only root can try {name}")
     report = run.play([snippet["name"] for snippet in run.snippets])
     if report["level"] < run.level or run.way not in ("", report["way"]):
-        pytest.skip(f"{name}: this host does not allow it: {report['missing']}")
+        pytest.skip(f"this host does not allow {name}: {report['missing']}")
     problems = {snippet["name"]: found for snippet in run.snippets if (found := _problems(report["outcomes"], snippet))}
     if problems:  # a busy machine: once more, by themselves
         again = run.play(list(problems))["outcomes"]

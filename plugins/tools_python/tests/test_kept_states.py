@@ -98,7 +98,7 @@ def test_errors_in_functions_of_earlier_programs_show_their_lines() -> None:
 def test_a_program_cannot_fork_by_itself_although_it_is_copied_by_a_fork() -> None:
     async def steps(tool: KeepingPythonTool) -> list[str]:
         if (await tool.isolation()).level < 1:
-            pytest.skip("this host has no isolation level 1")
+            pytest.skip("this host does not allow level 1")
         state = await tool.open()
         forks = "import os\ntry: os.fork()\nexcept PermissionError: print('no')"
         signals = "import os\ntry: os.kill(os.getppid(), 0)\nexcept PermissionError: print('no')"

@@ -7,8 +7,7 @@ import logging
 
 from ramet import InfraError
 from ramet_tools_python.config import PythonConfig
-from ramet_tools_python.inside.call import WALL_FACTOR
-from ramet_tools_python.zygote import Slot, ZygoteProcess
+from ramet_tools_python.zygote import WALL_FACTOR, Slot, ZygoteProcess
 
 logger = logging.getLogger("ramet.tools.python")  # among Ramet's own, so that its lines are shown at the start
 GRACE_S = 2.0  # after the slot's own last deadline; then it counts as hung

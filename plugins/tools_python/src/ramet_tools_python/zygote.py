@@ -22,6 +22,7 @@ from ramet_tools_python.inside import scratch, wire
 from ramet_tools_python.isolation import Isolation
 
 START_S = 60.0  # for the interpreter and its preloaded modules
+WALL_FACTOR = 3.0  # a program that gets no processor is stopped after so many times its limit
 STOP_S = 5.0  # for an orderly end
 _TOO_OLD = 71  # exit code
 _BOOT = (
@@ -182,5 +183,6 @@ def _settings(config: PythonConfig, folder: str) -> dict[str, Any]:
             "stderr": config.max_stderr_kb << 10,
             "output": config.max_output_kb << 10,
             "seconds": config.timeout_s,
+            "wall_seconds": config.timeout_s * WALL_FACTOR,
         },
     }

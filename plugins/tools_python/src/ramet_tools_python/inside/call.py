@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from . import processes, wire
 from .child import Limits
+from .worker import Worker
 
 TIMEOUT, OUTPUT_LIMIT, GONE, DONE = "timeout", "output_limit", "gone", "done"
-WALL_FACTOR = 3.0  # a program that never gets a processor is stopped after so many times its limit
 
 
 class Capture:
@@ -53,8 +53,8 @@ class Clock:
     waited for a processor, only what it computed counts. Wall time is the last resort.
     """
 
-    def __init__(self, process: int, limit_s: float) -> None:
-        self.process, self.limit_s = process, limit_s
+    def __init__(self, process: int, limits: Limits) -> None:
+        self.process, self.limits = process, limits
         self.started = time.monotonic()
         self.cpu = processes.cpu_s(process) or 0.0
         self.waited = processes.waited_s(process)
@@ -65,7 +65,7 @@ class Clock:
         cpu = self.cpu_s()
         waited = None if self.waited is None else processes.waited_s(self.process)
         own = cpu if waited is None or self.waited is None else wall - (waited - self.waited)
-        return min(self.limit_s - max(own, cpu), WALL_FACTOR * self.limit_s - wall)
+        return min(self.limits.seconds - max(own, cpu), self.limits.wall_seconds - wall)
 
     def cpu_s(self) -> float:
         return (processes.cpu_s(self.process) or self.cpu) - self.cpu
@@ -81,11 +81,11 @@ class End(NamedTuple):
 class Call:
     """A program in the process of `worker`."""
 
-    def __init__(self, worker: Any, code: str, limits: Limits) -> None:
+    def __init__(self, worker: Worker, code: str, limits: Limits) -> None:
         self.worker, self.limits = worker, limits
         self.out, self.err = Capture(limits.stdout), Capture(limits.stderr)
         streams = [self.out.write_end, self.err.write_end]
-        self.clock = Clock(worker.pid, limits.seconds)
+        self.clock = Clock(worker.pid, limits)
         try:
             wire.send(worker.control, {"code": code}, streams)
         except OSError:  # killed meanwhile: that is seen at once

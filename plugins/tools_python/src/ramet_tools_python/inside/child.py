@@ -34,6 +34,7 @@ class Limits(NamedTuple):
     stderr: int
     output: int
     seconds: float
+    wall_seconds: float  # after which it is stopped although it got no processor
 
     @property
     def cpu_s(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import child, landlock, namespaces, processes, scratch, wire
 from .call import DONE, GONE, OUTPUT_LIMIT, Call, status_of
-from .worker import Unusable, Worker
+from .worker import BrokenWorker, Worker
 
 
 class SlotServer:
@@ -85,7 +85,7 @@ class SlotServer:
             return self._fork(request["fork"], request["to"])
         try:
             return self._run(request["code"], request.get("state"))
-        except Unusable as error:
+        except BrokenWorker as error:
             return {"status": "setup_error", "stderr": str(error)}
 
     def _run(self, code: str, state: int | None) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ class SlotServer:
         worker, self.spare = self.spare or self._start(), None
         try:
             worker.wait_ready()
-        except Unusable:
+        except BrokenWorker:
             worker.end()
             raise
         return worker
@@ -123,7 +123,7 @@ class SlotServer:
         """A copy; a process that its own programs broke so that it cannot be copied is replaced by a fresh one."""
         try:
             worker = before.copy()
-        except Unusable:
+        except BrokenWorker:
             return self._take_spare()
         self._clean()  # it may have written while it copied itself
         return worker
@@ -134,7 +134,7 @@ class SlotServer:
         if original is not None:
             try:
                 copy = original.copy()
-            except Unusable:
+            except BrokenWorker:
                 return {}
             copy.pause()
             self.states[to] = copy

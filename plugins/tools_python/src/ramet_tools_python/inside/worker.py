@@ -19,7 +19,7 @@ _FORKS_OF_A_COPY = 2  # see `child._copy`
 _kill, _getpid = os.kill, os.getpid  # programs may replace them
 
 
-class Unusable(Exception):
+class BrokenWorker(Exception):
     """The process did not come up, or no longer does what it is asked. The message is for our logs."""
 
 
@@ -68,16 +68,16 @@ class Worker:
         return cls(pid, ours, confinement.keeps)
 
     def wait_ready(self) -> None:
-        """Raises `Unusable` with what went wrong."""
+        """Raises `BrokenWorker` with what went wrong."""
         try:
             message, descriptors = wire.receive_with(self.control, 1)
             if descriptors:
                 self.listener = Listener(descriptors[0])
                 message = wire.receive(self.control)
         except (OSError, ValueError) as error:
-            raise Unusable(f"{type(error).__name__}: {error}") from error
+            raise BrokenWorker(f"{type(error).__name__}: {error}") from error
         if message is None or "ready" not in message:
-            raise Unusable(str((message or {}).get("error", "it ended")))
+            raise BrokenWorker(str((message or {}).get("error", "it ended")))
 
     @property
     def asking(self) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ class Worker:
         return rc & 0xFF
 
     def copy(self) -> Worker:
-        """A process with the same variables; this one stands still again. Raises `Unusable`."""
+        """A process with the same variables; this one stands still again. Raises `BrokenWorker`."""
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         try:
@@ -113,8 +113,8 @@ class Worker:
             copy = Worker(pid, ours, self.keeps)
         except OSError as error:
             ours.close()
-            raise Unusable(f"{type(error).__name__}: {error}") from error
-        except Unusable:
+            raise BrokenWorker(f"{type(error).__name__}: {error}") from error
+        except BrokenWorker:
             ours.close()
             raise
         finally:
@@ -139,12 +139,12 @@ class Worker:
             if copy.fileno() in ready:
                 pid = wire.receive_credentials(copy)
                 if pid is None or pid == self.pid or not processes.is_child(pid):
-                    raise Unusable("what copied itself is no process of the program")
+                    raise BrokenWorker("what copied itself is no process of the program")
                 return pid
             if self.ended in ready:
-                raise Unusable("it ended")
+                raise BrokenWorker("it ended")
             self.hear(ready - {self.control.fileno()})
-        raise Unusable("it did not copy itself")
+        raise BrokenWorker("it did not copy itself")
 
     def pause(self) -> None:
         _signal(self.pid, signal.SIGSTOP)

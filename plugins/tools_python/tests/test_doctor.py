@@ -1,0 +1,39 @@
+"""What `ramet doctor` says of the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ramet import DoctorContext, Finding, Severity
+from ramet_tools_python import PythonConfig
+from ramet_tools_python.doctor import MEND, _of, isolation_check
+from ramet_tools_python.isolation import Isolation
+
+
+def findings(options: PythonConfig) -> list[Finding]:
+    return asyncio.run(isolation_check(DoctorContext(options={"tools.python": options})))
+
+
+def test_a_level_that_was_chosen_is_named_with_the_key_that_chose_it() -> None:
+    [found] = findings(PythonConfig(isolation="0", preload=[]))
+    assert (found.what, found.severity) == ("tools.python isolation", Severity.WARNING)
+    assert found.text.startswith("isolation level 0 (limits and no privileges")
+    assert found.mend == "tools.python.params.isolation=auto, not 0"
+
+
+def test_what_keeps_the_tool_from_starting_is_a_problem() -> None:
+    [found] = findings(PythonConfig(preload=["no_such_module"]))
+    assert found.severity is Severity.PROBLEM
+    assert found.text == "tools.python.params.preload names 'no_such_module', which is not installed"
+
+
+@pytest.mark.parametrize(
+    ("level", "severity"), [(0, Severity.WARNING), (1, Severity.WARNING), (2, Severity.NOTE), (3, Severity.OK)]
+)
+def test_a_host_that_allows_less_is_told_why_and_what_to_do(level: int, severity: Severity) -> None:
+    missing = {} if level == 3 else {level + 1: "unshare: Operation not permitted"}
+    found = _of("tools.python", Isolation(level=level, missing=missing))
+    assert (found.severity, found.mend) == (severity, MEND.get(level + 1))
+    assert found.text.endswith("Operation not permitted") or level == 3
