@@ -42,7 +42,7 @@ async def search_check(context: DoctorContext) -> list[Finding]:
 def _provider(tool: str, config: SearchConfig) -> Iterator[Finding]:
     provider = chosen_provider(config)
     if provider in KEYS:
-        where = "tools' options" if config.api_key else KEYS[provider]
+        where = f"tools.{tool}.params.api_key" if config.api_key else KEYS[provider]
         yield Finding(what=f"{tool} provider", severity=Severity.OK, text=f"{provider}, with the key of {where}")
     elif provider == "corpus" and config.corpus is None:
         yield Finding(
@@ -71,7 +71,7 @@ async def _answer(tool: str, config: SearchConfig, offline: bool) -> Finding:
         finally:
             await provider.aclose()
     except (ProviderError, ConfigError, InfraError) as error:
-        mend = "look at the key, its account and its zone; tools.search.params.parse names the form of results"
+        mend = f"look at key, account and zone; tools.{tool}.params.parse names the form of results"
         return Finding(what=what, severity=Severity.PROBLEM, text=str(error), mend=mend)
     return Finding(what=what, severity=Severity.OK, text=f"{len(items)} results for {PROBE!r}")
 
