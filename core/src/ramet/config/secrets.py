@@ -86,6 +86,9 @@ def _hide_forms(text: str) -> str:
 
 def _is_secret(key: str, text: str) -> bool:
     name = key.rpartition(".")[2].partition("[")[0].lower().replace("-", "_")
-    by_name = SECRET.fullmatch(name) or (PERHAPS.fullmatch(name) and RANDOM.fullmatch(text))
-    by_name = by_name or (HEADER.fullmatch(name) and not _VARIABLE.search(text))
+    by_name = (
+        SECRET.fullmatch(name)
+        or (PERHAPS.fullmatch(name) and RANDOM.fullmatch(text))
+        or (HEADER.fullmatch(name) and not _VARIABLE.search(text))
+    )
     return bool(by_name) or _hide_forms(text) != text
