@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ramet.algorithms.advantages.config import GrpoConfig
+from ramet.algorithms.advantages.config import GigpoConfig, GrpoConfig, GrpoPasskConfig, TreeGrpoConfig
 from ramet.algorithms.advantages.grpo import Grpo
 from ramet.group_scores import group_statistics
 from ramet.types import AdvantageInputs
@@ -68,3 +68,10 @@ def test_a_group_of_one_has_mean_zero_and_std_one() -> None:
 
 def test_an_empty_batch_gives_an_empty_result(advantage_batch: Batch) -> None:
     assert Grpo(GrpoConfig())(advantage_batch([], [], torch.zeros(0, 0, dtype=torch.bool))).advantages.shape == (0, 0)
+
+
+@pytest.mark.parametrize("config", [GrpoConfig, GrpoPasskConfig, GigpoConfig, TreeGrpoConfig])
+def test_an_eps_of_0_is_refused_since_a_group_without_spread_would_get_nan(config: Callable[..., object]) -> None:
+    with pytest.raises(ValueError) as caught:
+        config(eps=0.0)
+    assert str(caught.value) == "eps must be over 0, got 0.0"

@@ -17,17 +17,17 @@ NODES = torch.tensor([[0, 1, 2], [0, 1, 3], [4, 5, 6]])  # two rollouts of one t
 
 def test_a_rollout_is_compared_with_its_tree_and_with_all_trees(advantage_batch: Batch) -> None:
     batch = advantage_batch([1.0, 3.0, 2.0], [0, 0, 0], node_ids=NODES)
-    output = TreeGrpo(TreeGrpoConfig(eps=0.0))(batch)
+    output = TreeGrpo(TreeGrpoConfig(eps=1e-12))(batch)
     intra, inter = torch.tensor([-(0.5**0.5), 0.5**0.5, 0.0]), torch.tensor([-1.0, 1.0, 0.0])
     torch.testing.assert_close(output.advantages[:, 0], intra + inter)
     assert output.metrics["advantage/rows_in_trees"] == pytest.approx(2 / 3)
-    only = TreeGrpo(TreeGrpoConfig(eps=0.0, inter=False))(batch).advantages[:, 0]
+    only = TreeGrpo(TreeGrpoConfig(eps=1e-12, inter=False))(batch).advantages[:, 0]
     torch.testing.assert_close(only, intra)
 
 
 def test_without_trees_it_is_grpo(advantage_batch: Batch) -> None:
     batch = advantage_batch([1.0, 3.0, 2.0], [0, 0, 0])
-    found = TreeGrpo(TreeGrpoConfig(eps=0.0))(batch).advantages[:, 0]
+    found = TreeGrpo(TreeGrpoConfig(eps=1e-12))(batch).advantages[:, 0]
     torch.testing.assert_close(found, torch.tensor([-1.0, 1.0, 0.0]))
 
 

@@ -14,7 +14,7 @@ class GrpoConfig:
     """GRPO (arXiv 2402.03300). normalize_std False gives the Dr. GRPO advantage."""
 
     normalize_std: bool = option(True, "false: no division by the group's standard deviation (Dr. GRPO)")
-    eps: float = option(1e-6, EPS_HELP, minimum=0)
+    eps: float = option(1e-6, EPS_HELP, above=0)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -25,7 +25,7 @@ class GrpoPasskConfig:
     """GRPO for pass@k (arXiv 2503.19595): only the best rollout of a group has an advantage."""
 
     normalize_std: bool = option(True, "divide by the group's standard deviation")
-    eps: float = option(1e-6, EPS_HELP, minimum=0)
+    eps: float = option(1e-6, EPS_HELP, above=0)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -49,7 +49,7 @@ class GigpoConfig:
     omega: float = option(1.0, "weight of the turn's advantage", minimum=0)
     gamma: float = option(0.95, "discount of a reward for every turn before it", minimum=0, maximum=1)
     normalize_std: bool = option(True, "divide by the standard deviation of rollouts and of turns")
-    eps: float = option(1e-6, EPS_HELP, minimum=0)
+    eps: float = option(1e-6, EPS_HELP, above=0)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -61,7 +61,7 @@ class TreeGrpoConfig:
 
     intra: bool = option(True, "compare a rollout with those of its tree")
     inter: bool = option(True, "compare it with all rollouts of its task")
-    eps: float = option(1e-6, EPS_HELP, minimum=0)
+    eps: float = option(1e-6, EPS_HELP, above=0)
 
     def __post_init__(self) -> None:
         check_options(self)
