@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from ramet.algorithms.advantages.config import GrpoConfig
+from ramet.algorithms.advantages.config import GrpoConfig, TreeGrpoConfig
 from ramet.algorithms.advantages.grpo import Grpo
+from ramet.algorithms.advantages.tree_grpo import TreeGrpo
 from ramet.errors import PluginError
 from ramet.policy.batching.rows import Row, advantage_inputs, engine_entropies, row_metrics, rows_of, unpadded
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
@@ -53,6 +54,26 @@ def forked(sampled: MakeSegment, inserted: MakeSegment) -> ScoredGroup:
     other = Rollout(id="1", segments=(prompt, sampled([12])), **common)
     scored = [ScoredRollout(rollout=r, reward=float(i)) for i, r in enumerate((root, fork, other))]
     return ScoredGroup(task=task, rollouts=tuple(scored))
+
+
+def test_groups_that_start_from_the_same_stored_prefix_share_no_token(
+    sampled: MakeSegment, inserted: MakeSegment
+) -> None:
+    """As where a step has a task twice: trees are of one group."""
+    task = Task(id="t", prompt=user_prompt("?"))
+    prefix = (inserted([1, 2], kind=SegmentKind.PROMPT), inserted([3, 4]))
+
+    def group(*rewards: float) -> ScoredGroup:
+        rollouts = [
+            Rollout(id=str(i), task=task, stop=StopReason.ANSWER, segments=(*prefix, sampled([5], turn=1)))
+            for i in range(len(rewards))
+        ]
+        scored = [ScoredRollout(rollout=one, reward=reward) for one, reward in zip(rollouts, rewards, strict=True)]
+        return ScoredGroup(task=task, rollouts=tuple(scored))
+
+    rows = rows_of([group(1.0, 1.0), group(0.0, 0.0)])
+    assert [row.node_ids[:2].tolist() for row in rows] == [[0, 1], [0, 1], [4, 5], [4, 5]]
+    assert not TreeGrpo(TreeGrpoConfig())(advantage_inputs(rows)).advantages.count_nonzero()
 
 
 def test_a_row_is_built_from_its_segments(forked: ScoredGroup) -> None:

@@ -74,6 +74,7 @@ def rows_of(groups: Sequence[ScoredGroup], *, without: Collection[int] = ()) -> 
         if len(members) < 2 or number in without:
             continue
         index = {scored.rollout.id: len(rows) + i for i, scored in enumerate(members)}
+        nodes.begin_group()
         rows.extend(_row(scored, number, index, nodes) for scored in members)
     total = sum(len(group.rollouts) for group in groups)
     if len(rows) < total:
@@ -99,12 +100,16 @@ def row_metrics(groups: Sequence[ScoredGroup], *, without: Collection[int] = ())
 
 class _Nodes:
     """Numbers the tokens of a step. Forks hold the very segments of their parent, masked or not, so what is shared is
-    the segment itself, and a segment's tokens have the same numbers in every rollout.
+    the segment itself, and a segment's tokens have the same numbers in every rollout of a group. Two groups of one task
+    share nothing, even where both start from the same stored prefix.
     """
 
     def __init__(self) -> None:
         self._first: dict[int, int] = {}  # number of a segment's first token, by the identity of the segment
         self._next = 0
+
+    def begin_group(self) -> None:
+        self._first.clear()
 
     def of(self, segment: Segment) -> NDArray[Any]:
         first = self._first.setdefault(id(segment), self._next)
