@@ -302,6 +302,7 @@ def test_a_rule_that_looks_at_the_sign_alone_is_told(caplog: pytest.LogCaptureFi
     Aepo(AepoConfig())
     Aepo(AepoConfig(tau=0.6, penalty=0))
     Aepo(AepoConfig(rule=ForkRule.BERNOULLI, penalty=0))
+    Aepo(AepoConfig(gamma=0, penalty=0))  # never forks
     assert caplog.messages == []
     Aepo(AepoConfig(penalty=0))
     assert caplog.messages == [

@@ -140,6 +140,8 @@ def test_options_that_change_nothing_since_alpha_equals_tau_are_told(caplog: pyt
     """The paper's own values, the defaults, are equal: with them nothing is told."""
     for config in (ArpoConfig(), ArpoConfig(tau=0.6, beta=0.4), ArpoConfig(rule=Rule.BERNOULLI, beta=0.4)):
         Arpo(config)
+    for beta in (0.0, -0.2):  # no fork at all, and forks where the entropy fell
+        Arpo(ArpoConfig(beta=beta))
     assert caplog.messages == []
     Arpo(ArpoConfig(beta=0.4))
     Arpo(ArpoConfig(beta=0.4, normalizer=EntropyScale.MEAN_LN_VOCAB))

@@ -50,7 +50,8 @@ class Aepo:
     def __init__(self, config: AepoConfig) -> None:
         self.config = config
         self.needs = frozenset({Need.ENTROPY, Need.EARLIER_TURNS} if config.dynamic else {Need.ENTROPY})
-        if config.rule is ForkRule.THRESHOLD and config.alpha == config.tau and config.penalty == 0:
+        by_sign = config.alpha == config.tau and config.penalty == 0 and config.gamma > 0
+        if config.rule is ForkRule.THRESHOLD and by_sign:
             logger.warning(
                 "branch_policy=aepo: alpha equals tau (%g) and penalty is 0, so a rollout is forked wherever the "
                 "entropy rose, by however little: gamma and normalizer have no effect. Raise branch_policy.params.tau "

@@ -57,9 +57,9 @@ class ArpoConfig:
     @property
     def inert(self) -> list[str]:
         """Options that are not the paper's and that change no decision: where alpha is tau, only the sign of the change
-        counts. The paper's own values of both are equal.
+        counts, and where beta is not above 0 another rule does. The paper's own values of both are equal.
         """
-        if self.rule is not Rule.THRESHOLD or self.alpha != self.tau:
+        if self.rule is not Rule.THRESHOLD or self.alpha != self.tau or self.beta <= 0:
             return []
         return [name for name, usual in (("beta", BETA), ("normalizer", SCALE)) if getattr(self, name) != usual]
 
