@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from random import Random
 from typing import Any
 
 import pytest
@@ -15,16 +14,14 @@ from ramet.models.encoder import Encoder
 from ramet.rollout.plan import check_groups
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import Scorer, WeightedReward
-from ramet.testing.doubles import Reply, echo_tool
+from ramet.testing.doubles import Reply, ScriptedPolicy, echo_tool
 from ramet.types import (
     AfterTool,
     BranchAction,
-    BranchEvent,
     Done,
     Finished,
     FirstTokens,
     Fork,
-    GroupView,
     Idle,
     Need,
     Rollout,
@@ -45,41 +42,13 @@ def two_calls(task: str, path: str, turn: int) -> Reply:
     return Reply(text=text, entropies=(float(turn), 0.5), rest_s=0.005)
 
 
-class Answers:
-    """A branch policy that answers by a table of (event, rollout, turn), and records what it was asked."""
-
-    def __init__(
-        self,
-        roots: int,
-        answers: dict[tuple[type, str, int], Sequence[BranchAction]],
-        *needs: Need,
-        idle: Sequence[BranchAction] = (),
-    ) -> None:
-        self.roots = roots
-        self.answers = answers
-        self.needs = frozenset(needs)
-        self.idle = idle
-        self.asked: list[tuple[BranchEvent, GroupView]] = []
-
-    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
-        self.asked.append((event, group))
-        if isinstance(event, Start):
-            return [StartRoots(n=self.roots)]
-        if isinstance(event, Idle):
-            return self.idle
-        return self.answers.get((type(event), event.rollout, getattr(event, "turn", -1)), [])
-
-    def view_at(self, event: BranchEvent) -> GroupView:
-        return next(view for asked, view in self.asked if asked == event)
-
-
 def by_id(played: Any) -> dict[str, Rollout]:
     return {rollout.id: rollout for rollout in played.rollouts}
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_stopped_rollout_is_pruned_at_the_turn_that_the_policy_knows(play: Play, deterministic: bool) -> None:
-    policy = Answers(2, {(AfterTool, "0", 2): [Stop(rollout="1")]}, Need.LATE_EVENTS)
+    policy = ScriptedPolicy(2, {(AfterTool, "0", 2): [Stop(rollout="1")]}, Need.LATE_EVENTS)
     played = play(two_calls, policy=policy, group_size=2, deterministic=deterministic)
     kept, pruned = played.rollouts
     assert (kept.stop, kept.valid) == (StopReason.ANSWER, True)
@@ -91,7 +60,7 @@ def test_a_stopped_rollout_is_pruned_at_the_turn_that_the_policy_knows(play: Pla
     assert played.metrics["rollout/stop/pruned"] == 0.5
 
 
-def kept_calls(policy: Answers) -> Any:
+def kept_calls(policy: ScriptedPolicy) -> Any:
     return next(e.calls for e, _ in policy.asked if isinstance(e, AfterTool) and (e.rollout, e.turn) == ("0", 2))
 
 
@@ -99,7 +68,7 @@ def test_a_rollout_that_waits_for_the_engine_is_stopped_at_once(play: Play) -> N
     def slow(task: str, path: str, turn: int) -> Reply:
         return Reply(text=ANSWER, rest_s=30.0) if path == "1" else two_calls(task, path, turn)
 
-    policy = Answers(2, {(AfterTool, "0", 1): [Stop(rollout="1")]}, Need.LATE_EVENTS)
+    policy = ScriptedPolicy(2, {(AfterTool, "0", 1): [Stop(rollout="1")]}, Need.LATE_EVENTS)
     played = play(slow, policy=policy, group_size=2)
     assert [r.stop for r in played.rollouts] == [StopReason.ANSWER, StopReason.PRUNED]
     assert played.rollouts[1].response == ""
@@ -108,14 +77,14 @@ def test_a_rollout_that_waits_for_the_engine_is_stopped_at_once(play: Play) -> N
 
 
 def test_a_stopped_rollout_keeps_its_place_in_the_budget_and_its_forks_go_on(play: Play) -> None:
-    policy = Answers(1, {(FirstTokens, "0", 1): [Fork(rollout="0", turn=1), Stop(rollout="0")]})
+    policy = ScriptedPolicy(1, {(FirstTokens, "0", 1): [Fork(rollout="0", turn=1), Stop(rollout="0")]})
     pruned, fork = play(two_calls, policy=policy, group_size=2).rollouts
     assert (pruned.stop, fork.stop, fork.parent) == (StopReason.PRUNED, StopReason.ANSWER, "0")
     assert all(a is b for a, b in zip(pruned.segments, fork.segments[: fork.n_shared], strict=True))
 
 
 def test_events_after_the_budget_is_used_up_are_for_policies_that_declare_it(play: Play) -> None:
-    silent, told = Answers(2, {}), Answers(2, {}, Need.LATE_EVENTS)
+    silent, told = ScriptedPolicy(2, {}), ScriptedPolicy(2, {}, Need.LATE_EVENTS)
     play(two_calls, policy=silent, group_size=2)
     play(two_calls, policy=told, group_size=2)
     assert [type(event) for event, _ in silent.asked] == [Start]
@@ -124,7 +93,9 @@ def test_events_after_the_budget_is_used_up_are_for_policies_that_declare_it(pla
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_policy_may_leave_the_rest_of_the_budget(play: Play, make_task: Any, deterministic: bool) -> None:
-    played = play(two_calls, policy=Answers(3, {}, idle=[Done()]), group_size=8, deterministic=deterministic)
+    played = play(
+        two_calls, policy=ScriptedPolicy(3, {(Idle, "", -1): [Done()]}), group_size=8, deterministic=deterministic
+    )
     group = played.groups[0]
     assert (len(group.rollouts), group.n_unused) == (3, 5)
     assert played.metrics["rollout/unused_per_group"] == 5
@@ -132,7 +103,7 @@ def test_a_policy_may_leave_the_rest_of_the_budget(play: Play, make_task: Any, d
 
 
 def test_an_answer_may_start_something_and_leave_the_rest(play: Play) -> None:
-    policy = Answers(1, {(AfterTool, "0", 1): [Fork(rollout="0", turn=1), Done()]})
+    policy = ScriptedPolicy(1, {(AfterTool, "0", 1): [Fork(rollout="0", turn=1), Done()]})
     group = play(two_calls, policy=policy, group_size=8).groups[0]
     assert ([r.id for r in group.rollouts], group.n_unused) == (["0", "0.0"], 6)
 
@@ -142,7 +113,7 @@ def test_a_fork_at_a_token_shares_the_tokens_before_it(play: Play, encoder: Enco
     def script(task: str, path: str, turn: int) -> str:
         return {"0": f"<python>long {turn}</python>", "0.0": "er</python>"}[path] if turn < 1 else ANSWER
 
-    policy = Answers(1, {(AfterTool, "0", 1): [Fork(rollout="0", turn=0, token=5)]})
+    policy = ScriptedPolicy(1, {(AfterTool, "0", 1): [Fork(rollout="0", turn=0, token=5)]})
     played = play(script, policy=policy, group_size=2, deterministic=deterministic)
     parent, fork = played.rollouts
     assert (fork.parent, fork.fork_turn, fork.fork_token) == ("0", 0, 5)
@@ -159,7 +130,7 @@ def test_a_fork_at_a_token_shares_the_tokens_before_it(play: Play, encoder: Enco
 
 
 def test_a_fork_at_a_token_splits_what_earlier_forks_share(play: Play, tmp_path: Any) -> None:
-    policy = Answers(
+    policy = ScriptedPolicy(
         1,
         {
             (AfterTool, "0", 2): [Fork(rollout="0", turn=1), Fork(rollout="0", turn=0, token=3)],
@@ -204,7 +175,7 @@ def test_a_stop_string_that_a_fork_at_a_token_completes_ends_its_turn(play: Play
     def script(task: str, path: str, turn: int) -> str:
         return {"0": text, "0.0": text[n_shared:] + " and more"}[path] if turn < 1 else ANSWER
 
-    policy = Answers(1, {(AfterTool, "0", 1): [Fork(rollout="0", turn=0, token=cut)]})
+    policy = ScriptedPolicy(1, {(AfterTool, "0", 1): [Fork(rollout="0", turn=0, token=cut)]})
     tools = {"lookup": (echo_tool("lookup"), ToolConfig())}
     parent, fork = play(script, policy=policy, group_size=2, tools=tools).rollouts
     assert fork.response == parent.response
@@ -224,7 +195,7 @@ def test_a_stop_string_that_a_fork_at_a_token_completes_ends_its_turn(play: Play
 )
 def test_what_cannot_be_done_is_refused(play: Play, event: Any, action: BranchAction, problem: str) -> None:
     with pytest.raises(PluginError, match=problem):
-        play(two_calls, policy=Answers(1, {event: [action]}), group_size=4)
+        play(two_calls, policy=ScriptedPolicy(1, {event: [action]}), group_size=4)
 
 
 @pytest.mark.parametrize(
@@ -236,13 +207,13 @@ def test_what_cannot_be_done_is_refused(play: Play, event: Any, action: BranchAc
 )
 def test_answers_that_contradict_themselves_are_refused(play: Play, actions: Any, problem: str) -> None:
     with pytest.raises(PluginError, match=problem):
-        play(two_calls, policy=Answers(1, {(AfterTool, "0", 1): actions}), group_size=4)
+        play(two_calls, policy=ScriptedPolicy(1, {(AfterTool, "0", 1): actions}), group_size=4)
 
 
 def test_a_stopped_rollout_cannot_be_forked(play: Play) -> None:
     answers = {(AfterTool, "0", 1): [Stop(rollout="1")], (AfterTool, "0", 2): [Fork(rollout="1", turn=1)]}
     with pytest.raises(PluginError, match="rollout 1 was stopped"):
-        play(two_calls, policy=Answers(2, answers), group_size=4)
+        play(two_calls, policy=ScriptedPolicy(2, answers), group_size=4)
 
 
 class Rewards:
@@ -262,7 +233,7 @@ class Rewards:
 def test_a_policy_hears_each_reward_once_and_the_group_is_not_scored_again(play: Play, deterministic: bool) -> None:
     reward = Rewards()
     scorer = Scorer([WeightedReward(name="mine", plugin="test", reward=reward)])
-    policy = Answers(3, {(Scored, "2", -1): [Fork(rollout="2", turn=1)]}, Need.REWARDS)
+    policy = ScriptedPolicy(3, {(Scored, "2", -1): [Fork(rollout="2", turn=1)]}, Need.REWARDS)
     played = play(two_calls, policy=policy, group_size=4, deterministic=deterministic, score=scorer.score_rollout)
     told = [event for event, _ in policy.asked if isinstance(event, Scored)]
     assert {event.rollout: event.reward for event in told} == {"0": 1.0, "1": None, "2": 0.0}
@@ -287,7 +258,7 @@ def test_a_group_stays_open_until_its_last_score_is_decided(play: Play) -> None:
         return [0.0] * len(group)
 
     scorer = Scorer([WeightedReward(name="mine", plugin="test", reward=slowly)])
-    policy = Answers(1, {(Scored, "0", -1): [Fork(rollout="0", turn=2)]}, Need.REWARDS)
+    policy = ScriptedPolicy(1, {(Scored, "0", -1): [Fork(rollout="0", turn=2)]}, Need.REWARDS)
     played = play(two_calls, policy=policy, group_size=2, score=scorer.score_rollout)
     assert [r.id for r in played.rollouts] == ["0", "0.0"]
     assert not [event for event, _ in policy.asked if isinstance(event, Idle)]
@@ -303,7 +274,7 @@ def test_a_rollout_stopped_at_its_own_first_tokens_does_nothing_more(
     def at_once(task: str, path: str, turn: int) -> str:
         return f"<python>{path} {turn}</python>" if turn < 2 else ANSWER
 
-    policy = Answers(2, {(FirstTokens, "0", turn): [Stop(rollout="0")]}, Need.LATE_EVENTS)
+    policy = ScriptedPolicy(2, {(FirstTokens, "0", turn): [Stop(rollout="0")]}, Need.LATE_EVENTS)
     pruned, kept = play(at_once, policy=policy, group_size=2, deterministic=deterministic).rollouts
     assert (pruned.stop, pruned.answer, len(pruned.tool_calls), len(pruned.infos)) == (
         StopReason.PRUNED,
@@ -323,7 +294,7 @@ def test_a_rollout_that_was_scored_and_then_stopped_has_no_reward(play: Play) ->
 
     reward = Rewards()
     scorer = Scorer([WeightedReward(name="mine", plugin="test", reward=reward)])
-    policy = Answers(3, {(FirstTokens, "0", 0): [Stop(rollout="1")]}, Need.REWARDS, Need.LATE_EVENTS)
+    policy = ScriptedPolicy(3, {(FirstTokens, "0", 0): [Stop(rollout="1")]}, Need.REWARDS, Need.LATE_EVENTS)
     played = play(script, policy=policy, group_size=3, deterministic=True, score=scorer.score_rollout)
     assert "1" in reward.asked
     pruned = asyncio.run(scorer.score(played.groups[0])).rollouts[1]
@@ -339,7 +310,7 @@ def test_a_fork_at_a_token_that_is_stopped_ends_at_its_fork_point(play: Play) ->
     def script(task: str, path: str, turn: int) -> Reply:
         return two_calls(task, path, turn) if path == "0" else Reply(text="er</python>", first_s=30.0)
 
-    parent, fork = play(script, policy=Answers(1, answers, Need.LATE_EVENTS), group_size=2).rollouts
+    parent, fork = play(script, policy=ScriptedPolicy(1, answers, Need.LATE_EVENTS), group_size=2).rollouts
     assert (fork.stop, fork.fork_turn, fork.fork_token) == (StopReason.PRUNED, 0, 4)
     assert len(fork.segments) == fork.n_shared
     assert sum(len(s) for s in fork.segments if s.is_sampled) == 4
@@ -354,7 +325,7 @@ def test_a_reward_that_cancels_itself_masks_its_rollout(play: Play, deterministi
         return [1.0] * len(group)
 
     scorer = Scorer([WeightedReward(name="mine", plugin="test", reward=cancels)])
-    policy = Answers(2, {}, Need.REWARDS, Need.LATE_EVENTS)
+    policy = ScriptedPolicy(2, {}, Need.REWARDS, Need.LATE_EVENTS)
     played = play(two_calls, policy=policy, group_size=2, deterministic=deterministic, score=scorer.score_rollout)
     scored_rollouts = asyncio.run(scorer.score(played.groups[0])).rollouts
     assert [one.reward for one in scored_rollouts] == [1.0, None]
@@ -369,7 +340,7 @@ def test_the_first_tokens_of_a_turn_that_was_forked_in_the_middle_are_its_parent
         return Reply(text="er</python>" if turn == 0 else ANSWER, entropies=(9.0,), rest_s=0.05)
 
     answers = {(AfterTool, "0", 1): [Fork(rollout="0", turn=0, token=4)]}
-    policy = Answers(1, answers, Need.LATE_EVENTS)
+    policy = ScriptedPolicy(1, answers, Need.LATE_EVENTS)
     play(script, policy=policy, group_size=2, first_tokens=6)
     turns = [view.rollout("0.0").turns[0] for _, view in policy.asked if len(view.rollouts) == 2]
     assert next(turn for turn in turns if turn.entropies).entropies == (0.0, 0.5, 0.0, 0.5, 9.0, 9.0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from random import Random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,17 +15,14 @@ from ramet.rollout.branching.builtin import NoBranching, RandomBranching
 from ramet.rollout.config import RandomBranchConfig
 from ramet.rollout.plan import RolloutPlan
 from ramet.testing import check_branch_policy
-from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool
+from ramet.testing.doubles import Reply, ScriptedEngine, ScriptedPolicy, echo_tool
 from ramet.types import (
     AfterTool,
-    BranchAction,
-    BranchEvent,
     CallStatus,
     CallView,
     Finished,
     FirstTokens,
     Fork,
-    GroupView,
     Idle,
     Need,
     Start,
@@ -43,29 +39,8 @@ def two_calls(task: str, path: str, turn: int) -> Reply:
     return Reply(text=text, entropies=(float(turn), 0.5), rest_s=0.005)
 
 
-class Follows:
-    """A branch policy that answers by a table of (event, rollout, turn), and records what it was asked."""
-
-    def __init__(self, roots: int, answers: dict[tuple[type, str, int], Sequence[BranchAction]] | None = None) -> None:
-        self.roots = roots
-        self.answers = answers or {}
-        self.asked: list[tuple[BranchEvent, GroupView]] = []
-        self.needs: frozenset[Need] = frozenset()
-
-    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
-        self.asked.append((event, group))
-        if isinstance(event, Start):
-            return [StartRoots(n=self.roots)]
-        key = (type(event), getattr(event, "rollout", ""), getattr(event, "turn", -1))
-        return self.answers.get(key, [])
-
-    @property
-    def events(self) -> list[BranchEvent]:
-        return [event for event, _ in self.asked]
-
-
-def fork_once(event: type = FirstTokens, turn: int = 1, **fork: Any) -> Follows:
-    return Follows(1, {(event, "0", turn): [Fork(**{"rollout": "0", "turn": turn, **fork})]})
+def fork_once(event: type = FirstTokens, turn: int = 1, **fork: Any) -> ScriptedPolicy:
+    return ScriptedPolicy(1, {(event, "0", turn): [Fork(**{"rollout": "0", "turn": turn, **fork})]})
 
 
 @pytest.mark.parametrize("policy", [NoBranching(), RandomBranching(RandomBranchConfig())])
@@ -99,7 +74,7 @@ def test_a_fork_starts_at_once_while_its_parent_goes_on(play: Play) -> None:
 
 
 def test_a_fork_at_a_later_turn_and_a_fork_of_a_fork_take_their_paths(play: Play) -> None:
-    policy = Follows(
+    policy = ScriptedPolicy(
         1,
         {
             (FirstTokens, "0", 1): [Fork(rollout="0", turn=1, n=2)],
@@ -115,14 +90,14 @@ def test_a_fork_at_a_later_turn_and_a_fork_of_a_fork_take_their_paths(play: Play
 
 
 def test_a_finished_rollout_can_still_be_forked(play: Play) -> None:
-    policy = Follows(1, {(Finished, "0", -1): [Fork(rollout="0", turn=2)]})
+    policy = ScriptedPolicy(1, {(Finished, "0", -1): [Fork(rollout="0", turn=2)]})
     parent, fork = play(two_calls, policy=policy, group_size=2).rollouts
     assert (fork.parent, fork.fork_turn) == ("0", 2)
     assert fork.segments[:5] == parent.segments[:5]
 
 
 def test_a_fork_before_a_forks_own_turn_is_its_ancestors(play: Play) -> None:
-    policy = Follows(
+    policy = ScriptedPolicy(
         1,
         {
             (FirstTokens, "0", 2): [Fork(rollout="0", turn=2)],
@@ -156,7 +131,7 @@ def test_events_come_in_the_order_of_a_rollouts_life_and_not_for_a_forks_first_t
 
 
 def test_only_the_first_k_entropies_are_reported(play: Play) -> None:
-    policy = Follows(1)
+    policy = ScriptedPolicy(1)
     play(lambda *_: Reply(text="abcdefgh", entropies=(1.0, 2.0, 3.0)), policy=policy, group_size=2, first_tokens=2)
     assert policy.events[1] == FirstTokens(rollout="0", turn=0, entropies=(1.0, 2.0))
 
@@ -164,7 +139,7 @@ def test_only_the_first_k_entropies_are_reported(play: Play) -> None:
 def test_a_view_tells_turns_forks_parents_and_budget(play: Play) -> None:
     policy = fork_once()
     play(two_calls, policy=policy, group_size=4)
-    view = next(view for event, view in policy.asked if event == Finished(rollout="0", stop=StopReason.ANSWER))
+    view = policy.view_at(Finished(rollout="0", stop=StopReason.ANSWER))
     root, fork = view.rollouts
     assert (view.budget, view.budget_left, view.task.id) == (4, 2, "t")
     assert (root.id, root.root, root.parent, root.finished, root.valid, root.n_forks) == ("0", "0", None, True, True, 1)
@@ -175,7 +150,7 @@ def test_a_view_tells_turns_forks_parents_and_budget(play: Play) -> None:
 
 
 def test_events_and_views_tell_how_the_calls_of_a_turn_ended(play: Play) -> None:
-    policy = Follows(1)
+    policy = ScriptedPolicy(1)
     tool = echo_tool(error=ToolError("no"), fails=1)
     play(two_calls, policy=policy, tools={"python": (tool, ToolConfig(max_result_tokens=1))}, group_size=2)
     failed = (CallView(name="python", status=CallStatus.ERROR, truncated=True),)
@@ -190,7 +165,7 @@ def test_events_and_views_tell_how_the_calls_of_a_turn_ended(play: Play) -> None
 def test_an_ended_turn_shows_all_its_entropies_to_a_policy_that_reads_them(play: Play) -> None:
     seen = {}
     for needs in (frozenset(), frozenset({Need.ENTROPY})):
-        policy = Follows(1)
+        policy = ScriptedPolicy(1)
         policy.needs = needs
         play(two_calls, policy=policy, group_size=2, first_tokens=2)
         view = next(view for event, view in policy.asked if isinstance(event, Finished))
@@ -203,7 +178,7 @@ def test_an_ended_turn_shows_all_its_entropies_to_a_policy_that_reads_them(play:
 
 
 def test_budget_that_nobody_used_goes_to_fresh_roots_all_at_once(play: Play) -> None:
-    played = play(two_calls, policy=Follows(2), group_size=6)
+    played = play(two_calls, policy=ScriptedPolicy(2), group_size=6)
     assert [r.id for r in played.rollouts] == ["0", "1", "2", "3", "4", "5"]
     firsts = [r.id.split("/")[3] for r in played.engine.requests if r.id.endswith("/0")]
     assert sorted(firsts[2:]) == ["2", "3", "4", "5"]
@@ -211,12 +186,12 @@ def test_budget_that_nobody_used_goes_to_fresh_roots_all_at_once(play: Play) -> 
 
 
 def test_a_policy_is_asked_at_idle_and_may_fork_then(play: Play) -> None:
-    policy = Follows(2, {(Idle, "", -1): [Fork(rollout="1", turn=1, n=2)]})
+    policy = ScriptedPolicy(2, {(Idle, "", -1): [Fork(rollout="1", turn=1, n=2)]})
     assert [r.id for r in play(two_calls, policy=policy, group_size=4).rollouts] == ["0", "1", "1.0", "1.1"]
 
 
 def test_a_plan_without_branching_does_not_ask_the_policy(play: Play) -> None:
-    policy = Follows(1)
+    policy = ScriptedPolicy(1)
     play(two_calls, policy=policy, group_size=3, plan=RolloutPlan(branch=False))
     assert policy.asked == []
 
@@ -245,8 +220,8 @@ def test_the_budget_is_never_exceeded_whatever_the_coins_say(play: Play, make_ta
 def test_a_policy_that_asks_for_what_cannot_be_stops_the_run_and_is_named(
     play: Play, actions: list[Any], message: str
 ) -> None:
-    with pytest.raises(PluginError, match=f"Follows answered .*{message}"):
-        play(two_calls, policy=Follows(1, {(FirstTokens, "0", 1): actions}), group_size=4)
+    with pytest.raises(PluginError, match=f"ScriptedPolicy .* answered .*{message}"):
+        play(two_calls, policy=ScriptedPolicy(1, {(FirstTokens, "0", 1): actions}), group_size=4)
 
 
 @pytest.mark.parametrize(

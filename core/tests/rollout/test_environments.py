@@ -19,7 +19,7 @@ from ramet.plugin_code import defined_at
 from ramet.rollout.environment_reward import EnvironmentReward
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer, WeightedReward
-from ramet.testing.doubles import Reply, echo_tool
+from ramet.testing.doubles import Reply, ScriptedPolicy, echo_tool
 from ramet.types import (
     AfterTool,
     BranchAction,
@@ -112,18 +112,8 @@ class Corridor:
         return sum(state.open for state in self.states)
 
 
-class ForkAt:
-    needs: frozenset[Any] = frozenset()
-
-    def __init__(self, turn: int, roots: int = 1) -> None:
-        self.turn, self.roots = turn, roots
-
-    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
-        if isinstance(event, Start):
-            return [StartRoots(n=self.roots)]
-        if isinstance(event, FirstTokens) and (event.rollout, event.turn) == ("0", self.turn):
-            return [Fork(rollout="0", turn=self.turn)]
-        return []
+def fork_once(roots: int = 1) -> ScriptedPolicy:
+    return ScriptedPolicy(roots, {(FirstTokens, "0", 1): [Fork(rollout="0", turn=1)]})
 
 
 def step_on(task: str, path: str, turn: int) -> Reply:
@@ -184,7 +174,7 @@ def test_a_fork_goes_on_from_the_environment_of_its_fork_point(
     play: Play, forks: str, deterministic: bool, roots: int
 ) -> None:
     environment = Corridor(forks)
-    played = play(step_on, step=environment, policy=ForkAt(1, roots), group_size=roots + 1, deterministic=deterministic)
+    played = play(step_on, step=environment, policy=fork_once(roots), group_size=roots + 1, deterministic=deterministic)
     rollouts = {rollout.id: rollout for rollout in played.rollouts}
     fork = rollouts["0.0"]
     assert fork.response == "[you are at 0]go0![now at 1]go0.0![now at 2]go0.0!"
@@ -211,7 +201,7 @@ def test_a_replayed_environment_that_diverges_masks_the_fork(play: Play) -> None
     }
     for kind, message in messages.items():
         environment = kind("replay")
-        root, fork = play(step_on, step=environment, policy=ForkAt(1), group_size=2).rollouts
+        root, fork = play(step_on, step=environment, policy=fork_once(), group_size=2).rollouts
         assert root.valid
         assert fork.fault == Fault(where="state:rollout step", message=message)
         assert environment.left_open == 0
@@ -238,7 +228,7 @@ def test_a_replayed_environment_makes_its_calls_again(play: Play) -> None:
 
     environment, lever = Pulls("replay"), Lever()
     tools: Any = {"lever": (lever, ToolConfig())}
-    root, fork = play(step_on, step=environment, tools=tools, policy=ForkAt(1), group_size=2).rollouts
+    root, fork = play(step_on, step=environment, tools=tools, policy=fork_once(), group_size=2).rollouts
     texts = ["pulled at 10", "pulled at 20", "pulled at 30"]
     assert [[call.text for call in one.tool_calls] for one in (root, fork)] == [texts, texts]
     assert lever.calls == 3 + 1 + 2
@@ -250,7 +240,7 @@ def test_a_replayed_environment_cannot_use_tools_with_states(play: Play) -> None
     holder = type("Holds", (type(tool),), {"forks": "copy", "open": None, "fork": None, "close": None, "__slots__": ()})
     tools = {"python": (holder(tool.schema), ToolConfig())}
     with pytest.raises(ConfigError) as caught:
-        play(step_on, step=Corridor("replay"), tools=tools, policy=ForkAt(1), group_size=2)
+        play(step_on, step=Corridor("replay"), tools=tools, policy=fork_once(), group_size=2)
     assert str(caught.value) == (
         "rollout_step: its state is replayed (forks = 'replay'), which makes the calls of its tools again, so it "
         "cannot use tools that hold states: python; choose branch_policy=none, or forks = 'copy'"
@@ -310,7 +300,7 @@ class Named(Corridor):
 
 @pytest.mark.parametrize("forks", ["copy", "replay"])
 def test_an_environment_may_name_the_states_in_which_turns_begin(play: Play, tmp_path: Path, forks: str) -> None:
-    [group] = play(step_on, step=Named(forks), policy=ForkAt(1), group_size=2).groups
+    [group] = play(step_on, step=Named(forks), policy=fork_once(), group_size=2).groups
     assert [rollout.state_keys for rollout in group.rollouts] == [("at 0", "at 1", "at 2")] * 2
     scored = tuple(ScoredRollout(rollout=rollout, reward=1.0) for rollout in group.rollouts)
     write_records(
@@ -360,7 +350,7 @@ def test_a_first_observation_without_room_masks_the_rollout(play: Play) -> None:
 
 
 def test_the_record_gives_back_what_the_step_told(play: Play, tmp_path: Path) -> None:
-    [group] = play(step_on, step=Corridor(), policy=ForkAt(1), group_size=2).groups
+    [group] = play(step_on, step=Corridor(), policy=fork_once(), group_size=2).groups
     scored = ScoredGroup(
         task=group.task, rollouts=tuple(ScoredRollout(rollout=rollout, reward=1.0) for rollout in group.rollouts)
     )
@@ -392,7 +382,7 @@ def score(reward: EnvironmentReward, group: Group) -> list[float | None]:
 
 def test_the_reward_environment_sums_the_turn_rewards(play: Play, make_task: Any) -> None:
     reward = EnvironmentReward()
-    [group] = play(step_on, step=Corridor(), policy=ForkAt(1), group_size=2).groups
+    [group] = play(step_on, step=Corridor(), policy=fork_once(), group_size=2).groups
     assert score(reward, group) == [6.5, 6.5]
     [silent] = play(lambda *_: "<answer>1</answer>", group_size=2).groups
     assert score(reward, silent) == [0.0, 0.0]  # this step does give rewards: here nothing was earned

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError
 from ramet.rollout.config import McpConfig
 from ramet.rollout.tools.mcp import McpServer
-from ramet.types import AfterTool, Fork, Start, StartRoots, ToolCall, ToolResult
+from ramet.testing.doubles import ScriptedPolicy
+from ramet.types import AfterTool, Fork, ToolCall, ToolResult
 
 pytest.importorskip("mcp", reason="needs ramet[mcp]")
 COUNTER = [sys.executable, str(Path(__file__).with_name("mcp_counter.py"))]
@@ -113,19 +114,6 @@ def test_a_server_over_http_is_called_and_its_absence_is_infrastructure(http_ser
         with_server(McpConfig(url="http://127.0.0.1:9/mcp", connect_timeout_s=5), use)
 
 
-class ForkOnce:
-    """Forks the root after its second turn."""
-
-    needs = frozenset[Any]()
-
-    def decide(self, event: Any, group: Any, rng: Any) -> Sequence[Any]:
-        if isinstance(event, Start):
-            return [StartRoots(n=1)]
-        if isinstance(event, AfterTool) and event.rollout == "0" and event.turn == 2:
-            return [Fork(rollout="0", turn=2)]
-        return []
-
-
 def test_a_fork_gets_a_server_on_which_the_calls_of_its_prefix_are_made_again(play: Callable[..., Any]) -> None:
     """The tools of a server share the state of a rollout."""
 
@@ -145,7 +133,13 @@ def test_a_fork_gets_a_server_on_which_the_calls_of_its_prefix_are_made_again(pl
         return "<read>{}</read>" if text is None else f"<add>{text}</add>"
 
     opened = {tool.schema.name: (tool, ToolConfig()) for tool in asyncio.run(tools())}
-    played = play(script, tools=opened, policy=ForkOnce(), group_size=2, max_turns=6)
+    played = play(
+        script,
+        tools=opened,
+        policy=ScriptedPolicy(1, {(AfterTool, "0", 2): [Fork(rollout="0", turn=2)]}),
+        group_size=2,
+        max_turns=6,
+    )
     found = {one.id: [record.text for record in one.tool_calls] for one in played.rollouts}
     assert all(one.valid for one in played.rollouts), [one.fault for one in played.rollouts]
     root, fork = (found[one.id] for one in played.rollouts)

@@ -1,4 +1,4 @@
-"""Doubles for tests: an engine that replies from a script, and a tool that misbehaves on demand.
+"""Doubles for tests: an engine and a branch policy that answer from a script, and a tool that misbehaves on demand.
 
 They keep the contract of what they replace: token ids from the real encoder, stop strings, limits, reports, aborts.
 torch and transformers are imported only inside `tiny_encoder`.
@@ -14,13 +14,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramet.components.services import RunServices
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
 from ramet.errors import InfraError
 from ramet.rollout.keys import RolloutKey
-from ramet.types import Services, ToolCall, ToolResult, ToolSchema
+from ramet.types import (
+    BranchAction,
+    BranchEvent,
+    GroupView,
+    Need,
+    Services,
+    Start,
+    StartRoots,
+    ToolCall,
+    ToolResult,
+    ToolSchema,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,6 +167,36 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+class ScriptedPolicy:
+    """A branch policy whose answers are given by (event, rollout, turn), as `ScriptedEngine`'s replies are.
+
+    Where an event has no rollout or turn the key has "" and -1. Without an entry `Start` begins `roots` rollouts, and
+    nothing else is answered. `asked` keeps every event with the view that came with it.
+    """
+
+    def __init__(
+        self,
+        roots: int,
+        answers: Mapping[tuple[type[BranchEvent], str, int], Sequence[BranchAction]] | None = None,
+        *needs: Need,
+    ) -> None:
+        self.answers = {(Start, "", -1): [StartRoots(n=roots)], **(answers or {})}
+        self.needs = frozenset(needs)
+        self.asked: list[tuple[BranchEvent, GroupView]] = []
+
+    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
+        self.asked.append((event, group))
+        return self.answers.get((type(event), getattr(event, "rollout", ""), getattr(event, "turn", -1)), [])
+
+    @property
+    def events(self) -> list[BranchEvent]:
+        return [event for event, _ in self.asked]
+
+    def view_at(self, event: BranchEvent) -> GroupView:
+        """The view that came with the first event that equals this one. Raises StopIteration."""
+        return next(view for asked, view in self.asked if asked == event)
 
 
 def read_request_id(id: str) -> tuple[RolloutKey, int]:
