@@ -40,6 +40,7 @@ WORDS = [
 PLAIN_NUMBERS = [
     ("12", "12", 1.0, ""),
     ("12", "1 2", 0.0, "two numbers"),
+    ("12", "1  2", 0.0, "however far apart"),
     ("12", "12.0", 1.0, ""),
     ("12", "+12", 1.0, ""),
     ("12", "-12", 0.0, ""),
@@ -234,8 +235,9 @@ SPACES = " " * 30_000  # a few hundred tokens of most vocabularies
     [
         f"1{SPACES}x!", f"-{SPACES}5{SPACES}/{SPACES}x", rf"\frac{SPACES}{{{SPACES}5{SPACES}}}{SPACES}{{x",
         rf"5{SPACES}\times{SPACES}10{SPACES}^{SPACES}{{x", "1" * 400 + "a!" * 790, "½" * 300_000,
+        "5^" + " " * 1900 + "x",
     ],
-    ids=["unit", "slash", "fraction", "power", "factorials", "long"],
+    ids=["unit", "slash", "fraction", "power", "factorials", "long", "exponent"],
 )  # fmt: skip
 def test_no_answer_keeps_the_event_loop_busy(write: Any, answer: str) -> None:
     """All that is looked at before the comparing process is, is looked at in the loop that plays the other rollouts."""

@@ -51,6 +51,8 @@ GSM8K = [  # reply, gold answer, strict, flexible, why
     ("", "18", 0, 0, ""),
     ("#### " + "9" * 500, "9", 0, 0, "more digits than are read"),
     ("1 " * 500_000, "1", 0, 1, "a megabyte"),
+    ("####" + " " * 10_000 + "x", "1", 0, 0, "spaces that could be tried in every way"),
+    ("####" + " " * 10_000 + "- $ 1", "-1", 1, 0, ""),
 ]
 
 
@@ -126,6 +128,9 @@ CHOICES = [  # answer, gold answer, score, why
     ("B", "Paris", 1, "the gold answer may be the text"),
     ("", "B", 0, ""),
     ("B" * 1_000_000, "B", 0, "a megabyte"),
+    ("answer  " * 200 + "zz", "B", 0, "spaces that could be tried in every way"),
+    ("answer : " * 200 + "B", "B", 1, ""),
+    ("The  final\nanswer  is :  B", "B", 1, ""),
 ]
 
 

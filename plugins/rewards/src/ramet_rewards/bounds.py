@@ -28,7 +28,9 @@ def refused(gold: str, answer: str) -> str | None:
     """
     if len(answer) > max(MAX_CHARS, 4 * len(gold)):
         return "too long"
-    gold, answer = _SPACE.sub(" ", gold), _SPACE.sub(" ", answer)
+    if _n_formulas(answer) > max(1, _n_formulas(gold), gold.count(",") + 1):
+        return "several formulas"
+    gold, answer = (" ".join(_SPACE.sub(" ", text).split()) for text in (gold, answer))  # no run of spaces to try
     for what, measure, most in (
         ("digits in a row", _longest_digits, MAX_DIGITS),
         ("nested brackets", _depth, MAX_DEPTH),
@@ -38,8 +40,6 @@ def refused(gold: str, answer: str) -> str | None:
     ):
         if measure(answer) > max(most, measure(gold)):
             return f"{what}: more than {most}"
-    if _n_formulas(answer) > max(1, _n_formulas(gold), gold.count(",") + 1):
-        return "several formulas"
     return _wrong_relation(gold, answer)
 
 

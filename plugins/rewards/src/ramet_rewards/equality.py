@@ -134,7 +134,7 @@ def _is_unit(text: str) -> bool:
 
 def _spaced(text: str) -> str:
     """Without the spaces that separate nothing: `x + 1` is `x+1`, but `1 2` is not `12`."""
-    return " ".join(_IDLE_SPACE.sub("", text.strip()).split())
+    return _IDLE_SPACE.sub("", " ".join(text.split()))
 
 
 def _unwrapped(text: str) -> str:

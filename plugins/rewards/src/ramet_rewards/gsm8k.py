@@ -14,7 +14,8 @@ from ramet_rewards.boxed import final
 from ramet_rewards.config import Gsm8kMethod, Gsm8kRewardConfig
 from ramet_rewards.equality import number
 
-_MARKED = re.compile(r"####\s*(-?\s*\\?\$?\s*-?[\d,.]*\d)")
+_MARKED = re.compile(r"####((?:-|\\?\$)*[\d,.]*\d)")  # without spaces: runs of them would be tried in every way
+_SPACE = re.compile(r"(?<=[#$-])\s+(?=[\\$\d.-])")
 _NUMBER = re.compile(r"-?\\?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
 
 
@@ -41,7 +42,7 @@ def gold_number(gold: str) -> Fraction:
 
 def _stated(rollout: Rollout, method: Gsm8kMethod) -> Fraction | None:
     if method is Gsm8kMethod.STRICT:
-        found = _MARKED.findall(rollout.reply[-LAST_CHARS:])
+        found = _MARKED.findall(_SPACE.sub("", rollout.reply[-LAST_CHARS:]))
     else:
         text = rollout.reply if rollout.answer is None else final(rollout.answer)
         found = _NUMBER.findall(text[-LAST_CHARS:])

@@ -16,7 +16,7 @@ from ramet_rewards.config import MultipleChoiceConfig, Normalisation
 from ramet_rewards.text import TOKENS, exact_match
 
 _WRAPPER = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}")
-_LEAD = r"(?:(?:the\s+)?(?:(?:correct|final|best|right)\s+)?(?:answer|option|choice)(?:\s+is)?\s*[::]?\s*)*"
+_LEAD = r"(?:(?:the )?(?:(?:correct|final|best|right) )?(?:answer|option|choice)(?: is)? ?(?:[::] ?)?)*"
 _WIDE = str.maketrans({chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)})
 MOST_CHARS = 2000
 
@@ -29,7 +29,8 @@ def make(config: MultipleChoiceConfig) -> Reward:
         stated = final(text)
         if len(stated) > MOST_CHARS:
             return None
-        plain = _WRAPPER.sub(r"\1", stated).translate(_WIDE).strip()
+        # Runs of spaces would be tried in every way.
+        plain = " ".join(_WRAPPER.sub(r"\1", stated).translate(_WIDE).split())
         found = pattern.fullmatch(plain)
         rest = re.findall(rf"\b{letter}\b", plain[found.end(1) :]) if found else []
         return None if found is None or _names_another(found[1], rest) else found[1].upper()
