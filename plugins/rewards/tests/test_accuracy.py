@@ -68,6 +68,17 @@ TEXTS = [
     ("June 5, 1990", "June 6, 1990", 2 / 3, "and worth the words in common"),
     ("yes", "no", 0.0, ""),
     ("Apollo 11", "Apollo 12", 0.5, "a name with a number is text"),
+    ("H2O", "OH2", 0.4, "and so is one with a number in it: algebra would reorder it"),
+    ("3-2", "3–2", 1.0, "a result is two numbers"),
+    ("3-2", "1", 0.0, "and no difference"),
+    ("3-2", "2-1", 0.0, ""),
+    ("1990-05-12", "1990-5-12", 1.0, "a date in numbers"),
+    ("1990-05-12", "1990-12-05", 0.0, "has an order"),
+    ("12/05/1990", "05/12/1990", 0.0, ""),
+    ("1939–1945", "1939 - 1945", 1.0, "a span of years"),
+    ("1939–1945", "-6", 0.0, ""),
+    ("6-4, 6-3", "6-3, 6-4", 0.0, "sets of a match"),
+    ("192.168.0.1", "192.168.0.1", 1.0, "an address"),
 ]
 ALL = [*NUMBERS, *UNITS, *TEXTS]
 IDS = [f"{gold}-{answer}" for gold, answer, _, _ in ALL]

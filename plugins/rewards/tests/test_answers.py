@@ -41,6 +41,15 @@ PLAIN_NUMBERS = [
     ("12", "12", 1.0, ""),
     ("12", "1 2", 0.0, "two numbers"),
     ("12", "1  2", 0.0, "however far apart"),
+    ("52", "5₂", 0.0, "an index"),
+    ("51", "5①", 0.0, "a number in a circle"),
+    (r"\frac{1}{2}", r"\frac{3}{4}-\frac{1}{4}", 0.0, "the question, not the answer, of fractions too"),
+    (r"\frac{1}{2}", r"2 \cdot \frac{1}{4}", 0.0, ""),
+    ("3/2", "1+1/2", 0.0, ""),
+    ("-1/2", "-0.5", 1.0, "a sign is no term"),
+    (r"\frac{1}{2}", r"\left(\frac{1}{2}\right)", 1.0, ""),
+    ("x=1/2", "1/2", 1.0, ""),
+    ("2019-2020", "-1", 0.0, "a span of years is no difference"),
     ("12", "12.0", 1.0, ""),
     ("12", "+12", 1.0, ""),
     ("12", "-12", 0.0, ""),
@@ -248,7 +257,9 @@ def test_no_answer_keeps_the_event_loop_busy(write: Any, answer: str) -> None:
     assert time.process_time() - started < 0.5
 
 
-@pytest.mark.parametrize(("answer", "expected"), [("17*23", 1.0), (r"17 \times 23", 1.0), ("17*24", 0.0)])
+@pytest.mark.parametrize(
+    ("answer", "expected"), [("17*23", 1.0), (r"17 \times 23", 1.0), ("17*24", 0.0), ("782/2", 1.0)]
+)
 def test_terms_can_be_allowed(write: Any, answer: str, expected: float) -> None:
     lenient = MathReward(MathConfig(workers=1, allow_terms=True))
     assert score(lenient, write, "391", answer) == expected

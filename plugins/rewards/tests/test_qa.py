@@ -82,6 +82,24 @@ PERTURBED = [  # gold answer, answer, F1, whether equal, why
     ("yes", "Yes.", 1.0, ""),
     ("yes", "yes, it is", 0.0, "all or nothing"),
     ("x", "", 0.0, ""),
+    ("5", ".5", 0.0, "a decimal without its zero"),
+    ("0.5", ".5", 1.0, ""),
+    ("-0.5", "-.5", 1.0, ""),
+    ("5", "+5", 1.0, "a sign that says nothing"),
+    ("5", "–5", 0.0, "any dash before a number alone is a sign"),
+    ("52", "5²", 0.0, "a power"),
+    ("31/2", "3½", 0.4, "three and a half"),
+    ("1/2", "½", 1.0, ""),
+    ("H2O", "H₂O", 1.0, "beside letters it is a way of writing"),
+    ("∞", "!!!", 0.0, "signs alone: two without any token are not equal"),
+    ("∞", "∞", 1.0, ""),
+    ("x<5", "x>5", 2 / 3, "signs of mathematics"),
+    ("C++", "C#", 0.4, ""),
+    ("C++", "c++", 1.0, ""),
+    ("C#", "C", 2 / 3, ""),
+    ("की", "का", 0.0, "vowels of Hindi are marks, and part of the word"),
+    ("ไทย", "ไทย", 1.0, ""),
+    ("محمد", "مُحَمَّد", 1.0, "points of Arabic say nothing"),
 ]
 
 
@@ -97,6 +115,15 @@ def test_exact_match_may_look_within_the_answer_word_by_word() -> None:
     assert exact_match("It is Paris, I think.", ["Paris"], SQUAD, within=True) == 1.0
     assert exact_match("It is Parisian", ["Paris"], SQUAD, within=True) == 0.0
     assert exact_match("anything", [""], SQUAD, within=True) == 0.0
+
+
+@pytest.mark.parametrize("kind", Normalisation)
+def test_an_answer_of_which_nothing_is_left_equals_no_gold_answer_of_which_nothing_is_left(kind: Normalisation) -> None:
+    """`A` of a multiple choice is an article; an empty answer must not be right for it."""
+    for gold in ("A", "%", "∞"):
+        assert exact_match(gold, [gold], kind) == best_f1(gold, [gold], kind) == 1.0
+        for answer in ("", " ", "?", "the", "..."):
+            assert exact_match(answer, [gold], kind) == best_f1(answer, [gold], kind) == 0.0
 
 
 def test_a_megabyte_is_read_to_its_bound_and_quickly() -> None:

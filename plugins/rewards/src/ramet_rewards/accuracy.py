@@ -17,6 +17,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit)\s*\{[^{}]*\}")
 _WORD = re.compile(r"[^\W\d_]{2,}|[\u3040-\u30ff\u3400-\u9fff]")
 _FORMULA = re.compile(r"[\d\\^_=+*/<>≤≥≠√π∞∪∩]")
+_LABEL = re.compile(r"[A-Z][A-Za-z]*\d[A-Za-z\d]*")  # H2O, R2D2, B12: algebra would reorder them
 _PRODUCTS = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|log|ln|exp|sqrt|max|min|mod|[a-z]{2})(?![A-Za-z])")  # 2xy
 
 
@@ -52,6 +53,8 @@ def is_mathematical(gold: str) -> bool:
     """
     if literals(gold):
         return True
+    if _LABEL.fullmatch(gold):
+        return False
     bare = _COMMAND.sub(" ", _TEXT.sub(" text ", gold)) if "\\" in gold else gold
     return bool(_FORMULA.search(gold)) and not _WORD.search(_PRODUCTS.sub(" ", bare))
 

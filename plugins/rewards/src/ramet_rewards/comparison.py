@@ -15,7 +15,7 @@ from ramet import ConfigError, Rollout
 from ramet_rewards.bounds import refused
 from ramet_rewards.boxed import final
 from ramet_rewards.config import MathConfig
-from ramet_rewards.equality import number, plainly_equal, same_number
+from ramet_rewards.equality import is_term, number, plain_fraction, plainly_equal, same_number
 from ramet_rewards.processes import Lost, ScorerPool
 
 PATIENCE = 10.0  # wall time waited for, as a multiple of the CPU time allowed
@@ -66,12 +66,22 @@ class MathComparer:
         """The verdict where it takes no algebra; None where it does."""
         verdict = plainly_equal(gold, answer)
         if verdict is None:
-            wanted = None if self.config.allow_terms else number(gold)
-            if wanted is not None:
-                verdict = same_number(wanted, answer)
+            verdict = self._as_number(gold, answer)
         if verdict is None:
             return None if refused(gold, answer) is None else Verdict.REFUSED
         return Verdict.EQUAL if verdict else Verdict.DIFFERENT
+
+    def _as_number(self, gold: str, answer: str) -> bool | None:
+        """Whether an answer is the number that is asked for, unless terms are right too."""
+        if self.config.allow_terms:
+            return None
+        if (wanted := number(gold)) is not None:
+            return same_number(wanted, answer)
+        if (wanted := plain_fraction(gold)) is None:
+            return None
+        if same_number(wanted, answer):
+            return True
+        return False if is_term(answer) else None  # fractions are written in more ways than numbers
 
 
 def gold_answers(rollout: Rollout, reward: str) -> list[str]:

@@ -38,6 +38,10 @@ _UNIT = re.compile(
     r"|[^\W\d_][^\W\d_ ]*(?: [^\W\d_]{2,}){0,3})?\s*\.?"
 )
 _WORD = re.compile(r"(?<!\\)\b[^\W\d_]+")  # no name of a LaTeX command
+_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"))
+_RUN = r"\d+(?: ?- ?\d+)+|\d+(?:/\d+){2,}|\d+(?:\.\d+){2,}|\d+(?::\d+){2,}"
+_JOINED = re.compile(rf"(?:{_RUN})(?:, ?(?:{_RUN}))*\.?", re.ASCII)
+_OPERATION = re.compile(r"[+*×·÷]|\\(?:times|cdot|div|pm|sum|int|prod|binom)(?![A-Za-z])|[\w)}\]]\s?-")
 _IDLE_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 NAME = re.compile(r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?|[A-Za-z][A-Za-z ]*)")
 
@@ -48,6 +52,8 @@ def plainly_equal(gold: str, answer: str) -> bool | None:
         return True
     if is_words(gold):
         return _normal_words(gold) == _normal_words(answer)
+    if wanted := joined_numbers(gold):
+        return joined_numbers(answer) == wanted
     left, right = number(gold), number(answer)
     if left is None or right is None:
         return _tiny_equal(gold, answer)
@@ -59,6 +65,18 @@ def plainly_equal(gold: str, answer: str) -> bool | None:
 def is_words(text: str) -> bool:
     """Only words of two or more letters: text, which algebra would take for products of its letters."""
     return _WORDS.fullmatch(_unwrapped(text)) is not None
+
+
+def joined_numbers(text: str) -> list[str]:
+    """Numbers and what joins them, where that means no arithmetic: `3-2`, `1939–1945`, `1990-05-12`, `6-4, 6-3`.
+
+    Of a date, a result, a span of years or an address algebra would see only the value, which another has too. Empty
+    for all other texts.
+    """
+    plain = _unwrapped(text).translate(_DASHES)
+    if len(plain) > MAX_LITERAL or not _JOINED.fullmatch(plain):
+        return []
+    return [part.lstrip("0") or "0" if part.isdecimal() else part for part in re.findall(r"\d+|[-/.:,]", plain)]
 
 
 def number(text: str) -> Fraction | None:
@@ -105,6 +123,17 @@ def same_number(gold: Fraction, answer: str) -> bool:
     return agree(gold, literals(answer))
 
 
+def plain_fraction(gold: str) -> Fraction | None:
+    """The value of a text that is one fraction, without a name, a unit or a sign of per cent."""
+    values, unit = quantity(gold)
+    return values[0] if len(values) == 1 and not unit and "=" not in gold else None
+
+
+def is_term(answer: str) -> bool:
+    """Whether something is left to compute: `3/4-1/4` copies a question whose answer is 1/2."""
+    return _OPERATION.search(answer.translate(_DASHES)) is not None
+
+
 def agree(gold: Fraction, values: Sequence[Fraction]) -> bool:
     """Whether one of the values is the gold answer's, as `same_number` says."""
     decimals = ROUNDED
@@ -142,7 +171,7 @@ def _unwrapped(text: str) -> str:
 
 
 def without_dollars(text: str) -> str:
-    bare = unicodedata.normalize("NFKC", "".join(map(_kept_apart, text)))
+    bare = text if text.isascii() else unicodedata.normalize("NFKC", "".join(map(_kept_apart, text)))
     bare = bare.replace("\N{MINUS SIGN}", "-").replace("\N{FRACTION SLASH}", "/").strip()
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if bare.startswith(opening) and bare.endswith(closing) and len(bare) > len(opening) + len(closing):
@@ -152,9 +181,10 @@ def without_dollars(text: str) -> str:
 
 
 def _kept_apart(char: str) -> str:
-    """What normalisation would join to the digit before: `5²` is no 52, and `3½` no 31/2."""
+    """What normalisation would join to the digit before: `5²` is no 52, `5₂` and `5②` neither, and `3½` no 31/2."""
     kind = unicodedata.decomposition(char).partition(" ")[0]
-    return f"^{char}" if kind == "<super>" else f" {char}" if kind == "<fraction>" else char
+    apart = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " "}
+    return apart.get(kind, "") + char
 
 
 def _normal_words(text: str) -> str:

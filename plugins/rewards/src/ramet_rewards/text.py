@@ -3,8 +3,10 @@
 `SQUAD` is what the question-answering data sets define (Rajpurkar et al., arXiv 1606.05250). `UNICODE` is for rewards:
 
 * compatible forms are one (NFKC: full-width digits, ligatures), and so are accents on Latin letters;
-* punctuation of every script separates words, apostrophes and the dots of abbreviations vanish;
-* numbers keep sign and decimals (-5 is not 5, 1.5 is not 15), thousands separators and trailing zeros say nothing;
+* punctuation of every script separates words, apostrophes and the dots of abbreviations vanish; signs of mathematics
+  are tokens (`x<5` is not `x>5`, C++ is not C), and so is a text of signs alone;
+* numbers keep sign and decimals (-5 is not 5, 1.5 is not 15, .5 is not 5, 5² is not 52), thousands separators and
+  trailing zeros say nothing;
 * articles go, unless nothing else is left (the `A` of a multiple choice);
 * each Chinese or Japanese character is a token of its own, and F1 counts the longest run of tokens in common, as CMRC
   2018 does (Cui et al., arXiv 1810.07366), so that order counts where words are not separated.
@@ -27,8 +29,17 @@ _ARTICLES = {"a", "an", "the"}
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _MARKED_LATIN = re.compile(r"([a-z])[\u0300-\u036f]+")
 _ABBREVIATION = re.compile(r"\b(?:[^\W\d_]\.){2,}")
+_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"))
+_UNSEEN = re.compile("[\u0591-\u05c7\u064b-\u065f\u0670\ufe00-\ufe0f]")  # points of Hebrew and Arabic, forms of emoji
+_CODES = range(0x300, 0x3100)  # in which the marks and signs of all scripts in use are
+_MARKS = "".join(
+    chr(code) for code in _CODES if unicodedata.category(chr(code)) in ("Mn", "Mc")
+)  # vowels of Hindi, Thai
+_SIGNS = "+<>=±×÷¬" + "".join(chr(code) for code in _CODES if unicodedata.category(chr(code)) == "Sm")
+_SIGNS = _SIGNS.replace("\N{FRACTION SLASH}", "")  # ½ is 1/2
 _TOKEN = re.compile(
-    rf"(?P<number>(?:(?<![\w)\]])-)?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?)|[{_CJK}]|(?:(?![{_CJK}\d_])\w)+"
+    r"(?P<number>(?:(?<![\w)\]])-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.)\]])\.\d+))"
+    rf"|[{_CJK}]|(?:(?![{_CJK}\d_])[\w{_MARKS}])+|(?<=[a-z])#|(?!(?<![\w)\]])\+[\d.])[{_SIGNS}]"
 )
 MOST_CHARS = 20_000  # of an answer; what follows is not read, and shares nothing with a gold answer
 MOST_RUN = 400  # tokens of the gold answer in which runs in common are looked for
@@ -37,17 +48,31 @@ Tokens = tuple[str, ...]
 
 
 def squad_tokens(text: str) -> Tokens:
-    return tuple(_ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """A text of articles and punctuation alone is its own token."""
+    return tuple(_ARTICLE.sub(" ", text.lower().translate(_PUNCTUATION)).split()) or tuple(text.lower().split())
 
 
 def unicode_tokens(text: str) -> Tokens:
-    plain = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().replace("\N{MINUS SIGN}", "-")
+    """A text without any token is one itself, so that ∞ is equal to nothing but ∞."""
+    plain = unicodedata.normalize("NFKC", numbers_apart(text[:MOST_CHARS])).casefold().translate(_DASHES)
     plain = unicodedata.normalize("NFC", _MARKED_LATIN.sub(r"\1", unicodedata.normalize("NFD", plain)))
     plain = _ABBREVIATION.sub(lambda found: found[0].replace(".", ""), plain)
-    plain = re.sub(r"['\u2018\u2019\u02bc]", "", plain)
+    plain = _UNSEEN.sub("", re.sub(r"['\u2018\u2019\u02bc]", "", plain))
     tokens = [_number(found[0]) if found["number"] else found[0] for found in _TOKEN.finditer(plain)]
     words = [token for token in tokens if token not in _ARTICLES]
-    return tuple(words or tokens)
+    return tuple(words or tokens or plain.split())
+
+
+def numbers_apart(text: str) -> str:
+    """NFKC would join these to the digit before them: `5²` is no 52, `5①` no 51, and `3½` no 31/2."""
+    if text.isascii():
+        return text
+    pairs = zip(text, " " + text, strict=False)  # each character, and the one before it
+    return "".join(f" {char}" if before.isdecimal() and _is_form(char) else char for char, before in pairs)
+
+
+def _is_form(char: str) -> bool:
+    return unicodedata.decomposition(char).startswith(("<super>", "<sub>", "<fraction>", "<circle>", "<compat>"))
 
 
 TOKENS: dict[Normalisation, Callable[[str], Tokens]] = {
