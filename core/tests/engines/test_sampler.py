@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -75,3 +76,22 @@ def test_a_row_that_is_not_finite_gets_no_token() -> None:
     logits = torch.tensor([[0.0, 1.0], [math.nan, 0.0], [math.inf, 0.0], [0.0, 2.0]])
     tokens, _, _ = sample(logits, draw(4, torch.full((4,), 0.9)))
     assert tokens.tolist() == [1, -1, -1, 1]
+
+
+def test_min_p_leaves_out_what_is_far_less_likely_than_the_best() -> None:
+    logits = torch.log(torch.tensor([[0.6, 0.3, 0.1]])).repeat(3, 1)
+    narrow = replace(draw(3, torch.tensor([0.0, 0.65, 0.99])), narrow=torch.arange(3), min_p=torch.full((3,), 0.25))
+    assert sample(logits, narrow)[0].tolist() == [0, 0, 1]  # 0.1 is under 0.25 x 0.6; 0.6 and 0.3 are left
+
+
+def test_a_repetition_penalty_divides_positive_logits_of_seen_tokens_and_multiplies_negative_ones() -> None:
+    logits = torch.tensor([[2.0, 1.5, -1.0]]).repeat(2, 1)
+    seen = torch.tensor([[True, False, True], [False, False, False]])
+    penalty = torch.tensor([2.0, 1.0])
+    for temperature in (0.0, 1.0):
+        drawn = draw(2, torch.tensor([0.0, 0.0]), temperature=temperature)
+        chosen = replace(drawn, narrow=torch.arange(2), min_p=torch.zeros(2), penalty=penalty, seen=seen)
+        tokens, logprobs, _ = sample(logits, chosen)
+        assert tokens.tolist() == [1, 0]  # 2 / 2 = 1 is less than 1.5
+        expected = torch.log_softmax(logits, dim=-1)  # numbers stay those of the policy
+        assert torch.allclose(logprobs, torch.stack([expected[0, 1], expected[1, 0]]))

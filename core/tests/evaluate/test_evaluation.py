@@ -67,11 +67,11 @@ def test_a_stopped_evaluation_measures_only_what_is_left(
 
     kept, add = [], PartialResults.add
 
-    def failing(self: PartialResults, result: object) -> None:
+    def failing(self: PartialResults, result: object, record: object) -> None:
         if len(kept) == 2:
             raise KeyboardInterrupt
         kept.append(result)
-        add(self, result)  # type: ignore[arg-type]
+        add(self, result, record)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PartialResults, "add", failing)
     with pytest.raises(KeyboardInterrupt):
@@ -229,13 +229,13 @@ def test_other_changes_need_permission_and_are_recorded(
         run(compose(hotter, job="eval"))
     assert str(caught.value) == (
         f"{tmp_path}/measured/results.json.partial.jsonl holds an unfinished evaluation that differs in: "
-        "evaluate.temperature was 0.6, is 0.9; undo that, remove the file or choose another evaluate.out, or set "
+        "evaluate.temperature was None, is 0.9; undo that, remove the file or choose another evaluate.out, or set "
         "run.allow_config_change=true"
     )
     run(compose([*hotter, "run.allow_config_change=true"], job="eval"))
     assert results_of(tmp_path)["settings"]["changes"] == [
         "run.allow_config_change was False, is True",
-        "evaluate.temperature was 0.6, is 0.9",
+        "evaluate.temperature was None, is 0.9",
     ]
 
 

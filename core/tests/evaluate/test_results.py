@@ -9,8 +9,10 @@ import pytest
 
 from ramet.errors import ConfigError
 from ramet.evaluate.header import Header
-from ramet.evaluate.results import PartialResults, read_results
+from ramet.evaluate.results import PartialResults, is_finished, read_results
+from ramet.evaluate.rollouts_file import group_record, read_rollouts, rollouts_path
 from ramet.evaluate.tasks import TaskResult, task_result, tool_statistics
+from ramet.rollout.record import GroupRecord
 from ramet.types import (
     BenchmarkInfo,
     CallStatus,
@@ -32,6 +34,8 @@ INFO = BenchmarkInfo(
 HEADER = Header(
     model="models/tiny",
     k=2,
+    pass_at=(),
+    rules={},
     settings={"temperature": 0.6, "tools": ["python"]},
     benchmarks={"arithmetic": INFO},
     versions={"ramet": "0.1.0"},
@@ -170,9 +174,12 @@ def test_tool_statistics_by_hand() -> None:
     unused = rollout(task, "1")
     failed = rollout(task, "2", calls=(call(CallStatus.INFRA),), fault=Fault(where="tool:python", message="time-out"))
     group = Group(task=task, rollouts=(used, unused, failed))
-    found = tool_statistics([task_result("b", group, prompt="", scores=[score(1.0), score(0.0), {}])])
+    found = tool_statistics([task_result("b", group, prompt="", scores=[score(1.0), score(0.0), {}])], "accuracy")
     assert (found.share_using, found.calls_per_rollout) == (0.5, 1.0)
     assert (found.calls, found.errors, found.infra) == ({"python": 3}, {"python": 1}, {"python": 1})
+    assert (found.calls_if_right, found.calls_if_wrong) == (2.0, 0.0)
+    assert (found.success, found.mean_s) == ({"python": pytest.approx(1 / 3)}, {"python": 0.5})
+    assert (found.sampled_tokens, found.inserted_tokens) == (2.0, 0.0)
 
 
 def test_arguments_that_json_lacks_survive_as_text(tmp_path: Path) -> None:
@@ -196,3 +203,69 @@ def test_a_broken_results_file_is_the_users_problem(tmp_path: Path) -> None:
             read_results(path)
     with pytest.raises(ConfigError, match="results file"):
         read_results(tmp_path / "missing.json")
+
+
+def test_a_finished_evaluation_is_topped_up_to_a_larger_k(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    one = replace(HEADER, k=1)
+    first = PartialResults(out, one)
+    first.add(*played("a", [0], [score(1.0)]))
+    first.finish()
+    assert is_finished(out, one)
+    assert not is_finished(out, replace(HEADER, k=3))
+    more = PartialResults(out, replace(HEADER, k=3))
+    assert more.missing("arithmetic", "a") == (1, 2)
+    more.add(*played("a", [1, 2], [score(0.0), score(0.0)]))
+    (benchmark,) = more.finish().benchmarks
+    assert [r.id for r in benchmark.tasks[0].rollouts] == ["0", "1", "2"]
+    assert benchmark.metrics[0].avg.mean == pytest.approx(1 / 3)
+    [(name, record)] = read_rollouts(out, read_results(out))
+    assert (name, [scored.reward for scored in record.group.rollouts]) == ("arithmetic", [1.0, 0.0, 0.0])
+    assert is_finished(out, replace(HEADER, k=3))
+    with pytest.raises(ConfigError, match="differs in: k"):
+        is_finished(out, one)
+
+
+def test_other_pass_at_is_computed_from_what_is_there(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    partial = PartialResults(out, HEADER)
+    partial.add(*played("a", [0, 1], [score(1.0), score(0.0)]))
+    assert [p.k for p in partial.finish().benchmarks[0].metrics[0].passes] == [1, 2]
+    other = replace(HEADER, pass_at=(2,))
+    assert not is_finished(out, other)
+    again = PartialResults(out, other)
+    assert again.missing("arithmetic", "a") == ()
+    assert [p.k for p in again.finish().benchmarks[0].metrics[0].passes] == [2]
+    assert len(list(read_rollouts(out, read_results(out)))) == 1
+
+
+def test_rollouts_that_are_not_those_of_the_results_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    partial = PartialResults(out, HEADER)
+    partial.add(*played("a", [0, 1], [score(1.0), score(0.0)]))
+    partial.finish()
+    file, body = rollouts_path(out), read_results(out)
+    sha = body["rollouts"]["sha256"][:12]
+    file.write_bytes(file.read_bytes() + b"x")
+    with pytest.raises(ConfigError) as caught:
+        list(read_rollouts(out, body))
+    assert str(caught.value) == (
+        f"{file}: is not the file, and results.json names it with sha256 {sha}; the two belong together"
+    )
+    file.unlink()
+    with pytest.raises(ConfigError) as caught:
+        list(read_rollouts(out, body))
+    assert str(caught.value) == (
+        f"{file}: is missing, and results.json names it with sha256 {sha}; the two belong together"
+    )
+    with pytest.raises(ConfigError) as caught:
+        list(read_rollouts(out, {**body, "rollouts": None}))
+    assert str(caught.value) == f"{out}: its rollouts were not recorded whole, so it cannot be scored again"
+
+
+def played(
+    task_id: str, numbers: list[int], scores: list[dict[str, float | None]]
+) -> tuple[TaskResult, GroupRecord]:
+    task = Task(id=task_id, prompt=user_prompt("17 * 23?"), answer=("391",), data_source="sums")
+    group = Group(task=task, rollouts=tuple(rollout(task, str(number)) for number in numbers))
+    return task_result("arithmetic", group, prompt="p", scores=scores), group_record(group, scores, "accuracy")

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from ramet.evaluate.statistics import avg_at_k, pass_at_k, pass_probability, student_t, summarise
+from ramet.evaluate.statistics import avg_at_k, maj_at_k, pass_at_k, pass_probability, student_t, summarise
 
 
 def test_avg_at_k_of_two_tasks_by_hand() -> None:
@@ -109,8 +109,29 @@ def test_impossible_counts_are_refused(n: int, c: int, k: int) -> None:
 
 
 def test_a_summary_says_how_many_were_judged() -> None:
-    found = summarise("accuracy", {"a": [1, None, 0, 1, 0], "b": [None] * 5}, k=5)
+    answers = {"a": ["4", "4", "5", "4 ", None], "b": [None] * 5}
+    found = summarise("accuracy", {"a": [1, None, 0, 1, 0], "b": [None] * 5}, answers, k=5)
     assert (found.n_judged, found.n_rollouts, found.n_tasks, found.unjudged_tasks) == (4, 10, 2, ("b",))
     assert [one.k for one in found.passes] == [1, 2, 4, 5]
     assert [one.short_tasks for one in found.passes] == [("b",), ("b",), ("b",), ("a", "b")]
     assert found.passes[0].estimate.mean == found.avg.mean == 0.5
+    assert (found.maj.mean, found.maj.n_tasks) == (1.0, 1)
+    assert [p.k for p in summarise("accuracy", {"a": [1.0] * 5}, {"a": ["4"] * 5}, k=5, pass_at=[5, 3]).passes] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("scores", "answers", "expected"),
+    [
+        ([1.0, 0.0, 1.0], ["Paris", "Rome", " paris "], 1.0),
+        ([0.0, 1.0, 0.0], ["Rome", "Paris", "Rome"], 0.0),
+        ([1.0, 0.0], ["Paris", "Rome"], 0.5),  # as common: the mean
+        ([0.0, 0.0, 1.0], [None, None, "Paris"], 1.0),  # no answer is no vote
+        ([None, 1.0, None], ["Rome", "Paris", "Rome"], 1.0),  # nor is what was not judged
+        ([0.25, 0.75], [None, None], 0.5),
+        ([None, None], ["Rome", "Rome"], None),
+    ],
+)
+def test_maj_is_the_score_of_the_commonest_answer(
+    scores: list[float | None], answers: list[str | None], expected: float | None
+) -> None:
+    assert maj_at_k({"a": scores}, {"a": answers}).mean == expected

@@ -43,6 +43,12 @@ def check(resolved: Resolved, job: str) -> list[str]:
         problems.append("sft.data: missing; name at least one file, as in sft.data=[traces.jsonl]")
     if job == "sft":
         problems += _mask_tags(config.sft.mask_tags)
+    if job == "eval":
+        problems += [
+            f"evaluate.pass_at={config.evaluate.pass_at}: {j} is not allowed; allowed: 1 to evaluate.k={config.evaluate.k}"
+            for j in config.evaluate.pass_at
+            if not 1 <= j <= config.evaluate.k
+        ]
     if job == "eval" and not config.benchmarks:
         problems.append("benchmarks: none chosen; name at least one, as in benchmarks=[NAME]")
     return problems

@@ -34,6 +34,7 @@ def _outputs(config: Config, job: str) -> Iterator[tuple[str, Path]]:
     if job == "eval" and config.evaluate.out is not None:
         yield "evaluate.out", Path(config.evaluate.out)
         yield "evaluate.out", Path(f"{config.evaluate.out}.partial.jsonl")
+        yield "evaluate.out", Path(f"{config.evaluate.out.removesuffix('.json')}.rollouts.jsonl.gz")
 
 
 def _inputs(config: Config) -> Iterator[tuple[str, Path]]:

@@ -187,7 +187,16 @@ class RewardConfig:
 @dataclass(kw_only=True, slots=True)
 class BenchmarkConfig:
     split: str = "test"
-    limit: int | None = option(None, minimum=1)
+    limit: int | None = option(None, "tasks, an even share of each data source", minimum=1)
+    tools: list[str] | None = option(None, "that its tasks may use; null: the benchmark's own, else all configured")
+    limits: dict[str, int] | None = option(
+        None, "calls of a rollout, by tool; max_tool_calls: of all tools; null: the benchmark's own"
+    )
+    sampling: dict[str, float] = option(
+        factory=dict, help="temperature, top_p, top_k, min_p, repetition_penalty, for this benchmark alone"
+    )
+    prompt: str | None = option(None, "with {question} where the question goes; null: the benchmark's own")
+    system_prompt: str | None = option(None, "replaces that of the rollout step; null: the benchmark's own")
     use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself")
     params: Any = None
 
@@ -289,9 +298,12 @@ class SftConfig:
 @dataclass(kw_only=True, slots=True)
 class EvaluateConfig:
     k: int = option(1, "rollouts per task", minimum=1)
-    temperature: float = option(0.6, minimum=0)
-    top_p: float = option(0.95, above=0, maximum=1)
-    top_k: int = option(0, minimum=0)
+    pass_at: list[int] = option(factory=list, help="the j of pass@j; empty: powers of two below k, and k")
+    temperature: float | None = option(None, "null: the benchmark's own, else 0.6", minimum=0)
+    top_p: float | None = option(None, "null: the benchmark's own, else 0.95", above=0, maximum=1)
+    top_k: int | None = option(None, "null: the benchmark's own, else 0, which is off", minimum=0)
+    min_p: float | None = option(None, "null: the benchmark's own, else 0, which is off", minimum=0, maximum=1)
+    repetition_penalty: float | None = option(None, "null: the benchmark's own, else 1, which is off", above=0)
     max_masked_share: float = option(
         0.05, "of a benchmark's rollouts, masked or not judged: above it there are no results", minimum=0, maximum=1
     )

@@ -26,6 +26,11 @@ def check_request(request: Request, info: EngineInfo, running: Container[str]) -
             f"{len(tokens)} prompt tokens and max_tokens={sampling.max_tokens} do not fit: allowed are at least 1 "
             f"sampled token and {limit} tokens in all"
         )
+    if not 0 <= sampling.min_p <= 1 or not sampling.repetition_penalty > 0:
+        problems.append(
+            f"min_p={sampling.min_p}, repetition_penalty={sampling.repetition_penalty}; allowed: 0 <= min_p <= 1, "
+            "repetition_penalty > 0"
+        )
     if not sampling.temperature >= 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
         problems.append(
             f"temperature={sampling.temperature}, top_p={sampling.top_p}, top_k={sampling.top_k}; allowed: "

@@ -33,6 +33,8 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0: off
+    min_p: float = 0.0  # of the most likely token's probability; less likely tokens are not chosen
+    repetition_penalty: float = 1.0  # of tokens of the prompt and the response so far (Keskar et al. 2019); 1: off
     max_tokens: int
     stop: tuple[str, ...] = ()  # ends the request; the tokens up to and with the stop string are returned
     stop_token_ids: tuple[int, ...] = ()  # ends the request; the token is returned

@@ -25,17 +25,16 @@ from ramet.config.schema import ChatMarkup, Config
 from ramet.data.filter import warn_of_chat_markup
 from ramet.data.tasks import fingerprint
 from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
-from ramet.evaluate.header import Header
+from ramet.evaluate.header import Header, plain
+from ramet.evaluate.load import load_benchmark
 from ramet.evaluate.measure import measure
 from ramet.evaluate.results import BenchmarkResult, PartialResults, Results, check_complete, is_finished, read_results
+from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, warn_of_missing_tools
 from ramet.evaluate.statistics import Estimate, MetricSummary
 from ramet.event_loop import run_async
 from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import check_torch, set_up_torch
-from ramet.plugin_code import failed, named
-from ramet.plugins import origin
-from ramet.rollout.worker import RolloutPlan
 from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
@@ -65,8 +64,13 @@ class PreparedEvaluation:
     components: Components
     benchmarks: Mapping[str, Benchmark]  # by name, as are their tasks
     tasks: Mapping[str, list[Task]]
+    rules: Mapping[str, BenchmarkRules]
     tools: ToolNames
     missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
+
+    def is_missing_from(self, partial: PartialResults) -> bool:
+        """Whether anything is left to play."""
+        return any(partial.missing(name, task.id) for name, found in self.tasks.items() for task in found)
 
 
 def run(resolved: Resolved) -> EvaluateResult:
@@ -90,6 +94,8 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
         header = Header(
             model=config.model.path,
             k=config.evaluate.k,
+            pass_at=tuple(config.evaluate.pass_at),
+            rules={name: plain(asdict(rules)) for name, rules in prepared.rules.items()},
             settings={
                 "config": resolved.text,
                 "model_sha256": model,
@@ -109,7 +115,8 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
             log.write_to(run_dir.log)
             _announce(config, prepared, out)
             with open_trackers(_without_console(config), run_dir.path, total_steps=0) as tracker:
-                run_async(_measure(config, prepared, partial, folder=run_dir.services))
+                if prepared.is_missing_from(partial):
+                    run_async(_measure(config, prepared, partial, folder=run_dir.services))
                 check_complete(partial.results(), config.evaluate.max_masked_share, partial.path)
                 results = partial.finish()
                 tracker.log(0, results.metrics())
@@ -154,6 +161,7 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluatio
     missing = set_aside_missing(problems) if elsewhere else []
     benchmarks: dict[str, Benchmark] = {}
     tasks: dict[str, list[Task]] = {}
+    rules: dict[str, BenchmarkRules] = {}
     tools = ToolNames()
     try:
         tools = tool_names(config)
@@ -165,38 +173,30 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluatio
     except RametError as error:
         problems.append(str(error))
     for name, benchmark in benchmarks.items():
+        info, chosen = benchmark.info, config.benchmarks[name]
+        problems += rule_problems(name, info, chosen, tools.all)
+        rules[name] = rules_of(info, chosen, config.evaluate, tools.all)
         try:
-            tasks[name] = list(benchmark.load(config.benchmarks[name].split, config.benchmarks[name].limit))
+            if chosen.split in info.splits:
+                tasks[name] = [rules[name].applied(task) for task in load_benchmark(name, benchmark, chosen)]
         except ConfigError as error:
-            problems.append(str(named(error, f"benchmark {name!r} ({origin(benchmark)})", f"benchmarks.{name}")))
-        except RametError:
-            raise
-        except Exception as error:
-            raise failed(error, f"benchmark {name!r} ({origin(benchmark)})", " in load") from error
-    for name, found in tasks.items():
-        if not found:
-            problems.append(f"benchmarks.{name}: split {config.benchmarks[name].split!r} holds no task")
+            problems.append(str(error))
     raise_all(dict.fromkeys(problems))
+    for name, benchmark in benchmarks.items():
+        warn_of_missing_tools(name, benchmark.info, config.benchmarks[name], tools.all)
     warn_of_foreign_tags(components.step, config, [task for found in tasks.values() for task in found], tools)
-    return PreparedEvaluation(components=components, benchmarks=benchmarks, tasks=tasks, tools=tools, missing=missing)
+    return PreparedEvaluation(
+        components=components, benchmarks=benchmarks, tasks=tasks, rules=rules, tools=tools, missing=missing
+    )
 
 
 async def _measure(config: Config, prepared: PreparedEvaluation, partial: PartialResults, *, folder: Path) -> None:
-    chosen = config.evaluate
-    plan = RolloutPlan(
-        group_size=chosen.k,
-        temperature=chosen.temperature,
-        top_p=chosen.top_p,
-        top_k=chosen.top_k,
-        branch=False,
-        salt="eval",
-        step_deadline=False,
-    )
+    plans = {name: rules.plan(config.evaluate.k) for name, rules in prepared.rules.items()}
     components, tools = prepared.components, prepared.tools
     async with open_rollouts(config, components=components, folder=folder, tools=tools) as rollouts:
         progress = _EvaluationProgress(rollouts)
         with live_line(progress.parts):
-            await measure(rollouts, prepared.benchmarks, prepared.tasks, plan=plan, partial=partial, report=progress)
+            await measure(rollouts, prepared.benchmarks, prepared.tasks, plans=plans, partial=partial, report=progress)
 
 
 class _EvaluationProgress:

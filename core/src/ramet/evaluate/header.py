@@ -1,6 +1,6 @@
 """What is measured and with what, and whether a later process may go on with it.
 
-Another model, other tasks or another k is another evaluation. A longer deadline, more retries or other hardware is the
+Another model, other tasks or a smaller k is another evaluation. A larger k plays what is missing. A longer deadline, more retries or other hardware is the
 same one: what they change is how much fails. Everything else needs `run.allow_config_change`, and is recorded.
 """
 
@@ -16,6 +16,7 @@ from ramet.types import BenchmarkInfo
 
 SCHEMA = 1
 CHANGES = "changes"  # in the settings: what was changed on the way
+DERIVED = ("pass_at", "rules")  # from the configuration and the benchmarks, which are compared
 OPEN = ("versions", "plugins")  # may change before an evaluation is resumed, if the user allows it
 
 
@@ -25,6 +26,8 @@ class Header:
 
     model: str
     k: int  # rollouts per task
+    pass_at: tuple[int, ...]  # the j of pass@j; empty: powers of two
+    rules: Mapping[str, Any]  # by benchmark, what held for it (`BenchmarkRules`): JSON
     settings: Mapping[str, Any]  # the configuration as YAML, fingerprints, what was changed on the way: JSON
     benchmarks: Mapping[str, BenchmarkInfo]
     versions: Mapping[str, str]  # package -> version
@@ -56,6 +59,8 @@ def differences(found: Mapping[str, Any], header: Header) -> Differences:
             for name, before, after in config_differences(_at(found, key), _at(wanted, key)):
                 text = f"{name} was {before}, is {after}"
                 (safe if _is_safe(name, before, after) else risky).append(text)
+        elif section in DERIVED or (key == "k" and found["k"] < header.k):
+            continue
         elif section in OPEN:
             risky.append(key)
         elif key != f"settings.{CHANGES}":
@@ -66,7 +71,9 @@ def differences(found: Mapping[str, Any], header: Header) -> Differences:
 def _is_safe(key: str, before: Any, after: Any) -> bool:
     """As for the directory of a run, in which several evaluations may write files of their own."""
     if key.startswith("evaluate."):
-        return key in ("evaluate.out", "evaluate.max_masked_share")
+        return key in ("evaluate.out", "evaluate.max_masked_share", "evaluate.pass_at") or (
+            key == "evaluate.k" and after > before
+        )
     return is_safe("eval", key, before, after)
 
 

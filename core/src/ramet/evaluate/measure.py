@@ -10,6 +10,7 @@ from dataclasses import replace
 from ramet.cluster.interfaces import Rollouts
 from ramet.errors import ConfigError, PluginError
 from ramet.evaluate.results import PartialResults
+from ramet.evaluate.rollouts_file import group_record
 from ramet.evaluate.tasks import task_result
 from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at, named, raised_at
@@ -28,7 +29,7 @@ async def measure(
     benchmarks: Mapping[str, Benchmark],
     tasks: Mapping[str, Sequence[Task]],
     *,
-    plan: RolloutPlan,
+    plans: Mapping[str, RolloutPlan],
     partial: PartialResults,
     report: Report | None = None,
 ) -> None:
@@ -46,7 +47,7 @@ async def measure(
         try:
             async with asyncio.TaskGroup() as playing:
                 for numbers, lacking in left.items():
-                    part = replace(plan, roots=numbers)
+                    part = replace(plans[name], roots=numbers)
                     playing.create_task(_play(rollouts, lacking, part, finished))
             await finished.all_scored()
         except BaseExceptionGroup as errors:
@@ -99,7 +100,8 @@ class _Finished:
     async def _score(self, group: Group) -> None:
         scores = [await judge(self.name, self.benchmark, rollout) for rollout in group.rollouts]
         prompt = "".join(s.text for s in group.rollouts[0].segments if s.kind is SegmentKind.PROMPT)
-        self.partial.add(task_result(self.name, group, prompt=prompt, scores=scores))
+        result = task_result(self.name, group, prompt=prompt, scores=scores)
+        self.partial.add(result, group_record(group, scores, self.benchmark.info.metrics[0]))
         self.done += 1
         if self.report is not None:
             self.report(self.name, self.done, self.total)

@@ -18,10 +18,19 @@ from typing import Any
 
 from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.evaluate.header import CHANGES, SCHEMA, Differences, Header, differences, plain
-from ramet.evaluate.statistics import MetricSummary, summarise
-from ramet.evaluate.tasks import TaskResult, ToolStatistics, scores_of, tool_statistics
+from ramet.evaluate.rollouts_file import (
+    RECORD,
+    LinesOfTasks,
+    line_with_record,
+    read_rollouts,
+    rollouts_path,
+    write_rollouts,
+)
+from ramet.evaluate.statistics import MetricSummary, powers_of_two, summarise
+from ramet.evaluate.tasks import TaskResult, ToolStatistics, answers_of, scores_of, tool_statistics
 from ramet.io.atomic import write_file
 from ramet.io.json_lines import append_line, cut_torn_line
+from ramet.rollout.record import GroupRecord
 from ramet.rollout.stateful import DEFECT
 
 logger = logging.getLogger(__name__)
@@ -55,11 +64,12 @@ class BenchmarkResult:
 class Results:
     header: Header
     benchmarks: tuple[BenchmarkResult, ...] = field(default=())
+    rollouts: Mapping[str, Any] | None = None  # hash and number of the recorded groups
 
     def body(self) -> dict[str, Any]:
         """The content of the file."""
         measured = [{**asdict(b), "judged": b.judged} for b in self.benchmarks]
-        return {**self.header.body(), "results": plain(measured)}
+        return {**self.header.body(), "rollouts": self.rollouts, "results": plain(measured)}
 
     def metrics(self) -> dict[str, float]:
         """What trackers are told: means over tasks, by name. What could not be judged is left out."""
@@ -88,6 +98,7 @@ class PartialResults:
         self.path = out.with_name(out.name + PARTIAL)
         self.header = header
         self._tasks: dict[tuple[str, str], TaskResult] = {}
+        self._lines = LinesOfTasks(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = _whole_lines(self.path)
         if lines:
@@ -95,38 +106,47 @@ class PartialResults:
         elif out.exists():
             body = read_results(out)
             self._go_on(body, self.out, allow)
-            self._add_all(_tasks_of(body))
-            written = [json.dumps(self.header.body()), *(task.line() for task in self._tasks.values())]
+            results = [json.dumps(task) for task in _tasks_of(body)]
+            written = [json.dumps(self.header.body()), *_with_records(out, body, results)]
             write_file(self.path, "".join(f"{line}\n" for line in written))
+            self._add_all(written[1:], start=len(written[0]) + 1)
         else:
             append_line(self.path, json.dumps(header.body()))
 
     def missing(self, benchmark: str, task: str) -> tuple[int, ...]:
         """Numbers of the task's rollouts that are to be played, again or for the first time."""
-        found = self._tasks.get((benchmark, task))
-        return tuple(range(self.header.k)) if found is None else found.missing(self._main_metric(benchmark))
+        found, k = self._tasks.get((benchmark, task)), self.header.k
+        return tuple(range(k)) if found is None else found.missing(self._main_metric(benchmark), k)
 
     def done(self, benchmark: str) -> set[str]:
         """Ids of the tasks whose rollouts all have a score."""
         return {task for name, task in self._tasks if name == benchmark and not self.missing(name, task)}
 
-    def add(self, result: TaskResult) -> None:
-        """Keep a finished task, or those of its rollouts that were missing; it is on disk when this returns."""
+    def add(self, result: TaskResult, record: GroupRecord | None = None) -> None:
+        """Keep a finished task, or those of its rollouts that were missing; it is on disk when this returns.
+
+        Without the `record` of its rollouts the evaluation cannot be replayed.
+        """
         key = result.benchmark, result.task
         earlier = self._tasks.get(key)
         if earlier is not None:
             if not {int(rollout.id) for rollout in result.rollouts} <= {*self.missing(*key)}:
                 raise ValueError(f"task {result.task!r} of benchmark {result.benchmark!r} was added before")
             result = earlier.superseded(by=result)
-        append_line(self.path, result.line())
+        line = result.line() if record is None else line_with_record(result.line(), record)
+        self._lines.add(key, self.path.stat().st_size, len(line))
+        append_line(self.path, line)
         self._tasks[key] = result
 
     def results(self) -> Results:
         return Results(header=self.header, benchmarks=tuple(self._measured(name) for name in self.header.benchmarks))
 
     def finish(self) -> Results:
-        """Write the results file, remove the partial one and return the results."""
+        """Write the file of rollouts and the results file, remove the partial one and return the results."""
         results = self.results()
+        keys = [(one.name, task.task) for one in results.benchmarks for task in one.tasks]
+        about = write_rollouts(rollouts_path(self.out), self._lines.records(keys))
+        results = replace(results, rollouts=about)
         write_file(self.out, json.dumps(results.body(), indent=1, allow_nan=False) + "\n")
         self.path.unlink()
         return results
@@ -135,23 +155,24 @@ class PartialResults:
         found = (result for (benchmark, _), result in self._tasks.items() if benchmark == name)
         tasks = tuple(sorted(found, key=lambda result: result.task))  # they finish in any order
         names = self.header.benchmarks[name].metrics
-        metrics = tuple(summarise(metric, scores_of(tasks, metric), k=self.header.k) for metric in names)
+        answers, k, pass_at = answers_of(tasks), self.header.k, self.header.pass_at
+        metrics = tuple(summarise(name, scores_of(tasks, name), answers, k=k, pass_at=pass_at) for name in names)
         return BenchmarkResult(
             name=name,
             metrics=metrics,
-            tools=tool_statistics(tasks),
+            tools=tool_statistics(tasks, names[0]),
             tasks=tasks,
             n_rollouts=metrics[0].n_rollouts,
             n_judged=metrics[0].n_judged,
         )
 
     def _take_over(self, lines: Sequence[str], allow: bool) -> None:
-        bodies = [json.loads(line) for line in lines]
-        headers = [body for body in bodies if "schema" in body]
-        self._go_on(headers[-1], self.path, allow)
-        if self.header.body() != headers[-1]:
+        headers = [line for line in lines if line.startswith(BEGINNING.decode())]
+        newest = json.loads(headers[-1])
+        self._go_on(newest, self.path, allow)
+        self._add_all(lines, start=0)
+        if self.header.body() != newest:
             append_line(self.path, json.dumps(self.header.body()))
-        self._add_all(body for body in bodies if "schema" not in body)
 
     def _go_on(self, found: Mapping[str, Any], path: Path, allow: bool) -> None:
         """Check the header `found` in `path`, and add what changed since then to this one."""
@@ -165,9 +186,16 @@ class PartialResults:
         if changes:
             self.header = replace(self.header, settings={**self.header.settings, CHANGES: changes})
 
-    def _add_all(self, bodies: Iterable[Mapping[str, Any]]) -> None:
-        """A later result of a task supersedes an earlier one."""
-        self._tasks |= {(result.benchmark, result.task): result for result in map(TaskResult.from_body, bodies)}
+    def _add_all(self, lines: Iterable[str], *, start: int) -> None:
+        """Lines that are in the file from the byte `start` on. A later result of a task supersedes an earlier one."""
+        for line in lines:
+            if not line.startswith(BEGINNING.decode()):
+                body = json.loads(line)
+                body.pop(RECORD, None)
+                result = TaskResult.from_body(body)
+                self._tasks[result.benchmark, result.task] = result
+                self._lines.add((result.benchmark, result.task), start, len(line))
+            start += len(line) + 1
         finished = sum(len(self.done(name)) for name in self.header.benchmarks)
         logger.info("%s: resumed with %d finished tasks", self.path, finished)
 
@@ -176,17 +204,19 @@ class PartialResults:
 
 
 def is_finished(out: Path, header: Header, *, allow: bool = False) -> bool:
-    """Whether `out` holds the results of this very evaluation, with a score for every rollout.
+    """Whether `out` holds the results of this very evaluation, with a score for every rollout and the wanted pass@j.
 
     Raises `ConfigError` if they are of another one.
     """
     if not out.exists() or out.with_name(out.name + PARTIAL).exists():
         return False
     found = read_results(out)
-    complete = all(one["n_judged"] == one["n_rollouts"] for one in found["results"])
+    complete = all(one["n_judged"] == one["n_rollouts"] for one in found["results"]) and found["k"] >= header.k
     since = differences(found, header)
     _refuse(since, f"{out} holds the results of another evaluation, which", allow=allow and not complete)
-    return complete
+    wanted = sorted(set(header.pass_at)) or powers_of_two(header.k)
+    passes = [[one["k"] for one in metric["passes"]] for result in found["results"] for metric in result["metrics"]]
+    return complete and all(found == wanted for found in passes)
 
 
 def check_complete(results: Results, limit: float, partial: Path) -> None:
@@ -232,6 +262,16 @@ def _refuse(since: Differences, who: str, *, allow: bool) -> None:
     if not since.other:
         way = f"undo that, {way}, or set run.allow_config_change=true"
     raise ConfigError(f"{who} differs in: {', '.join(forbidding)}; {way}")
+
+
+def _with_records(out: Path, body: Mapping[str, Any], results: Sequence[str]) -> list[str]:
+    """These lines of finished results with the records of their rollouts, if those are there."""
+    try:
+        records = [record for _, record in read_rollouts(out, body)]
+    except ConfigError as error:
+        logger.warning("%s; what it holds is kept, and the evaluation cannot be replayed", error)
+        return list(results)
+    return [line_with_record(line, record) for line, record in zip(results, records, strict=True)]
 
 
 def _tasks_of(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""What an evaluation may claim: avg@k with an interval that knows about tasks, and unbiased pass@k.
+"""What an evaluation may claim: avg@k with an interval that knows about tasks, unbiased pass@k, and maj@k.
 
 Rollouts of one task are not independent, so the task is the unit: avg@k is the mean of the tasks' own means, and its
 standard error comes from the spread of those means (the clustered standard error of Miller 2024, arXiv 2411.00640, with
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
+Answers = Mapping[str, Sequence[str | None]]  # task id -> the answer of each rollout
 Scores = Mapping[str, Sequence[float | None]]  # task id -> one score per rollout; None: masked or not judged
 CONFIDENCE = 0.95
 CORRECT = 1.0 - 1e-9  # a rollout passes if its score is the maximum of a metric in [0, 1]
@@ -45,20 +46,22 @@ class MetricSummary:
     k: int  # rollouts asked for per task
     avg: Estimate
     passes: tuple[PassAtK, ...]
+    maj: Estimate  # of the commonest answer
     n_rollouts: int
     n_judged: int
     n_tasks: int
     unjudged_tasks: tuple[str, ...]  # tasks without any score
 
 
-def summarise(metric: str, scores: Scores, *, k: int) -> MetricSummary:
-    """avg@k, and pass@j for every power of two j below k and for k itself."""
-    wanted = sorted({2**i for i in range(k.bit_length()) if 2**i <= k} | {k})
+def summarise(metric: str, scores: Scores, answers: Answers, *, k: int, pass_at: Sequence[int] = ()) -> MetricSummary:
+    """avg@k, maj@k, and pass@j for the j of `pass_at`; without any, for every power of two below k and for k itself."""
+    wanted = sorted(set(pass_at)) or powers_of_two(k)
     return MetricSummary(
         metric=metric,
         k=k,
         avg=avg_at_k(scores),
         passes=tuple(pass_at_k(scores, j) for j in wanted),
+        maj=maj_at_k(scores, answers),
         n_rollouts=sum(len(row) for row in scores.values()),
         n_judged=sum(len(_valid(row)) for row in scores.values()),
         n_tasks=len(scores),
@@ -68,7 +71,7 @@ def summarise(metric: str, scores: Scores, *, k: int) -> MetricSummary:
 
 def avg_at_k(scores: Scores) -> Estimate:
     """The mean of the tasks' mean scores; each task counts once however many of its rollouts are valid."""
-    return _over_tasks([fmean(valid) for row in scores.values() if (valid := _valid(row))])
+    return over_tasks([fmean(valid) for row in scores.values() if (valid := _valid(row))])
 
 
 def pass_at_k(scores: Scores, k: int) -> PassAtK:
@@ -80,7 +83,34 @@ def pass_at_k(scores: Scores, k: int) -> PassAtK:
             short.append(task)
         else:
             values.append(pass_probability(len(valid), sum(score >= CORRECT for score in valid), k))
-    return PassAtK(k=k, estimate=_over_tasks(values), short_tasks=tuple(short))
+    return PassAtK(k=k, estimate=over_tasks(values), short_tasks=tuple(short))
+
+
+def maj_at_k(scores: Scores, answers: Answers) -> Estimate:
+    """The mean score of each task's commonest answer among its judged rollouts (Wang et al. 2022, arXiv 2203.11171).
+
+    Answers are the same if they are so without case and surplus space. Rollouts without an answer do not vote; of
+    answers that are equally common the mean counts. A task without any answer has the mean of its scores.
+    """
+    return over_tasks([vote for task, row in scores.items() if (vote := _vote(row, answers[task])) is not None])
+
+
+def _vote(row: Sequence[float | None], answers: Sequence[str | None]) -> float | None:
+    """None if nothing was judged."""
+    votes: dict[str | None, list[float]] = {}
+    for score, answer in zip(row, answers, strict=True):
+        if score is not None:
+            votes.setdefault(None if answer is None else " ".join(answer.casefold().split()), []).append(score)
+    named = [found for answer, found in votes.items() if answer is not None] or list(votes.values())
+    if not named:
+        return None
+    most = max(map(len, named))
+    return fmean(fmean(found) for found in named if len(found) == most)
+
+
+def powers_of_two(k: int) -> list[int]:
+    """Those up to k, and k."""
+    return sorted({2**i for i in range(k.bit_length()) if 2**i <= k} | {k})
 
 
 def pass_probability(n: int, c: int, k: int) -> float:
@@ -90,7 +120,8 @@ def pass_probability(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def _over_tasks(values: Sequence[float]) -> Estimate:
+def over_tasks(values: Sequence[float]) -> Estimate:
+    """The mean of one value per task, with its interval."""
     n = len(values)
     if n < 2:
         return Estimate(mean=values[0] if values else None, standard_error=None, half_width=None, n_tasks=n)

@@ -6,9 +6,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from ramet.config.secrets import hide
+from ramet.evaluate.statistics import CORRECT
 from ramet.types import CallStatus, Fault, Group, Rollout, ToolRecord
 
 
@@ -55,14 +57,16 @@ class TaskResult:
     def line(self) -> str:
         return json.dumps(asdict(self), allow_nan=False)
 
-    def missing(self, metric: str) -> tuple[int, ...]:
-        """Numbers of the rollouts without a score in this metric: masked, or not judged."""
-        return tuple(int(r.id) for r in self.rollouts if r.why_missing(metric) is not None)
+    def missing(self, metric: str, k: int) -> tuple[int, ...]:
+        """Numbers, of k rollouts, of those without a score in this metric: not played, masked, or not judged."""
+        judged = {int(r.id) for r in self.rollouts if r.why_missing(metric) is None}
+        return tuple(number for number in range(k) if number not in judged)
 
     def superseded(self, by: TaskResult) -> TaskResult:
-        """With the rollouts of `by` instead of those with the same numbers."""
+        """With the rollouts of `by`, also instead of those with the same numbers."""
         newer = {rollout.id: rollout for rollout in by.rollouts}
-        return replace(self, rollouts=tuple(newer.get(rollout.id, rollout) for rollout in self.rollouts))
+        merged = {rollout.id: rollout for rollout in self.rollouts} | newer
+        return replace(self, rollouts=tuple(merged[id] for id in sorted(merged, key=int)))
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> TaskResult:
@@ -82,6 +86,12 @@ class ToolStatistics:
     calls: Mapping[str, int]  # by tool, over all rollouts
     errors: Mapping[str, int]  # the model's own doing
     infra: Mapping[str, int]  # ours
+    success: Mapping[str, float]  # share of a tool's calls that were neither
+    mean_s: Mapping[str, float]  # of a call, by tool
+    calls_if_right: float | None  # per rollout with a score of 1 in the main metric
+    calls_if_wrong: float | None  # per rollout with a lower score
+    sampled_tokens: float | None  # per rollout
+    inserted_tokens: float | None  # per rollout: results with their wrappers
 
 
 def task_result(
@@ -106,17 +116,36 @@ def scores_of(tasks: Iterable[TaskResult], metric: str) -> dict[str, list[float 
     return {t.task: [r.scores.get(metric) for r in t.rollouts] for t in tasks}
 
 
-def tool_statistics(tasks: Iterable[TaskResult]) -> ToolStatistics:
+def answers_of(tasks: Iterable[TaskResult]) -> dict[str, list[str | None]]:
+    """Task id -> answers of its rollouts."""
+    return {t.task: [r.answer for r in t.rollouts] for t in tasks}
+
+
+def tool_statistics(tasks: Iterable[TaskResult], metric: str) -> ToolStatistics:
+    """`metric` says which rollouts are right."""
     rollouts = [rollout for task in tasks for rollout in task.rollouts]
     valid = [r for r in rollouts if r.masked is None]
+    judged = [(r, score) for r in valid if (score := r.scores.get(metric)) is not None]
     calls = [call for r in rollouts for call in r.tool_calls]
+    by_tool = {name: [call for call in calls if call.name == name] for name in _count(calls)}
     return ToolStatistics(
-        share_using=sum(bool(r.tool_calls) for r in valid) / len(valid) if valid else None,
-        calls_per_rollout=sum(len(r.tool_calls) for r in valid) / len(valid) if valid else None,
+        share_using=_mean(bool(r.tool_calls) for r in valid),
+        calls_per_rollout=_mean(len(r.tool_calls) for r in valid),
+        calls_if_right=_mean(len(r.tool_calls) for r, score in judged if score >= CORRECT),
+        calls_if_wrong=_mean(len(r.tool_calls) for r, score in judged if score < CORRECT),
+        sampled_tokens=_mean(r.sampled_tokens for r in valid),
+        inserted_tokens=_mean(r.response_tokens - r.sampled_tokens for r in valid),
+        success={name: fmean(c.status == CallStatus.OK for c in found) for name, found in by_tool.items()},
+        mean_s={name: fmean(call.run_s for call in found) for name, found in by_tool.items()},
         calls=_count(calls),
         errors=_count(call for call in calls if call.status == CallStatus.ERROR),
         infra=_count(call for call in calls if call.status == CallStatus.INFRA),
     )
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None
 
 
 def _count(calls: Iterable[CallResult]) -> dict[str, int]:

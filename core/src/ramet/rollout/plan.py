@@ -5,8 +5,8 @@ Training, validation and evaluation differ only in their plan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ramet.config.schema import RolloutConfig
 from ramet.errors import RametError
@@ -18,7 +18,8 @@ class RolloutPlan:
     """How many rollouts per task, and how they are sampled. None: as configured.
 
     `branch` False starts all rollouts from the prompt. `salt` keeps the seeds of training, validation and evaluation
-    apart: `train`, `valid`, `eval` or `greedy`. `step_deadline` False: `rollout.step_deadline_s` does not hold, since a
+    apart: `train`, `valid`, `eval` or `greedy`. `tool_calls`: calls that a rollout may make of single tools; a further
+    one is answered with an error. `step_deadline` False: `rollout.step_deadline_s` does not hold, since a
     measurement may take as long as it takes; every rollout keeps its own deadline. `roots`: run only these of each
     group's rollouts, by number, without forks; each has the seed that it has in the whole group.
     `counted` False leaves these rollouts out of the metrics `rollout/…`, which then are those of the step alone that
@@ -29,6 +30,10 @@ class RolloutPlan:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tool_calls: int | None = None
+    tool_calls: Mapping[str, int] = field(default_factory=dict)
     branch: bool = True
     salt: str = "train"
     step_deadline: bool = True
@@ -42,6 +47,10 @@ class RolloutPlan:
             temperature=config.temperature if self.temperature is None else self.temperature,
             top_p=config.top_p if self.top_p is None else self.top_p,
             top_k=config.top_k if self.top_k is None else self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            max_tool_calls=config.max_tool_calls if self.max_tool_calls is None else self.max_tool_calls,
+            tool_calls=self.tool_calls,
             branch=self.branch,
             salt=self.salt,
             step_deadline=self.step_deadline,
@@ -58,6 +67,10 @@ class ResolvedPlan:
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    repetition_penalty: float
+    max_tool_calls: int
+    tool_calls: Mapping[str, int]
     branch: bool
     salt: str
     step_deadline: bool

@@ -64,7 +64,7 @@ def write_records(path: Path, records: Iterable[GroupRecord]) -> None:
         gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
     ):
         for record in records:
-            packed.write(_line(record))
+            packed.write(record_line(record))
 
 
 def read_records(path: Path) -> Iterator[GroupRecord]:
@@ -87,7 +87,7 @@ def read_records(path: Path) -> Iterator[GroupRecord]:
             continue
         where = f"{path}, line {number}"
         try:
-            record = _record(data, where)
+            record = record_of(data, where)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ConfigError(f"{where}: no record of a group: {type(error).__name__}: {error}") from error
         yield record
@@ -121,7 +121,8 @@ def _bomb(where: str, most: int, size: int) -> ConfigError:
     )
 
 
-def _line(record: GroupRecord) -> bytes:
+def record_line(record: GroupRecord) -> bytes:
+    """One line of JSON, ASCII, with its end."""
     segments: dict[int, tuple[int, Segment]] = {}
     for scored in record.group.rollouts:
         for segment in scored.rollout.segments:
@@ -189,7 +190,8 @@ def _call_data(call: ToolRecord) -> dict[str, Any]:
     return {**data, "text": hide(call.text)} if call.status is CallStatus.INFRA else data
 
 
-def _record(data: dict[str, Any], where: str) -> GroupRecord:
+def record_of(data: Mapping[str, Any], where: str) -> GroupRecord:
+    """From a line's JSON. Raises `ConfigError` for another schema, and as `read_records` catches for what is broken."""
     if data.get("schema") != SCHEMA:
         raise ConfigError(f"{where}: rollout schema {data.get('schema')!r}; this ramet reads {SCHEMA}")
     raw = data["task"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -96,6 +97,7 @@ class TurnContext:
         self._reported = False
         self._earlier_calls = tuple(live.tool_calls)
         self._n_begun = 0
+        self._begun = Counter(call.name for call in live.tool_calls)  # calls of each tool, this turn's included
         self._records: dict[int, ToolRecord] = {}  # of this turn's calls, by the order in which they were made
         self._calling: set[asyncio.Task[Any]] = set()  # tasks that wait for a call of this turn
         self._in_order: dict[str, asyncio.Lock] = {}  # of tools that hold states
@@ -120,7 +122,11 @@ class TurnContext:
 
     def calls_left(self, tool: str) -> int:
         known = any(schema.name == tool for schema in self.context.schemas)
-        return self.max_tool_calls - len(self._earlier_calls) - self._n_begun if known else 0
+        if not known:
+            return 0
+        left = self.max_tool_calls - len(self._earlier_calls) - self._n_begun
+        limit = self.context.plan.tool_calls.get(tool)
+        return left if limit is None else min(left, max(0, limit - self._begun[tool]))
 
     def render(self, messages: Sequence[Message]) -> Sequence[Insert]:
         ids = self.live.token_ids
@@ -158,6 +164,8 @@ class TurnContext:
             temperature=plan.temperature,
             top_p=plan.top_p,
             top_k=plan.top_k,
+            min_p=plan.min_p,
+            repetition_penalty=plan.repetition_penalty,
             max_tokens=self.context.room(live),
             stop=stop,
             stop_token_ids=self.context.encoder.eos_ids,
@@ -206,7 +214,7 @@ class TurnContext:
         self._on_first(self.live, self.live.turn, first)
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
-        number, task = self._begin_call(), asyncio.current_task()
+        number, task = self._begin_call(call.name), asyncio.current_task()
         assert task is not None
         self.context.counts.in_tools += not self._calling
         self._calling.add(task)
@@ -222,7 +230,7 @@ class TurnContext:
             if self._quiet is not None and not self._calling:
                 self._quiet.set()
 
-    def _begin_call(self) -> int:
+    def _begin_call(self, tool: str) -> int:
         """The call's number in this turn; counted before it is waited for: a step may make several calls at once."""
         if self._is_over:
             raise PluginError(f"rollout step {self._step} made a tool call after its turn had ended")
@@ -233,6 +241,7 @@ class TurnContext:
                 "stop the rollout with StopReason.CALL_LIMIT"
             )
         self._n_begun += 1
+        self._begun[tool] += 1
         return number
 
     async def end(self, *, cancel: bool = False) -> None:
@@ -285,6 +294,10 @@ class TurnContext:
     async def _run(self, call: ToolCall) -> ToolOutcome:
         known = [schema.name for schema in self.context.schemas]
         if call.name in known:
+            limit = self.context.plan.tool_calls.get(call.name)
+            if limit is not None and self._begun[call.name] > limit:
+                text = f"The limit of {limit} {call.name} calls is used up."
+                return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
             return await self.context.tools.run(call, ends_at=self.live.ends_at)
         text = f"There is no tool {call.name[:80]}. Tools: {', '.join(known) or 'none'}."
         return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)

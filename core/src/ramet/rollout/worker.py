@@ -206,7 +206,7 @@ class RolloutWorker:
             plan=plan,
             seed=self.seed,
             first_tokens=self.config.first_tokens,
-            max_tool_calls=self.config.max_tool_calls,
+            max_tool_calls=plan.max_tool_calls,
             max_turns=self.config.max_turns,
             max_response_tokens=self.config.max_response_tokens,
             stateful=tuple(

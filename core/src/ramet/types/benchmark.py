@@ -12,16 +12,22 @@ from ramet.types.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkInfo:
-    """What a reader of a result must know about the benchmark."""
+    """What a reader of a result must know about the benchmark, and how its authors have it measured.
+
+    All of it takes effect in `ramet eval`, unless `benchmarks.NAME.…` or `evaluate.…` says otherwise.
+    """
 
     description: str
     splits: tuple[str, ...]
     metrics: tuple[str, ...]  # the first is the main one; higher is better, in [0, 1]
     source: str  # where the data comes from
     licence: str
-    tools: tuple[str, ...] = ()  # tools that its protocol expects
-    judged: bool = False  # needs a judge model
-    limits: Mapping[str, int] = field(default_factory=dict)  # e.g. {"max_tool_calls": 5}
+    tools: tuple[str, ...] = ()  # that its tasks may use, of those that are configured; empty: all
+    judged: bool = False  # a judge model is asked, which may fail: scores may be None
+    limits: Mapping[str, int] = field(default_factory=dict)  # calls of a rollout: by tool, or "max_tool_calls" of all
+    sampling: Mapping[str, float] = field(default_factory=dict)  # temperature, top_p, top_k, min_p, repetition_penalty
+    prompt: str | None = None  # a template of the user's message, with {question}
+    system_prompt: str | None = None  # instead of the rollout step's
 
 
 class Benchmark(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ class RunnerBatch:
     rows: slice | Tensor  # the same slots, as a slice where they are a range
     active: Tensor  # [R] bool
     any_greedy: bool
-    narrow: Tensor | None  # rows with top_p or top_k
+    narrow: Tensor | None  # rows with top_p, top_k, min_p or a repetition penalty
     top: list[int]  # rows that want the most likely tokens' log-probabilities
 
 
@@ -51,24 +52,34 @@ class BatchState:
     So a slot that only pads a batch writes after the end of its own sequence, where nobody looks.
     """
 
-    def __init__(self, slots: int, length: int, device: torch.device) -> None:
+    def __init__(self, slots: int, length: int, vocab_size: int, device: torch.device) -> None:
         self.device = device
+        self._vocab_size = vocab_size
+        self._seen: Tensor | None = None  # [slots, V] bool, made for the first request with a repetition penalty
         self.token = torch.zeros(slots, dtype=torch.int64, device=device)  # [slots]
         self.position = torch.zeros(slots, dtype=torch.int64, device=device)  # [slots]
         self.slot = torch.arange(slots, device=device)
         self._temperature = torch.ones(slots, dtype=torch.float32, device=device)
         self._top_p = torch.ones(slots, dtype=torch.float32, device=device)
         self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._min_p = torch.zeros(slots, dtype=torch.float32, device=device)
+        self._penalty = torch.ones(slots, dtype=torch.float32, device=device)
         self._uniform = torch.zeros(slots, length, dtype=torch.float64, device=device)  # [slots, length], by position
         self._logprobs = torch.zeros(slots, length, dtype=torch.float32, device=device)
         self._entropies = torch.zeros(slots, length, dtype=torch.float32, device=device)
 
-    def start(self, slot: int, sampling: Sampling, seed: int, prompt: int, token: int) -> None:
-        """Prepare a slot to sample after a prompt of so many tokens, the last of which is fed first."""
-        self.token[slot] = token
+    def start(self, slot: int, sampling: Sampling, seed: int, prompt: int, context: Tokens) -> None:
+        """Prepare a slot to sample after a prompt of so many tokens. `context` is the prompt, and what was sampled
+        before an update in flight; its last token is fed first.
+        """
+        self.token[slot] = int(context[-1])
         self._temperature[slot] = sampling.temperature
         self._top_p[slot] = sampling.top_p
         self._top_k[slot] = sampling.top_k
+        self._min_p[slot] = sampling.min_p
+        self._penalty[slot] = sampling.repetition_penalty
+        if sampling.repetition_penalty != 1:
+            self._note_seen(slot, context)
         drawn = uniforms(seed, prompt, sampling.max_tokens)
         self._uniform[slot, prompt - 1 : prompt - 1 + sampling.max_tokens] = drawn.to(self.device)
 
@@ -81,7 +92,16 @@ class BatchState:
             narrow=narrow,
             top_p=self._top_p[rows],
             top_k=self._top_k[rows],
+            min_p=self._min_p[rows],
+            penalty=self._penalty[rows],
+            seen=None if self._seen is None else self._seen[rows],
         )
+
+    def _note_seen(self, slot: int, context: Tokens) -> None:
+        if self._seen is None:
+            self._seen = torch.zeros(len(self.slot), self._vocab_size, dtype=torch.bool, device=self.device)
+        self._seen[slot] = False
+        self._seen[slot, torch.from_numpy(context.astype(np.int64)).to(self.device)] = True
 
     def advance(
         self, rows: slice | Tensor, active: Tensor, tokens: Tensor, logprobs: Tensor, entropies: Tensor
@@ -90,6 +110,8 @@ class BatchState:
         slots, position = self.slot[rows], self.position[rows]
         self._logprobs[slots, position] = logprobs
         self._entropies[slots, position] = entropies
+        if self._seen is not None:
+            self._seen[slots, tokens.clamp_min(0)] |= active
         self.token[rows] = torch.where(active, tokens.clamp_min(0), self.token[rows])
         self.position[rows] = position + active
 
@@ -99,21 +121,27 @@ class BatchState:
         return self._logprobs[slot, fed].tolist(), self._entropies[slot, fed].tolist()
 
 
+def _is_narrow(sampling: Sampling) -> bool:
+    """Whether its tokens are not drawn from the whole distribution."""
+    cut = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+    return cut or sampling.repetition_penalty != 1
+
+
 class ModelRunner:
     """Forward pass, cache and batch state. Knows slots, and not why requests come and go."""
 
     def __init__(self, forward: Forward, *, deterministic: bool) -> None:
         self.deterministic = deterministic
         self._forward = forward
-        self._state = BatchState(forward.slots, forward.cache.length, forward.device)
+        self._state = BatchState(forward.slots, forward.cache.length, forward.vocab_size, forward.device)
 
     def start(self, sequence: RunningSequence, target: CacheSlot) -> None:
         """Put a sequence into its slot, with the prefix that it shares."""
         if target.donor != target.slot:
             self._forward.cache.copy(target.donor, target.slot, target.cached)
         self._state.position[target.slot] = target.cached
-        request, token = sequence.request, int(sequence.context[-1])
-        self._state.start(target.slot, request.sampling, request.seed, len(sequence.prompt), token)
+        request = sequence.request
+        self._state.start(target.slot, request.sampling, request.seed, len(sequence.prompt), sequence.context)
 
     @torch.inference_mode()
     def prefill(self, parts: Sequence[BatchPart]) -> None:
@@ -137,7 +165,7 @@ class ModelRunner:
         chosen = list(range(end)) if dense else slots
         sequences = [decoding.get(slot) for slot in chosen]
         samplings = [s.request.sampling if s is not None else None for s in sequences]
-        narrow = [i for i, one in enumerate(samplings) if one is not None and (one.top_p < 1 or one.top_k > 0)]
+        narrow = [i for i, one in enumerate(samplings) if one is not None and _is_narrow(one)]
         return RunnerBatch(
             slots=chosen,
             sequences=sequences,

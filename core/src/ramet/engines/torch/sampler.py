@@ -2,7 +2,8 @@
 
 The uniform number is a hash of the request's seed and the token's position (splitmix64: Steele, Lea and Flood, 2014),
 so a token depends on seed, position and distribution alone, never on what else is in the batch. Log-probabilities and
-entropies are always those of the whole distribution at the temperature; `top_p` and `top_k` only narrow the choice.
+entropies are always those of the whole distribution at the temperature; `top_p`, `top_k`, `min_p` and the repetition penalty
+only change the choice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _mix(words: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How each of the R rows is sampled. `narrow` lists the rows with `top_p` or `top_k`; None: there are none."""
+    """How each of the R rows is sampled. `narrow` lists the rows whose choice is not from the whole distribution; None:
+    there are none.
+    """
 
     temperature: Tensor  # [R] float32, 0 is greedy
     uniform: Tensor  # [R] float64
@@ -42,6 +45,9 @@ class Draw:
     narrow: Tensor | None = None  # int64
     top_p: Tensor | None = None  # [R] float32
     top_k: Tensor | None = None  # [R] int64, 0 is off
+    min_p: Tensor | None = None  # [R] float32, 0 is off
+    penalty: Tensor | None = None  # [R] float32, of `seen` tokens; 1 is off
+    seen: Tensor | None = None  # [R, V] bool: prompt and response so far; None: no row has a penalty
 
 
 def sample(logits: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,11 +57,17 @@ def sample(logits: Tensor, draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
     probs = logps.exp()
     entropies = -(probs * logps).sum(dim=-1)
     tokens = _invert(probs, draw.uniform)
-    if draw.narrow is not None and draw.top_p is not None and draw.top_k is not None:
+    best = logits.argmax(dim=-1) if draw.any_greedy else tokens
+    if draw.narrow is not None:
         rows = draw.narrow
-        tokens[rows] = _narrowed(probs[rows], draw.uniform[rows], draw.top_p[rows], draw.top_k[rows])
+        chosen = probs[rows]
+        if draw.seen is not None:
+            penalised = _penalised(logits[rows], draw.seen[rows], _of(draw.penalty, rows))
+            chosen = torch.softmax(penalised / temperature[rows, None], dim=-1)
+            best[rows] = penalised.argmax(dim=-1) if draw.any_greedy else best[rows]
+        tokens[rows] = _narrowed(chosen, draw, rows)
     if draw.any_greedy:
-        tokens = torch.where(draw.temperature > 0, tokens, logits.argmax(dim=-1))
+        tokens = torch.where(draw.temperature > 0, tokens, best)
     logprobs = logps.gather(1, tokens[:, None])[:, 0]
     finite = torch.isfinite(logprobs) & torch.isfinite(entropies)
     return torch.where(finite, tokens, -1), logprobs, entropies
@@ -80,13 +92,31 @@ def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
     return found.clamp_max(probs.shape[-1] - 1)
 
 
-def _narrowed(probs: Tensor, uniform: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """The smallest set of most likely tokens whose mass reaches `top_p`, of those at most `top_k`."""
+def _of(values: Tensor | None, rows: Tensor) -> Tensor:
+    assert values is not None  # given wherever rows are narrowed
+    return values[rows]
+
+
+def _penalised(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Logits of seen tokens divided by the penalty where they are positive, else multiplied (arXiv 1909.05858, 4.1; for
+    negative logits as Hugging Face and vLLM do).
+    """
+    factor = penalty[:, None]
+    return torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+
+
+def _narrowed(probs: Tensor, draw: Draw, rows: Tensor) -> Tensor:
+    """The smallest set of most likely tokens whose mass reaches `top_p`, of those at most `top_k`, and none under
+    `min_p` times the probability of the most likely one.
+    """
+    uniform, top_p, top_k, min_p = draw.uniform[rows], _of(draw.top_p, rows), _of(draw.top_k, rows), draw.min_p
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
     order = torch.arange(probs.shape[-1], device=probs.device)
     limit = torch.where(top_k > 0, top_k, probs.shape[-1])
     keep = (before < top_p[:, None]) & (order < limit[:, None])
+    if min_p is not None:
+        keep &= ordered >= min_p[rows, None] * ordered[:, :1]
     keep[:, 0] = True
     rank = _invert(ordered * keep, uniform)
     return ids.gather(1, rank[:, None])[:, 0]

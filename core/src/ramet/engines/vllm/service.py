@@ -304,6 +304,8 @@ def _params(running: RunningRequest) -> SamplingParams:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
         seed=running.sequence.request.seed,
         max_tokens=sampling.max_tokens,
         logprobs=running.sequence.request.top_logprobs or None,

@@ -1,0 +1,142 @@
+"""How a benchmark is measured: tools, call limits, sampling, prompt and system message.
+
+Of each, what `benchmarks.NAME` says holds; then, of sampling, what `evaluate` says; then the benchmark's own
+(`BenchmarkInfo`); then the default.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ramet.config.schema import BenchmarkConfig, EvaluateConfig
+from ramet.rollout.plan import RolloutPlan
+from ramet.types import BenchmarkInfo, Message, Task
+
+logger = logging.getLogger(__name__)
+DEFAULTS = {"temperature": 0.6, "top_p": 0.95, "top_k": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
+ALL_CALLS = "max_tool_calls"  # among limits: of all tools together
+QUESTION = "{question}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRules:
+    """What holds for one benchmark. `prompt` is a template with `{question}`."""
+
+    tools: tuple[str, ...] | None = None  # None: all that are configured
+    limits: Mapping[str, int] = field(default_factory=dict)  # calls of a rollout, by tool
+    max_tool_calls: int | None = None  # of all tools together; None: `rollout.max_tool_calls`
+    sampling: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULTS))  # a value for every key of `DEFAULTS`
+    prompt: str | None = None  # None: the question as the benchmark gives it
+    system_prompt: str | None = None  # None: the rollout step's
+
+    def applied(self, task: Task) -> Task:
+        """The task with these tools and texts. What a task says of its own tools holds."""
+        prompt = task.prompt
+        if self.prompt is not None:
+            text = self.prompt.replace(QUESTION, task.question)
+            last = max(i for i, message in enumerate(prompt) if message.role == "user")
+            prompt = (*prompt[:last], Message(role="user", content=text), *prompt[last + 1 :])
+        if self.system_prompt is not None:
+            rest = (message for message in prompt if message.role != "system")
+            prompt = (Message(role="system", content=self.system_prompt), *rest)
+        return replace(task, prompt=prompt, tools=self.tools if task.tools is None else task.tools)
+
+    def plan(self, k: int) -> RolloutPlan:
+        """k rollouts of each task, without forks."""
+        sampling = self.sampling
+        return RolloutPlan(
+            group_size=k,
+            temperature=sampling["temperature"],
+            top_p=sampling["top_p"],
+            top_k=int(sampling["top_k"]),
+            min_p=sampling["min_p"],
+            repetition_penalty=sampling["repetition_penalty"],
+            max_tool_calls=self.max_tool_calls,
+            tool_calls=self.limits,
+            branch=False,
+            salt="eval",
+            step_deadline=False,
+        )
+
+
+def rules_of(
+    info: BenchmarkInfo, chosen: BenchmarkConfig, evaluate: EvaluateConfig, configured: Sequence[str]
+) -> BenchmarkRules:
+    """`configured`: names of the tools and tool sets of the run. Raises nothing: see `rule_problems`."""
+    tools = None if chosen.tools is None else tuple(chosen.tools)
+    if tools is None and info.tools:
+        tools = tuple(name for name in info.tools if name in configured)
+    known = configured if tools is None else tools
+    stated = info.limits if chosen.limits is None else chosen.limits
+    limits = {name: n for name, n in stated.items() if name in known}
+    total = stated.get(ALL_CALLS)
+    if total is None and limits and set(limits) == set(known):
+        total = sum(limits.values())
+    return BenchmarkRules(
+        tools=tools,
+        limits=limits,
+        max_tool_calls=total,
+        sampling=_sampling(info, chosen, evaluate),
+        prompt=info.prompt if chosen.prompt is None else chosen.prompt,
+        system_prompt=info.system_prompt if chosen.system_prompt is None else chosen.system_prompt,
+    )
+
+
+def _sampling(info: BenchmarkInfo, chosen: BenchmarkConfig, evaluate: EvaluateConfig) -> dict[str, float]:
+    everywhere = {name: value for name in DEFAULTS if (value := getattr(evaluate, name)) is not None}
+    known = {name: value for name, value in info.sampling.items() if name in DEFAULTS}
+    return {**DEFAULTS, **known, **everywhere, **chosen.sampling}
+
+
+def rule_problems(
+    name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]
+) -> Iterator[str]:
+    """What is wrong with what `benchmarks.NAME` says of tools, limits, sampling and prompt."""
+    where, installed = f"benchmarks.{name}", ", ".join(configured) or "none"
+    for tool in chosen.tools or ():
+        if tool not in configured:
+            yield f"{where}.tools: {tool!r} is not configured; configured: {installed} (see tools=[NAME])"
+    for tool, n in (chosen.limits or {}).items():
+        if tool != ALL_CALLS and tool not in configured:
+            yield f"{where}.limits.{tool}: no tool of this name; allowed: {ALL_CALLS}, {', '.join(configured)}"
+        if n < 0:
+            yield f"{where}.limits.{tool}={n}: must be at least 0"
+    for key, value in chosen.sampling.items():
+        if key not in DEFAULTS:
+            yield f"{where}.sampling.{key}: no such key; allowed: {', '.join(DEFAULTS)}"
+        elif problem := _sampling_problem(key, value):
+            yield f"{where}.sampling.{key}={value:g}: {problem}"
+    if chosen.prompt is not None and QUESTION not in chosen.prompt:
+        yield f"{where}.prompt={chosen.prompt!r}: must hold {QUESTION}, where the question goes"
+    if chosen.split not in info.splits:
+        yield f"{where}.split={chosen.split}: no such split; allowed: {', '.join(info.splits)}"
+
+
+def _sampling_problem(key: str, value: float) -> str | None:
+    if key == "top_k":
+        return None if value >= 0 and value == int(value) else "must be a whole number, at least 0"
+    fits = {
+        "temperature": (value >= 0, "at least 0"),
+        "top_p": (0 < value <= 1, "over 0 and at most 1"),
+        "min_p": (0 <= value <= 1, "at least 0 and at most 1"),
+        "repetition_penalty": (value > 0, "over 0"),
+    }
+    ok, rule = fits[key]
+    return None if ok else f"must be {rule}"
+
+
+def warn_of_missing_tools(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]) -> None:
+    """The benchmark's own protocol has tools that the run lacks, so its numbers compare with no published ones."""
+    missing = [tool for tool in info.tools if tool not in configured]
+    if missing and chosen.tools is None:
+        logger.warning(
+            "benchmarks.%s: its authors measure it with the tools %s, of which %s is not configured: its numbers do "
+            "not compare with published ones. Add tools=[%s], or say benchmarks.%s.tools=[] if that is meant",
+            name,
+            ", ".join(info.tools),
+            ", ".join(missing),
+            ",".join(info.tools),
+            name,
+        )

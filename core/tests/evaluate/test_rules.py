@@ -1,0 +1,89 @@
+"""What a benchmark says of its own protocol takes effect, and the configuration may say otherwise."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from ramet.config.schema import BenchmarkConfig, EvaluateConfig
+from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, warn_of_missing_tools
+from ramet.types import BenchmarkInfo, Message, Task, user_prompt
+
+INFO = BenchmarkInfo(
+    description="questions",
+    splits=("test", "sample"),
+    metrics=("accuracy",),
+    source="nowhere",
+    licence="MIT",
+    tools=("python", "search"),
+    limits={"python": 5, "search": 10},
+    sampling={"temperature": 0.7, "repetition_penalty": 1.1},
+    prompt="Answer: {question}",
+    system_prompt="Be brief.",
+)
+TASK = Task(id="a", prompt=(Message(role="system", content="?"), *user_prompt("Why?")), answer=("so",))
+
+
+def test_the_benchmarks_own_protocol_holds() -> None:
+    rules = rules_of(INFO, BenchmarkConfig(), EvaluateConfig(), ["python", "search", "other"])
+    plan, task = rules.plan(3), rules.applied(TASK)
+    assert (plan.group_size, plan.temperature, plan.top_p, plan.repetition_penalty) == (3, 0.7, 0.95, 1.1)
+    assert (plan.tool_calls, plan.max_tool_calls) == ({"python": 5, "search": 10}, 15)
+    assert task.tools == ("python", "search")
+    assert [message.content for message in task.prompt] == ["Be brief.", "Answer: Why?"]
+
+
+def test_evaluate_overrides_the_benchmark_and_benchmarks_name_overrides_both() -> None:
+    evaluate = EvaluateConfig(temperature=1.0, top_k=20)
+    chosen = BenchmarkConfig(
+        tools=["python"], limits={"python": 2, "max_tool_calls": 4}, sampling={"top_k": 5, "min_p": 0.1}, prompt="{question}!"
+    )
+    rules = rules_of(INFO, chosen, evaluate, ["python", "search"])
+    plan = rules.plan(1)
+    assert (plan.temperature, plan.top_k, plan.min_p, plan.repetition_penalty) == (1.0, 5, 0.1, 1.1)
+    assert (plan.tool_calls, plan.max_tool_calls) == ({"python": 2}, 4)
+    assert rules.applied(TASK).prompt[1].content == "Why?!"
+    assert rules.applied(replace(TASK, tools=())).tools == ()  # what a task says of itself holds
+
+
+def test_without_any_word_everything_is_as_configured() -> None:
+    info = replace(INFO, tools=(), limits={}, sampling={}, prompt=None, system_prompt=None)
+    rules = rules_of(info, BenchmarkConfig(), EvaluateConfig(), ["python"])
+    assert rules == BenchmarkRules()
+    assert rules.applied(TASK) == TASK
+    assert (rules.plan(1).temperature, rules.plan(1).top_p, rules.plan(1).max_tool_calls) == (0.6, 0.95, None)
+
+
+def test_every_mistake_is_told_with_its_key() -> None:
+    chosen = BenchmarkConfig(
+        split="tset",
+        tools=["serach"],
+        limits={"serach": 1, "python": -1},
+        sampling={"temprature": 1.0, "top_k": 2.5, "min_p": 2.0},
+        prompt="Answer!",
+    )
+    assert list(rule_problems("own", INFO, chosen, ["python", "search"])) == [
+        "benchmarks.own.tools: 'serach' is not configured; configured: python, search (see tools=[NAME])",
+        "benchmarks.own.limits.serach: no tool of this name; allowed: max_tool_calls, python, search",
+        "benchmarks.own.limits.python=-1: must be at least 0",
+        "benchmarks.own.sampling.temprature: no such key; allowed: temperature, top_p, top_k, min_p, repetition_penalty",
+        "benchmarks.own.sampling.top_k=2.5: must be a whole number, at least 0",
+        "benchmarks.own.sampling.min_p=2: must be at least 0 and at most 1",
+        "benchmarks.own.prompt='Answer!': must hold {question}, where the question goes",
+        "benchmarks.own.split=tset: no such split; allowed: test, sample",
+    ]
+
+
+def test_tools_that_are_not_configured_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        warn_of_missing_tools("own", INFO, BenchmarkConfig(), ["python"])
+        warn_of_missing_tools("own", INFO, BenchmarkConfig(tools=[]), [])  # meant
+    assert caplog.messages == [
+        "benchmarks.own: its authors measure it with the tools python, search, of which search is not configured: its "
+        "numbers do not compare with published ones. Add tools=[python,search], or say benchmarks.own.tools=[] if that "
+        "is meant"
+    ]
+    rules = rules_of(INFO, BenchmarkConfig(), EvaluateConfig(), ["python"])
+    assert (rules.tools, rules.limits, rules.max_tool_calls) == (("python",), {"python": 5}, 5)
