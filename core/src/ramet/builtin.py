@@ -13,7 +13,7 @@ from ramet.algorithms.advantages.config import (
     TreeGrpoConfig,
 )
 from ramet.algorithms.losses.config import CispoConfig, DppoConfig, GmpoConfig, GspoConfig, PpoClipConfig, SapoConfig
-from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
+from ramet.engines.config import OpenAIEngineConfig, TorchEngineConfig, VllmEngineConfig
 from ramet.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
     HermesConfig,
@@ -85,3 +85,4 @@ def register_engines(register: Register[Any]) -> None:
     """Called when the plugins are loaded. A factory returns an `EngineBuilder`."""
     register("torch", "ramet.components.engines:TorchBuilder", config=TorchEngineConfig)
     register("vllm", "ramet.components.engines:VllmBuilder", config=VllmEngineConfig)
+    register("openai", "ramet.components.engines:OpenAIBuilder", config=OpenAIEngineConfig)

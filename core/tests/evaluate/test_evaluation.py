@@ -296,3 +296,30 @@ def test_one_benchmark_may_be_measured_twice_with_settings_of_its_own(model: Pat
     run(compose(overrides(model, tmp_path, *more), job="eval"))
     body = json.loads((tmp_path / "measured/results.json").read_text())
     assert {one["name"]: len(one["tasks"]) for one in body["results"]} == {"arithmetic": 5, "few": 2}
+
+
+@needs_benchmarks
+def test_a_replay_scores_everything_again_and_gives_the_same_numbers(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(compose(overrides(model, tmp_path), job="eval"))
+    file = tmp_path / "measured/results.json"
+
+    def unplayed(*given: object, **more: object) -> None:
+        raise AssertionError("a replay needs no engine")
+
+    monkeypatch.setattr(LocalRollouts, "open", unplayed)
+    capsys.readouterr()
+    assert main(["eval", "--replay", str(tmp_path / "measured")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{file}: 15 rollouts scored again, the same numbers"
+    cls = type(load_plugins().get("benchmarks", "arithmetic").build(None))
+
+    async def generous(self: Any, rollout: Rollout) -> Mapping[str, float | None]:
+        return {"accuracy": 1.0}
+
+    monkeypatch.setattr(cls, "score", generous)
+    assert main(["eval", "--replay", str(file)]) != 0
+    told = capsys.readouterr().err
+    assert f"{file}: scored again, benchmark arithmetic: accuracy is 1.0, was 0.0, other scores of arithmetic/" in told
+    assert "and 12 more" in told
+    assert main(["eval", "--replay", str(file), "evaluate.k=2"]) == 1

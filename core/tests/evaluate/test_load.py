@@ -59,8 +59,8 @@ def test_ids_that_are_not_unique_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load_benchmark("own", Own([task("x"), task("y"), task("x"), task("x")]), BenchmarkConfig())
     assert str(caught.value) == (
-        "benchmarks.own: ids of tasks must be unique in a split, and 'x' (3 times) are of several tasks: their rollouts "
-        "would have the same seeds and results"
+        "benchmarks.own: ids of tasks must be unique in a split, and 'x' (3 times) are of several tasks: their "
+        "rollouts would have the same seeds and results"
     )
 
 
@@ -73,5 +73,5 @@ def test_a_split_without_tasks_and_a_benchmark_that_breaks_are_told() -> None:
         yield task("x")
         raise KeyError("question")
 
-    with pytest.raises(PluginError, match="benchmark 'own' .* in load"):
+    with pytest.raises(PluginError, match=r"benchmark 'own' .* in load"):
         load_benchmark("own", Own(broken()), BenchmarkConfig())

@@ -263,9 +263,7 @@ def test_rollouts_that_are_not_those_of_the_results_are_refused(tmp_path: Path) 
     assert str(caught.value) == f"{out}: its rollouts were not recorded whole, so it cannot be scored again"
 
 
-def played(
-    task_id: str, numbers: list[int], scores: list[dict[str, float | None]]
-) -> tuple[TaskResult, GroupRecord]:
+def played(task_id: str, numbers: list[int], scores: list[dict[str, float | None]]) -> tuple[TaskResult, GroupRecord]:
     task = Task(id=task_id, prompt=user_prompt("17 * 23?"), answer=("391",), data_source="sums")
     group = Group(task=task, rollouts=tuple(rollout(task, str(number)) for number in numbers))
     return task_result("arithmetic", group, prompt="p", scores=scores), group_record(group, scores, "accuracy")

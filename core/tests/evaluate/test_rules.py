@@ -38,7 +38,10 @@ def test_the_benchmarks_own_protocol_holds() -> None:
 def test_evaluate_overrides_the_benchmark_and_benchmarks_name_overrides_both() -> None:
     evaluate = EvaluateConfig(temperature=1.0, top_k=20)
     chosen = BenchmarkConfig(
-        tools=["python"], limits={"python": 2, "max_tool_calls": 4}, sampling={"top_k": 5, "min_p": 0.1}, prompt="{question}!"
+        tools=["python"],
+        limits={"python": 2, "max_tool_calls": 4},
+        sampling={"top_k": 5, "min_p": 0.1},
+        prompt="{question}!",
     )
     rules = rules_of(INFO, chosen, evaluate, ["python", "search"])
     plan = rules.plan(1)
@@ -68,7 +71,8 @@ def test_every_mistake_is_told_with_its_key() -> None:
         "benchmarks.own.tools: 'serach' is not configured; configured: python, search (see tools=[NAME])",
         "benchmarks.own.limits.serach: no tool of this name; allowed: max_tool_calls, python, search",
         "benchmarks.own.limits.python=-1: must be at least 0",
-        "benchmarks.own.sampling.temprature: no such key; allowed: temperature, top_p, top_k, min_p, repetition_penalty",
+        "benchmarks.own.sampling.temprature: no such key; allowed: temperature, top_p, top_k, min_p, "
+        "repetition_penalty",
         "benchmarks.own.sampling.top_k=2.5: must be a whole number, at least 0",
         "benchmarks.own.sampling.min_p=2: must be at least 0 and at most 1",
         "benchmarks.own.prompt='Answer!': must hold {question}, where the question goes",

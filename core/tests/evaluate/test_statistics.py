@@ -116,7 +116,10 @@ def test_a_summary_says_how_many_were_judged() -> None:
     assert [one.short_tasks for one in found.passes] == [("b",), ("b",), ("b",), ("a", "b")]
     assert found.passes[0].estimate.mean == found.avg.mean == 0.5
     assert (found.maj.mean, found.maj.n_tasks) == (1.0, 1)
-    assert [p.k for p in summarise("accuracy", {"a": [1.0] * 5}, {"a": ["4"] * 5}, k=5, pass_at=[5, 3]).passes] == [3, 5]
+    assert [p.k for p in summarise("accuracy", {"a": [1.0] * 5}, {"a": ["4"] * 5}, k=5, pass_at=[5, 3]).passes] == [
+        3,
+        5,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,16 @@ def _doctor(arguments: Sequence[str]) -> int:
     return code
 
 
+def _compare(arguments: Sequence[str]) -> int:
+    code: int = importlib.import_module("ramet.cli.results").run_compare(arguments)
+    return code
+
+
+def _judge(arguments: Sequence[str]) -> int:
+    code: int = importlib.import_module("ramet.cli.results").run_judge(arguments)
+    return code
+
+
 def _recipes(arguments: Sequence[str]) -> int:
     code: int = importlib.import_module("ramet.cli.recipes").run(arguments)
     return code
@@ -270,6 +280,8 @@ COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.r
     "check-logprobs": Command(summary="see whether engine and trainer agree", run=_check_logprobs),
     "data": Command(summary="look at data files before training on them", run=_data),
     "checkpoints": Command(summary="list and verify what a run could go on from", run=_checkpoints),
+    "compare": Command(summary="compare results of evaluations task by task", run=_compare),
+    "judge": Command(summary="judge the stored rollouts of an evaluation", run=_judge),
     "report": Command(summary="write one HTML file about a run", run=_report),
     "plugins": Command(summary="list what is installed, and what failed to load", run=_plugins),
     "export": Command(summary="write a trained policy as a Hugging Face folder", run=_export),

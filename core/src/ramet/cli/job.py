@@ -38,6 +38,8 @@ class JobCommand:
             raise ConfigError("--on: a machine is named for a dry run of one configuration; add --dry-run, without -m")
         if found.show is not None and (self.name != "sft" or found.dry_run or found.multirun or found.cfg):
             raise ConfigError("--show: sequences are shown by `ramet sft` alone, without --dry-run, --cfg and -m")
+        if found.replay is not None:
+            return self._replay(found)
         if found.multirun:
             return self._sweep(found)
         from ramet import api
@@ -66,6 +68,15 @@ class JobCommand:
                 logger.warning("this plans for this machine; for GPUs of another one add --on, as in --on 8x80GiB")
             raise
 
+    def _replay(self, found: argparse.Namespace) -> int:
+        if self.name != "eval" or found.overrides or found.dry_run or found.multirun or found.cfg:
+            raise ConfigError(
+                "--replay: scores a finished evaluation of `ramet eval` once more, as it was configured; give it "
+                "alone, as in `ramet eval --replay runs/NAME`"
+            )
+        importlib.import_module("ramet.evaluate.replay").run(found.replay)
+        return 0
+
     @property
     def plan_module(self) -> str:
         return f"{self.module.rpartition('.')[0]}.dry_run"
@@ -87,6 +98,7 @@ class JobCommand:
         parser.add_argument("--dry-run", action="store_true")
         parser.add_argument("--on", metavar="DEVICESxMEMORY")
         parser.add_argument("--show", type=int, metavar="N")
+        parser.add_argument("--replay", type=Path, metavar="RESULT")
         parser.add_argument("--cfg", choices=["job"])
         parser.add_argument("--config-dir", type=Path)
         return parser

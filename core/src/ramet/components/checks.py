@@ -77,6 +77,8 @@ def check_needs(components: Components, config: Config) -> list[str]:
         "branch_policy": getattr(policy, "needs", frozenset[Need]()),  # may be left out
     }
     problems = [problem for section, wanted in needs.items() for problem in _ungiven(config, section, wanted)]
+    if Capability.WEIGHT_UPDATE not in engine_capabilities(config):
+        problems.append(f"engine={config.engine.name}: its weights cannot be updated, so it can measure a model alone")
     if isinstance(policy, LockstepPolicy):
         problems += protocol_problems(components.step, (), ()) + list(
             training_problems(config, engine_capabilities(config))

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ramet.config.schema import Config
-from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
+from ramet.engines.config import OpenAIEngineConfig, TorchEngineConfig, VllmEngineConfig
+from ramet.engines.openai import CAPABILITIES as OPENAI
+from ramet.engines.openai import OpenAIEngine, check_servers
 from ramet.engines.protocol import Capability, Engine
 from ramet.engines.torch import TorchEngine
 from ramet.engines.vllm import CAPABILITIES, VllmEngine, check_vllm
@@ -23,6 +25,8 @@ TORCH = frozenset({Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDAT
 
 class EngineBuilder(Protocol):
     """What the registry makes of an engine's name and its options."""
+
+    loads_weights: bool  # of `model.path`; False: the engine is somewhere else
 
     def check(self, config: Config) -> list[str]:
         """Problems of this machine with the engine, without building it."""
@@ -40,6 +44,7 @@ class EngineBuilder(Protocol):
 @dataclass(frozen=True, slots=True)
 class TorchBuilder:
     params: TorchEngineConfig
+    loads_weights = True
 
     def check(self, config: Config) -> list[str]:
         return []
@@ -61,6 +66,7 @@ class TorchBuilder:
 @dataclass(frozen=True, slots=True)
 class VllmBuilder:
     params: VllmEngineConfig
+    loads_weights = True
 
     def check(self, config: Config) -> list[str]:
         return check_vllm(config.model, self.params)
@@ -79,9 +85,29 @@ class VllmBuilder:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class OpenAIBuilder:
+    params: OpenAIEngineConfig
+    loads_weights = False
+
+    def check(self, config: Config) -> list[str]:
+        return check_servers(self.params)
+
+    def capabilities(self, config: Config) -> frozenset[Capability]:
+        return OPENAI
+
+    def build(self, config: Config, encoder: Encoder) -> Engine:
+        return OpenAIEngine(self.params, encoder=encoder, max_tokens=max_sequence_tokens(config))
+
+
 def check_engine(config: Config) -> list[str]:
     """Problems of this machine with the chosen engine, without building it. Raises `ConfigError`, as all of these."""
     return _builder(config).check(config)
+
+
+def loads_weights(config: Config) -> bool:
+    """Whether the chosen engine needs the weights of `model.path` on this machine."""
+    return _builder(config).loads_weights
 
 
 def engine_capabilities(config: Config) -> frozenset[Capability]:

@@ -44,10 +44,11 @@ def check(resolved: Resolved, job: str) -> list[str]:
     if job == "sft":
         problems += _mask_tags(config.sft.mask_tags)
     if job == "eval":
+        chosen = config.evaluate
         problems += [
-            f"evaluate.pass_at={config.evaluate.pass_at}: {j} is not allowed; allowed: 1 to evaluate.k={config.evaluate.k}"
-            for j in config.evaluate.pass_at
-            if not 1 <= j <= config.evaluate.k
+            f"evaluate.pass_at={chosen.pass_at}: {j} is not allowed; allowed: 1 to evaluate.k={chosen.k}"
+            for j in chosen.pass_at
+            if not 1 <= j <= chosen.k
         ]
     if job == "eval" and not config.benchmarks:
         problems.append("benchmarks: none chosen; name at least one, as in benchmarks=[NAME]")

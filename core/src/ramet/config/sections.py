@@ -21,6 +21,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     ),
     "data": ("data", "model", "rollout_step", "tools", "sft"),
     "play": ("run", "data", "model", "engine", "rollout", "rollout_step", "tools"),
+    "judge": ("run", "model", "rewards"),
 }  # fmt: skip
 # Commands that look at any run's configuration: they take its keys as they are, whatever they use of them.
 ANY = ("tool", "doctor")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+
+from ramet.openai_client.options import OpenAIOptions
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,3 +59,26 @@ class VllmEngineConfig:
             raise ValueError(f"timeout_s must be over 0, got {self.timeout_s}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be over 0 and at most 1, got {self.gpu_memory_utilization}")
+
+
+@dataclass(kw_only=True, slots=True)
+class OpenAIEngineConfig:
+    """The engine `openai`: servers that speak the OpenAI API, as `vllm serve` does. `model.path` has the tokenizer.
+
+    slots: requests in flight at all servers together. token_ids: send and ask for token ids; false: text, which is not
+    always the same tokens. logprobs: ask for the log-probabilities of sampled tokens, for the record. server: where
+    they are; its `concurrency` is `slots`.
+    """
+
+    slots: int = 256
+    token_ids: bool = True
+    logprobs: bool = False
+    server: OpenAIOptions = field(default_factory=OpenAIOptions)
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise ValueError(f"slots must be at least 1, got {self.slots}")
+
+    def server_at(self, urls: list[str]) -> OpenAIOptions:
+        """The options of a client of these servers."""
+        return replace(self.server, urls=list(urls), concurrency=self.slots)

@@ -73,7 +73,8 @@ class FirstReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a request produced. The four arrays have one entry per sampled token.
+    """What a request produced. The four arrays have one entry per sampled token; engines without
+    `Capability.WEIGHT_UPDATE`, which are not trained with, may leave `logprobs` empty.
 
     `top_logprobs`: at each of the first k of them, those of the most likely tokens, in any order, and that of the
     sampled one if it is none of them; empty unless the request asks for them.

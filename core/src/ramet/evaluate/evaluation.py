@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from ramet.cluster.check import check_cluster
 from ramet.cluster.interfaces import Rollouts
 from ramet.cluster.launch import open_rollouts
 from ramet.components.build import Components
 from ramet.components.checks import check_components
-from ramet.components.engines import check_engine
+from ramet.components.engines import check_engine, loads_weights
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
@@ -28,9 +27,9 @@ from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_as
 from ramet.evaluate.header import Header, plain
 from ramet.evaluate.load import load_benchmark
 from ramet.evaluate.measure import measure
-from ramet.evaluate.results import BenchmarkResult, PartialResults, Results, check_complete, is_finished, read_results
+from ramet.evaluate.results import PartialResults, Results, check_complete, is_finished, read_results
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, warn_of_missing_tools
-from ramet.evaluate.statistics import Estimate, MetricSummary
+from ramet.evaluate.tables import results_cells
 from ramet.event_loop import run_async
 from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
@@ -151,7 +150,7 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluatio
     components = Components(config)
     problems = [
         *check(resolved, "eval"),
-        *check_model(config.model),
+        *check_model(config.model, weights=loads_weights(config)),
         *check_torch(config.run, config.model),
         *check_engine(config),
         *check_cluster(config),
@@ -222,38 +221,5 @@ def _announce(config: Config, prepared: PreparedEvaluation, out: Path) -> None:
 
 
 def _show(results: Results, out: Path) -> None:
-    Console(file=sys.stdout, highlight=False).print(results_table(results))
+    Console(file=sys.stdout, highlight=False).print(results_cells(results.body()).rich())
     logger.info("results in %s", out)
-
-
-def results_table(results: Results) -> Table:
-    """One row per benchmark and metric: avg@k with its 95 % interval, pass@k, tools, and how much was judged."""
-    table = Table(title=f"{results.header.model}, k = {results.header.k}", caption="± 95 % interval, clustered by task")
-    for column in ("benchmark", "metric", "avg@k", "pass@k", "tool use", "judged"):
-        table.add_column(column)
-    for benchmark in results.benchmarks:
-        for metric in benchmark.metrics:
-            table.add_row(*_row(benchmark, metric))
-    return table
-
-
-def _row(benchmark: BenchmarkResult, metric: MetricSummary) -> tuple[str, ...]:
-    passes = "  ".join(f"@{p.k} {_mean(p.estimate)}" for p in metric.passes)
-    use = benchmark.tools.share_using
-    return (
-        benchmark.name,
-        metric.metric,
-        _with_interval(metric.avg),
-        passes,
-        "-" if use is None else f"{use:.0%}",
-        benchmark.judged,
-    )
-
-
-def _mean(estimate: Estimate) -> str:
-    return "-" if estimate.mean is None else f"{estimate.mean:.3f}"
-
-
-def _with_interval(estimate: Estimate) -> str:
-    margin = "" if estimate.half_width is None else f" ± {estimate.half_width:.3f}"
-    return _mean(estimate) + margin

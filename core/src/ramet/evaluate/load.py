@@ -17,8 +17,8 @@ SHOWN = 3
 
 
 def load_benchmark(name: str, benchmark: Benchmark, chosen: BenchmarkConfig) -> list[Task]:
-    """Raises `ConfigError` for data that is missing, no task, and ids that are not unique; `PluginError` for a benchmark
-    that fails in another way.
+    """Raises `ConfigError` for missing data, no task, and ids that are not unique; `PluginError` for a benchmark that
+    fails in another way.
     """
     who = f"benchmark {name!r} ({origin(benchmark)})"
     try:

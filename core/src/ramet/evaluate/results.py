@@ -68,8 +68,8 @@ class Results:
 
     def body(self) -> dict[str, Any]:
         """The content of the file."""
-        measured = [{**asdict(b), "judged": b.judged} for b in self.benchmarks]
-        return {**self.header.body(), "rollouts": self.rollouts, "results": plain(measured)}
+        found = [{**asdict(b), "judged": b.judged} for b in self.benchmarks]
+        return {**self.header.body(), "rollouts": self.rollouts, "results": plain(found)}
 
     def metrics(self) -> dict[str, float]:
         """What trackers are told: means over tasks, by name. What could not be judged is left out."""
@@ -83,6 +83,23 @@ class Results:
             found[f"eval/{name}/tool_use"] = benchmark.tools.share_using
             found[f"eval/{name}/judged_share"] = benchmark.n_judged / benchmark.n_rollouts
         return {name: value for name, value in found.items() if value is not None}
+
+
+def measured(
+    name: str, results: Iterable[TaskResult], names: Sequence[str], *, k: int, pass_at: Sequence[int]
+) -> BenchmarkResult:
+    """The statistics of a benchmark's tasks, which may be in any order; `names` are its metrics."""
+    tasks = tuple(sorted(results, key=lambda result: result.task))
+    answers = answers_of(tasks)
+    metrics = tuple(summarise(one, scores_of(tasks, one), answers, k=k, pass_at=pass_at) for one in names)
+    return BenchmarkResult(
+        name=name,
+        metrics=metrics,
+        tools=tool_statistics(tasks, names[0]),
+        tasks=tasks,
+        n_rollouts=metrics[0].n_rollouts,
+        n_judged=metrics[0].n_judged,
+    )
 
 
 class PartialResults:
@@ -152,19 +169,9 @@ class PartialResults:
         return results
 
     def _measured(self, name: str) -> BenchmarkResult:
-        found = (result for (benchmark, _), result in self._tasks.items() if benchmark == name)
-        tasks = tuple(sorted(found, key=lambda result: result.task))  # they finish in any order
-        names = self.header.benchmarks[name].metrics
-        answers, k, pass_at = answers_of(tasks), self.header.k, self.header.pass_at
-        metrics = tuple(summarise(name, scores_of(tasks, name), answers, k=k, pass_at=pass_at) for name in names)
-        return BenchmarkResult(
-            name=name,
-            metrics=metrics,
-            tools=tool_statistics(tasks, names[0]),
-            tasks=tasks,
-            n_rollouts=metrics[0].n_rollouts,
-            n_judged=metrics[0].n_judged,
-        )
+        tasks = [result for (benchmark, _), result in self._tasks.items() if benchmark == name]
+        header = self.header
+        return measured(name, tasks, header.benchmarks[name].metrics, k=header.k, pass_at=header.pass_at)
 
     def _take_over(self, lines: Sequence[str], allow: bool) -> None:
         headers = [line for line in lines if line.startswith(BEGINNING.decode())]

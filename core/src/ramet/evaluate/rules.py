@@ -90,9 +90,7 @@ def _sampling(info: BenchmarkInfo, chosen: BenchmarkConfig, evaluate: EvaluateCo
     return {**DEFAULTS, **known, **everywhere, **chosen.sampling}
 
 
-def rule_problems(
-    name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]
-) -> Iterator[str]:
+def rule_problems(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]) -> Iterator[str]:
     """What is wrong with what `benchmarks.NAME` says of tools, limits, sampling and prompt."""
     where, installed = f"benchmarks.{name}", ", ".join(configured) or "none"
     for tool in chosen.tools or ():

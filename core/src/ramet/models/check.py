@@ -28,14 +28,16 @@ OF_RENDERING = frozenset(  # parameters of transformers' own call, which never r
 GIVEN = frozenset({"raise_exception", "strftime_now"})  # functions that transformers gives every template
 
 
-def check_model(config: ModelConfig) -> list[str]:
-    """Problems of the model's folder, tokenizer and chat template. Loads no weights."""
+def check_model(config: ModelConfig, *, weights: bool = True) -> list[str]:
+    """Problems of the model's folder, tokenizer and chat template. Loads no weights, and needs none without `weights`,
+    where a server has them.
+    """
     if problems := check_folder(config):
         return problems
     folder = Path(config.path)
     problems = _check_config(folder)
     readable = not problems
-    problems += check_weight_files(folder) + check_device(config)
+    problems += check_weight_files(folder) + check_device(config) if weights else []
     tokenizer: PreTrainedTokenizerBase | None = None
     try:
         tokenizer = load_tokenizer(config)

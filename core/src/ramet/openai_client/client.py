@@ -206,15 +206,22 @@ class OpenAIClient:
         self.usage.dollars += spent / 1e6
 
     async def _chosen_model(self) -> str:
-        if self._model is None:
-            offered = await self._offered(self._servers.choose())
-            if len(offered) != 1:
-                raise ConfigError(
-                    f"{self.name}.model is null, and the server offers {', '.join(offered) or 'no model'}; allowed: "
-                    "the name of a model that it offers"
-                )
-            self._model = offered[0]
+        if self._model is not None:
+            return self._model
+        async with self._asking.setdefault("", asyncio.Lock()):  # all first requests together ask once
+            if self._model is None:
+                self._model = await self._only_model()
         return self._model
+
+    async def _only_model(self) -> str:
+        """Of the server that answers first, which must offer exactly one."""
+        offered = await self._offered(self._servers.choose())
+        if len(offered) != 1:
+            raise ConfigError(
+                f"{self.name}.model is null, and the server offers {', '.join(offered) or 'no model'}; allowed: "
+                "the name of a model that it offers"
+            )
+        return offered[0]
 
     async def _offered(self, server: Server) -> list[str]:
         """The models of a server, the chosen one among them. A server that does not list models is believed."""

@@ -110,7 +110,8 @@ def _cut(completion: Completion, n: int, stop: str) -> Completion:
 
 def _segments(completion: Completion, turn: int, text: str, encoder: Encoder) -> Iterator[Segment]:
     """One for each version of the weights that sampled in this turn; their texts join to that of the turn."""
-    ids, has_entropies = completion.token_ids, len(completion.entropies) == len(completion.token_ids)
+    ids = completion.token_ids
+    has_logprobs, has_entropies = len(completion.logprobs) == len(ids), len(completion.entropies) == len(ids)
     shown = 0  # characters of `text` that earlier segments have
     for version, start, end in _version_runs(completion.policy_versions):
         upto = len(text) if end == len(ids) else max(shown, n_decoded(ids[:end], text, encoder))
@@ -120,7 +121,7 @@ def _segments(completion: Completion, turn: int, text: str, encoder: Encoder) ->
             turn=turn,
             text=text[shown:upto],
             token_ids=ids[start:end],
-            logprobs=completion.logprobs[start:end],
+            logprobs=completion.logprobs[start:end] if has_logprobs else None,
             entropies=completion.entropies[start:end] if has_entropies else None,
             policy_version=version,
         )

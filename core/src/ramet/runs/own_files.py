@@ -23,7 +23,8 @@ EVALUATED = "results.rollouts.jsonl.gz"  # rollouts of `ramet eval`
 SFT_SUMMARY = "sft.json"  # of a finished `ramet sft`, which need not have a checkpoint
 FIRST_FILES = ("config.yaml", "overrides.txt", UNFINISHED)
 NO_LINKS = (  # written through their names
-    *FOLDERS, SERVICES, "model", "metrics.jsonl", "run.log", UNFINISHED, EVALUATED, "sft_loss.png", "wandb", "tensorboard",
+    *FOLDERS, SERVICES, "model", "metrics.jsonl", "run.log", UNFINISHED, EVALUATED, "sft_loss.png", "wandb",
+    "tensorboard",
 )  # fmt: skip
 RANDOM = r"[0-9a-f]{8}"  # in the names of temporary files: ramet/io/atomic.py
 IN_CHECKPOINTS = re.compile(rf"layout\.json|\.layout\.json\.{RANDOM}\.tmp")  # of `ramet sft`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -25,14 +25,21 @@ Answer = Callable[[dict[str, Any]], "str | RawReply"]
 
 
 class OpenAIServer:
-    """`with OpenAIServer(answer) as server: … server.url`. `answer` gets the body of each chat request, in a thread.
+    """`with OpenAIServer(answer) as server: … server.url`. `answer` gets the body of each request, in a thread.
 
-    A text becomes a chat completion whose tokens are counted as words. `requests` holds the bodies in order of arrival,
-    `keys` the keys that were sent with them.
+    A text becomes a completion, of a chat or (`/completions`) of a prompt, whose tokens are counted as words. With
+    `encode`, the token ids of a text, prompts are completed as vLLM does: with `token_ids` for who asks for them, and
+    up to the first stop string. `requests` holds the bodies in order of arrival, `keys` the keys that were sent.
     """
 
-    def __init__(self, answer: Answer, *, models: tuple[str, ...] = ("tiny",)) -> None:
-        self.answer, self.models = answer, models
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        models: tuple[str, ...] = ("tiny",),
+        encode: Callable[[str], Sequence[int]] | None = None,
+    ) -> None:
+        self.answer, self.models, self.encode = answer, models, encode
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
@@ -71,7 +78,10 @@ class _Handler(BaseHTTPRequestHandler):
         bearer = self.headers.get("Authorization")
         ours.keys.append(bearer.removeprefix("Bearer ") if bearer else None)
         answer = ours.answer(body)
-        self._send(RawReply(body=json.dumps(completion(body, answer))) if isinstance(answer, str) else answer)
+        if isinstance(answer, str):
+            made = completion(body, answer) if "messages" in body else text_completion(body, answer, ours.encode)
+            answer = RawReply(body=json.dumps(made))
+        self._send(answer)
 
     def _send(self, reply: RawReply) -> None:
         body = reply.body.encode() if isinstance(reply.body, str) else reply.body
@@ -106,4 +116,27 @@ def completion(body: Mapping[str, Any], text: str) -> dict[str, Any]:
         "model": body.get("model", ""),
         "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
         "usage": {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said},
+    }
+
+
+def text_completion(
+    body: Mapping[str, Any], text: str, encode: Callable[[str], Sequence[int]] | None = None
+) -> dict[str, Any]:
+    """A completion of a prompt with this text, up to the first stop string in it."""
+    ends = [(text.find(stop) + len(stop), stop) for stop in body.get("stop") or () if stop in text]
+    end, stop = min(ends, default=(len(text), None))
+    text = text[:end]
+    prompt = body["prompt"]
+    asked = len(prompt if isinstance(prompt, list) else prompt.split())
+    ids = [*(text.split() if encode is None else encode(text))]
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "text": text}
+    if encode is not None:
+        ids += [] if stop is not None else list(body.get("stop_token_ids") or ())[:1]
+        choice |= {"stop_reason": stop, "token_ids": ids} if body.get("return_token_ids") else {"stop_reason": stop}
+    return {
+        "id": "cmpl-0",
+        "object": "text_completion",
+        "model": body.get("model", ""),
+        "choices": [choice],
+        "usage": {"prompt_tokens": asked, "completion_tokens": len(ids), "total_tokens": asked + len(ids)},
     }

@@ -2,8 +2,8 @@
 
 The uniform number is a hash of the request's seed and the token's position (splitmix64: Steele, Lea and Flood, 2014),
 so a token depends on seed, position and distribution alone, never on what else is in the batch. Log-probabilities and
-entropies are always those of the whole distribution at the temperature; `top_p`, `top_k`, `min_p` and the repetition penalty
-only change the choice.
+entropies are always those of the whole distribution at the temperature; `top_p`, `top_k`, `min_p` and the repetition
+penalty only change the choice.
 """
 
 from __future__ import annotations

@@ -1,0 +1,117 @@
+"""`ramet compare` and `ramet judge`: results of evaluations beside each other, and judged once more."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ramet.cli.terminal import Parser, say
+from ramet.config.sections import without_model
+from ramet.errors import ConfigError
+from ramet.evaluate.agreement import Verdicts, agreement
+from ramet.evaluate.compare import Comparison, compare, load_results
+from ramet.evaluate.tables import Cells, comparison_cells, number, pair_cells, results_cells, tool_cells
+
+FORMATS = ("table", "markdown", "json")
+
+
+def run_compare(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="ramet compare",
+        add_help=False,
+        usage="ramet compare A [B …] [--format table|markdown|json]",
+        description="The difference of two evaluations by task, with its interval, and the tasks won and lost. Of one "
+        "result: its tables. Of more than two: each of them against the first.",
+        epilog="A result is a results file, or the directory or name of a run that holds one.",
+    )
+    parser.add_argument("results", nargs="*", type=Path, metavar="RESULT")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
+    found = parser.read(arguments)
+    if found is None:
+        return 0
+    if not found.results:
+        raise ConfigError("compare: give one or more results, as in `ramet compare runs/before runs/after`")
+    loaded = [load_results(path) for path in found.results]
+    first, body = loaded[0]
+    if len(loaded) == 1:
+        _print([results_cells(body), tool_cells(body)], found.format, body)
+        return 0
+    pairs = [(str(file), compare(body, other)) for file, other in loaded[1:]]
+    tables = [table for file, compared in pairs for table in _tables(compared, str(first), file)]
+    _print(tables, found.format, [{"a": str(first), "b": file, "metrics": _json(compared)} for file, compared in pairs])
+    return 0
+
+
+def _tables(compared: Sequence[Comparison], before: str, after: str) -> list[Cells]:
+    changed = [one for one in compared if one.won or one.lost]
+    return [comparison_cells(compared, before, after), *map(pair_cells, changed)]
+
+
+def _json(compared: Sequence[Comparison]) -> list[dict[str, Any]]:
+    return [{**asdict(one), "difference": one.difference} for one in compared]
+
+
+def _print(tables: Sequence[Cells], form: str, body: Any) -> None:
+    shown = [table for table in tables if table.rows]
+    if form == "json":
+        say(json.dumps(body, indent=1))
+    elif form == "markdown":
+        say("\n\n".join(table.markdown() for table in shown))
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        for table in shown:
+            console.print(table.rich())
+
+
+def run_judge(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="ramet judge",
+        add_help=False,
+        usage="ramet judge RESULT rewards=[NAME] [rewards.NAME.…=value] [--format table|markdown] [--config-dir DIR]",
+        description="Judge the stored rollouts of an evaluation with one or more rewards, an LLM judge mostly. Nothing "
+        "is played; the same command again asks for what is missing alone.",
+        epilog="RESULT is a results file, or the directory or name of a run that holds one. Another judge needs a name "
+        "of its own: rewards=[llm_judge] rewards.strict.use=llm_judge. Ends with exit code 1 for mistakes, else 0.",
+    )
+    parser.add_argument("result", nargs="?", type=Path, metavar="RESULT")
+    parser.add_argument("overrides", nargs="*", help="rewards and their options, as for `ramet train`")
+    parser.add_argument("--format", choices=FORMATS[:2], default="table", help="default: table")
+    parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
+    found = parser.read(arguments)
+    if found is None:
+        return 0
+    if found.result is None or "=" in str(found.result):
+        raise ConfigError("judge: give a result first, as in `ramet judge runs/measured rewards=[llm_judge]`")
+    from ramet.config.compose import compose
+    from ramet.evaluate.judge_pass import judge_files, run
+
+    resolved = compose(without_model(found.overrides), job="judge", config_dir=found.config_dir)
+    judged = run(found.result, resolved)
+    file, body = load_results(found.result)
+    results = [{**asdict(one), "judged": one.judged} for each in judged for one in each.results]
+    named = {"rules": Verdicts.of_results(body), **{_judge_of(one): Verdicts.read(one) for one in judge_files(file)}}
+    _print([results_cells({**body, "results": results}), _agreement_cells(named)], found.format, None)
+    for each in judged:
+        say(f"{each.name}: {each.n_judged} of {each.n_rollouts} judged, in {each.file}")
+    return 0
+
+
+def _judge_of(file: Path) -> str:
+    return str(json.loads(file.read_text(encoding="ascii"))["judge"])
+
+
+def _agreement_cells(named: Mapping[str, Verdicts]) -> Cells:
+    """Of every two judges; `rules` is the main metric of the evaluation itself."""
+    rows = []
+    for one, other in itertools.combinations(named, 2):
+        found = agreement(named[one], named[other])
+        numbers = [str(found.n), number(found.share), number(found.kappa), str(found.first_alone)]
+        rows.append([one, other, *numbers, str(found.second_alone)])
+    columns = ("A", "B", "both judged", "same verdict", "kappa", "right for A alone", "right for B alone")
+    return Cells(columns=columns, rows=rows, title="agreement of judges", caption="`rules`: the benchmarks' own scores")

@@ -1,0 +1,85 @@
+"""What a server's `/completions` reply means: token ids, why it ended, and at which stop string."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ramet.engines.protocol import Completion, FinishReason, Request
+from ramet.errors import InfraError
+from ramet.models.encoder import Encoder
+
+REASONS = ("stop_reason", "matched_stop", "stopping_word")  # vLLM, SGLang, llama.cpp: the stop string or token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReply:
+    completion: Completion
+    has_ids: bool  # the server gave them
+    counted: int | None  # tokens that it says it sampled
+
+
+def read_reply(reply: Mapping[str, Any], request: Request, encoder: Encoder) -> ServerReply:
+    """Raises `InfraError` for a reply without a choice, or one with ids that are none."""
+    choices = reply.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
+        raise InfraError(f"request {request.id!r}: the server's reply has no choice with a text")
+    text, reason = choice["text"], next((choice[key] for key in REASONS if choice.get(key) is not None), None)
+    given = choice.get("token_ids")
+    ids = None if given is None else _ids(given, request)
+    finish, stop = _ended(choice, text, reason, ids, request)
+    if ids is None:
+        ids = encoder.markup(_with_stop(text, stop))
+        if finish is FinishReason.END and (not ids or ids[-1] not in request.sampling.stop_token_ids):
+            ids.extend(request.sampling.stop_token_ids[-1:])
+    usage = reply.get("usage") if isinstance(reply.get("usage"), dict) else {}
+    details = (usage or {}).get("prompt_tokens_details") or {}
+    logprobs = _logprobs(choice.get("logprobs"), len(ids))
+    completion = Completion(
+        token_ids=ids,
+        logprobs=logprobs,
+        entropies=array("f"),
+        finish=finish,
+        stop=stop,
+        policy_versions=array("i", bytes(4 * len(ids))),
+        prompt_tokens=len(request.token_ids),
+        cached_tokens=int(details.get("cached_tokens") or 0),
+    )
+    counted = (usage or {}).get("completion_tokens")
+    return ServerReply(completion=completion, has_ids=given is not None, counted=counted)
+
+
+def _ids(given: Any, request: Request) -> array[int]:
+    try:
+        return array("i", given)
+    except (TypeError, OverflowError) as error:
+        raise InfraError(f"request {request.id!r}: the server's token_ids are no token ids: {error}") from error
+
+
+def _ended(
+    choice: Mapping[str, Any], text: str, reason: object, ids: Sequence[int] | None, request: Request
+) -> tuple[FinishReason, str | None]:
+    stops = request.sampling.stop
+    if choice.get("finish_reason") == "length":
+        return FinishReason.LENGTH, None
+    if reason in stops:
+        return FinishReason.STOP, str(reason)
+    if ids and ids[-1] in request.sampling.stop_token_ids:
+        return FinishReason.END, None
+    ending = [stop for stop in stops if text.endswith(stop)]
+    return (FinishReason.STOP, max(ending, key=len)) if ending else (FinishReason.END, None)
+
+
+def _with_stop(text: str, stop: str | None) -> str:
+    """Servers that do not know `include_stop_str_in_output` leave it out."""
+    return text if stop is None or text.endswith(stop) else text + stop
+
+
+def _logprobs(given: Any, n: int) -> array[float]:
+    """Of every token; empty where the server gave none, or of other tokens than the ids."""
+    found = given.get("token_logprobs") if isinstance(given, dict) else None
+    usable = isinstance(found, list) and len(found) == n and all(isinstance(one, int | float) for one in found)
+    return array("f", found if usable and found else [])

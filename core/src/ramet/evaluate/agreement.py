@@ -1,0 +1,96 @@
+"""Verdicts of judges on the same rollouts, and how often two judges agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ramet.errors import ConfigError
+from ramet.evaluate.statistics import CORRECT
+
+JUDGES = ".judge-"  # in the name of a judge's file, before the judge's own
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """Scores by benchmark, task and rollout. What was not judged is not in it."""
+
+    _scores: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+
+    def add(self, benchmark: str, task: str, scores: Mapping[str, float]) -> None:
+        self._scores.setdefault((benchmark, task), {}).update(scores)
+
+    def of(self, benchmark: str, task: str) -> Mapping[str, float]:
+        """By rollout."""
+        return self._scores.get((benchmark, task), {})
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """As JSON, in a fixed order."""
+        for (benchmark, task), scores in sorted(self._scores.items()):
+            yield {"benchmark": benchmark, "task": task, "scores": scores}
+
+    def flat(self) -> dict[tuple[str, str, str], float]:
+        return {(*key, rollout): score for key, scores in self._scores.items() for rollout, score in scores.items()}
+
+    @classmethod
+    def read(cls, file: Path) -> Verdicts:
+        """Of a judge's finished file. Raises `ConfigError`."""
+        verdicts = cls()
+        try:
+            for line in json.loads(file.read_text(encoding="ascii"))["verdicts"]:
+                verdicts.add(line["benchmark"], line["task"], line["scores"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{file}: not a file of verdicts: {error!r}") from error
+        return verdicts
+
+    @classmethod
+    def of_results(cls, body: Mapping[str, Any]) -> Verdicts:
+        """The main metric of every benchmark of a results file."""
+        verdicts = cls()
+        for one in body["results"]:
+            main = one["metrics"][0]["metric"]
+            for task in one["tasks"]:
+                scores = {r["id"]: s for r in task["rollouts"] if (s := r["scores"].get(main)) is not None}
+                verdicts.add(one["name"], task["task"], scores)
+        return verdicts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Of two judges, over the rollouts that both judged; right is a score of 1."""
+
+    n: int
+    both_right: int
+    both_wrong: int
+
+    first_alone: int  # right for the first, wrong for the second
+    second_alone: int
+
+    @property
+    def share(self) -> float | None:
+        """Of rollouts with the same verdict; None: there is none."""
+        return (self.both_right + self.both_wrong) / self.n if self.n else None
+
+    @property
+    def kappa(self) -> float | None:
+        """Agreement beyond chance (Cohen 1960); None where both judges always say the same."""
+        if self.share is None:
+            return None
+        first, second = (self.both_right + self.first_alone) / self.n, (self.both_right + self.second_alone) / self.n
+        chance = first * second + (1 - first) * (1 - second)
+        return None if chance == 1 else (self.share - chance) / (1 - chance)
+
+
+def agreement(first: Verdicts, second: Verdicts) -> Agreement:
+    one, other = first.flat(), second.flat()
+    pairs = [(one[key] >= CORRECT, other[key] >= CORRECT) for key in one if key in other]
+    return Agreement(
+        n=len(pairs),
+        both_right=pairs.count((True, True)),
+        both_wrong=pairs.count((False, False)),
+        first_alone=pairs.count((True, False)),
+        second_alone=pairs.count((False, True)),
+    )

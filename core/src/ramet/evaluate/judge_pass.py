@@ -1,0 +1,189 @@
+"""`ramet judge RESULT`: rewards, an LLM judge mostly, over the stored rollouts of an evaluation, as a pass of its own.
+
+Nothing is played. Each reward becomes a metric in a file of its own beside the results (`results.judge-NAME.json`);
+every verdict is on disk as soon as it is there, and the same command asks for what is missing alone. Another judge is
+another entry of `rewards`, under a name of its own. What was not judged is counted, never 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ramet.components.build import Components, start_rewards
+from ramet.components.services import RunServices
+from ramet.config.resolved import Resolved
+from ramet.errors import ConfigError
+from ramet.evaluate.agreement import JUDGES, Verdicts
+from ramet.evaluate.compare import load_results
+from ramet.evaluate.header import plain
+from ramet.evaluate.results import BenchmarkResult, measured
+from ramet.evaluate.rollouts_file import read_rollouts
+from ramet.evaluate.tasks import TaskResult
+from ramet.event_loop import run_async
+from ramet.io.atomic import write_file
+from ramet.io.json_lines import append_line, cut_torn_line
+from ramet.rollout.scoring import Scorer, WeightedReward
+from ramet.runs.own_files import SERVICES
+from ramet.types import Group
+
+logger = logging.getLogger(__name__)
+SCHEMA = 1
+AT_ONCE = 64  # tasks that are judged at the same time; a judge's own `concurrency` bounds its requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedResult:
+    """One reward's pass. `results` has one entry per benchmark with tasks that the reward judges."""
+
+    name: str
+    file: Path
+    results: tuple[BenchmarkResult, ...]
+
+    @property
+    def n_judged(self) -> int:
+        return sum(one.n_judged for one in self.results)
+
+    @property
+    def n_rollouts(self) -> int:
+        return sum(one.n_rollouts for one in self.results)
+
+
+def run(result: Path, resolved: Resolved) -> list[JudgedResult]:
+    """Judge with every configured reward. Raises `ConfigError` if results or rollouts cannot be read, or if a file of
+    this name holds what another judge said.
+    """
+    file, body = load_results(result)
+    if not resolved.config.rewards:
+        raise ConfigError("rewards: none chosen; name a judge, as in rewards=[llm_judge]")
+    return run_async(_run(file, body, resolved))
+
+
+async def _run(file: Path, body: Mapping[str, Any], resolved: Resolved) -> list[JudgedResult]:
+    groups = [
+        (benchmark, Group(task=record.group.task, rollouts=tuple(one.rollout for one in record.group.rollouts)))
+        for benchmark, record in read_rollouts(file, body)
+    ]
+    scorer = Components(resolved.config).scorer
+    passes = [_Pass(file, body, one, _options(resolved, one.name)) for one in scorer.rewards]
+    services = RunServices(folder=file.parent.absolute() / SERVICES, seed=resolved.config.run.seed)
+    try:
+        await start_rewards(scorer.rewards, services)
+        return [await one.run(groups) for one in passes]
+    finally:
+        await scorer.aclose()
+
+
+def _options(resolved: Resolved, name: str) -> dict[str, Any]:
+    """What decides what the judge says; YAML's secrets are not in it."""
+    chosen: Any = OmegaConf.to_container(OmegaConf.create(resolved.text).rewards[name])
+    return {key: chosen[key] for key in ("use", "params", "sources") if key in chosen}
+
+
+class _Pass:
+    """One reward over all rollouts."""
+
+    def __init__(self, file: Path, body: Mapping[str, Any], reward: WeightedReward, options: Mapping[str, Any]) -> None:
+        self._body = body
+        self._reward = replace(reward, weight=1.0, clip=None, multiplies=False)
+        self._scorer = Scorer([self._reward])
+        self.out = file.with_name(f"{file.name.removesuffix('.json')}{JUDGES}{reward.name}.json")
+        self._partial = self.out.with_name(f"{self.out.name}.partial.jsonl")
+        self._header = plain({
+            "schema": SCHEMA,
+            "judge": reward.name,
+            "options": options,
+            "rollouts": body["rollouts"]["sha256"],
+        })  # fmt: skip
+        self._verdicts = self._earlier()
+
+    async def run(self, groups: Sequence[tuple[str, Group]]) -> JudgedResult:
+        own = [(benchmark, group) for benchmark, group in groups if self._reward.applies_to(group.task)]
+        if not own:
+            raise ConfigError(f"rewards.{self._reward.name}: it judges no task of these results (see sources)")
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def judged(benchmark: str, group: Group) -> None:
+            async with places:
+                await self._judge(benchmark, group)
+
+        async with asyncio.TaskGroup() as tasks:
+            for benchmark, group in own:
+                tasks.create_task(judged(benchmark, group))
+        return self._finish({(benchmark, group.task.id) for benchmark, group in own})
+
+    async def _judge(self, benchmark: str, group: Group) -> None:
+        """Those of the task's rollouts that have no verdict yet."""
+        known = self._verdicts.of(benchmark, group.task.id)
+        left = tuple(one for one in group.valid if known.get(one.id) is None)
+        if not left:
+            return
+        scored = await self._scorer.score(Group(task=group.task, rollouts=left), leave_out=False)
+        found = {one.rollout.id: one.parts[self._reward.name] for one in scored.rollouts if one.reward is not None}
+        if found:
+            line = {"benchmark": benchmark, "task": group.task.id, "scores": found}
+            append_line(self._partial, json.dumps(line, allow_nan=False))
+            self._verdicts.add(benchmark, group.task.id, found)
+
+    def _earlier(self) -> Verdicts:
+        """What an earlier pass left, finished or not; the partial file is there afterwards."""
+        verdicts = Verdicts()
+        if self._partial.is_symlink() or self.out.is_symlink():
+            raise ConfigError(f"{self.out}: it or its partial file is a link; nothing is written through links")
+        lines = cut_torn_line(self._partial).decode("ascii").splitlines()
+        if lines:
+            self._check(json.loads(lines[0]), self._partial)
+        elif self.out.exists():
+            verdicts = Verdicts.read(self.out)
+            self._check(json.loads(self.out.read_text(encoding="ascii")), self.out)
+        for line in map(json.loads, lines[1:]):
+            verdicts.add(line["benchmark"], line["task"], line["scores"])
+        if not lines:
+            written = [self._header, *verdicts.lines()]
+            write_file(self._partial, "".join(f"{json.dumps(one)}\n" for one in written))
+        return verdicts
+
+    def _check(self, found: Mapping[str, Any], file: Path) -> None:
+        other = [key for key, value in self._header.items() if found.get(key) != value]
+        if other:
+            name = self._reward.name
+            raise ConfigError(
+                f"{file}: holds what another judge said, or of other rollouts (it differs in: {', '.join(other)}); "
+                f"give this judge a name of its own, as in rewards.{name}_2.use={name}, or remove the file"
+            )
+
+    def _finish(self, keys: set[tuple[str, str]]) -> JudgedResult:
+        found = []
+        k, pass_at, name = self._body["k"], tuple(self._body.get("pass_at", ())), self._reward.name
+        for one in self._body["results"]:
+            tasks = [
+                self._with_verdicts(TaskResult.from_body(task))
+                for task in one["tasks"]
+                if (one["name"], task["task"]) in keys
+            ]
+            found += [measured(one["name"], tasks, [name], k=k, pass_at=pass_at)] if tasks else []
+        results = tuple(found)
+        summary = [
+            {"name": one.name, "judged": one.judged, "metrics": [asdict(m) for m in one.metrics]} for one in results
+        ]
+        body = {**self._header, "results": plain(summary), "verdicts": list(self._verdicts.lines())}
+        write_file(self.out, json.dumps(body, indent=1, allow_nan=False) + "\n")
+        self._partial.unlink()
+        return JudgedResult(name=name, file=self.out, results=results)
+
+    def _with_verdicts(self, task: TaskResult) -> TaskResult:
+        known = self._verdicts.of(task.benchmark, task.task)
+        rollouts = (replace(one, scores={self._reward.name: known.get(one.id)}) for one in task.rollouts)
+        return replace(task, rollouts=tuple(rollouts))
+
+
+def judge_files(file: Path) -> Iterator[Path]:
+    """Of the results `file`, those that judges wrote."""
+    yield from sorted(file.parent.glob(f"{file.name.removesuffix('.json')}{JUDGES}*.json"))

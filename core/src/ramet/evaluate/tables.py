@@ -1,0 +1,113 @@
+"""Results and comparisons as tables: for the terminal (rich) and as Markdown, from the same cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from ramet.evaluate.compare import Comparison, TaskPair
+
+SHOWN = 10  # tasks that are listed as won or lost
+RESULT_COLUMNS = ("benchmark", "metric", "avg@k", "pass@k", "maj@k", "tool use", "judged")
+COMPARISON_COLUMNS = ("benchmark", "metric", "A", "B", "B - A", "95 % interval", "tasks", "won", "lost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """One table. `title` and `caption` may be empty."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    caption: str = ""
+
+    def rich(self) -> Table:
+        table = Table(title=self.title or None, caption=self.caption or None)
+        for column in self.columns:
+            table.add_column(column)
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        table = "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines)
+        parts = (f"**{self.title}**" if self.title else "", table, self.caption)
+        return "\n\n".join(part for part in parts if part)
+
+
+def results_cells(body: Mapping[str, Any]) -> Cells:
+    """One row per benchmark and metric of a results file: avg@k with its interval, pass@k, maj@k, tools, judged."""
+    return Cells(
+        columns=RESULT_COLUMNS,
+        rows=[_result_row(one, metric) for one in body["results"] for metric in one["metrics"]],
+        title=f"{body['model']}, k = {body['k']}",
+        caption="± 95 % interval, clustered by task",
+    )
+
+
+def tool_cells(body: Mapping[str, Any]) -> Cells:
+    """One row per benchmark and tool: calls, success, seconds, and calls of right and wrong rollouts."""
+    rows = []
+    for one in body["results"]:
+        tools = one["tools"]
+        for name, calls in tools["calls"].items():
+            success, mean_s = tools.get("success", {}).get(name), tools.get("mean_s", {}).get(name)
+            numbers = [number(tools.get(key), 2) for key in ("calls_if_right", "calls_if_wrong")]
+            rows.append([one["name"], name, str(calls), number(success, 3), number(mean_s, 3), *numbers])
+    columns = ("benchmark", "tool", "calls", "success", "mean s", "calls if right", "calls if wrong")
+    return Cells(columns=columns, rows=rows, title="tools", caption="the last two columns are of all tools together")
+
+
+def comparison_cells(found: Sequence[Comparison], before: str, after: str) -> Cells:
+    return Cells(
+        columns=COMPARISON_COLUMNS,
+        rows=[_comparison_row(one) for one in found],
+        title=f"A: {before}, B: {after}",
+        caption="paired by task; bootstrap interval of the mean difference; * leaves 0 out",
+    )
+
+
+def pair_cells(found: Comparison) -> Cells:
+    """Tasks that were won and lost, side by side."""
+    n = min(SHOWN, max(len(found.won), len(found.lost)))
+    rows = [[*_pair(found.won, i), *_pair(found.lost, i)] for i in range(n)]
+    return Cells(
+        columns=("won", "A", "B", "lost", "A", "B"),
+        rows=rows,
+        title=f"{found.benchmark}, {found.metric}: {len(found.won)} won, {len(found.lost)} lost",
+    )
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|")
+
+
+def _pair(pairs: Sequence[TaskPair], index: int) -> list[str]:
+    if index >= len(pairs):
+        return ["", "", ""]
+    one = pairs[index]
+    return [one.task, number(one.before), number(one.after)]
+
+
+def _comparison_row(one: Comparison) -> list[str]:
+    interval = "-" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f}{' *' if one.is_clear else ''}"
+    tasks = f"{one.n_tasks}" + (f" ({one.left_out} left out)" if one.left_out else "")
+    numbers = [number(one.before), number(one.after), f"{one.difference:+.3f}", interval, tasks]
+    return [one.benchmark, one.metric, *numbers, str(len(one.won)), str(len(one.lost))]
+
+
+def _result_row(one: Mapping[str, Any], metric: Mapping[str, Any]) -> list[str]:
+    avg, use = metric["avg"], one["tools"]["share_using"]
+    margin = "" if avg["half_width"] is None else f" ± {avg['half_width']:.3f}"
+    passes = "  ".join(f"@{p['k']} {number(p['estimate']['mean'])}" for p in metric["passes"])
+    maj = metric.get("maj") or {}
+    cells = [one["name"], metric["metric"], number(avg["mean"]) + margin, passes, number(maj.get("mean"))]
+    return [*cells, "-" if use is None else f"{use:.0%}", one["judged"]]

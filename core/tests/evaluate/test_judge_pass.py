@@ -1,0 +1,145 @@
+"""`ramet judge`: rewards over stored rollouts, resumed, re-run and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from core.tests.evaluate.test_results import HEADER, played, score
+
+from ramet.cli.app import main
+from ramet.config.compose import compose
+from ramet.errors import ConfigError
+from ramet.evaluate.agreement import Verdicts, agreement
+from ramet.evaluate.judge_pass import run
+from ramet.evaluate.results import PartialResults
+from ramet.plugins import load_plugins
+from ramet.registry import Entry
+from ramet.types import Rollout
+
+
+class Judge:
+    """Says the same of every rollout, and nothing of those in `silent`."""
+
+    per_rollout = True
+
+    def __init__(self, verdict: float) -> None:
+        self.verdict = verdict
+        self.asked: list[str] = []
+        self.silent: set[str] = set()
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | None]:
+        names = [f"{one.task.id}/{one.id}" for one in group]
+        self.asked += names
+        return [None if name in self.silent else self.verdict for name in names]
+
+
+@pytest.fixture
+def judges(monkeypatch: pytest.MonkeyPatch) -> dict[str, Judge]:
+    found = {"kind": Judge(1.0), "strict": Judge(0.0)}
+    registry = load_plugins().registries.rewards
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    for name, judge in found.items():
+        registry.add(
+            Entry(kind="reward", name=name, factory=lambda j=judge: j, config=None, plugin="test", distribution="test")
+        )
+    return found
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> Path:
+    partial = PartialResults(tmp_path / "results.json", HEADER)
+    for name in "abc":
+        partial.add(*played(name, [0, 1], [score(1.0), score(0.0)]))
+    partial.finish()
+    return tmp_path / "results.json"
+
+
+def keys(*names: str) -> list[str]:
+    return ["model.path=''", f"rewards=[{','.join(names)}]"]
+
+
+def test_what_is_missing_alone_is_judged_again(result: Path, judges: dict[str, Judge]) -> None:
+    judge = judges["kind"]
+    judge.silent = {"a/1", "c/0"}
+    (first,) = run(result, compose(keys("kind"), job="judge"))
+    assert (first.n_judged, first.n_rollouts) == (4, 6)
+    assert first.results[0].judged == "4 of 6 judged"
+    assert first.results[0].metrics[0].avg.mean == 1.0
+    assert len(judge.asked) == 6
+    judge.silent, judge.asked = set(), []
+    (second,) = run(result, compose(keys("kind"), job="judge"))
+    assert sorted(judge.asked) == ["a/1", "c/0"]
+    assert second.n_judged == 6
+    judge.asked = []
+    run(result, compose(keys("kind"), job="judge"))
+    assert judge.asked == []
+    assert not list(result.parent.glob("*.partial.jsonl"))
+
+
+def test_a_killed_pass_goes_on(result: Path, judges: dict[str, Judge], monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, kept = judges["kind"], []
+
+    async def dying(self: Judge, group: Sequence[Rollout]) -> Sequence[float | None]:
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+        kept.append(group[0].task.id)
+        return [1.0] * len(group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Judge, "__call__", dying)
+        with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)):
+            run(result, compose(keys("kind"), job="judge"))
+    partial = result.with_name("results.judge-kind.json.partial.jsonl")
+    partial.write_bytes(partial.read_bytes() + b'{"benchmark": "ari')  # torn
+    run(result, compose(keys("kind"), job="judge"))
+    assert {name[0] for name in judge.asked} == set("abc") - set(kept)
+
+
+def test_another_judge_needs_another_name(result: Path, judges: dict[str, Judge]) -> None:
+    run(result, compose(keys("kind"), job="judge"))
+    with pytest.raises(ConfigError) as caught:
+        run(result, compose([*keys("kind"), "rewards.kind.use=strict"], job="judge"))
+    assert str(caught.value) == (
+        f"{result.with_name('results.judge-kind.json')}: holds what another judge said, or of other rollouts (it "
+        "differs in: options); give this judge a name of its own, as in rewards.kind_2.use=kind, or remove the file"
+    )
+
+
+def test_the_command_says_how_many_were_judged_and_how_judges_agree(
+    result: Path, judges: dict[str, Judge], capsys: pytest.CaptureFixture[str]
+) -> None:
+    judges["strict"].silent = {"a/0"}
+    assert main(["judge", str(result), "rewards=[kind,strict]", "--format", "markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "| rules | kind | 6 | 0.500 | 0.000 | 0 | 3 |" in lines
+    assert "| kind | strict | 5 | 0.000 | 0.000 | 5 | 0 |" in lines
+    assert lines[-1] == f"strict: 5 of 6 judged, in {result.with_name('results.judge-strict.json')}"
+    assert main(["judge", "rewards=[kind]"]) == 1
+    assert main(["judge", str(result)]) == 1
+    told = capsys.readouterr().err
+    assert "judge: give a result first, as in `ramet judge runs/measured rewards=[llm_judge]`" in told
+    assert "rewards: none chosen; name a judge, as in rewards=[llm_judge]" in told
+
+
+def test_agreement_beyond_chance_by_hand() -> None:
+    first, second = Verdicts(), Verdicts()
+    first.add("b", "t", {str(i): float(i < 6) for i in range(10)})  # 6 right
+    second.add("b", "t", {str(i): float(i < 4 or i == 9) for i in range(10)})  # 4 of them, and one more
+    found = agreement(first, second)
+    assert (found.both_right, found.first_alone, found.second_alone, found.both_wrong) == (4, 2, 1, 3)
+    assert found.share == pytest.approx(0.7)
+    assert found.kappa == pytest.approx((0.7 - 0.5) / 0.5)  # chance: 0.6 x 0.5 + 0.4 x 0.5
+    assert agreement(first, Verdicts()).share is None
+
+
+def test_results_without_rollouts_cannot_be_judged(tmp_path: Path, judges: dict[str, Judge]) -> None:
+    partial = PartialResults(tmp_path / "results.json", replace(HEADER, k=1))
+    partial.add(played("a", [0], [score(1.0)])[0])
+    partial.finish()
+    with pytest.raises(ConfigError, match="its rollouts were not recorded whole"):
+        run(tmp_path / "results.json", compose(keys("kind"), job="judge"))
+    assert json.loads((tmp_path / "results.json").read_text())["rollouts"] is None
