@@ -30,6 +30,7 @@ from ramet.types import (
     Markup,
     Rollout,
     RolloutState,
+    SegmentKind,
     Start,
     StartRoots,
     StepContext,
@@ -181,6 +182,38 @@ def _check_what_is_its_own(preset: str, metrics: Mapping[str, float], groups: Se
         assert metrics["advantage/rows_in_trees"] == 1
     if preset == "gigpo":
         assert metrics["advantage/turns_compared"] > 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "advantage"),
+    [
+        ("token_entropy", "arpo advantage.params.attribution=hard advantage.params.multiplicity=sqrt"),
+        ("value_guided branch_policy.params.failed_below=2", "arpo"),
+    ],
+)
+def test_a_branch_policy_trains_with_an_advantage_that_knows_shared_tokens(
+    train: Train, tmp_path: Path, policy: str, advantage: str
+) -> None:
+    metrics = train("algorithm=grpo", *f"branch_policy={policy} advantage={advantage}".split())
+    assert list(metrics) == [1, 2]
+    for step in (1, 2):
+        assert math.isfinite(metrics[step]["train/loss"]) and metrics[step]["train/grad_norm"] > 0
+        assert metrics[step]["train/rows"] == TASKS * GROUP
+        assert metrics[step]["advantage/shared_token_share"] > 0
+        rollouts = [one.rollout for record in records(tmp_path, step) for one in record.group.rollouts]
+        forks = [one for one in rollouts if one.parent is not None]
+        assert forks and any(one.fork_token for one in forks) == (policy == "token_entropy")
+        if advantage == "arpo":  # soft: each rollout's own advantage on all of its sampled tokens
+            _check_one_advantage_per_rollout(records(tmp_path, step))
+
+
+def _check_one_advantage_per_rollout(groups: Sequence[GroupRecord]) -> None:
+    for record in groups:
+        for one in record.group.rollouts:
+            mask = [s.is_sampled for s in one.rollout.segments if s.kind is not SegmentKind.PROMPT for _ in s.token_ids]
+            found = record.advantages[one.rollout.id]
+            assert len({value for value, trained in zip(found, mask, strict=True) if trained}) == 1
+            assert not any(value for value, trained in zip(found, mask, strict=True) if not trained)
 
 
 def test_groups_of_different_sizes_are_trained_on_without_copies(train: Train, tmp_path: Path) -> None:
