@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +83,11 @@ def test_a_function_of_one_rollout_by_keyword_with_parts_and_arguments(file: Pat
         "import numpy as np\ndef compute_score(data): return np.array([len(s['answer']) for s in data])",
         "import signal\ndef compute_score(data):\n    signal.alarm(5)\n    signal.alarm(0)\n    return [2] * len(data)",
         "def compute_score(data):\n    print('talk')\n    return [{'score': 2.0, 'part': True} for _ in data]",
+        "async def compute_score(data): return [2] * len(data)",
+        "import asyncio\nasync def compute_score(solution_str, **_):\n    await asyncio.sleep(0)\n    return 2",
+        "class Two:\n    def __call__(self, data): return [2] * len(data)\ncompute_score = Two()",
     ],
-    ids=["verl", "kwargs", "list", "numpy", "signal", "dicts"],
+    ids=["verl", "kwargs", "list", "numpy", "signal", "dicts", "async", "async one", "object"],
 )
 def test_all_forms_give_the_same(file: Path, group: list[Rollout], source: str) -> None:
     assert values(scores(file, source, group)) == [2.0, 2.0, 2.0]
@@ -111,6 +117,9 @@ def test_several_gold_answers_are_a_list_and_a_sample_is_json(write: Any, file: 
         ("def compute_score(): pass", "compute_score() has neither form; allowed: one parameter, a list of dicts, or "
          "keyword parameters of data_source, solution_str, ground_truth, extra_info"),
         ("def compute_score(a, b): pass", "compute_score(a, b) has neither form"),
+        ("class compute_score:\n    def __init__(self, data): pass",
+         "has no function 'compute_score'; it has: none"),
+        ("compute_score = max", "my_reward.py: compute_score: no signature found for builtin <built-in function max>"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_named_before_the_first_score(file: Path, source: str, problem: str) -> None:
@@ -131,6 +140,102 @@ def test_a_file_that_is_not_there_or_no_python_is_refused_when_it_is_built(file:
         CustomConfig(workers=0, timeout_s=0)
 
 
+def test_arguments_that_the_function_does_not_take_are_said_before_the_first_score(file: Path) -> None:
+    source = "def compute_score(data, scale=1): return [scale] * len(data)"
+    with pytest.raises(ConfigError) as caught:
+        scores(file, source, [], arguments={"scle": 2})
+    assert str(caught.value) == (
+        'rewards.custom: compute_score(data, scale=1) cannot be called with arguments {"scle": 2}: got an unexpected '
+        "keyword argument 'scle'"
+    )
+
+
+def test_a_file_that_is_edited_during_a_run_changes_none_of_its_scores(file: Path, group: list[Rollout]) -> None:
+    file.write_text("def compute_score(data): return [1] * len(data)")
+
+    async def main() -> list[Any]:
+        reward = Custom(CustomConfig(path=str(file)))
+        file.write_text("def compute_score(data): return [7] * len(data)")
+        found = list(await reward(group))
+        await reward.aclose()
+        return values(found)
+
+    assert asyncio.run(main()) == [1.0, 1.0, 1.0]
+
+
+def test_modules_of_the_working_directory_are_not_imported(
+    file: Path, group: list[Rollout], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "socket.py").write_text("raise SystemExit('the wrong socket')")
+    monkeypatch.chdir(elsewhere)
+    assert values(scores(file, "def compute_score(data): return [1] * len(data)", group)) == [1.0, 1.0, 1.0]
+
+
+BUSY = """
+import pathlib, subprocess, sys, time
+def compute_score(data):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    pathlib.Path(__file__).with_name("pids").write_text(f"{__import__('os').getpid()} {child.pid} ")
+    time.sleep(600)
+"""
+
+
+def running(file: Path) -> list[int]:
+    """Processes of `BUSY` that are there; waits until both have begun."""
+    pids = file.with_name("pids")
+    deadline = time.monotonic() + 30
+    while (not pids.exists() or not pids.read_text().endswith(" ")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    found = [int(pid) for pid in pids.read_text().split()]
+    return [pid for pid in found if Path(f"/proc/{pid}").exists() and not is_zombie(pid)]
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def all_ended(file: Path) -> bool:
+    deadline = time.monotonic() + 10
+    while running(file) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not running(file)
+
+
+def test_closing_ends_what_is_running_and_waits_for_no_deadline(file: Path, group: list[Rollout]) -> None:
+    file.write_text(BUSY)
+
+    async def main() -> None:
+        reward = Custom(CustomConfig(path=str(file), timeout_s=600))
+        scoring = asyncio.ensure_future(reward(group))
+        assert len(await asyncio.to_thread(running, file)) == 2
+        await reward.aclose()
+        with pytest.raises(InfraError, match="the process ended"):
+            await scoring
+
+    began = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - began < 30
+    assert all_ended(file)
+
+
+def test_a_function_that_is_running_ends_with_the_process_that_asked(file: Path) -> None:
+    file.write_text(BUSY)
+    driver = (
+        "import sys; from ramet_rewards.processes import ScorerPool\n"
+        "pool = ScorerPool('ramet_rewards.custom_worker', sys.argv[1:3], workers=1, deadline_s=600)\n"
+        "pool.submit({'data': [], 'arguments': {}, 'source': open(sys.argv[1]).read()}).result()"
+    )
+    with subprocess.Popen([sys.executable, "-c", driver, str(file), "compute_score"]) as process:
+        assert len(running(file)) == 2
+        process.kill()
+    assert all_ended(file)
+
+
 def test_what_one_rollout_raises_leaves_the_others_judged(file: Path, group: list[Rollout], caplog: Any) -> None:
     source = "def compute_score(solution_str, ground_truth):\n    return 1 / ('42' in solution_str)"
     assert values(scores(file, source, group)) == [1.0, None, None]
@@ -143,22 +248,26 @@ def test_what_one_rollout_raises_leaves_the_others_judged(file: Path, group: lis
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("import time\ndef compute_score(data):\n    time.sleep(60)", "no result within 0.5 s"),
-        ("import os\ndef compute_score(data): os.abort()", "the process ended"),
-        ("import os\ndef compute_score(data): os._exit(0)", "the process ended"),
+        ("import time; time.sleep(60)", "no result within 0.5 s"),
+        ("os.abort()", "the process ended"),
+        ("os._exit(0)", "the process ended"),
     ],
 )
 def test_a_function_that_hangs_or_ends_its_process_judges_nothing_and_the_next_group_is_judged(
     file: Path, group: list[Rollout], source: str, problem: str
 ) -> None:
-    file.write_text(source)
+    again = file.with_name("again")
+    file.write_text(
+        f"import os\ndef compute_score(data):\n    if not os.path.exists({str(again)!r}): {source}\n"
+        "    return [1] * len(data)"
+    )
 
     async def main() -> list[Any]:
         reward = Custom(CustomConfig(path=str(file), timeout_s=0.5))
         with pytest.raises(InfraError) as caught:
             await reward(group)
         assert str(caught.value) == f"my_reward.py: compute_score: {problem}"
-        file.write_text("def compute_score(data): return [1] * len(data)")
+        again.touch()
         found = list(await reward(group))
         await reward.aclose()
         return values(found)

@@ -4,14 +4,16 @@
     compute_score(data_source, solution_str, ground_truth, extra_info) -> float   one call a rollout, by keyword
 
 A dict is `{"output", "answer", "data_source", "extra_info"}`. A score may also be a dict with `score`, whose other
-numbers are logged as parts, or None: not judged. The function runs in a process of its own, in its main thread, so it
-may compute for long and use signals. What it raises, and what takes longer than `timeout_s`, is not judged.
+numbers are logged as parts, or None: not judged. The function may be async. It runs in a process of its own, in its
+main thread, so it may compute for long and use signals. What it raises, and what takes longer than `timeout_s`, is not
+judged. The file is read when the run begins: it may be edited while the run goes on, which changes none of its scores.
 """
 
 from __future__ import annotations
 
 import ast
 import asyncio
+import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +31,7 @@ class Custom:
 
     def __init__(self, config: CustomConfig) -> None:
         self.config = config
-        self._path = _file(config)
+        self._path, self._source = _file(config)
         arguments = [str(self._path), config.function]
         self._pool = ScorerPool(
             "ramet_rewards.custom_worker", arguments, workers=config.workers, deadline_s=config.timeout_s
@@ -66,7 +68,7 @@ class Custom:
     async def _form(self) -> bool:
         """Whether the function takes the whole group."""
         if self._takes_list is None:
-            reply = await self._ask({"form": True})
+            reply = await self._ask({"form": True, "arguments": dict(self.config.arguments)})
             if "problem" in reply:
                 raise ConfigError(f"rewards.custom: {reply['problem']}")
             self._takes_list = bool(reply["takes_list"])
@@ -81,7 +83,7 @@ class Custom:
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            reply: dict[str, Any] = await asyncio.wrap_future(self._pool.submit(request))
+            reply: dict[str, Any] = await asyncio.wrap_future(self._pool.submit({**request, "source": self._source}))
             return reply
         except Lost as error:
             raise InfraError(f"{self._where()}: {error}") from error
@@ -126,13 +128,14 @@ def sample_of(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _file(config: CustomConfig) -> Path:
-    """Read, not run: that is for the processes."""
+def _file(config: CustomConfig) -> tuple[Path, str]:
+    """The file, and what it holds. Read, not run: that is for the processes."""
     path = Path(config.path).expanduser().absolute()
     if not config.path or not path.is_file():
         raise ConfigError(f"rewards.custom.params.path is {config.path!r}; allowed: a Python file that is there")
     try:
-        ast.parse(path.read_bytes())
+        source = importlib.util.decode_source(path.read_bytes())
+        ast.parse(source)
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"rewards.custom.params.path: {path} is no Python: {error}") from error
-    return path
+    return path, source

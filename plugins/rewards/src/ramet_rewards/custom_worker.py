@@ -5,6 +5,7 @@ It is the main thread of a process, so the function may use signals. JSON lines 
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import inspect
 import json
@@ -12,9 +13,11 @@ import math
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
+
+from ramet_rewards.processes import end_with
 
 KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
 MODULE = "ramet_custom_reward"
@@ -27,32 +30,38 @@ class UnusableFile(Exception):
 def main() -> None:
     number, path, name = sys.argv[1:4]
     with socket.socket(fileno=int(number)) as client, client.makefile("rw", encoding="ascii") as lines:
+        end_with(client)
         _reply(lines, "ready")
         function: Callable[..., Any] | None = None
         for line in lines:
             _reply(lines, "prepared")
+            request = json.loads(line)
             try:
-                function = function or _load(Path(path), name)
-                _reply(lines, _answer(function, json.loads(line), Path(path)))
+                function = function or _load(Path(path), request["source"], name)
+                _reply(lines, _answer(function, request, Path(path)))
             except UnusableFile as error:
                 _reply(lines, {"problem": str(error)})
 
 
-def _load(path: Path, name: str) -> Callable[..., Any]:
+def _load(path: Path, source: str, name: str) -> Callable[..., Any]:
+    """`source` is what the file held when the run began: one that is edited meanwhile changes no scores."""
     sys.path.insert(0, str(path.parent))  # what is beside the file
     spec = importlib.util.spec_from_file_location(MODULE, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, path, "exec"), vars(module))
     except (Exception, SystemExit) as error:
         raise UnusableFile(f"{path} cannot be loaded: {_described(error, path)}") from error
     found = getattr(module, name, None)
-    if not callable(found):
+    if not callable(found) or inspect.isclass(found):
         there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise UnusableFile(f"{path} has no function {name!r}; it has: {', '.join(there) or 'none'}")
-    _takes_list(found)
+    try:
+        _takes_list(found)
+    except (TypeError, ValueError) as error:  # some functions of C tell no parameters
+        raise UnusableFile(f"{path}: {name}: {error}") from error
     function: Callable[..., Any] = found
     return function
 
@@ -72,17 +81,37 @@ def _takes_list(function: Callable[..., Any]) -> bool:
 
 def _answer(function: Callable[..., Any], request: Mapping[str, Any], path: Path) -> dict[str, Any]:
     takes_list = _takes_list(function)
-    if "form" in request:
-        return {"takes_list": takes_list}
     more = request["arguments"]
+    if "form" in request:
+        _check_arguments(function, more, takes_list=takes_list)
+        return {"takes_list": takes_list}
     try:
         if takes_list:
             value = function(request["data"], **more)
         else:
             value = function(**_keywords(function, request["sample"]), **more)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_result(value))
         return {"value": _plain(value)}
     except (Exception, SystemExit) as error:
         return {"raised": _described(error, path)}
+
+
+def _check_arguments(function: Callable[..., Any], more: Mapping[str, Any], *, takes_list: bool) -> None:
+    signature = inspect.signature(function)
+    given = dict.fromkeys(KEYWORDS)
+    own = {} if takes_list else {name: None for name in given if name in signature.parameters}
+    try:
+        signature.bind(*([[]] if takes_list else []), **own, **more)
+    except TypeError as error:
+        raise UnusableFile(
+            f"{getattr(function, '__name__', function)}{signature} cannot be called with arguments "
+            f"{json.dumps(more)}: {error}"
+        ) from error
+
+
+async def _result(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 def _keywords(function: Callable[..., Any], sample: Mapping[str, Any]) -> dict[str, Any]:

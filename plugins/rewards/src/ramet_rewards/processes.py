@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -33,36 +36,66 @@ class Lost(Exception):
         self.by_request = by_request
 
 
+def end_with(client: socket.socket) -> None:
+    """Kill this process and what it has started as soon as the other end is closed, also in the middle of its work.
+
+    Called in the process. The other end closes when the process that asks has ended, however that happened.
+    """
+    hung_up = select.poll()
+    hung_up.register(client.fileno(), 0)  # an end that is closed is always told
+
+    def wait() -> None:
+        hung_up.poll()
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, name="ramet-rewards-end", daemon=True).start()
+
+
 class ScorerPool:
     """`workers` processes of `python -m MODULE SOCKET ARGUMENT…`, started when needed and replaced when they ended."""
 
     def __init__(self, module: str, arguments: Sequence[str] = (), *, workers: int, deadline_s: float) -> None:
         self.deadline_s = deadline_s  # wall time from "prepared" to the result
-        self._command = [sys.executable, "-m", module]
+        self._command = [sys.executable, "-P", "-m", module]  # -P: no module of the working directory is imported
         self._arguments = list(arguments)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="ramet-rewards")
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._busy: set[_Worker] = set()
+        self._closed = False
+        self._lock = threading.Lock()
 
     def submit(self, request: Mapping[str, Any]) -> Future[Any]:
         """The result; raises `Lost`, and `InfraError` if the process did not come up."""
         return self._threads.submit(self._ask, dict(request))
 
     def close(self) -> None:
-        """End the processes, after the work that is running."""
-        self._threads.shutdown()
+        """End the processes. Nobody waits for what they work on: a run that was interrupted ends now."""
+        with self._lock:
+            self._closed = True
+            for worker in self._busy:
+                worker.kill()
+        self._threads.shutdown(cancel_futures=True)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._idle.get_nowait().close()
 
     def _ask(self, request: dict[str, Any]) -> Any:
+        line = json.dumps(request) + "\n"
         worker = self._take()
+        with self._lock:
+            self._busy.add(worker)
+            if self._closed:
+                worker.kill()
         try:
-            result = worker.ask(request, self.deadline_s)
+            result = worker.ask(line, self.deadline_s)
         except (OSError, EOFError) as error:
             if isinstance(error, TimeoutError):
                 worker.close()
                 raise Lost(f"no result within {self.deadline_s:g} s", by_request=False) from error
             raise Lost("the process ended", by_request=worker.ended_by_the_request()) from error
+        finally:
+            with self._lock:
+                self._busy.discard(worker)
         self._idle.put(worker)
         return result
 
@@ -87,6 +120,7 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                env={**os.environ, "PYTHONHASHSEED": "0"},  # sets have one order, so the same answer has one score
             )
         self._prepared = False
         self._socket, self._lines = ours, ours.makefile("rw", encoding="ascii")
@@ -100,11 +134,11 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, request: Mapping[str, Any], deadline_s: float) -> Any:
+    def ask(self, line: str, deadline_s: float) -> Any:
         """Raises OSError or EOFError without a result; then `ended_by_the_request` tells why and ends the process."""
         self._prepared = False
         self._socket.settimeout(START_S)
-        self._lines.write(json.dumps(request) + "\n")
+        self._lines.write(line)
         self._lines.flush()
         self._receive(START_S)
         self._prepared = True
@@ -122,8 +156,14 @@ class _Worker:
         with contextlib.suppress(OSError):
             self._lines.close()
         self._socket.close()
-        self._process.kill()
+        self.kill()
         self._process.wait()
+
+    def kill(self) -> None:
+        """The process, and what it has started itself."""
+        if self._process.returncode is None:  # else its id may be another process's by now
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _receive(self, timeout_s: float) -> Any:
         self._socket.settimeout(timeout_s)
