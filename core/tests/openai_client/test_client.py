@@ -21,6 +21,7 @@ from ramet import (
     RequestRefused,
     user_prompt,
 )
+from ramet.openai_client import cache as cache_module
 from ramet.openai_client import client as client_module
 from ramet.testing import OpenAIServer, RawReply, local_services
 
@@ -94,10 +95,12 @@ def test_what_is_sent_and_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> No
         RawReply(body="[1]"),
         RawReply(body='{"choices": []}'),
         RawReply(body='{"choices": [{"message": {"content": 3}}]}'),
+        RawReply(status=429, headers={"Retry-After": "nan"}),
+        RawReply(status=429, headers={"Retry-After": "inf"}),
         RawReply(body='{"choi', promised=500),
         RawReply(body=b"\xff\xfe"),
     ],
-    ids=lambda trouble: f"{trouble.status} {trouble.body[:20]!r}",
+    ids=lambda trouble: f"{trouble.status} {trouble.body[:20]!r} {trouble.headers.get('Retry-After', '')}",
 )
 def test_what_may_pass_is_asked_again(trouble: RawReply) -> None:
     with OpenAIServer(Script(trouble, trouble, "fine")) as server:
@@ -128,6 +131,22 @@ def test_what_fails_says_where_and_why(
     assert str(caught.value) == f"rewards.judge.params.server: {server.url}/chat/completions: {said}"
     assert len(server.requests) == asked
     assert caught.value.retry_after_s == (3600 if "Retry-After" in reply.headers else None)
+
+
+def test_neither_key_nor_password_is_in_a_message_and_a_key_may_end_in_a_new_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\n")
+    with OpenAIServer(Script(RawReply(body="you sent sk-secret"))) as server:
+        with pytest.raises(InfraError) as caught:
+            chat(server, retries=0, model="tiny")
+        assert str(caught.value).endswith("/chat/completions: the reply is no JSON: b'you sent ***'")
+        assert server.keys == ["sk-secret"]
+        monkeypatch.delenv("OPENAI_API_KEY")
+        url = server.url.replace("http://", "http://me:hunter2@")
+        with pytest.raises(InfraError) as caught:
+            run(lambda client: client.chat(ASK), url, retries=0, model="tiny")
+        assert str(caught.value).startswith(f"rewards.judge.params.server: {server.url}/chat/completions: ")
 
 
 def test_a_server_that_is_not_there_and_one_that_hangs_are_infrastructure() -> None:
@@ -210,8 +229,8 @@ def test_an_equal_request_is_answered_from_the_file_also_after_a_restart(tmp_pat
         return [reply.cached for reply in replies]
 
     with OpenAIServer(Script("x")) as server:
-        assert run(ask, server.url, cache=cache) == [False, True, True, True, True, False]
-        assert run(ask, server.url, cache=cache) == [True] * 6
+        assert run(ask, server.url, cache=cache, model="tiny") == [False, True, True, True, True, False]
+        assert run(ask, server.url, cache=cache, model="tiny") == [True] * 6
         assert len(server.requests) == 2
         assert run(lambda client: client.chat(ASK), server.url, cache=cache).cached is False
 
@@ -273,12 +292,39 @@ def test_the_check_says_what_the_configuration_got_wrong(monkeypatch: pytest.Mon
             run(check, wrong)
 
 
+def test_a_cache_that_cannot_be_opened_is_said_by_the_check_and_one_that_is_locked_later_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cache_module, "BUSY_S", 0.05)
+    with OpenAIServer(Script("x")) as server:
+        with pytest.raises(ConfigError) as caught:
+            run(lambda client: client.check(), server.url, cache=tmp_path)
+        assert str(caught.value) == f"{tmp_path}: cannot be read as a cache of replies: unable to open database file"
+        cache = tmp_path / "replies.sqlite"
+
+        async def while_locked(client: OpenAIClient) -> str:
+            await client.check()
+            with sqlite3.connect(cache) as other:
+                other.execute("BEGIN EXCLUSIVE")
+                return (await client.chat(ASK, cached=True)).text
+
+        assert run(while_locked, server.url, cache=cache) == "x"
+    assert [record.getMessage() for record in caplog.records] == [f"{cache}: cannot be read now: database is locked"]
+
+
 def test_options_that_cannot_be_are_all_named() -> None:
     with pytest.raises(ValueError) as caught:
         OpenAIOptions(urls=["localhost:8000"], timeout_s=0, concurrency=0, per_s=-1, retries=-1)
     assert str(caught.value) == (
         "urls holds 'localhost:8000'; allowed: http://… and https://…; timeout_s must be over 0, got 0; concurrency "
         "must be over 0, got 0; per_s must be over 0, got -1; retries must be at least 0, got -1"
+    )
+    with pytest.raises(ValueError) as caught:
+        OpenAIOptions(urls=["https://host/v1?api-key=hunter2"], key_variable="my-own-key-9")
+    assert str(caught.value) == (
+        "urls holds 'https://host/v1' with a query or a fragment; allowed: a base, to which paths are added; "
+        "key_variable holds no name of an environment variable (letters, digits and _); the key itself is never "
+        "written down"
     )
     with pytest.raises(ValueError, match="urls is empty; allowed: one or more of"):
         OpenAIOptions(urls=[])

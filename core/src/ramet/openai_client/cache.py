@@ -32,10 +32,10 @@ class ReplyCache:
         self.path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ramet-reply-cache")
         self._connection: sqlite3.Connection | None = None
-        self._full = False
+        self._warned = False
 
     async def get(self, key: str) -> dict[str, Any] | None:
-        """Raises `ConfigError` if the file is no cache."""
+        """Raises `ConfigError` if the file is no cache. One that was open and cannot be read for now knows nothing."""
         found: dict[str, Any] | None = await self._run(self._get, key)
         return found
 
@@ -53,10 +53,14 @@ class ReplyCache:
     def _get(self, key: str) -> dict[str, Any] | None:
         import sqlite3
 
+        opened = self._connection is not None
         try:
             row = self._open().execute("SELECT reply FROM replies WHERE request = ?", (key,)).fetchone()
             return None if row is None else json.loads(row[0])
         except (sqlite3.Error, ValueError, OSError) as error:
+            if opened and isinstance(error, sqlite3.OperationalError):  # locked, or its disk has a fault
+                self._warn(f"cannot be read now: {error}")
+                return None
             raise ConfigError(f"{self.path}: cannot be read as a cache of replies: {error}") from error
 
     def _put(self, key: str, reply: str) -> None:
@@ -66,9 +70,12 @@ class ReplyCache:
             with self._open() as connection:
                 connection.execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", (key, reply))
         except (sqlite3.Error, OSError) as error:
-            if not self._full:
-                logger.warning("%s: replies are no longer kept: %s", self.path, error)
-            self._full = True
+            self._warn(f"replies are no longer kept: {error}")
+
+    def _warn(self, what: str) -> None:
+        if not self._warned:
+            logger.warning("%s: %s", self.path, what)
+        self._warned = True
 
     def _open(self) -> sqlite3.Connection:
         import sqlite3

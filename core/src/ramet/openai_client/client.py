@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from ramet.errors import ConfigError, InfraError
 from ramet.openai_client.cache import ReplyCache, request_key
-from ramet.openai_client.http import AttemptFailed, Http
+from ramet.openai_client.http import AttemptFailed, Http, without_password
 from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
 from ramet.openai_client.servers import Server, Servers
 from ramet.types import Limiter, Message, Services
@@ -48,10 +48,12 @@ class OpenAIClient:
         self._cache = None if cache is None else ReplyCache(cache)
 
     async def check(self) -> None:
-        """Ask every server for its models. Raises `ConfigError` for what the configuration got wrong (address, key,
-        model), else `InfraError`.
+        """Open the file, and ask every server for its models. Raises `ConfigError` for what the configuration got wrong
+        (file, address, key, model), else `InfraError`.
         """
         try:
+            if self._cache is not None:
+                await self._cache.get("")
             for server in self._servers.all:
                 await self._offered(server)
             await self._chosen_model()
@@ -232,15 +234,16 @@ class OpenAIClient:
             if error.status == 404 and self._model is not None:
                 return []
             if error.status in wrong:
-                hint = f" (from the environment variable {self.options.key_variable})" if error.status != 404 else ""
+                name = self.options.key_variable
+                where = f"from the environment variable {name}" if os.environ.get(name) else f"{name} is not set"
+                hint = "" if error.status == 404 else f" ({where})"
                 raise ConfigError(f"{self.name}: {wrong[error.status]}{hint}: {error}") from error
             raise InfraError(f"{self.name}: {error}") from error
         listed = reply.get("data")
         offered = [str(one["id"]) for one in listed if isinstance(one, dict) and "id" in one] if listed else []
         if self._model is not None and offered and self._model not in offered:
-            raise ConfigError(
-                f"{self.name}.model is {self._model!r}; {server.url} offers: {', '.join(sorted(offered)[:20])}"
-            )
+            url, names = without_password(server.url), ", ".join(sorted(offered)[:20])
+            raise ConfigError(f"{self.name}.model is {self._model!r}; {url} offers: {names}")
         return offered
 
     def _connections(self) -> Http:
@@ -258,7 +261,9 @@ def _check_shape(path: str, server: Server, reply: Mapping[str, Any]) -> None:
         try:
             _text(reply)
         except (KeyError, IndexError, TypeError) as error:
-            raise AttemptFailed(f"{server.url}{path}: the reply has no choices[0].message.content") from error
+            raise AttemptFailed(
+                f"{without_password(server.url)}{path}: the reply has no choices[0].message.content"
+            ) from error
 
 
 def _text(reply: Mapping[str, Any]) -> str:

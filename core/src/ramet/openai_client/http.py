@@ -6,10 +6,11 @@ import asyncio
 import email.utils
 import ipaddress
 import json
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from ramet.errors import ConfigError
 from ramet.io.json_values import cut, too_deep, visible
@@ -45,7 +46,7 @@ class Http:
             ) from error
         self._errors = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
         self._certificates = aiohttp.ClientConnectorCertificateError
-        self._key = key
+        self._key = key = (key or "").strip()  # of a file, a key often ends in a new line
         self.slots = asyncio.Semaphore(concurrency)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=concurrency),
@@ -59,8 +60,10 @@ class Http:
 
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         method = "GET" if body is None else "POST"
+        request = self._session.request(method, url, json=body, timeout=timeout)
+        url = without_password(url)  # in messages
         try:
-            async with self._session.request(method, url, json=body, timeout=timeout) as reply:
+            async with request as reply:
                 content = await _read(reply)
         except TimeoutError as error:
             raise AttemptFailed(f"{url}: no reply within {timeout_s:g} s") from error
@@ -74,13 +77,22 @@ class Http:
                 status=reply.status,
                 retry_after_s=_retry_after(reply.headers.get("Retry-After")),
             )
-        return _object(url, content)
+        try:
+            return _object(url, content)
+        except AttemptFailed as error:
+            raise AttemptFailed(self._clean(str(error))) from error
 
     async def aclose(self) -> None:
         await self._session.close()
 
     def _clean(self, text: str) -> str:
         return visible(" ".join((text.replace(self._key, "***") if self._key else text).split()))
+
+
+def without_password(url: str) -> str:
+    """As it is shown: without a name and a password in it."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 async def _read(reply: aiohttp.ClientResponse) -> bytes:
@@ -120,12 +132,13 @@ def _retry_after(value: str | None) -> float | None:
     if not value:
         return None
     try:
-        return max(float(value), 0.0)
+        seconds = float(value)
+        return max(seconds, 0.0) if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:
         return max(email.utils.parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

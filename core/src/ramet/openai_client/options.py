@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 
 from ramet.errors import InfraError
@@ -26,6 +27,15 @@ class OpenAIOptions:
         self.urls = [url.rstrip("/") for url in self.urls]
         problems = [f"urls holds {url!r}; allowed: http://… and https://…" for url in self.urls if not _is_http(url)]
         problems += ["urls is empty; allowed: one or more of http://… and https://…"] * (not self.urls)
+        problems += [
+            f"urls holds {re.split('[?#]', url)[0]!r} with a query or a fragment; allowed: a base, to which paths are "
+            "added"
+            for url in self.urls
+            if _is_http(url) and set(url) & set("?#")
+        ]
+        if not re.fullmatch(r"([A-Za-z_]\w*)?", self.key_variable, re.ASCII):
+            problems.append("key_variable holds no name of an environment variable (letters, digits and _); the key "
+                            "itself is never written down")  # fmt: skip
         over = {
             "timeout_s": self.timeout_s,
             "concurrency": self.concurrency,
