@@ -37,7 +37,7 @@ VERDICT: incorrect
 }
 FIELDS = ("question", "gold", "answer")
 _FIELD = re.compile(r"\{(question|gold|answer)\}")
-_CLOSING = re.compile(r"<(?=/(?:question|accepted_answers|given_answer)>)")
+_TAG = re.compile(r"<(?=\s*/?\s*(?:question|accepted_answers|given_answer)\b)", re.IGNORECASE)
 _VERDICT = re.compile(r"[*_\s]*verdict[*_]*\s*:\s*[*_]*\s*(correct|incorrect)[*_.\s]*", re.IGNORECASE)
 
 
@@ -56,9 +56,9 @@ def load_prompt(name: str) -> str:
 
 
 def fill(prompt: str, question: str, golds: tuple[str, ...], answer: str) -> str:
-    """All fields at once, so that braces in one of them fill nothing; none can close the tags around it."""
+    """All fields at once, so that braces in one of them fill nothing; none can close or forge the tags around it."""
     values = {"question": question, "gold": "\n".join(golds), "answer": answer}
-    return _FIELD.sub(lambda found: _CLOSING.sub("&lt;", values[found[1]]), prompt)
+    return _FIELD.sub(lambda found: _TAG.sub("&lt;", values[found[1]]), prompt)
 
 
 def verdict(reply: str) -> bool | None:

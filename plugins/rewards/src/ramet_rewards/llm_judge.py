@@ -1,8 +1,9 @@
 """`llm_judge`: a language model says whether the answer means the same as a gold answer.
 
 1 or 0 is what the judge said. What it did not say is not judged (None), never 0: the server failed, or its reply holds
-no verdict, also when asked again. Verdicts are asked for at temperature 0 and kept in a file, so a resumed run or a
-second scoring of the same rollouts asks nothing twice.
+no verdict, also when asked again. An answer that the server refuses, although it answers the same question with a gold
+answer in its place, is the model's doing (too long for the judge, as a rule): 0. Verdicts are asked for at temperature
+0 and kept in a file, so a resumed run or a second scoring of the same rollouts asks nothing twice.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ramet import InfraError, OpenAIClient, Rollout, Score, Services, user_prompt
+from ramet import ChatReply, InfraError, OpenAIClient, RequestRefused, Rollout, Score, Services, user_prompt
 from ramet_rewards.boxed import final
 from ramet_rewards.comparison import gold_answers
-from ramet_rewards.config import LlmJudgeConfig, Normalisation
+from ramet_rewards.config import LlmJudgeConfig
+from ramet_rewards.equality import plainly_equal
 from ramet_rewards.judge_prompts import fill, load_prompt, verdict
-from ramet_rewards.text import exact_match
 
 logger = logging.getLogger(__name__)
 
@@ -60,34 +61,49 @@ class LlmJudge:
             return _score(0.0)
         if len(answer) > self.config.max_answer_chars:
             return _score(0.0, too_long=1.0)
-        if exact_match(answer, golds, Normalisation.UNICODE):
+        if any(plainly_equal(gold, answer) for gold in golds):
             return _score(1.0)
         try:
-            reply = await self.client.chat(
-                user_prompt(fill(self._prompt, question, golds, answer)),
-                deadline_s=self.config.deadline_s,
-                cached=True,
-                check=lambda text: verdict(text) is not None,
-                temperature=0,
-                max_tokens=self.config.max_tokens,
-                **self.config.extra,
-            )
+            reply = await self._ask(question, golds, answer)
+        except RequestRefused as error:
+            if await self._answers(question, golds):
+                return _score(0.0, refused=1.0)
+            self._warn("refused", str(error))
+            return None
         except InfraError as error:
-            self._warn(str(error))
+            self._warn(str(error).removeprefix(self.client.name)[:60], str(error))
             return None
         said = verdict(reply.text)
         if said is None:
-            self._warn(f"no verdict in {reply.text[-80:]!r}")
+            self._warn("no verdict", f"no verdict in {reply.text[-80:]!r}")
             return None
         return _score(float(said), asked=1.0)
 
-    def _warn(self, reason: str) -> None:
-        """Once for each reason; the core counts the rollouts."""
-        kind = reason[:40]
+    async def _ask(self, question: str, golds: tuple[str, ...], answer: str) -> ChatReply:
+        return await self.client.chat(
+            user_prompt(fill(self._prompt, question, golds, answer)),
+            deadline_s=self.config.deadline_s,
+            cached=True,
+            check=lambda text: verdict(text) is not None,
+            temperature=0,
+            max_tokens=self.config.max_tokens,
+            **self.config.extra,
+        )
+
+    async def _answers(self, question: str, golds: tuple[str, ...]) -> bool:
+        """Whether the server answers this question at all."""
+        try:
+            await self._ask(question, golds, golds[0])
+        except InfraError:
+            return False
+        return True
+
+    def _warn(self, kind: str, reason: str) -> None:
+        """Once for each kind; the core counts the rollouts."""
         level = logging.DEBUG if kind in self._said else logging.WARNING
         self._said.add(kind)
         logger.log(level, "llm_judge: an answer is not judged: %s", reason)
 
 
-def _score(value: float, *, asked: float = 0.0, too_long: float = 0.0) -> Score:
-    return Score(value=value, parts={"asked": asked, "too_long": too_long})
+def _score(value: float, *, asked: float = 0.0, too_long: float = 0.0, refused: float = 0.0) -> Score:
+    return Score(value=value, parts={"asked": asked, "too_long": too_long, "refused": refused})
