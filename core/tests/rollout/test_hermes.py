@@ -88,6 +88,12 @@ def test_what_is_wrong_with_a_call_is_its_own_result_and_the_others_run() -> Non
     assert (result.stop, result.metrics) == (None, {"calls": 4.0, "malformed_calls": 1.0})
 
 
+def test_the_name_of_a_tool_that_there_is_not_steers_no_terminal() -> None:
+    rollout, _ = play("qwen2.5", [call("\x1b[31mx"), call("\ud800"), "no"], echo_tool("echo"))
+    assert rollout.valid and rollout.stop is StopReason.ANSWER
+    assert [one.text for one in rollout.tool_calls] == ["There is no tool \\x1b[31mx. Tools: echo."]
+
+
 def test_a_tools_mistake_is_text_and_an_infrastructure_failure_passes() -> None:
     mistaken = turn(ScriptedContext([call(text="a")], [echo_tool("echo", error=ToolError("no such page"))]))
     assert results(mistaken) == ["no such page"]

@@ -11,6 +11,10 @@ NO_VALUE = "The tool call is not valid JSON: Expecting value (character 0). "
 PLAIN = 'Expected: {"name": "NAME", "parameters": {"ARGUMENT": VALUE}}'
 
 
+SURROGATE = "The tool call holds half of a surrogate pair, which is no character."
+INFINITE = "The tool call holds NaN or an infinite number, which JSON does not have."
+
+
 def call(name: str, **arguments: object) -> JsonCall:
     return JsonCall(name=name, arguments=arguments)
 
@@ -92,6 +96,11 @@ def test_a_message_that_is_an_object_is_a_call_and_other_json_an_answer(text: st
             '<|python_tag|>search.call(query="x")',
             NO_VALUE + PLAIN,
         ),
+        (tagged('{"name": "\\ud800", "arguments": {}}'), SURROGATE),
+        (tagged('{"name": "a", "arguments": {"x": [{"\\udfff": 1}]}}'), SURROGATE),
+        (tagged('{"name": "a", "arguments": {"x": NaN}}'), INFINITE),
+        (tagged('{"name": "a", "arguments": {"x": -1e999}}'), INFINITE),
+        (tagged('{"name": "\\u001b[31m", "arguments": 1}'), 'The "arguments" of the \\x1b[31m call must be'),
         ('{"name": "add", "parameters": 5}', 'The "parameters" of the add call must be a JSON object.'),
     ],
 )

@@ -274,6 +274,20 @@ def test_arguments_nested_without_end_are_refused() -> None:
     assert str(caught.value) == f"{SCHEMA.name}: the arguments are nested more than 64 levels deep"
 
 
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ("\ud800", "half of a surrogate pair, which is no character"),
+        ([float("inf")], "NaN or an infinite number, which JSON does not have"),
+    ],
+)
+def test_arguments_that_are_no_json_never_reach_a_tool(value: Any, fault: str) -> None:
+    """They would fail on the way to a server or a process, which is infrastructure: a way not to be judged."""
+    with pytest.raises(ToolError) as caught:
+        check_arguments(SCHEMA, {"query": value})
+    assert str(caught.value) == f"{SCHEMA.name}: the arguments hold {fault}"
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(ToolError, match="query is missing; n must be of type integer"):
         check_arguments(SCHEMA, {"n": "many"})

@@ -5,6 +5,7 @@ Names in data and weight files, what tools raise, and what a policy writes all e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,6 +37,22 @@ def too_deep(value: Any, most: int = MAX_NESTING) -> bool:
         if not level:
             return False
     return any(isinstance(one, Mapping | list | tuple) for one in level)
+
+
+def json_fault(value: Any) -> str | None:
+    """What of a value that Python read from JSON is none, so that others cannot read it; None for nothing.
+
+    A policy may write it at will: whatever fails on it later would be its way not to be judged.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair, which is no character"
+    except ValueError:
+        return "NaN or an infinite number, which JSON does not have"
+    except TypeError:  # not from JSON
+        pass
+    return None
 
 
 def _items(value: Any) -> list[Any]:

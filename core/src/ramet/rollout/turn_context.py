@@ -21,7 +21,7 @@ from ramet.rollout.plan import ResolvedPlan
 from ramet.rollout.progress import RunCounts
 from ramet.rollout.stateful import StateFailed, StatefulComponent
 from ramet.rollout.states import States
-from ramet.rollout.tools.executor import ToolOutcome
+from ramet.rollout.tools.executor import ToolOutcome, visible
 from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
@@ -299,7 +299,7 @@ class TurnContext:
                 text = f"The limit of {limit} {call.name} calls is used up."
                 return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
             return await self.context.tools.run(call, ends_at=self.live.ends_at)
-        text = f"There is no tool {call.name[:80]}. Tools: {', '.join(known) or 'none'}."
+        text = f"There is no tool {visible(call.name[:80])}. Tools: {', '.join(known) or 'none'}."
         return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
 
     def _failed(self, where: str, message: str) -> InfraError:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ramet.io.json_values import MAX_NESTING, too_deep
+from ramet.io.json_values import MAX_NESTING, json_fault, too_deep, visible
 
 FORMS = ("auto", "tool_call", "json")
 OPENING, CLOSING, PYTHON = "<tool_call>", "</tool_call>", "<|python_tag|>"
@@ -127,11 +127,13 @@ def _call(value: Any, form: str) -> Found:
         return MalformedCall(text=f"The tool call must be a JSON object. Expected: {example(form)}")
     if too_deep(value):
         return MalformedCall(text=f"The tool call is nested more than {MAX_NESTING} levels deep.")
+    if (fault := json_fault(value)) is not None:
+        return MalformedCall(text=f"The tool call holds {fault}.")
     name = value.get("name")
     if not isinstance(name, str) or not name:
         return MalformedCall(text=f'The tool call names no tool: "name" must be a text. Expected: {example(form)}')
     given = [key for key in KEYS.values() if value.get(key) is not None]
     arguments = value[given[0]] if given else {}  # a tool may need none; what is missing the tool's schema says
     if not isinstance(arguments, dict):
-        return MalformedCall(text=f'The "{given[0]}" of the {name[:80]} call must be a JSON object.')
+        return MalformedCall(text=f'The "{given[0]}" of the {visible(name[:80])} call must be a JSON object.')
     return JsonCall(name=name, arguments=arguments)

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any
 
 from ramet.errors import ConfigError, ToolError
-from ramet.io.json_values import MAX_NESTING, too_deep
+from ramet.io.json_values import MAX_NESTING, json_fault, too_deep
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.trace_check import TagNames, TraceCheck, check_tags
 from ramet.types import (
@@ -257,6 +257,8 @@ def call_arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
         raise ToolError(f"The {tool.name} call is not valid JSON ({error}). Expected: {form}") from error
     if too_deep(arguments):
         raise ToolError(f"The {tool.name} call is nested more than {MAX_NESTING} levels deep. Expected: {form}")
+    if (fault := json_fault(arguments)) is not None:
+        raise ToolError(f"The {tool.name} call holds {fault}. Expected: {form}")
     if not isinstance(arguments, dict):
         raise ToolError(f"The {tool.name} call must be a JSON object: {form}")
     return arguments

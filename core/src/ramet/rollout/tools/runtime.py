@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import InfraError, PluginError, ToolError
-from ramet.io.json_values import MAX_NESTING, too_deep
+from ramet.io.json_values import MAX_NESTING, json_fault, too_deep
 from ramet.plugin_code import defined_at
 from ramet.plugins import origin
 from ramet.rollout.tools.executor import CallProgress, ToolExecutor, ToolOutcome
@@ -225,6 +225,8 @@ def check_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> None:
     """Raise `ToolError` with everything that is wrong. A null for an optional argument counts as not given."""
     if too_deep(arguments):
         raise ToolError(f"{schema.name}: the arguments are nested more than {MAX_NESTING} levels deep")
+    if (fault := json_fault(dict(arguments))) is not None:
+        raise ToolError(f"{schema.name}: the arguments hold {fault}")
     properties = schema.parameters.get("properties", {})
     required = schema.parameters.get("required", [])
     problems = [f"{name} is missing" for name in required if name not in arguments]
