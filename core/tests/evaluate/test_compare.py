@@ -9,7 +9,7 @@ import pytest
 from ramet.cli.app import main
 from ramet.errors import ConfigError
 from ramet.evaluate.compare import bootstrap, compare, load_results
-from ramet.evaluate.tables import Cells, comparison_cells, pair_cells
+from ramet.evaluate.tables import TextTable, comparison_cells, pair_cells
 
 
 def body(scores: dict[str, list[float | None]], *, benchmark: str = "own", metric: str = "accuracy") -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_the_tables_say_the_same_in_markdown() -> None:
         "| b | 0.000 | 1.000 | c | 1.000 | 0.000 |",
         "| a | 0.500 | 1.000 |  |  |  |",
     ]
-    assert "a\\|b" in Cells(columns=["x"], rows=[["a|b"]]).markdown()
+    assert "a\\|b" in TextTable(columns=["x"], rows=[["a|b"]]).markdown()
 
 
 def test_results_with_nothing_in_common_are_refused() -> None:

@@ -13,8 +13,8 @@ from ramet.cli.terminal import Parser, say
 from ramet.config.sections import without_model
 from ramet.errors import ConfigError
 from ramet.evaluate.agreement import Verdicts, agreement
-from ramet.evaluate.compare import Comparison, compare, load_results
-from ramet.evaluate.tables import Cells, comparison_cells, number, pair_cells, results_cells, tool_cells
+from ramet.evaluate.compare import PairedComparison, compare, load_results
+from ramet.evaluate.tables import TextTable, comparison_cells, number, pair_cells, results_cells, tool_cells
 
 FORMATS = ("table", "markdown", "json")
 
@@ -46,16 +46,16 @@ def run_compare(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _tables(compared: Sequence[Comparison], before: str, after: str) -> list[Cells]:
+def _tables(compared: Sequence[PairedComparison], before: str, after: str) -> list[TextTable]:
     changed = [one for one in compared if one.won or one.lost]
     return [comparison_cells(compared, before, after), *map(pair_cells, changed)]
 
 
-def _json(compared: Sequence[Comparison]) -> list[dict[str, Any]]:
+def _json(compared: Sequence[PairedComparison]) -> list[dict[str, Any]]:
     return [{**asdict(one), "difference": one.difference} for one in compared]
 
 
-def _print(tables: Sequence[Cells], form: str, body: Any) -> None:
+def _print(tables: Sequence[TextTable], form: str, body: Any) -> None:
     shown = [table for table in tables if table.rows]
     if form == "json":
         say(json.dumps(body, indent=1))
@@ -106,7 +106,7 @@ def _judge_of(file: Path) -> str:
     return str(json.loads(file.read_text(encoding="ascii"))["judge"])
 
 
-def _agreement_cells(named: Mapping[str, Verdicts]) -> Cells:
+def _agreement_cells(named: Mapping[str, Verdicts]) -> TextTable:
     """Of every two judges; `rules` is the main metric of the evaluation itself."""
     rows = []
     for one, other in itertools.combinations(named, 2):
@@ -114,4 +114,5 @@ def _agreement_cells(named: Mapping[str, Verdicts]) -> Cells:
         numbers = [str(found.n), number(found.share), number(found.kappa), str(found.first_alone)]
         rows.append([one, other, *numbers, str(found.second_alone)])
     columns = ("A", "B", "both judged", "same verdict", "kappa", "right for A alone", "right for B alone")
-    return Cells(columns=columns, rows=rows, title="agreement of judges", caption="`rules`: the benchmarks' own scores")
+    caption = "`rules`: the benchmarks' own scores"
+    return TextTable(columns=columns, rows=rows, title="agreement of judges", caption=caption)

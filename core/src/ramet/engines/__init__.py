@@ -1,1 +1,3 @@
-"""What generates tokens: `protocol` is common to all engines, `torch/` runs in this process, `vllm/` drives vLLM."""
+"""What generates tokens: `protocol` is common to all engines, `torch/` runs in this process, `vllm/` drives vLLM, and
+`openai/` asks servers.
+"""

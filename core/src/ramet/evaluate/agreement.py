@@ -59,7 +59,7 @@ class Verdicts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
+class JudgeAgreement:
     """Of two judges, over the rollouts that both judged; right is a score of 1."""
 
     n: int
@@ -76,7 +76,7 @@ class Agreement:
 
     @property
     def kappa(self) -> float | None:
-        """Agreement beyond chance (Cohen 1960); None where both judges always say the same."""
+        """JudgeAgreement beyond chance (Cohen 1960); None where both judges always say the same."""
         if self.share is None:
             return None
         first, second = (self.both_right + self.first_alone) / self.n, (self.both_right + self.second_alone) / self.n
@@ -84,10 +84,10 @@ class Agreement:
         return None if chance == 1 else (self.share - chance) / (1 - chance)
 
 
-def agreement(first: Verdicts, second: Verdicts) -> Agreement:
+def agreement(first: Verdicts, second: Verdicts) -> JudgeAgreement:
     one, other = first.flat(), second.flat()
     pairs = [(one[key] >= CORRECT, other[key] >= CORRECT) for key in one if key in other]
-    return Agreement(
+    return JudgeAgreement(
         n=len(pairs),
         both_right=pairs.count((True, True)),
         both_wrong=pairs.count((False, False)),

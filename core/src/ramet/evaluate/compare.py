@@ -32,7 +32,7 @@ class TaskPair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PairedComparison:
     """One metric of one benchmark that both results have, over the tasks that both have judged."""
 
     benchmark: str
@@ -68,7 +68,7 @@ def load_results(path: Path) -> tuple[Path, dict[str, Any]]:
     )
 
 
-def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Comparison]:
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[PairedComparison]:
     """Every metric that both have. Raises `ConfigError` if there is none, or no task that both have judged."""
     earlier = {one["name"]: one for one in before["results"]}
     found = []
@@ -95,7 +95,7 @@ def task_means(result: Mapping[str, Any], metric: str) -> dict[str, float]:
     return means
 
 
-def _compared(benchmark: str, metric: str, before: Mapping[str, float], after: Mapping[str, float]) -> Comparison:
+def _compared(benchmark: str, metric: str, before: Mapping[str, float], after: Mapping[str, float]) -> PairedComparison:
     both = [TaskPair(task=task, before=before[task], after=after[task]) for task in before if task in after]
     if not both:
         raise ConfigError(
@@ -105,7 +105,7 @@ def _compared(benchmark: str, metric: str, before: Mapping[str, float], after: M
     differences = [pair.after - pair.before for pair in both]
     low, high = bootstrap(differences)
     ranked = sorted(both, key=lambda pair: (-abs(pair.after - pair.before), pair.task))
-    return Comparison(
+    return PairedComparison(
         benchmark=benchmark,
         metric=metric,
         before=fmean(pair.before for pair in both),

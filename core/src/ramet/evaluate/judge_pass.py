@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from ramet.components.build import Components, start_rewards
 from ramet.components.services import RunServices
 from ramet.config.resolved import Resolved
+from ramet.config.stored import stored_entry
 from ramet.errors import ConfigError
 from ramet.evaluate.agreement import JUDGES, Verdicts
 from ramet.evaluate.compare import load_results
@@ -83,7 +82,7 @@ async def _run(file: Path, body: Mapping[str, Any], resolved: Resolved) -> list[
 
 def _options(resolved: Resolved, name: str) -> dict[str, Any]:
     """What decides what the judge says; YAML's secrets are not in it."""
-    chosen: Any = OmegaConf.to_container(OmegaConf.create(resolved.text).rewards[name])
+    chosen = stored_entry(resolved.text, "rewards", name)
     return {key: chosen[key] for key in ("use", "params", "sources") if key in chosen}
 
 

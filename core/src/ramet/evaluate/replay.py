@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 
+from ramet.config.stored import stored_entry, typed_options
 from ramet.errors import RametError
 from ramet.evaluate.compare import load_results
 from ramet.evaluate.header import plain
@@ -89,12 +89,11 @@ async def _scored(name: str, benchmark: Benchmark, record: GroupRecord, stored: 
 
 def stored_benchmark(body: Mapping[str, Any], name: str) -> Benchmark:
     """The benchmark with the options that the evaluation had."""
-    chosen = OmegaConf.create(body["settings"]["config"]).benchmarks[name]
+    chosen = stored_entry(body["settings"]["config"], "benchmarks", name)
     entry = load_plugins().get("benchmarks", chosen.get("use") or name)
     if entry.config is None:
         return entry.build()
-    options = OmegaConf.merge(OmegaConf.structured(entry.config), chosen.get("params") or {})
-    return entry.build(OmegaConf.to_object(options))
+    return entry.build(typed_options(entry.config, chosen.get("params"), f"benchmarks.{name}.params"))
 
 
 def _differences(body: Mapping[str, Any], found: list[BenchmarkResult]) -> list[str]:

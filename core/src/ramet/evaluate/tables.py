@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ramet.evaluate.compare import Comparison, TaskPair
+from ramet.evaluate.compare import PairedComparison, TaskPair
 
 SHOWN = 10  # tasks that are listed as won or lost
 RESULT_COLUMNS = ("benchmark", "metric", "avg@k", "pass@k", "maj@k", "tool use", "judged")
@@ -16,7 +16,7 @@ COMPARISON_COLUMNS = ("benchmark", "metric", "A", "B", "B - A", "95 % interval",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
+class TextTable:
     """One table. `title` and `caption` may be empty."""
 
     columns: Sequence[str]
@@ -39,9 +39,9 @@ class Cells:
         return "\n\n".join(part for part in parts if part)
 
 
-def results_cells(body: Mapping[str, Any]) -> Cells:
+def results_cells(body: Mapping[str, Any]) -> TextTable:
     """One row per benchmark and metric of a results file: avg@k with its interval, pass@k, maj@k, tools, judged."""
-    return Cells(
+    return TextTable(
         columns=RESULT_COLUMNS,
         rows=[_result_row(one, metric) for one in body["results"] for metric in one["metrics"]],
         title=f"{body['model']}, k = {body['k']}",
@@ -49,7 +49,7 @@ def results_cells(body: Mapping[str, Any]) -> Cells:
     )
 
 
-def tool_cells(body: Mapping[str, Any]) -> Cells:
+def tool_cells(body: Mapping[str, Any]) -> TextTable:
     """One row per benchmark and tool: calls, success, seconds, and calls of right and wrong rollouts."""
     rows = []
     for one in body["results"]:
@@ -59,11 +59,12 @@ def tool_cells(body: Mapping[str, Any]) -> Cells:
             numbers = [number(tools.get(key), 2) for key in ("calls_if_right", "calls_if_wrong")]
             rows.append([one["name"], name, str(calls), number(success, 3), number(mean_s, 3), *numbers])
     columns = ("benchmark", "tool", "calls", "success", "mean s", "calls if right", "calls if wrong")
-    return Cells(columns=columns, rows=rows, title="tools", caption="the last two columns are of all tools together")
+    caption = "the last two columns are of all tools together"
+    return TextTable(columns=columns, rows=rows, title="tools", caption=caption)
 
 
-def comparison_cells(found: Sequence[Comparison], before: str, after: str) -> Cells:
-    return Cells(
+def comparison_cells(found: Sequence[PairedComparison], before: str, after: str) -> TextTable:
+    return TextTable(
         columns=COMPARISON_COLUMNS,
         rows=[_comparison_row(one) for one in found],
         title=f"A: {before}, B: {after}",
@@ -71,11 +72,11 @@ def comparison_cells(found: Sequence[Comparison], before: str, after: str) -> Ce
     )
 
 
-def pair_cells(found: Comparison) -> Cells:
+def pair_cells(found: PairedComparison) -> TextTable:
     """Tasks that were won and lost, side by side."""
     n = min(SHOWN, max(len(found.won), len(found.lost)))
     rows = [[*_pair(found.won, i), *_pair(found.lost, i)] for i in range(n)]
-    return Cells(
+    return TextTable(
         columns=("won", "A", "B", "lost", "A", "B"),
         rows=rows,
         title=f"{found.benchmark}, {found.metric}: {len(found.won)} won, {len(found.lost)} lost",
@@ -97,7 +98,7 @@ def _pair(pairs: Sequence[TaskPair], index: int) -> list[str]:
     return [one.task, number(one.before), number(one.after)]
 
 
-def _comparison_row(one: Comparison) -> list[str]:
+def _comparison_row(one: PairedComparison) -> list[str]:
     interval = "-" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f}{' *' if one.is_clear else ''}"
     tasks = f"{one.n_tasks}" + (f" ({one.left_out} left out)" if one.left_out else "")
     numbers = [number(one.before), number(one.after), f"{one.difference:+.3f}", interval, tasks]

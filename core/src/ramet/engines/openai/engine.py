@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ramet.engines.checks import check_request
 from ramet.engines.config import OpenAIEngineConfig
 from ramet.engines.counters import Counters
-from ramet.engines.openai.replies import ServerReply, read_reply
+from ramet.engines.openai.completion_reply import ServerReply, read_reply
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
 from ramet.errors import ConfigError, InfraError
 from ramet.event_loop import run_async

@@ -1,0 +1,26 @@
+"""Options that a finished run has recorded as YAML, typed again: for jobs that repeat a part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ramet.errors import ConfigError
+
+
+def stored_entry(text: str, section: str, name: str) -> dict[str, Any]:
+    """What the configuration `text` says of `SECTION.NAME`, interpolations of the environment as they are written."""
+    found: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    try:
+        return dict(found[section][name] or {})
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"the recorded configuration has no {section}.{name}") from error
+
+
+def typed_options(options: type[Any], values: dict[str, Any] | None, key: str) -> Any:
+    """An instance of the dataclass `options`. Raises `ConfigError` that begins with `key`."""
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options), values or {}))
+    except Exception as error:  # OmegaConf and the options' own checks raise many kinds
+        raise ConfigError(f"{key}: the recorded options do not fit the installed plugin: {error}") from error
