@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from ramet.config.resolved import Resolved
+from ramet.config.schema import RewardConfig
 from ramet.errors import ConfigError
 from ramet.planning.run_plan import plan_run
 from ramet.plugin_code import code_hash
@@ -40,6 +41,26 @@ def test_the_manifest_says_what_ran_and_holds_no_environment(
     assert found.plugins[0].name == "core"
     assert found.resume_level.startswith("A, exact state") and "C, statistical" in found.resume_level
     assert found.attempts[0].argv == sys.argv
+
+
+@dataclass
+class WithFile:
+    path: str
+
+    def input_files(self) -> dict[str, str]:
+        return {"path": self.path}
+
+
+def test_files_that_options_of_components_name_are_recorded(tmp_path: Path, resolved: Callable[..., Resolved]):
+    file = tmp_path / "reward.py"
+    found = []
+    for text in ("first", "second"):
+        file.write_text(text)
+        made = resolved()
+        made.config.rewards = {"mine": RewardConfig(params=WithFile(str(file))), "other": RewardConfig()}
+        found.append(make_manifest(made).files)
+    assert [list(files) for files in found] == [["rewards.mine.params.path"]] * 2
+    assert found[0] != found[1]
 
 
 def test_secrets_of_the_command_line_are_not_recorded(

@@ -135,6 +135,22 @@ def test_the_module_of_a_plugin_that_is_no_distribution_is_named_without_a_versi
     ]
 
 
+def test_a_file_that_an_option_names_must_hold_what_it_held(
+    manifest: Callable[..., Manifest], state: Callable[..., RunState]
+):
+    def with_file(digest: str) -> RunState:
+        made = manifest()
+        made.files = {"rewards.custom.params.path": digest * 64}
+        return state(record=made)
+
+    assert check_resume(with_file("a"), with_file("b")) == [
+        "the file of rewards.custom.params.path: sha256 was aaaaaaaaaaaa, is bbbbbbbbbbbb; resuming would mix two "
+        "runs: undo it, choose another run.name, or set run.allow_config_change=true"
+    ]
+    assert check_resume(with_file("a"), with_file("b"), allow=True) == []
+    assert check_resume(state(), with_file("b")) == []  # of a run that began before files were recorded
+
+
 def test_a_training_that_has_saved_nothing_begins_anew_with_what_changed(
     tmp_path: Path,
     resolved: Callable[..., Resolved],

@@ -14,7 +14,7 @@ import pytest
 
 from ramet import ConfigError, InfraError, PluginError, Rollout, Score
 from ramet.testing import check_reward, local_services
-from ramet_rewards.config import CustomConfig
+from ramet_rewards.config import CustomConfig, LlmJudgeConfig
 from ramet_rewards.custom import Custom
 
 LIST_FORM = """
@@ -161,6 +161,14 @@ def test_a_file_that_is_edited_during_a_run_changes_none_of_its_scores(file: Pat
         return values(found)
 
     assert asyncio.run(main()) == [1.0, 1.0, 1.0]
+
+
+def test_the_file_is_recorded_with_the_run(file: Path) -> None:
+    assert CustomConfig(path=str(file)).input_files() == {}  # it is refused when it is built
+    file.write_text("")
+    assert CustomConfig(path=str(file)).input_files() == {"path": str(file)}
+    assert LlmJudgeConfig().input_files() == {}
+    assert LlmJudgeConfig(prompt=str(file)).input_files() == {"prompt": str(file)}
 
 
 def test_modules_of_the_working_directory_are_not_imported(

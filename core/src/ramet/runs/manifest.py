@@ -29,6 +29,7 @@ from ramet.config.choices import accept_enum_values
 from ramet.config.resolved import Resolved
 from ramet.config.schema import ModelConfig
 from ramet.config.secrets import hide_argument
+from ramet.config.sections import COMPONENTS, JOBS
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
 from ramet.plugin_code import code_hash
@@ -102,6 +103,7 @@ class Manifest:
     plugins: list[PluginRecord]
     data: dict[str, DataRecord] = field(default_factory=dict)  # "train", "valid" -> data set
     model: str | None = None  # fingerprint of the model's folder
+    files: dict[str, str] = field(default_factory=dict)  # sha256 of what options of components name, by option
     attempts: list[Attempt] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(6))  # of the run, for trackers; kept when it is resumed
     format: int = FORMAT
@@ -129,6 +131,7 @@ def make_manifest(
         plugins=_plugins(),
         data=dict(data or {}),
         model=model,
+        files=_input_files(resolved),
         attempts=[
             Attempt(
                 started=now(),
@@ -151,6 +154,7 @@ def read_manifest(path: Path) -> Manifest:
         if values.get("format") != FORMAT:
             raise ConfigError(f"{path}: format {values.get('format')!r}; this ramet reads format {FORMAT}")
         values.setdefault("id", "")  # of a run that began before ids were recorded; it gets one now
+        values.setdefault("files", {})  # of one that began before these were
         manifest = Manifest(**{one.name: values[one.name] for one in fields(Manifest)})
         manifest.plugins = [PluginRecord(**plugin) for plugin in values["plugins"]]
         manifest.data = {name: DataRecord(**record) for name, record in values["data"].items()}
@@ -196,6 +200,20 @@ def model_files(model: ModelConfig) -> list[Path]:
     """The folders and files that a model, its tokenizer and its prompts come from."""
     named = (model.path, model.tokenizer, model.chat_template)
     return [Path(name) for name in dict.fromkeys(named) if name is not None]
+
+
+def _input_files(resolved: Resolved) -> dict[str, str]:
+    """Of all components whose options have `input_files()`: option -> path of a file that decides what they give."""
+    found = {}
+    for group in COMPONENTS:
+        if group.name not in JOBS[resolved.job]:
+            continue
+        section = getattr(resolved.config, group.name)
+        chosen = {f"{group.name}.{name}": one for name, one in section.items()} if group.many else {group.name: section}
+        for key, one in chosen.items():
+            named = getattr(one.params, "input_files", dict)()
+            found |= {f"{key}.params.{option}": model_fingerprint(Path(path)) for option, path in named.items()}
+    return found
 
 
 def model_fingerprint(*paths: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from ramet import OpenAIOptions
@@ -14,6 +15,11 @@ def _raise(problems: Iterable[str]) -> None:
     found = list(problems)
     if found:
         raise ValueError("; ".join(found))
+
+
+def _existing(paths: Mapping[str, str]) -> dict[str, str]:
+    expanded = {option: Path(path).expanduser() for option, path in paths.items()}
+    return {option: str(path) for option, path in expanded.items() if path.is_file()}
 
 
 def _over_zero(values: Mapping[str, float]) -> Iterable[str]:
@@ -218,6 +224,10 @@ class LlmJudgeConfig:
     cache: str | None = None  # file that keeps verdicts over runs; null: one of the run
     extra: dict[str, Any] = field(default_factory=dict)  # more parameters of the request, by name
 
+    def input_files(self) -> dict[str, str]:
+        """As `CustomConfig.input_files`; a prompt of this package is no file."""
+        return _existing({"prompt": self.prompt})
+
     def __post_init__(self) -> None:
         over = {"max_tokens": self.max_tokens, "deadline_s": self.deadline_s, "max_answer_chars": self.max_answer_chars}
         fixed = sorted({"model", "messages", "temperature", "max_tokens", "stream", "n"} & set(self.extra))
@@ -232,6 +242,10 @@ class CustomConfig:
     workers: int = 1  # processes that run it
     timeout_s: float = 60.0  # for one call; what takes longer is not judged
     arguments: dict[str, Any] = field(default_factory=dict)  # more keyword arguments of the function, by name
+
+    def input_files(self) -> dict[str, str]:
+        """For the run's manifest: a resume with another file is told."""
+        return _existing({"path": self.path})
 
     def __post_init__(self) -> None:
         _raise(_over_zero({"workers": self.workers, "timeout_s": self.timeout_s}))
