@@ -6,6 +6,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from ramet_tools_python.inside import scratch
 
 
@@ -54,3 +56,26 @@ def test_two_can_remove_the_same_folder_at_once(tmp_path: Path) -> None:
         for removal in [threads.submit(scratch.remove, str(target)) for _ in range(2)]:
             removal.result()
     assert not target.exists()
+
+
+def test_a_directory_that_is_moved_meanwhile_leads_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moved to the top, its `..` is the folder that is emptied, and from there the way led out of it."""
+    target = tmp_path / "scratch"
+    (target / "a" / "a" / "deep" / "deep").mkdir(parents=True)
+    (tmp_path / "a").mkdir()
+    for place in (target / "a" / "victim", target / "a" / "a" / "victim", tmp_path / "victim"):
+        place.mkdir()
+        (place / "kept").write_text("x")
+    go = scratch._Walk._go
+
+    def move_and_go(walk: scratch._Walk, name: str) -> None:
+        hidden = target / "a" / "a" / "deep"
+        if name == ".." and hidden.exists() and not (target / "deep").exists():
+            hidden.rename(target / "deep")
+        go(walk, name)
+
+    monkeypatch.setattr(scratch._Walk, "_go", move_and_go)
+    scratch.remove(str(target))
+    assert not target.exists() and (tmp_path / "victim" / "kept").read_text() == "x"

@@ -1,7 +1,7 @@
 """Removing a directory that a hostile program filled: very deep trees, odd names, directories without permissions.
 
-Recursion and paths both fail on deep trees, so the walk holds one descriptor and goes up through `..`. That is safe
-only after every process that could move directories is gone.
+Recursion and paths both fail on deep trees, so the walk holds one descriptor and goes up through `..`, which leads
+somewhere else if a process moves the directory meanwhile: whether it led back is looked at before anything is removed.
 """
 
 from __future__ import annotations
@@ -44,19 +44,27 @@ class _Walk:
             os.close(self.here)
 
     def _descend(self) -> None:
-        above: list[tuple[str, list[str]]] = []  # directories on the way down, each with its siblings still to do
+        # Directories on the way down, each with its siblings still to do and the identity of the one above it.
+        above: list[tuple[str, list[str], tuple[int, int]]] = []
         todo = self._remove_files()
         while todo or above:
             if todo:
                 name = todo.pop()
                 os.chmod(name, 0o700, dir_fd=self.here)
+                from_where = self._identity()
                 self._go(name)
-                above.append((name, todo))
+                above.append((name, todo, from_where))
                 todo = self._remove_files()
             else:
-                name, todo = above.pop()
+                name, todo, from_where = above.pop()
                 self._go("..")
+                if self._identity() != from_where:
+                    raise FileNotFoundError(f"the directory above {name!r} was moved")  # begin again at the top
                 os.rmdir(name, dir_fd=self.here)
+
+    def _identity(self) -> tuple[int, int]:
+        found = os.fstat(self.here)
+        return found.st_dev, found.st_ino
 
     def _go(self, name: str) -> None:
         there = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.here)
