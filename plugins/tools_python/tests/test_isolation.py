@@ -16,7 +16,7 @@ from ramet_tools_python import PythonConfig, PythonTool
 from ramet_tools_python.isolation import Isolation
 
 REACHES = """
-import os, socket, fcntl, signal
+import ctypes, os, socket, fcntl, signal
 def attempt(name, action):
     try:
         action()
@@ -25,11 +25,17 @@ def attempt(name, action):
     except OSError:
         pass  # allowed, only nobody is there
     print(name)
+def set_at_end(number):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(1, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+set_at_end(signal.SIGKILL)
 one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 attempt("connecting a pair", lambda: one.connect("\\0nobody-listens-here"))
 attempt("sending from a pair", lambda: other.sendto(b"x", "\\0nobody-listens-here"))
 attempt("network", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close())
 attempt("local socket", lambda: socket.socket(socket.AF_UNIX).close())
+attempt("outliving the slot", lambda: set_at_end(0))
 attempt("another process's priority", lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 10))
 attempt("another process's processors", lambda: os.sched_setaffinity(os.getppid(), os.sched_getaffinity(0)))
 attempt("signals by way of a descriptor", lambda: fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid()))
@@ -41,7 +47,7 @@ attempt("the interpreter's files", lambda: open(os.__file__, "a").close())
 pass
 """
 OPEN = {
-    0: "connecting a pair\nsending from a pair\nnetwork\nlocal socket",
+    0: "connecting a pair\nsending from a pair\nnetwork\nlocal socket\noutliving the slot",
     1: "files\na file that exists\nprocesses\nshared memory",
     2: "",
     3: "",

@@ -92,7 +92,7 @@ def _confine(
     _limit(resource.RLIMIT_AS, limits.address_space)
     _limit(resource.RLIMIT_FSIZE, limits.file_size)
     _limit(resource.RLIMIT_NOFILE, 64)
-    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_CORE, 1)  # of 1 the kernel makes none; with 0 it still feeds a host's program for crashes
     if confinement.user is not None:
         processes.become(confinement.user)
     processes.drop_privileges()

@@ -16,6 +16,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import signal
 import struct
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ _NUMBER, _PROCESSOR, _ARGUMENTS = 0, 4, 16  # offsets in `struct seccomp_data`
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 _NOTICE, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
 _RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
-_AF_UNIX, _CLONE_THREAD = 1, 0x00010000
+_AF_UNIX, _CLONE_THREAD, _PR_SET_PDEATHSIG = 1, 0x00010000, 1
 _NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* flag that `clone` knows
 
 _REFUSED = (
@@ -93,6 +94,16 @@ class _Program:
             self.add(_RETURN, answer)
         self.add(_RETURN, _ALLOW)
 
+    def answer_parent_death(self, answer: int) -> None:
+        """A program must not outlive its slot: the signal that it gets then can be set to SIGKILL alone."""
+        self.add(_JUMP_EQUAL, self.numbers["prctl"], 0, 6)
+        self.add(_LOAD, _ARGUMENTS)
+        self.add(_JUMP_EQUAL, _PR_SET_PDEATHSIG, 0, 3)
+        self.add(_LOAD, _ARGUMENTS + 8)
+        self.add(_JUMP_EQUAL, signal.SIGKILL, 1, 0)
+        self.add(_RETURN, answer)
+        self.add(_RETURN, _ALLOW)
+
     def answer_truncation(self, answer: int) -> None:
         """Of files that may only be read."""
         self.answer(("truncate",), answer)
@@ -148,6 +159,7 @@ def refuse(*, may_ask: bool, may_truncate: bool = True) -> None:
     program.answer_unless("prlimit64", 2, 0, refused)  # reading limits
     for name, commands in _OWNER_OF_SIGNALS.items():
         program.answer_if(name, 1, commands, refused)
+    program.answer_parent_death(refused)
     if not may_truncate:
         program.answer_truncation(refused)
     if not may_ask:
