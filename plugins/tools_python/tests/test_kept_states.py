@@ -107,6 +107,102 @@ def test_a_program_cannot_fork_by_itself_although_it_is_copied_by_a_fork() -> No
     assert play(steps) == ["no", "no", "no"]
 
 
+FORKS_WHEN_COPIED = """
+import os, time
+copied = []
+def linger():
+    copied.append(1)
+    if len(copied) == 1 and os.fork() == 0:
+        os.setsid()
+        os.closerange(3, 64)
+        while True: open("stray", "w").close(); time.sleep(0.005)
+os.register_at_fork(after_in_child=linger)
+"""
+
+
+@pytest.mark.parametrize("isolation", ["2", "auto"])
+@pytest.mark.parametrize("copies", ["by a call", "by a fork"])
+def test_what_a_process_forks_while_it_is_copied_does_not_survive(bench: Any, isolation: str, copies: str) -> None:
+    async def steps(tool: KeepingPythonTool) -> tuple[str, int]:
+        if (await tool.isolation()).level < 2:
+            pytest.skip("this host does not allow level 2")
+        zygote = (await tool._own_pool().slots.zygote()).process.pid
+        hostile, other = await tool.open(), await tool.open()
+        await tool.run("n = 1", other)
+        await tool.run(FORKS_WHEN_COPIED, hostile)
+        await asyncio.sleep(0.3)  # for the process of the next program
+        before = len(bench.descendants(zygote))
+        if copies == "by a call":
+            await tool.run("pass", hostile)
+        else:
+            await tool.close(await tool.fork(hostile))
+        seen = (await tool.run("import os, time\ntime.sleep(0.1)\nos.listdir()", other)).text
+        await asyncio.sleep(0.3)
+        return seen, len(bench.descendants(zygote)) - before
+
+    seen, more = play(steps, isolation=isolation, slots=1)
+    assert seen == "[]" and more <= 0
+
+
+@pytest.mark.parametrize(
+    "ends",
+    ["", "while True: os.write(3, bytes(1 << 20))", "while True: os.write(3, b' '); time.sleep(0.2)"],
+    ids=["waits", "floods", "drips"],
+)
+def test_a_program_that_writes_to_its_slot_is_killed_and_costs_no_other_state(ends: str) -> None:
+    forged = f"import os, struct, time\nos.write(3, struct.pack('!I', 3 << 30))\n{ends}\ntime.sleep(60)"
+
+    async def steps(tool: KeepingPythonTool) -> list[str]:
+        state, other = await tool.open(), await tool.open()
+        await tool.run("n = 1", other)
+        return [str((await tool.run(forged, state)).status), (await tool.run("n", other)).text]
+
+    assert play(steps, slots=1, timeout_s=0.5) == ["killed", "1"]
+
+
+def test_a_fork_whose_caller_is_cancelled_leaves_no_process(bench: Any) -> None:
+    async def steps(tool: KeepingPythonTool) -> int:
+        pool = tool._own_pool()
+        zygote = (await pool.slots.zygote()).process.pid
+        state = await tool.open()
+        await tool.run("n = 1", state)
+        await asyncio.sleep(0.3)  # for the process of the next program
+        before = len(bench.descendants(zygote))
+        running = asyncio.create_task(tool.run("import time; time.sleep(0.3)", state))
+        await asyncio.sleep(0.1)
+        fork = asyncio.create_task(tool.fork(state))
+        await asyncio.sleep(0.05)
+        fork.cancel()
+        await asyncio.gather(running, fork, return_exceptions=True)
+        await tool.run("n", state)
+        while pool._running:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert [host.states for host in pool._hosts] == [1]
+        return len(bench.descendants(zygote)) - before
+
+    assert play(steps, slots=1) == 0
+
+
+def test_a_state_is_dropped_however_many_calls_wait_for_its_slot(bench: Any) -> None:
+    async def steps(tool: KeepingPythonTool) -> int:
+        pool = tool._own_pool()
+        zygote = (await pool.slots.zygote()).process.pid
+        state, other = await tool.open(), await tool.open()
+        await tool.run("n = 1", other)
+        await asyncio.sleep(0.3)
+        before = len(bench.descendants(zygote))
+        await tool.run("n = 1", state)
+        running = asyncio.create_task(tool.run("import time; time.sleep(0.5)", other))
+        await asyncio.sleep(0.1)
+        await tool.close(state)
+        await running
+        await asyncio.sleep(0.3)
+        return len(bench.descendants(zygote)) - before
+
+    assert play(steps, slots=1, queue_timeout_s=0.2) == 0
+
+
 def test_files_and_threads_are_not_kept() -> None:
     async def steps(tool: KeepingPythonTool) -> list[str]:
         state = await tool.open()

@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from ramet import InfraError
 from ramet_tools_python.config import PythonConfig
+from ramet_tools_python.inside.worker import PATIENCE_S
 from ramet_tools_python.isolation import Isolation
 from ramet_tools_python.result import PythonResult, Status, read_reply
 from ramet_tools_python.slots import Slots
 from ramet_tools_python.zygote import Slot
+
+COPY_S = 2 * PATIENCE_S  # before a program: its process is copied or, if it cannot be, another one gets ready
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +65,8 @@ class KeptStates:
         A caller that is cancelled does not end the program, since what it does to the state must not stop half-way.
         """
         queued = time.monotonic()
-        reply, level = await self._undisturbed(self._ask(state, {"code": code, "state": state.id}))
+        asked = asyncio.create_task(self._ask(state, {"code": code, "state": state.id}))
+        reply, level = await self._undisturbed(asked)
         waited_ms = (time.monotonic() - queued) * 1000 - reply.get("wall_ms", 0.0)
         result = read_reply(reply, queue_ms=max(0.0, waited_ms), level=level)
         if result.status is Status.SETUP_ERROR:
@@ -75,17 +78,26 @@ class KeptStates:
         copy = self._new(state.host)
         if state.slot is not None:
             copy.slot = state.slot
+            forked = asyncio.create_task(self._ask(state, {"fork": state.id, "to": copy.id}))
             try:
-                await self._undisturbed(self._ask(state, {"fork": state.id, "to": copy.id}))
+                await self._undisturbed(forked)
+            except asyncio.CancelledError:  # nobody will close what is made all the same
+                self._keep_running(asyncio.create_task(self._close_forked(forked, copy)))
+                raise
             except BaseException:
                 copy.host.states -= 1
                 raise
         return copy
 
+    async def _close_forked(self, forked: asyncio.Task[Any], copy: KeptState) -> None:
+        await asyncio.wait([forked])
+        await self.close_state(copy)
+
     async def close_state(self, state: KeptState) -> None:
+        """However many calls wait for its slot: what is not dropped would stand there until the slot ends."""
         state.host.states -= 1
         if state.slot is not None and state.slot is state.host.slot:
-            await self._undisturbed(self._ask(state, {"drop": state.id}))
+            await self._undisturbed(asyncio.create_task(self._ask(state, {"drop": state.id}, patient=True)))
 
     async def close(self) -> None:
         """End everything, running calls too; all states are lost."""
@@ -104,29 +116,33 @@ class KeptStates:
         host.states += 1
         return KeptState(host, next(self._ids))
 
-    async def _undisturbed(self, work: Coroutine[Any, Any, Any]) -> Any:
-        task = asyncio.create_task(work)
+    async def _undisturbed(self, task: asyncio.Task[Any]) -> Any:
+        self._keep_running(task)
+        return await asyncio.shield(task)
+
+    def _keep_running(self, task: asyncio.Task[Any]) -> None:
         self._running.add(task)
         task.add_done_callback(self._done)
-        return await asyncio.shield(task)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # whoever waited was told; a cancelled caller does not want to know
 
-    async def _ask(self, state: KeptState, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """The slot's reply, and the level in force."""
+    async def _ask(
+        self, state: KeptState, request: dict[str, Any], patient: bool = False
+    ) -> tuple[dict[str, Any], int]:
+        """The slot's reply, and the level in force. `patient`: wait for the slot for however long that takes."""
         host = state.host
         try:
-            async with asyncio.timeout(self.config.queue_timeout_s):
+            async with asyncio.timeout(None if patient else self.config.queue_timeout_s):
                 await host.lock.acquire()
         except TimeoutError as error:
             raise InfraError("the slot of this rollout did not become free in time") from error
         try:
             slot = await self._slot(state)
             self.slots.busy.add(slot)
-            async with asyncio.timeout(self.slots.answer_s + self.slots.config.timeout_s):
+            async with asyncio.timeout(self.slots.answer_s + COPY_S):
                 return await slot.ask(request), slot.zygote.isolation.level
         except (OSError, EOFError, TimeoutError) as error:
             self._lose(host)

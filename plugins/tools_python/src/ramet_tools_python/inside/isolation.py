@@ -71,7 +71,7 @@ def find(wanted: int | None, folder: str, readable: Sequence[str], *, keeps: boo
         return Found(0, "", False, missing)
     has_landlock = highest >= 2 and works(2, "landlock", lambda: _forbid_files(folder, readable))
     if highest >= 3:
-        if works(3, NAMESPACES, lambda: _separate(folder, readable)):
+        if works(3, NAMESPACES, lambda: _separate(folder, readable, keeps)):
             missing.pop(2, None)  # the file system of the namespace keeps that promise
             return Found(3, NAMESPACES, has_landlock, missing)
         if has_landlock and os.geteuid() == 0 and works(3, OWN_USER, lambda: _change_user(folder, readable)):
@@ -121,16 +121,18 @@ def _refused(attempt: Callable[[], object], otherwise: str) -> None:
     raise OSError(otherwise)
 
 
-def _separate(folder: str, readable: Sequence[str]) -> None:
+def _separate(folder: str, readable: Sequence[str], keeps: bool) -> None:
     namespaces.leave()
-    problem = _try(lambda: _use_namespaces(folder, readable))
+    problem = _try(lambda: _use_namespaces(folder, readable, keeps))
     if problem:
         raise OSError(problem)
 
 
-def _use_namespaces(folder: str, readable: Sequence[str]) -> None:
+def _use_namespaces(folder: str, readable: Sequence[str], keeps: bool) -> None:
     user = own_user(0)
     namespaces.build_root(folder, readable, user, 1 << 20)
+    if keeps and not os.path.exists("/proc/self/stat"):
+        raise OSError("no /proc can be mounted, in which to look for what programs fork")
     if user is not None:
         processes.become(user)
     os.listdir(os.path.dirname(os.__file__))

@@ -6,6 +6,7 @@ program left, however often it forked and whatever session it joined.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -107,6 +108,34 @@ def kill_children(spare: frozenset[int] = frozenset(), patience_s: float = 2.0) 
     return False
 
 
+def kill_descendants(spare: frozenset[int], patience_s: float = 2.0) -> bool:
+    """Kill all that came from this process but `spare`, whose children are not spared, and reap what is or becomes a
+    child of this one. False: some remain, or /proc does not tell."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        strays = _descendants()
+        if strays is None:
+            return False
+        strays -= spare
+        if not strays:
+            return True
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+    return False
+
+
+def stands_still(process: int) -> bool:
+    """Whether all threads of this child are stopped, or it has ended."""
+    try:
+        found = os.waitid(os.P_PID, process, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return found is not None
+
+
 def is_child(process: int) -> bool:
     try:
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -124,15 +153,36 @@ def has_children() -> bool:
 
 
 def _children() -> set[int]:
-    me, found = os.getpid(), set()
+    me = os.getpid()
+    return {pid for pid, (parent, _) in _everybody().items() if parent == me}
+
+
+def _descendants() -> set[int] | None:
+    """Without those that have ended and wait for another parent than this process. None: /proc does not tell."""
+    me, everybody = os.getpid(), _everybody()
+    if me not in everybody:
+        return None
+    below: dict[int, list[int]] = {}
+    for pid, (parent, _) in everybody.items():
+        below.setdefault(parent, []).append(pid)
+    found, todo = set(), [me]
+    while todo:
+        children = below.get(todo.pop(), [])
+        found.update(children)
+        todo += children
+    return {pid for pid in found if everybody[pid][0] == me or everybody[pid][1] != b"Z"}
+
+
+def _everybody() -> dict[int, tuple[int, bytes]]:
+    """Parent and state of every process that can be seen."""
+    found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as stat:
-                parent = int(stat.read().rpartition(b")")[2].split()[1])
-        except (OSError, IndexError, ValueError):  # it ended meanwhile
+                state, parent = stat.read().rpartition(b")")[2].split()[:2]
+            found[int(name)] = int(parent), state
+        except (OSError, ValueError):  # it ended meanwhile
             continue
-        if parent == me:
-            found.add(int(name))
     return found

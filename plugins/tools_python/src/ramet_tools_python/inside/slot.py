@@ -96,6 +96,8 @@ class SlotServer:
         cpu_s = call.clock.cpu_s()
         if end.verdict == DONE and state is not None and end.rc is not None:
             worker.pause()
+            if self.confinement.level == 0:
+                self._kill_strays(worker)
             call.collect()
             if before is not None:
                 before.end()
@@ -121,23 +123,32 @@ class SlotServer:
 
     def _copy_or_restart(self, state: int | None, before: Worker) -> Worker:
         """A copy; a process that its own programs broke so that it cannot be copied is replaced by a fresh one."""
-        try:
-            worker = before.copy()
-        except BrokenWorker:
-            return self._take_spare()
+        worker = self._copy(before)
         self._clean()  # it may have written while it copied itself
+        if worker is None:
+            return self._take_spare()
+        worker.resume()
         return worker
+
+    def _copy(self, original: Worker) -> Worker | None:
+        """A copy that stands still; None: its programs broke the original. Whatever else it forked is killed."""
+        try:
+            copy = original.copy()
+        except BrokenWorker:
+            self._kill_strays()
+            return None
+        copy.pause()
+        self._kill_strays(copy)
+        return copy
 
     def _fork(self, state: int, to: int) -> dict[str, Any]:
         """State `to` begins as `state` is. A state whose programs broke it, or that has run none, gives a fresh one."""
         original = self.states.get(state)
         if original is not None:
-            try:
-                copy = original.copy()
-            except BrokenWorker:
-                return {}
-            copy.pause()
-            self.states[to] = copy
+            copy = self._copy(original)
+            if copy is not None:
+                self.states[to] = copy
+            self._clean()
         return {}
 
     def _drop(self, state: int) -> None:
@@ -146,12 +157,13 @@ class SlotServer:
             worker.end()
             self._kill_strays()
 
-    def _kill_strays(self) -> None:
-        """What programs left: only level 0 lets them start processes at all."""
-        if self.confinement.level >= 1:
+    def _kill_strays(self, *new: Worker) -> None:
+        """What programs left: level 0 lets them start processes, and those that are copied can fork then."""
+        if self.confinement.level >= 1 and not self.confinement.keeps:
             return
-        kept = frozenset(worker.pid for worker in (self.spare, *self.states.values()) if worker is not None)
-        if processes.has_children() and not processes.kill_children(kept):
+        workers = (self.spare, *self.states.values(), *new)
+        kept = frozenset(worker.pid for worker in workers if worker is not None)
+        if processes.has_children() and not processes.kill_descendants(kept):
             raise RuntimeError("processes of the program could not be killed")
 
     def _clean(self) -> None:

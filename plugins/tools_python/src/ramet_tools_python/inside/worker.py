@@ -15,6 +15,9 @@ import time
 from . import child, processes, seccomp, wire
 
 PATIENCE_S = 10.0  # for a process to get ready, or to copy itself
+STOP_S = 1.0  # for all threads of a process to stand still
+STOP_POLL_S = 0.0002
+LONGEST_WORD = 64  # bytes, of what a process says of a program's end
 _FORKS_OF_A_COPY = 2  # see `child._copy`
 _kill, _getpid = os.kill, os.getpid  # programs may replace them
 
@@ -92,18 +95,30 @@ class Worker:
             self.listener.answer(self.pid)
         if not self.keeps or self.control.fileno() not in ready:
             return None
-        try:
-            rc = (wire.receive(self.control) or {}).get("rc")
-        except (OSError, ValueError, AttributeError):
-            rc = None
-        if not isinstance(rc, int):  # it closed the connection, or wrote nonsense
+        rc = self._end_of_program()
+        if rc is None:  # it closed the connection, or wrote nonsense
             os.kill(self.pid, signal.SIGKILL)
             self.keeps = False  # its end is what counts now
             return None
         return rc & 0xFF
 
+    def _end_of_program(self) -> int | None:
+        """What it says now, whole, or nothing: a program can write here, and must neither keep us waiting for the rest
+        of a message nor have us gather one that never ends."""
+        try:
+            data = self.control.recv(LONGEST_WORD, socket.MSG_DONTWAIT)
+            size, body = wire.HEADER.size, data[wire.HEADER.size :]
+            rc = wire.unpack(body).get("rc") if wire.HEADER.pack(len(body)) == data[:size] else None
+        except (OSError, ValueError, AttributeError):
+            return None
+        return rc if isinstance(rc, int) else None
+
     def copy(self) -> Worker:
-        """A process with the same variables; this one stands still again. Raises `BrokenWorker`."""
+        """A process with the same variables; this one stands still again. Raises `BrokenWorker`.
+
+        The programs of this process can make it fork something else instead or besides (`os.register_at_fork`): the
+        slot looks for that.
+        """
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         try:
@@ -147,9 +162,16 @@ class Worker:
         raise BrokenWorker("it did not copy itself")
 
     def pause(self) -> None:
+        """Stop it, and wait until its last thread stands still; a process that does not is killed."""
         _signal(self.pid, signal.SIGSTOP)
         if self.listener is not None:
             self.listener.forks = 0
+        deadline = time.monotonic() + STOP_S
+        while not processes.stands_still(self.pid):
+            if time.monotonic() > deadline:
+                _signal(self.pid, signal.SIGKILL)
+                return
+            time.sleep(STOP_POLL_S)
 
     def resume(self) -> None:
         _signal(self.pid, signal.SIGCONT)
