@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from ramet.rollout.config import McpConfig
 from ramet.rollout.tools.mcp_connection import McpConnection, McpFailure, McpRefusal
 from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema
 
+NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")  # as the protocol has them
+_TOKENS = re.compile(r"<(?=[|\uff5c]|/?\w+>)|\[(?=/?[A-Z_]+\])")  # `<|im_start|>`, `<tool_call>`, `</s>`, `[INST]`
 NOT_INSTALLED = "the package 'mcp' is not installed; install it with: pip install 'ramet[mcp]'"
 
 
@@ -37,7 +40,9 @@ class McpServer:
             raise ConfigError(f"{self._who}: {NOT_INSTALLED}")
         if self.config.command and shutil.which(self.config.command[0]) is None:
             raise ConfigError(f"{self._who}: there is no program {self.config.command[0]!r}; see params.command")
-        offered = await (await self.connection()).tools()
+        return [self._tool(tool) for tool in self._chosen(await (await self.connection()).tools())]
+
+    def _chosen(self, offered: Sequence[Any]) -> list[Any]:
         names = [tool.name for tool in offered]
         unknown = [name for name in self.config.tools if name not in names]
         if unknown:
@@ -45,14 +50,21 @@ class McpServer:
                 f"{self._who}: params.tools names {', '.join(map(repr, unknown))}; the server offers: "
                 f"{', '.join(names) or 'none'}"
             )
-        return [self._tool(tool) for tool in offered if not self.config.tools or tool.name in self.config.tools]
+        used = [tool for tool in offered if not self.config.tools or tool.name in self.config.tools]
+        odd = [tool.name for tool in used if NAME.fullmatch(tool.name) is None]
+        if odd:
+            raise ConfigError(
+                f"{self._who}: names of tools that no format can carry: {', '.join(f'{name!r:.80}' for name in odd)}; "
+                "allowed: 1 to 128 letters, digits and _ - . /; choose others with params.tools"
+            )
+        return used
 
     def _tool(self, offered: Any) -> Tool:
         hints = offered.annotations
         schema = ToolSchema(
             name=f"{self.config.prefix}{offered.name}",
-            description=offered.description or offered.title or "",
-            parameters=offered.input_schema,
+            description=_inert(offered.description or offered.title or ""),
+            parameters=_parameters(offered.input_schema),
             idempotent=bool(hints is not None and (hints.read_only_hint or hints.idempotent_hint)),
         )
         if self.config.state == "shared":
@@ -62,7 +74,7 @@ class McpServer:
     async def connection(self) -> McpConnection:
         """The one that all rollouts share; a new one if it has ended. Raises `InfraError`."""
         async with self._connecting:
-            if self._connection is None or not self._connection.is_open:
+            if self._connection is None or not (self._connection.is_open and await self._connection.answers()):
                 if self._connection is not None:
                     await self._connection.close()
                 self._connection = await connect(self.config)
@@ -129,6 +141,24 @@ async def connect(config: McpConfig) -> McpConnection:
         return await McpConnection.open(config)
     except McpFailure as error:
         raise InfraError(f"MCP server {config.name}: {error}") from error
+
+
+def _inert(text: str) -> str:
+    """A server's own words are part of the prompt, where special tokens would be parsed."""
+    return _TOKENS.sub(lambda found: "&lt;" if found[0] == "<" else "&#91;", text)
+
+
+def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema without special tokens; `true` for what may be anything is spelled as an object, or `true`."""
+    made: dict[str, Any] = json.loads(_inert(json.dumps(dict(schema), ensure_ascii=False)))
+    if made.get("additionalProperties") == {}:
+        made["additionalProperties"] = True
+    if "properties" in made:
+        specs = made["properties"] or {}
+        made["properties"] = {name: spec if isinstance(spec, dict) else {} for name, spec in specs.items()}
+    if made.get("required", []) is None:
+        del made["required"]
+    return made
 
 
 def _text(found: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import tempfile
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -15,7 +15,10 @@ from ramet.event_loop import is_cancelled
 from ramet.rollout.config import McpConfig
 
 CLOSE_TIMEOUT_S = 8.0  # the client gives a server 2 s after each of: end of input, SIGTERM, SIGKILL
-LAST_WORDS = 400  # characters of what a server that failed wrote to its standard error
+LAST_WORDS = 400  # bytes of what a server that failed wrote to its standard error
+CHUNK, CHUNKS = 1 << 16, 64  # bytes read from there at once, and how often after its end
+PROBE_TIMEOUT_S = 5.0  # for a server that gave no answer to a call and is asked for its tools
+SESSION_GONE = "Session terminated"  # how the client library says that a server over HTTP knows no such session
 READ_TIMEOUT_S = 300.0  # of one HTTP request; the time-out of the tool is what usually ends a call
 
 
@@ -33,6 +36,7 @@ class McpConnection:
     def __init__(self, config: McpConfig) -> None:
         self._config = config
         self._client: Any = None
+        self._is_doubtful = False  # no request has been answered since one was given up
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended = asyncio.Event()
         self._stop = asyncio.Event()
@@ -68,6 +72,17 @@ class McpConnection:
             if cursor is None:
                 return found
 
+    async def answers(self) -> bool:
+        """Whether it does; asked only if a call was given up since its last answer."""
+        if not self._is_doubtful:
+            return True
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self._asked(self._client.list_tools())
+        except (TimeoutError, McpFailure, McpRefusal):
+            return False
+        return True
+
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Raises `McpRefusal` and `McpFailure`."""
         return await self._asked(self._client.call_tool(name, arguments))
@@ -75,15 +90,18 @@ class McpConnection:
     async def _asked(self, request: Any) -> Any:
         mcp, types = (importlib.import_module(name) for name in ("mcp", "mcp_types"))
         try:
-            return await request
+            answer = await request
+            self._is_doubtful = False
+            return answer
         except mcp.MCPError as error:
             if error.code == types.INVALID_PARAMS:
                 raise McpRefusal(error.message) from error
-            if error.code == types.CONNECTION_CLOSED:
+            if error.code == types.CONNECTION_CLOSED or error.message == SESSION_GONE:
                 self._ended.set()
             raise McpFailure(hide(error.message)) from error
         except asyncio.CancelledError as error:
             if is_cancelled():
+                self._is_doubtful = True
                 raise
             self._ended.set()
             raise McpFailure("the connection ended during the call") from error
@@ -103,18 +121,21 @@ class McpConnection:
             self._ready.exception()  # looked at, so that asyncio does not report it
 
     async def _hold(self) -> None:
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        with _LastWords() as said:
             try:
                 async with AsyncExitStack() as stack:
                     transport = await self._transport(stack, said)
                     mcp = importlib.import_module("mcp")
-                    self._client = await stack.enter_async_context(mcp.Client(transport, cache=None))
+                    try:
+                        self._client = await stack.enter_async_context(mcp.Client(transport, cache=None))
+                    finally:
+                        said.file.close()  # the server has its own
                     self._ready.set_result(None)
                     await self._stop.wait()
             except ImportError as error:
                 self._fail(error)
             except Exception as error:
-                self._fail(McpFailure(hide(_reason(error) + _last_words(said))))
+                self._fail(McpFailure(hide(_reason(error) + said.text)))
             finally:
                 self._ended.set()
 
@@ -122,14 +143,14 @@ class McpConnection:
         if not self._ready.done():
             self._ready.set_exception(error)
 
-    async def _transport(self, stack: AsyncExitStack, said: Any) -> AbstractAsyncContextManager[Any]:
+    async def _transport(self, stack: AsyncExitStack, said: _LastWords) -> AbstractAsyncContextManager[Any]:
         """A server over stdio gets no variables of this process but those of `env`, and the few that programs need."""
         config = self._config
         if config.url is None:
             mcp, stdio = (importlib.import_module(name) for name in ("mcp", "mcp.client.stdio"))
             program, *arguments = config.command
             server = mcp.StdioServerParameters(command=program, args=arguments, env=dict(config.env), cwd=config.cwd)
-            return self._watched(stdio.stdio_client(server, errlog=said))
+            return self._watched(stdio.stdio_client(server, errlog=said.file))
         httpx, http = (importlib.import_module(name) for name in ("httpx2", "mcp.client.streamable_http"))
         timeout = httpx.Timeout(config.connect_timeout_s, read=READ_TIMEOUT_S)
         client = await stack.enter_async_context(httpx.AsyncClient(headers=dict(config.headers), timeout=timeout))
@@ -164,7 +185,40 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _last_words(said: Any) -> str:
-    said.seek(0)
-    text = " ".join(said.read()[-LAST_WORDS:].split())
-    return f"; it said: {text}" if text else ""
+class _LastWords:
+    """The end of what a server writes to its standard error: read as it comes, so that it never fills a disk."""
+
+    def __init__(self) -> None:
+        self._reading, writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self.file = os.fdopen(writing, "w")
+        self._said = b""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._reading, self._read)
+
+    def __enter__(self) -> _LastWords:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.remove_reader(self._reading)
+        os.close(self._reading)
+        self.file.close()
+
+    def _read(self) -> bool:
+        """Whether there was something."""
+        try:
+            data = os.read(self._reading, CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:  # its end, of which the loop would tell again and again
+            self._loop.remove_reader(self._reading)
+        self._said = (self._said + data)[-LAST_WORDS:]
+        return bool(data)
+
+    @property
+    def text(self) -> str:
+        for _ in range(CHUNKS):
+            if not self._read():
+                break
+        words = " ".join(self._said.decode(errors="replace").split())
+        return f"; it said: {words}" if words else ""

@@ -242,7 +242,7 @@ def check_arguments(schema: ToolSchema, arguments: Mapping[str, Any]) -> None:
 def _problems(name: str, value: Any, spec: Mapping[str, Any]) -> list[str]:
     found = spec.get("type")
     types = [found] if isinstance(found, str) else list(found or [])
-    if types and not any(_IS[one](value) for one in types if one in _IS):
+    if types and all(one in _IS for one in types) and not any(_IS[one](value) for one in types):
         return [f"{name} must be of type {' or '.join(types)}, got {_short(value)}"]
     if "enum" in spec and value not in spec["enum"]:
         return [f"{name} must be one of {', '.join(map(repr, spec['enum']))}, got {_short(value)}"]
