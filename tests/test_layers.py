@@ -34,6 +34,7 @@ CONTRACT = {
     "output_checks",
     "plugin_code",
     "plugins",
+    "registered",
     "registry",
     "types",
 }

@@ -3,11 +3,12 @@
 from ramet.entropy import EntropyScale, entropy_change
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.group_scores import GroupStatistics, group_statistics, rollout_scores
-from ramet.helpers import from_jsonl, function_tool, run_blocking
+from ramet.helpers import from_jsonl, function_tool, json_rows, run_blocking
 from ramet.hookspecs import Register, hookimpl
 from ramet.limiter import local_limiter
 from ramet.openai_client.client import OpenAIClient
 from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
+from ramet.registered import registered_reward
 from ramet.types import *  # noqa: F403
 from ramet.types import __all__ as _types
 
@@ -31,7 +32,9 @@ __all__ = [
     "function_tool",
     "group_statistics",
     "hookimpl",
+    "json_rows",
     "local_limiter",
+    "registered_reward",
     "rollout_scores",
     "run_blocking",
     *_types,

@@ -10,12 +10,12 @@ import itertools
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Union
 
 from ramet.errors import ConfigError, ToolError
-from ramet.io.json_rows import DataRow, UnreadableFile, read_json_rows
+from ramet.io.json_rows import UnreadableFile, read_json_rows
 from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema, user_prompt
 
 P = ParamSpec("P")
@@ -133,26 +133,36 @@ def from_jsonl(
     editors do.
     """
     path = Path(path)
+    for number, values in itertools.islice(json_rows(path), limit):
+        yield _task(path, number, values, question, answer)
+
+
+def json_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file of JSON lines, or of one JSON array, each with its number, counted from 1 as editors do.
+
+    Raises `ConfigError` that names file and row; for a file that is not there `from` a `FileNotFoundError`.
+    """
+    path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"no file {str(path)!r}")
+        raise ConfigError(f"no file {str(path)!r}") from FileNotFoundError(path)
     try:
-        for row in itertools.islice(read_json_rows(path), limit):
-            yield _task(path, row, question, answer)
+        for row in read_json_rows(path):
+            if row.problem is not None:
+                raise ConfigError(f"{path}, row {row.number}: {row.problem}")
+            yield row.number, row.values
     except UnreadableFile as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _task(path: Path, row: DataRow, question: str, answer: str) -> Task:
-    where, values = f"{path}, row {row.number}", row.values
-    if row.problem is not None:
-        raise ConfigError(f"{where}: {row.problem}")
+def _task(path: Path, number: int, values: Mapping[str, Any], question: str, answer: str) -> Task:
+    where = f"{path}, row {number}"
     for key in (question, answer):
         if values.get(key) is None:
             raise ConfigError(f"{where}: no key {key!r} (or null); found {', '.join(values) or 'nothing'}")
     gold = values[answer]
     answers = tuple(str(a) for a in gold) if isinstance(gold, list) else (str(gold),)
     return Task(
-        id=f"{path.stem}/{row.number - 1}",
+        id=f"{path.stem}/{number - 1}",
         prompt=user_prompt(str(values[question])),
         answer=answers,
         data_source=path.stem,

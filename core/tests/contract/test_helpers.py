@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import pytest
 
-from ramet import ConfigError, Tool, ToolCall, ToolError, from_jsonl, function_tool, run_blocking
+from ramet import ConfigError, Tool, ToolCall, ToolError, from_jsonl, function_tool, json_rows, run_blocking
 from ramet.testing import check_tool
 
 
@@ -222,6 +222,14 @@ def test_a_row_that_is_no_text_names_file_and_row(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\n")
     with pytest.raises(ConfigError, match=r"bytes.jsonl, row 1: not UTF-8 at byte 0 of the line"):
         list(from_jsonl(path))
+
+
+def test_rows_are_objects_with_numbers_as_editors_count(tmp_path: Path) -> None:
+    path = written(tmp_path, {"a": 1}, "\n", {"b": [2]})
+    assert list(json_rows(path)) == [(1, {"a": 1}), (3, {"b": [2]})]
+    with pytest.raises(ConfigError, match=r"^no file '.*absent\.jsonl'$") as caught:
+        list(json_rows(tmp_path / "absent.jsonl"))
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

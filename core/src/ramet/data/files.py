@@ -1,7 +1,7 @@
 """The reader of data files, for every job: parquet, JSON lines and JSON arrays, found by path or pattern.
 
 Tasks, SFT traces and `ramet data inspect` all read through `read_rows`; `io/json_rows.py` has the part that plugins
-reach too, by `ramet.from_jsonl`.
+reach too, by `ramet.json_rows` and `ramet.from_jsonl`.
 """
 
 from __future__ import annotations

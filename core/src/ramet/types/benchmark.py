@@ -28,6 +28,8 @@ class BenchmarkInfo:
     sampling: Mapping[str, float] = field(default_factory=dict)  # temperature, top_p, top_k, min_p, repetition_penalty
     prompt: str | None = None  # a template of the user's message, with {question}
     system_prompt: str | None = None  # instead of the rollout step's
+    n_tasks: int | None = None  # of the split `test`, as it was published; None: it depends on options
+    contamination: str = ""  # what is known of its tasks in training data, and what else to beware of
 
 
 class Benchmark(Protocol):
@@ -40,7 +42,9 @@ class Benchmark(Protocol):
     info: BenchmarkInfo
 
     def load(self, split: str, limit: int | None) -> Iterable[Task]:
-        """Tasks in a fixed order. Raises `ConfigError` for an unknown split or missing data."""
+        """Tasks in a fixed order. Raises `ConfigError` for an unknown split or missing data, the latter `from` a
+        `FileNotFoundError`, by which `ramet benchmarks validate` tells data that is not here from data that is wrong.
+        """
         ...
 
     async def score(self, rollout: Rollout) -> Mapping[str, float | None]:

@@ -1,0 +1,57 @@
+"""Rewards by their names: how a plugin uses one without importing the package that offers it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from ramet.errors import ConfigError
+from ramet.plugins import load_plugins
+from ramet.types import Reward
+
+
+def registered_reward(name: str, options: Mapping[str, Any] | None = None) -> Reward:
+    """The reward of this name that an installed plugin offers, built as `rewards.NAME.params` would build it.
+
+    Options may be nested mappings, and the texts of enumerations. The caller owns the reward: it calls `start`, if
+    there is one, before the first score, and `aclose` at the end. Raises `ConfigError` for a name that is not
+    installed and for options that it does not take, `PluginError` if it cannot be built.
+    """
+    entry = load_plugins().get("rewards", name)
+    if entry.config is None:
+        if options:
+            raise ConfigError(f"the reward {name!r} takes no options, got {', '.join(options)}")
+        return typing.cast(Reward, entry.build())
+    return typing.cast(Reward, entry.build(_options(entry.config, options or {}, f"reward {name!r}")))
+
+
+def _options(config: type[Any], given: Mapping[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(config)
+    fields = [field.name for field in dataclasses.fields(config) if field.init]
+    unknown = [str(key) for key in given if key not in fields]
+    if unknown:
+        raise ConfigError(f"{where}: no option {', '.join(unknown)}; allowed: {', '.join(fields)}")
+    values = {key: _value(hints[key], value, f"{where}, option {key}") for key, value in given.items()}
+    try:
+        return config(**values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(hint):
+        return _options(typing.cast(type[Any], hint), value, where)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum) and not isinstance(value, hint):
+        try:
+            return hint(value)
+        except ValueError as error:
+            allowed = ", ".join(str(member.value) for member in hint)
+            raise ConfigError(f"{where}: {value!r}; allowed: {allowed}") from error
+    if hint is float and type(value) is int:
+        return float(value)
+    if hint in (str, int, float, bool) and type(value) is not hint:
+        raise ConfigError(f"{where}: {value!r}; allowed: a value of type {hint.__name__}")
+    return value
