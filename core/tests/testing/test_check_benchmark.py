@@ -130,7 +130,7 @@ def test_a_good_benchmark_passes(good: type) -> None:
         (Duplicates, "ids are not unique"),
         (LimitFromTheEnd, "not the first 8"),
         (StrictGold, "gold answer '2.0' scores 0.0"),
-        (Generous, "an empty reply scores the maximum"),
+        (Generous, "an empty reply scores 1.0 in 'accuracy', not 0, the minimum"),
         (Percent, "a number in \\[0, 1\\]"),
         (OtherMetric, "info.metrics names"),
         (CrashesOnEmpty, "score crashed with IndexError"),

@@ -17,19 +17,23 @@ from ramet.types import Benchmark, BenchmarkInfo, Rollout, Task
 LIMIT = 8
 
 
-def check_benchmark(benchmark: Benchmark, *, n_scored: int = 16) -> None:
-    """Raise `AssertionError` unless the benchmark keeps the contract.
+def check_benchmark(
+    benchmark: Benchmark, *, splits: Sequence[str] | None = None, n_scored: int | None = 16
+) -> dict[str, int]:
+    """Raise `AssertionError` unless the benchmark keeps the contract; returns the number of tasks by split.
 
-    Complete info; every split loads twice with the same, unique ids; a limit gives the first tasks; an unknown split is
-    a `ConfigError`; in the first `n_scored` tasks of each split, once all splits were loaded, every gold answer scores
-    1 in the main metric and an empty reply less. Data that is absent is reported as "cannot load: …".
+    Complete info; every split (or those of `splits`) loads twice with the same, unique ids; a limit gives the first
+    tasks; an unknown split is a `ConfigError`; in the first `n_scored` tasks of each split (None: all), once all were
+    loaded, every gold answer scores 1 in the main metric and an empty reply 0. Data that is absent is reported as
+    "cannot load: …".
     """
     _check_info(getattr(benchmark, "info", None))
     expect_async(benchmark.score, "score")
     _check_unknown_split(benchmark)
-    found = [_check_split(benchmark, split) for split in benchmark.info.splits]
-    for tasks in found:  # when all are loaded: a run may train on one split and validate on another
-        asyncio.run(_check_scores(benchmark, tasks[:n_scored]))
+    found = {split: _check_split(benchmark, split) for split in splits or benchmark.info.splits}
+    # when all are loaded: a run may train on one split and validate on another
+    asyncio.run(_check_scores(benchmark, [task for tasks in found.values() for task in tasks[:n_scored]]))
+    return {split: len(tasks) for split, tasks in found.items()}
 
 
 def _check_info(info: object) -> None:
@@ -110,7 +114,9 @@ async def _check_scores(benchmark: Benchmark, tasks: Sequence[Task]) -> None:
                 "score the maximum",
             )
         empty = (await _score(benchmark, empty_rollout(task)))[main]
-        expect(empty is None or empty < 1.0, f"task {task.id!r}: an empty reply scores the maximum in {main!r}")
+        expect(not empty, f"task {task.id!r}: an empty reply scores {empty} in {main!r}, not 0, the minimum")
+    if (aclose := getattr(benchmark, "aclose", None)) is not None:
+        await aclose()
 
 
 async def _score(benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float | None]:
