@@ -102,6 +102,11 @@ def _tool(arguments: Sequence[str]) -> int:
     return code
 
 
+def _benchmarks(arguments: Sequence[str]) -> int:
+    code: int = importlib.import_module("ramet.cli.benchmarks").run(arguments)
+    return code
+
+
 def _doctor(arguments: Sequence[str]) -> int:
     code: int = importlib.import_module("ramet.cli.doctor").run(arguments)
     return code
@@ -279,6 +284,7 @@ COMMANDS: dict[str, Command] = {job.name: Command(summary=job.summary, run=job.r
     "config": Command(summary="print a configuration, or where a value comes from", run=_config),
     "check-logprobs": Command(summary="see whether engine and trainer agree", run=_check_logprobs),
     "data": Command(summary="look at data files before training on them", run=_data),
+    "benchmarks": Command(summary="list and validate benchmarks, and find them in training data", run=_benchmarks),
     "checkpoints": Command(summary="list and verify what a run could go on from", run=_checkpoints),
     "compare": Command(summary="compare results of evaluations task by task", run=_compare),
     "judge": Command(summary="judge the stored rollouts of an evaluation", run=_judge),

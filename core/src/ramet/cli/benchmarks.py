@@ -1,0 +1,205 @@
+"""`ramet benchmarks list|validate|overlap`: what can be measured, whether its data is sound, and what is known of it.
+
+None of it needs a model. The splits are `test` where its data is in the folder of `--data`, else `sample` where there
+is one; what a key says holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ramet.cli.terminal import Parser, say, text_table
+from ramet.components.build import Components
+from ramet.config.compose import compose
+from ramet.config.resolved import Resolved
+from ramet.config.sections import without_model
+from ramet.data.files import find_files
+from ramet.data.inspect import inspect_files
+from ramet.data.overlap import overlaps
+from ramet.errors import ConfigError, RametError, raise_all
+from ramet.plugins import load_plugins
+from ramet.testing.benchmark import check_benchmark
+from ramet.types import Benchmark, BenchmarkInfo, Task
+
+TEST, SAMPLE = "test", "sample"
+SHOWN = 3  # overlaps of a benchmark that are printed
+
+
+def run(arguments: Sequence[str]) -> int:
+    found = _parser().read(arguments)
+    if found is None:
+        return 0
+    overrides = [text for text in found.words if "=" in text and not Path(text).exists()]
+    words = [text for text in found.words if text not in overrides]
+    if found.what == "overlap":
+        return _overlap(words, Chosen(overrides, found.data), as_json=found.json)
+    if found.what == "validate":
+        return _validate(Chosen(overrides, found.data, words), named=bool(words))
+    _list(Chosen(overrides, found.data, words), details=bool(words), as_json=found.json)
+    return 0
+
+
+class Chosen:
+    """Benchmarks with their options: those of `names`, else those of the keys, else all that are installed."""
+
+    def __init__(self, overrides: Sequence[str], data: Path | None, names: Sequence[str] = ()) -> None:
+        given = any(text.lstrip("+").startswith(("benchmarks=", "experiment=")) for text in overrides)
+        named = names or ([] if given else load_plugins().registries.benchmarks.names)
+        chosen = [f"benchmarks=[{','.join(named)}]"] if named else []
+        self._resolved: Resolved = compose(without_model([*chosen, *overrides]), job="eval")
+        self._components = Components(self._resolved.config)
+        self._data = data
+        self.names = list(self._resolved.config.benchmarks)
+        for name in self.names if data is not None else ():
+            self._set_path(name, str(data))
+
+    def build(self, name: str) -> Benchmark:
+        """Raises `RametError` for one that needs options."""
+        return self._components.benchmark(name)
+
+    def split(self, name: str) -> str:
+        """Raises `ConfigError` for data in the folder that cannot be read."""
+        chosen, info = self._resolved.config.benchmarks[name].split, self.build(name).info
+        if f"benchmarks.{name}.split" in self._resolved.set_by_user or SAMPLE not in info.splits:
+            return chosen
+        return chosen if self._data is not None and self._has(name, chosen) else SAMPLE
+
+    def tasks(self, name: str) -> list[Task]:
+        return list(self.build(name).load(self.split(name), self._resolved.config.benchmarks[name].limit))
+
+    def columns(self) -> Any:
+        return self._resolved.config.data.columns
+
+    def _has(self, name: str, split: str) -> bool:
+        try:
+            next(iter(self.build(name).load(split, 1)), None)
+        except ConfigError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return False
+            raise
+        return True
+
+    def _set_path(self, name: str, path: str) -> None:
+        chosen = self._resolved.config.benchmarks[name]
+        config = load_plugins().get("benchmarks", chosen.use or name).config
+        if chosen.params is None and config is not None:
+            chosen.params = config()
+        if hasattr(chosen.params, "path") and chosen.params.path is None:
+            chosen.params.path = path
+
+
+def _list(chosen: Chosen, *, details: bool, as_json: bool) -> None:
+    infos: dict[str, BenchmarkInfo] = {}
+    for name in chosen.names:
+        try:
+            infos[name] = chosen.build(name).info
+        except RametError:
+            if details:
+                raise
+    if as_json:
+        say(json.dumps({name: asdict(info) for name, info in infos.items()}, indent=2))
+    elif details:
+        say("\n\n".join("\n".join(_details(name, info)) for name, info in infos.items()))
+    else:
+        rows = [_row(name, infos.get(name)) for name in chosen.names]
+        say(text_table(("NAME", "TASKS", "SPLITS", "METRICS", "WHAT"), rows))
+
+
+def _row(name: str, info: BenchmarkInfo | None) -> tuple[str, ...]:
+    if info is None:
+        return name, "-", "-", "-", "needs options (docs/evaluation.md)"
+    tasks = "-" if info.n_tasks is None else f"{info.n_tasks:,}"
+    return name, tasks, ", ".join(info.splits), ", ".join(info.metrics), info.description
+
+
+def _details(name: str, info: BenchmarkInfo) -> Iterator[str]:
+    yield f"{name}: {info.description}"
+    for key, value in asdict(info).items():
+        if key == "description" or value in ((), {}, None, "", False):
+            continue
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{part} {number:g}" for part, number in value.items())
+        yield f"  {key:14}  {', '.join(value) if isinstance(value, tuple) else value}"
+
+
+def _validate(chosen: Chosen, *, named: bool) -> int:
+    rows, sound = [], True
+    for name in chosen.names:
+        split, tasks, verdict = "-", "-", "ok"
+        try:
+            benchmark, split = chosen.build(name), chosen.split(name)
+            tasks = str(check_benchmark(benchmark, splits=[split], n_scored=None)[split])
+        except AssertionError as error:
+            verdict, sound = f"PROBLEM {error}", False
+        except RametError as error:
+            absent = split == "-" and not named  # of all that are installed, one may need options
+            verdict, sound = f"{'not checked' if absent else 'PROBLEM'} {error}", sound and absent
+        rows.append((name, split, tasks, " ".join(verdict.split())))
+    say(text_table(("NAME", "SPLIT", "TASKS", "GOLD ANSWERS 1, EMPTY ONES 0, IDS UNIQUE"), rows))
+    return 0 if sound else 1
+
+
+def _overlap(files: Sequence[str], chosen: Chosen, *, as_json: bool) -> int:
+    paths, problems = find_files(files)
+    raise_all(problems)
+    if not paths:
+        raise ConfigError("which training data? name files, as in `ramet benchmarks overlap train.parquet`")
+    inspected = inspect_files(paths, chosen.columns())
+    raise_all(f"{one.path}: {problem}" for one in inspected for problem in one.problems)
+    training = [task for one in inspected for task in one.tasks]
+    found: dict[str, dict[str, Any]] = {}
+    for name in chosen.names:
+        try:
+            split = chosen.split(name)
+            tasks = chosen.tasks(name)
+        except RametError as error:
+            found[name] = {"not_checked": str(error)}
+            continue
+        found[name] = {
+            "split": split,
+            "tasks": len(tasks),
+            "overlaps": [asdict(one) for one in overlaps(tasks, training)],
+        }
+    say(json.dumps(found, indent=2) if as_json else "\n".join(_found_lines(len(training), found)))
+    return 1 if any(one.get("overlaps") for one in found.values()) else 0
+
+
+def _found_lines(n_training: int, found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    yield f"{n_training} training tasks"
+    for name, one in found.items():
+        if "not_checked" in one:
+            yield f"{name}: not checked: {' '.join(one['not_checked'].split())}"
+            continue
+        same = sum(overlap["shared"] == 1.0 for overlap in one["overlaps"])
+        similar = len(one["overlaps"]) - same
+        yield f"{name}, split {one['split']}: of {one['tasks']} tasks {same} are in it, {similar} more are similar"
+        for overlap in one["overlaps"][:SHOWN]:
+            question = " ".join(overlap["question"].split())
+            yield f"    {overlap['task']} = {overlap['training']} ({overlap['shared']:.0%}): {question:.90}"
+        if len(one["overlaps"]) > SHOWN:
+            yield f"    … {len(one['overlaps']) - SHOWN} more (--json lists them)"
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="ramet benchmarks",
+        add_help=False,
+        usage="ramet benchmarks [list|validate|overlap] [NAME… | FILE…] [--data DIR] [--json] [key=value …]",
+        description="Lists benchmarks (with names: all that is known of these), validates their data without a model "
+        "(ids are unique, gold answers score 1 and empty ones 0), or says which of their questions are in FILEs of "
+        "training data.",
+        epilog="Without --data, and for benchmarks that have no file in DIR, samples that come with their packages are "
+        "looked at; benchmarks.NAME.split and benchmarks.NAME.params.path choose others. validate ends with exit code "
+        "1 if something is wrong, overlap if there is any.",
+    )
+    parser.add_argument("what", nargs="?", choices=["list", "validate", "overlap"], default="list")
+    parser.add_argument("words", nargs="*", metavar="NAME or FILE")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="a folder with NAME/SPLIT.jsonl in the published forms"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts (list and overlap)")
+    return parser
