@@ -1,4 +1,4 @@
-"""Reading a number out of a final answer."""
+"""Reading final answers: out of their box, and as numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[+-]?\.\d+")
 _BOX = "\\boxed{"
 
 
+def last_box(text: str) -> str | None:
+    r"""What is in the last `\boxed{…}`, up to the brace that closes it; None if there is none or it is not closed."""
+    start = text.rfind(_BOX)
+    depth = 1
+    for position in range(start + len(_BOX), len(text)) if start >= 0 else ():
+        escaped = text[position - 1] == "\\"
+        depth += 0 if escaped else (text[position] == "{") - (text[position] == "}")
+        if depth == 0:
+            return text[start + len(_BOX) : position].strip()
+    return None
+
+
 def unboxed(answer: str) -> str:
-    r"""The content of the last `\boxed{…}`, if there is one. Numbers hold no braces, so the next one closes it."""
-    start = answer.rfind(_BOX)
-    end = answer.find("}", start)
-    return (answer[start + len(_BOX) : end] if 0 <= start < end else answer).strip()
+    """The content of the last box, if there is one, else all of it."""
+    content = last_box(answer)
+    return answer.strip() if content is None else content
 
 
 def integer(answer: str) -> int | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+from ramet import OpenAIOptions
 
 
 @dataclass(kw_only=True, slots=True)
@@ -17,5 +20,30 @@ class ArithmeticConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class Gsm8kConfig:
-    path: str = "openai/gsm8k"  # name on the hub, a folder with SPLIT.jsonl files, or one .jsonl file for all splits
+class JudgeConfig:
+    """A language model that says whether answers are right: the reward `llm_judge`, as one more metric."""
+
+    ask: bool = False  # true: the metric `judge`, which is then the first
+    server: OpenAIOptions = field(default_factory=OpenAIOptions)
+    prompt: str = "equivalence_v1"  # a prompt of ramet-rewards, or a file with {question}, {gold} and {answer}
+    cache: str | None = None  # file that keeps verdicts over runs; null: one of the run
+
+
+@dataclass(kw_only=True, slots=True)
+class PublishedConfig:
+    path: str | None = None  # a .jsonl file, a folder of them, or another name on the hub; null: the hub
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+
+
+@dataclass(kw_only=True, slots=True)
+class FilesConfig:
+    paths: list[str] = field(default_factory=list)  # files of JSON lines, or of one JSON array each
+    question: str = "question"  # column
+    answer: str = "answer"  # column: a text, a number, or a list of them, each of which is right
+    id: str | None = None  # column; null: file stem and row
+    metrics: dict[str, str] = field(default_factory=dict)  # name of a metric -> reward that measures it; first: main
+    options: dict[str, Any] = field(default_factory=dict)  # name of a metric -> options of its reward
+    prompt: str | None = None  # template of the user's message with {question}; null: the question alone
+    tools: list[str] = field(default_factory=list)  # that its tasks may use; empty: all that are configured
+    limits: dict[str, int] = field(default_factory=dict)  # calls of a rollout, by tool
+    judge: JudgeConfig = field(default_factory=JudgeConfig)

@@ -1,0 +1,101 @@
+"""`files`: questions in files of one's own, scored by rewards that are installed.
+
+`benchmarks=[capitals] benchmarks.capitals.use=files benchmarks.capitals.params.paths=[capitals.jsonl]
+benchmarks.capitals.params.metrics={em: qa_em}` is a benchmark without a line of code.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ramet import BenchmarkInfo, ConfigError, Reward, Rollout, Services, Task
+from ramet_benchmarks.config import FilesConfig
+from ramet_benchmarks.metrics import JUDGE, Metrics, chosen_reward
+from ramet_benchmarks.rows import RowForm, Values, file_rows, tasks_of
+
+NAME = "files"
+
+
+class FilesBenchmark:
+    """All its files are one split, `test`. The ids begin with the file's stem, which is the data source too."""
+
+    def __init__(self, config: FilesConfig) -> None:
+        _check(config)
+        self.config = config
+        self.metrics = Metrics(_rewards(config), config.judge, NAME)
+        self.info = BenchmarkInfo(
+            description=f"questions of {', '.join(config.paths)}",
+            splits=("test",),
+            metrics=self.metrics.names,
+            source=", ".join(config.paths),
+            licence="that of the files",
+            tools=tuple(config.tools),
+            judged=self.metrics.judged,
+            limits=dict(config.limits),
+            prompt=config.prompt,
+        )
+
+    def load(self, split: str, limit: int | None) -> Iterator[Task]:
+        if split not in self.info.splits:
+            raise ConfigError(f"benchmarks.{NAME} has no split {split!r}; allowed: {', '.join(self.info.splits)}")
+        return itertools.islice(itertools.chain.from_iterable(map(self._tasks, self.config.paths)), limit)
+
+    async def start(self, services: Services) -> None:
+        await self.metrics.start(services)
+
+    async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
+        return await self.metrics.of(rollout)
+
+    async def aclose(self) -> None:
+        await self.metrics.aclose()
+
+    def _tasks(self, name: str) -> Iterator[Task]:
+        path, c = Path(name).expanduser(), self.config
+        form = RowForm(
+            question=(c.question,),
+            answer=(c.answer,),
+            id=() if c.id is None else (c.id,),
+            metadata=None,
+            read=self._with_id,
+        )
+        return tasks_of(file_rows(path), form, path.stem, path.stem)
+
+    def _with_id(self, row: Values) -> Values:
+        """Raises `ValueError` for a row without the id that the file should have."""
+        column = self.config.id
+        if column is not None and row.get(column) is None:
+            raise ValueError(f"no key {column!r} (or null); found {', '.join(row) or 'nothing'}")
+        return row
+
+
+def _check(config: FilesConfig) -> None:
+    problems = []
+    if not config.paths:
+        problems.append("paths is empty; name at least one file of JSON lines")
+    stems = Counter(Path(path).stem for path in config.paths)
+    problems += [
+        f"paths holds {n} files named {stem!r}; ids begin with this name, so it must be another in each file"
+        for stem, n in stems.items()
+        if n > 1
+    ]
+    if not config.metrics and not config.judge.ask:
+        problems.append("metrics is empty; name at least one with its reward, as in {em: qa_em}")
+    if JUDGE in config.metrics:
+        problems.append(f"metrics holds {JUDGE!r}, which is the metric of judge.ask; choose another name")
+    problems += [f"options has {name!r}, which is no metric; metrics: {', '.join(config.metrics) or 'none'}"
+                 for name in config.options if name not in config.metrics]  # fmt: skip
+    if config.prompt is not None and "{question}" not in config.prompt:
+        problems.append(f"prompt is {config.prompt!r}; allowed: a text that holds {{question}}")
+    if problems:
+        raise ConfigError("\n".join(f"benchmarks.{NAME}.params.{problem}" for problem in problems))
+
+
+def _rewards(config: FilesConfig) -> dict[str, Reward]:
+    where = f"benchmarks.{NAME}.params.metrics."
+    return {
+        metric: chosen_reward(name, config.options.get(metric) or {}, where + metric)
+        for metric, name in config.metrics.items()
+    }

@@ -1,0 +1,43 @@
+"""`math`: the test split of MATH (Hendrycks et al. 2021, arXiv 2103.03874), scored as `math500`.
+
+The authors' files have solutions alone: the gold answer is what is in their last box.
+"""
+
+from __future__ import annotations
+
+from ramet_benchmarks.answers import last_box
+from ramet_benchmarks.config import PublishedConfig
+from ramet_benchmarks.metrics import reward_of
+from ramet_benchmarks.published import Published, PublishedBenchmark
+from ramet_benchmarks.rows import HubData, RowForm, Values
+
+SUBJECTS = (
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "precalculus",
+)  # fmt: skip
+
+
+def with_answer(row: Values) -> Values:
+    """Raises `ValueError` for a solution without a box."""
+    if row.get("answer") is not None or row.get("solution") is None:
+        return row
+    found = last_box(str(row["solution"]))
+    if not found:
+        raise ValueError(f"the solution has no \\boxed{{…}} with an answer: {str(row['solution'])[-60:]!r}")
+    return {**row, "answer": found}
+
+
+ABOUT = Published(
+    name="math",
+    description="5,000 competition problems in seven subjects; answers are formulas",
+    source="https://github.com/hendrycks/math (hub: EleutherAI/hendrycks_math), Hendrycks et al. 2021",
+    licence="MIT",
+    n_tasks=5000,
+    contamination="on the web since 2021 and in most training corpora; the split train is training data of many models",
+    hub=HubData(name="EleutherAI/hendrycks_math", splits={"train": "train", "test": "test"}, subsets=SUBJECTS),
+    form=RowForm(question=("problem", "question"), metadata=("level", "type"), read=with_answer),
+)
+
+
+def make(config: PublishedConfig) -> PublishedBenchmark:
+    return PublishedBenchmark(ABOUT, config, {"accuracy": reward_of("math", ABOUT.name)})

@@ -1,0 +1,37 @@
+"""`musique`: questions composed of two to four simple ones (Trivedi et al. 2022, arXiv 2108.00573), with the
+authors' F1 and exact match. Only those that can be answered.
+"""
+
+from __future__ import annotations
+
+from ramet_benchmarks.config import PublishedConfig
+from ramet_benchmarks.metrics import short_answers
+from ramet_benchmarks.published import Published, PublishedBenchmark
+from ramet_benchmarks.rows import HubData, RowForm, Values
+
+
+def with_aliases(row: Values) -> Values:
+    """The authors' files keep other names of an answer apart."""
+    return {**row, "answer": [row["answer"], *row["answer_aliases"]]} if row.get("answer_aliases") else row
+
+
+ABOUT = Published(
+    name="musique",
+    description="questions composed of two to four single-hop ones; short answers with aliases",
+    source="https://github.com/StonyBrookNLP/musique (hub: dgslibisey/MuSiQue, 2,417 development tasks), "
+    "Trivedi et al. 2022",
+    licence="CC BY 4.0",
+    n_tasks=200,
+    contamination="composed of questions that are in training sets of others; 1 of the 200 is in valid.parquet of ARPO",
+    hub=HubData(name="dgslibisey/MuSiQue", splits={"test": "validation"}),
+    form=RowForm(
+        answer=("answer", "golden_answers"),
+        id=("id",),
+        wanted=lambda row: row.get("answerable") is not False,
+        read=with_aliases,
+    ),
+)
+
+
+def make(config: PublishedConfig) -> PublishedBenchmark:
+    return PublishedBenchmark(ABOUT, config, short_answers("musique", main="f1"))

@@ -1,0 +1,116 @@
+"""`files`: a benchmark of one's own without code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramet import ConfigError
+from ramet.plugins import load_plugins
+from ramet.testing.benchmark import check_benchmark
+from ramet_benchmarks.config import FilesConfig
+from ramet_benchmarks.files import FilesBenchmark
+
+needs_rewards = pytest.mark.skipif(
+    "qa_em" not in load_plugins().registries.rewards, reason="ramet-benchmarks[scorers] is not installed"
+)
+Scores = Callable[..., list[dict[str, float]]]
+ROWS = [{"q": "2+2?", "gold": 4, "name": "sum"}, {"q": "Capital of Italy?", "gold": ["Rome", "Roma"], "name": "city"}]
+
+
+def written(folder: Path, rows: list[Any], name: str = "own.jsonl") -> str:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def made(*paths: str, **options: Any) -> FilesBenchmark:
+    chosen: dict[str, Any] = {"question": "q", "answer": "gold", "metrics": {"em": "qa_em", "f1": "qa_f1"}}
+    return FilesBenchmark(FilesConfig(paths=list(paths), **chosen | options))
+
+
+@needs_rewards
+def test_files_are_one_split_with_the_metrics_that_were_named(tmp_path: Path, scores: Scores) -> None:
+    other = written(tmp_path, [{"q": "3+3?", "gold": 6, "choices": ["5", "6"]}], "other.jsonl")
+    benchmark = made(written(tmp_path, ROWS), other, prompt="Q: {question}", tools=["python"], limits={"python": 2})
+    assert check_benchmark(benchmark) == {"test": 3}
+    info = benchmark.info
+    assert (info.metrics, info.prompt, info.tools, info.limits) == (
+        ("em", "f1"),
+        "Q: {question}",
+        ("python",),
+        {"python": 2},
+    )
+    tasks = list(benchmark.load("test", None))
+    assert [task.id for task in tasks] == ["own/0", "own/1", "other/0"]
+    assert [task.metadata for task in tasks] == [{"name": "sum"}, {"name": "city"}, {"choices": ["5", "6"]}]
+    assert scores(benchmark, (tasks[1], "roma"), (tasks[1], "Rome, Italy")) == [
+        {"em": 1.0, "f1": 1.0}, {"em": 0.0, "f1": pytest.approx(2 / 3)},
+    ]  # fmt: skip
+
+
+@needs_rewards
+def test_ids_come_from_a_column_and_rewards_have_options(tmp_path: Path, scores: Scores) -> None:
+    benchmark = made(
+        written(tmp_path, ROWS), id="name", metrics={"found": "qa_em"}, options={"found": {"within": True}}
+    )
+    tasks = list(benchmark.load("test", None))
+    assert [task.id for task in tasks] == ["own/sum", "own/city"]
+    assert scores(benchmark, (tasks[1], "Rome, Italy")) == [{"found": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"metrics": {}}, "metrics is empty; name at least one with its reward, as in {em: qa_em}"),
+        (
+            {"metrics": {"judge": "qa_em"}},
+            "metrics holds 'judge', which is the metric of judge.ask; choose another name",
+        ),
+        ({"options": {"em2": {}}}, "options has 'em2', which is no metric; metrics: em, f1"),
+        ({"prompt": "Q:"}, "prompt is 'Q:'; allowed: a text that holds {question}"),
+        ({"paths": []}, "paths is empty; name at least one file of JSON lines"),
+        (
+            {"paths": ["a/own.jsonl", "b/own.jsonl"]},
+            "paths holds 2 files named 'own'; ids begin with this name, so it must be another in each file",
+        ),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], said: str) -> None:
+    paths = options.pop("paths", ["own.jsonl"])
+    with pytest.raises(ConfigError) as caught:
+        made(*paths, **options)
+    assert str(caught.value) == f"benchmarks.files.params.{said}"
+
+
+def test_a_reward_that_there_is_not_is_named_with_its_metric() -> None:
+    with pytest.raises(ConfigError) as caught:
+        made("own.jsonl", metrics={"em": "no_such"})
+    assert str(caught.value).startswith("benchmarks.files.params.metrics.em: rewards: no reward named 'no_such'.")
+
+
+@needs_rewards
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"answer": "solution"}, ", row 1: no key 'solution' (or null); found q, gold, name"),
+        ({"id": "key"}, ", row 1: no key 'key' (or null); found q, gold, name"),
+    ],
+)
+def test_a_missing_column_names_file_and_row(tmp_path: Path, options: dict[str, str], said: str) -> None:
+    path = written(tmp_path, ROWS)
+    with pytest.raises(ConfigError) as caught:
+        list(made(path, **options).load("test", None))
+    assert str(caught.value) == f"{path}{said}"
+
+
+@needs_rewards
+def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, [ROWS[0], ROWS[0]])
+    with pytest.raises(ConfigError) as caught:
+        list(made(path, id="name").load("test", None))
+    assert str(caught.value) == f"{path}, row 2: the id 'own/sum' is also that of {path}, row 1; ids must be unique"
