@@ -204,14 +204,14 @@ def model_files(model: ModelConfig) -> list[Path]:
 
 def _input_files(resolved: Resolved) -> dict[str, str]:
     """Of all components whose options have `input_files()`: option -> path of a file that decides what they give."""
-    found = {}
+    found: dict[str, str] = {}
     for group in COMPONENTS:
         if group.name not in JOBS[resolved.job]:
             continue
         section = getattr(resolved.config, group.name)
         chosen = {f"{group.name}.{name}": one for name, one in section.items()} if group.many else {group.name: section}
         for key, one in chosen.items():
-            named = getattr(one.params, "input_files", dict)()
+            named: dict[str, str] = getattr(one.params, "input_files", dict)()
             found |= {f"{key}.params.{option}": model_fingerprint(Path(path)) for option, path in named.items()}
     return found
 
