@@ -39,6 +39,17 @@ def tagged(*objects: str) -> str:
         ),
         ("<think>" + tagged('{"name": "a"}') + "</think>" + tagged('{"name": "b"}'), [call("b")]),
         ("so: </think>" + tagged('{"name": "b"}'), [call("b")]),
+        (
+            "<think>"
+            + tagged('{"name": "a"}')
+            + "</think>"
+            + tagged('{"name": "find", "arguments": {"x": "</think>"}}'),
+            [call("find", x="</think>")],
+        ),
+        (
+            tagged('{"name": "find", "arguments": {"x": "<think>"}}', '{"name": "b"}'),
+            [call("find", x="<think>"), call("b")],
+        ),
         ("<think>never ends " + tagged('{"name": "a"}'), []),
         ("The answer is 5.", []),
         ("", []),

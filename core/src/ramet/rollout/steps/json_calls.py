@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from ramet.io.json_values import MAX_NESTING, json_fault, too_deep, visible
 
 FORMS = ("auto", "tool_call", "json")
+_BEGIN, _END = "<think>", "</think>"
 OPENING, CLOSING, PYTHON = "<tool_call>", "</tool_call>", "<|python_tag|>"
 KEYS = {"tool_call": "arguments", "json": "parameters"}  # where each form has the arguments
 _DECODER = json.JSONDecoder()
@@ -51,8 +52,30 @@ def example(form: str) -> str:
 
 
 def message_of(text: str) -> str:
-    """What of a turn's text is its message: what follows the reasoning, or, if that never ends, precedes it."""
-    return text.rpartition("</think>")[2].partition("<think>")[0]
+    """What of a turn's text is its message: what follows the reasoning, or, if that never ends, precedes it.
+
+    A call's JSON may hold these tags, as code that looks for them does; they are part of that text.
+    """
+    blank = _without_arguments(text)
+    start = blank.rfind(_END) + len(_END) if _END in blank else 0
+    end = blank.find(_BEGIN, start)
+    return text[start:] if end < 0 else text[start:end]
+
+
+def _without_arguments(text: str) -> str:
+    """Of the same length, with the JSON objects of calls blank. Tags in what is no JSON stay."""
+    if OPENING not in text or (_BEGIN not in text and _END not in text):
+        return text
+    parts, done = [], 0
+    start = text.find(OPENING)
+    while start >= 0:
+        begin = _after_space(text, start + len(OPENING))
+        value, end = _decoded(text, begin)
+        if isinstance(value, dict):
+            parts += [text[done:begin], " " * (end - begin)]
+            done = end
+        start = text.find(OPENING, max(end, begin))
+    return "".join((*parts, text[done:]))
 
 
 def find_calls(text: str, form: str) -> list[Found]:
