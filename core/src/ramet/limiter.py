@@ -36,7 +36,7 @@ class TokenBucket:
         self._share, self._lowered_at = 1.0, 0.0
         self._places = asyncio.Semaphore(concurrent) if concurrent is not None else None
         self._leases: dict[int, asyncio.TimerHandle] = {}
-        self._ids = itertools.count()
+        self._ids = itertools.count(time.time_ns())  # leases of a process that died before this one release nothing
 
     @property
     def rate(self) -> float:

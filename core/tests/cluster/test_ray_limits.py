@@ -111,3 +111,24 @@ def test_places_reasons_and_refusals_cross_processes(limiters: RayLimiters) -> N
 
     refused = asyncio.run(main())
     assert str(refused) == "the index is down" and 55 < (refused.retry_after_s or 0) < 61
+
+
+def test_a_place_given_to_a_caller_that_was_cancelled_meanwhile_is_given_back(limiters: RayLimiters) -> None:
+    async def main() -> None:
+        limiter = limiters.limiter("cancelled", RATE, 1)
+
+        async def hold() -> None:
+            async with limiter.place(600):
+                pass
+
+        await hold()  # the actor is there
+        task = asyncio.create_task(hold())
+        await asyncio.sleep(0)
+        time.sleep(0.5)  # the place is given, and this process has not looked yet
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(10), limiter.place(600):
+            pass
+
+    asyncio.run(main())

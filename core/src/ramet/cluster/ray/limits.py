@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import ray
@@ -79,11 +80,20 @@ class _RemoteLimiter:
 
     @contextlib.asynccontextmanager
     async def place(self, held_at_most_s: float) -> AsyncIterator[None]:
-        lease: int = await _answer(self._actor.take_place.remote(self._limits, held_at_most_s))
+        taken = self._actor.take_place.remote(self._limits, held_at_most_s)
+        try:
+            lease: int = await _answer(taken)
+        except asyncio.CancelledError:
+            taken.future().add_done_callback(self._give_back)  # the place may have been given at the same moment
+            raise
         try:
             yield
         finally:
             self._actor.leave_place.remote(self._limits, lease)
+
+    def _give_back(self, taken: Future[int]) -> None:
+        if not taken.cancelled() and taken.exception() is None:
+            self._actor.leave_place.remote(self._limits, taken.result())
 
 
 async def _answer(ref: ObjectRef[T]) -> T:
