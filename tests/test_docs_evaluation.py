@@ -15,6 +15,7 @@ import pytest
 
 from ramet.cli import main
 from ramet.config.schema import EvaluateConfig
+from ramet.evaluate.rules import DEFAULTS
 from ramet.plugins import load_plugins
 from ramet.tracking.jsonl import read_metrics
 
@@ -39,6 +40,11 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+USERS = (  # hold names of the user's
+    "settings", "benchmarks", "versions", "plugins", "calls", "errors", "infra", "success", "mean_s", "scores", "rules",
+)  # fmt: skip
+
+
 def fields(value: Any) -> Iterator[str]:
     """Names of all fields, but of what is named by the user: benchmarks, tools, packages."""
     if isinstance(value, list):
@@ -47,7 +53,7 @@ def fields(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         for name, item in value.items():
             yield name
-            if name not in ("settings", "benchmarks", "versions", "plugins", "calls", "errors", "infra", "scores"):
+            if name not in USERS:
                 yield from fields(item)
 
 
@@ -89,5 +95,6 @@ def test_every_key_of_the_evaluation_is_on_the_page_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `evaluate\.(\w+)`[^|]*\| ([^|]*) \|", PAGE, re.MULTILINE))
     assert rows["k"] == str(EvaluateConfig().k) and rows["max_masked_share"] == str(EvaluateConfig().max_masked_share)
     defaults = EvaluateConfig()
-    assert rows["temperature"] == f"{defaults.temperature}, {defaults.top_p}, {defaults.top_k}"
+    assert {getattr(defaults, name) for name in DEFAULTS} == {None}
+    assert rows["temperature"] == f"the benchmark's own, else {', '.join(f'{one:g}' for one in DEFAULTS.values())}"
     assert all(re.search(rf"\b{field.name}\b", CODE) for field in dataclasses.fields(EvaluateConfig))
