@@ -39,6 +39,7 @@ LONGEST = (  # each takes about ten seconds or more
     "tests/faults/test_resume.py",
     "tests/e2e/test_sweep.py",
     "tests/test_bench_gpu.py",
+    "tests/test_bench_branching.py",
     "core/tests/policy/test_ranks.py",
     "core/tests/train/test_validation.py",
     "core/tests/evaluate/test_evaluation.py",

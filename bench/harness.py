@@ -69,7 +69,7 @@ def machine() -> dict[str, Any]:
 
 
 def write_results(name: str, settings: dict[str, Any], runs: list[dict[str, Any]], summary: dict[str, Any]) -> Path:
-    """Replace `results/NAME.json`. `runs` are the raw numbers in the order in which they were measured."""
+    """Replace `results/NAME.json`. `runs` are the raw numbers in the order in which they were measured, one a line."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {
@@ -79,16 +79,23 @@ def write_results(name: str, settings: dict[str, Any], runs: list[dict[str, Any]
         "machine": machine(),
         "settings": settings,
         "summary": summary,
-        "runs": runs,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
+    body = json.dumps(content, indent=1).removesuffix("\n}")
+    path.write_text(f'{body},\n "runs": [\n{lines}\n ]\n}}\n', encoding="utf-8")
     return path
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print(table_text(head, rows))
+
+
+def table_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, ["-" * width for width in widths], *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines = (head, ["-" * width for width in widths], *rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in lines
+    )
 
 
 def make_inputs(work: Path) -> None:

@@ -1,0 +1,102 @@
+"""Whether entropy branching helps: the same training from the same SFT checkpoint with different branch policies.
+
+    python bench/branching/run.py [--kinds sums hops] [--arms none random arpo] [--seeds 5] [--steps 18]
+    python bench/branching/run.py --collect
+    python bench/branching/report.py
+
+Two kinds of task (hops.py, sums.py); all arms of a seed have the same checkpoint, tasks and budget of rollouts. What is
+finished is kept in `--work` and skipped, so the same command again goes on where it was; a run that was interrupted
+begins again. Two processes at once share the work: each takes what nobody runs. `--collect` gathers all numbers in
+`bench/results/branching.json`, from which `report.py` makes tables and plots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ["RAMET_PLUGINS"] = "branching_plugin"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness import write_results
+from runs import ARMS, GROUP, KEPT, TASKS, prepare, train, write_json
+from tasks import KINDS
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 18
+SFT = (6400, 2400)  # traces of the two phases
+
+
+def main() -> None:
+    options = _options()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    jobs = [(kind, seed, arm) for kind in options.kinds for seed in range(1, options.seeds + 1) for arm in options.arms]
+    if options.collect:
+        print(f"raw numbers in {collect(options.work, options.kinds)}")
+        return
+    for kind, seed, arm in jobs:
+        run(options.work, kind, arm, seed, options.steps, options.sft)
+
+
+def run(work: Path, kind: str, arm: str, seed: int, steps: int, phases: Sequence[int]) -> None:
+    """Unless it is finished, or another process runs it."""
+    done = work / kind / f"seed{seed}" / f"{arm}.json"
+    with locked(work / f"{kind}-{seed}-{arm}.lock", wait=False) as ours:
+        if not ours or (done.is_file() and json.loads(done.read_text(encoding="utf-8"))["steps"] == steps):
+            return
+        with locked(work / f"{kind}-{seed}.lock", wait=True):
+            folder = prepare(work, kind, seed, phases)
+        numbers = train(folder, kind, arm, seed, steps)
+        write_json(done, numbers)
+    accuracy = f"greedy {numbers['greedy']:.3f}, sampled {numbers['sampled']:.3f}"
+    print(f"{kind} seed {seed} {arm}: {accuracy}, {numbers['wall_s']:.0f} s", flush=True)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Whether the lock is ours; it ends with the block, or with this process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def collect(work: Path, kinds: Sequence[str]) -> Path:
+    """All finished runs in one file."""
+    files = [file for kind in kinds for file in work.glob(f"{kind}/seed*/*.json")]
+    runs: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    for one in runs:
+        one["per_step"] = {name: values for name, values in one["per_step"].items() if name in KEPT}
+    runs.sort(key=lambda run: (kinds.index(run["kind"]), list(ARMS).index(run["arm"]), run["seed"]))
+    settings = {"group_size": GROUP, "tasks_per_step": TASKS, "arms": ARMS}
+    return write_results("branching", settings, runs, {})
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="default: both")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seeds", type=int, default=5, help="how many: 1, 2, … (default: 5)")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of training (default: {STEPS})")
+    parser.add_argument(
+        "--sft", type=int, nargs=2, default=SFT, help=f"traces of its phases (default: {SFT[0]} and {SFT[1]})"
+    )
+    parser.add_argument("--work", type=Path, default=ROOT / "runs/branching", help="default: runs/branching")
+    parser.add_argument("--collect", action="store_true", help="only gather what is finished")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""One seed's SFT checkpoint, and one training run from it with one arm: configuration, measuring, numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from forks import fork_numbers
+from tasks import KINDS, PHASES, TaskKind, write
+
+from ramet import Task
+from ramet.cluster.local import LocalRollouts
+from ramet.components.build import Components
+from ramet.components.services import RunServices
+from ramet.config.compose import compose
+from ramet.config.schema import Config
+from ramet.helpers import from_jsonl
+from ramet.models.loading import build_encoder
+from ramet.models.tiny import make_tiny_model
+from ramet.rollout.plan import RolloutPlan
+from ramet.sft import job as sft
+from ramet.tracking.jsonl import read_metrics
+from ramet.train import training
+
+GROUP, TASKS, SAMPLES = 8, 12, 2  # rollouts of a task, tasks of a step; rollouts of a problem measured at temperature 1
+EVERY = 2  # steps between validations
+
+ARMS = {
+    "none": ["algorithm=grpo"],
+    "random": ["algorithm=grpo", "branch_policy=random"],
+    "arpo": ["algorithm=arpo"],
+    "arpo_tau": ["algorithm=arpo", "branch_policy.params.tau=0.52"],
+    "aepo": ["algorithm=aepo"],
+    "arpo_release": ["algorithm=arpo_release"],
+    "aepo_release": ["algorithm=aepo_release"],
+    "value_guided": ["algorithm=grpo", "branch_policy=value_guided"],
+}
+KEPT = (  # of a step
+    "reward/mean", "group/no_signal_share", "rollout/rollouts", "rollout/executed_tool_calls",
+    "rollout/logical_tool_calls", "rollout/executed_sampled_tokens", "rollout/forks_per_group",
+    "rollout/effective_roots", "rollout/entropy_first_turn", "rollout/entropy_after_tool",
+    "rollout/entropy_change_p10", "rollout/entropy_change_p50", "rollout/entropy_change_p90",
+    "rollout/entropy_rose_share", "rollout/response_tokens_forked_mean", "rollout/response_tokens_unforked_mean",
+    "train/entropy", "time/step_s",
+)  # fmt: skip
+
+
+def prepare(work: Path, kind: str, seed: int, phases: Sequence[int]) -> Path:
+    """The folder of this seed, with its SFT checkpoint `habit/model`; made once. `phases`: traces of each."""
+    folder = work / kind / f"seed{seed}"
+    if (folder / "habit/model/config.json").is_file():
+        return folder
+    if folder.exists():
+        shutil.rmtree(folder)
+    write(KINDS[kind], folder / "data", seed, phases)
+    make_tiny_model(folder / "init", seed=seed, hidden=96, layers=3, intermediate=384)  # 0.4M parameters
+    model = folder / "init"
+    for phase, lr in zip(PHASES, (4e-3, 1e-3), strict=True):
+        model = sft.run(compose(_sft_overrides(KINDS[kind], folder, model, phase, seed, lr), job="sft")).model
+        shutil.rmtree(folder / phase / "checkpoints")
+    return folder
+
+
+def train(folder: Path, kind: str, arm: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train from the seed's checkpoint, measure, and give all numbers. What an interrupted run left is removed."""
+    shutil.rmtree(folder / arm, ignore_errors=True)
+    overrides = _train_overrides(KINDS[kind], folder, arm, seed, steps)
+    wall, cpu, load = time.perf_counter(), time.process_time(), os.getloadavg()[0]
+    training.run(compose(overrides, job="train"))
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    numbers = {
+        "kind": kind, "arm": arm, "seed": seed, "steps": steps, "load": load,
+        "wall_s": round(wall, 2), "cpu_s": round(cpu, 2),
+        **curves(folder / arm),
+        "forks": fork_numbers(folder / arm, KINDS[kind]),
+        **measure([*overrides, f"model.path={folder / arm / 'model'}"], folder / "data/test.jsonl"),
+    }  # fmt: skip
+    for left in ("checkpoints", "model"):
+        shutil.rmtree(folder / arm / left)
+    return numbers
+
+
+def curves(run: Path) -> dict[str, Any]:
+    """`per_step`: metric -> one value a step (None: it had none). `valid`: [steps done, sampled accuracy]."""
+    by_step: dict[int, dict[str, float]] = {}
+    for line in read_metrics(run / "metrics.jsonl"):
+        by_step.setdefault(line.step, {}).update(line.metrics)
+    trained = [by_step[step] for step in sorted(by_step) if "rollout/rollouts" in by_step[step]]
+    per_step = {
+        name: [round(step[name], 4) if name in step else None for step in trained]
+        for name in KEPT
+        if any(name in step for step in trained)
+    }
+    valid = [[step, round(m["valid/reward"], 4)] for step, m in sorted(by_step.items()) if "valid/reward" in m]
+    return {"per_step": per_step, "valid": valid}
+
+
+def measure(overrides: list[str], tests: Path) -> dict[str, float]:
+    """Accuracy on the held-out problems: greedy, and of `SAMPLES` rollouts at temperature 1."""
+    config = compose(overrides, job="train").config
+    tasks = list(from_jsonl(tests, question="prompt"))
+    return asyncio.run(_measure(config, tasks))
+
+
+async def _measure(config: Config, tasks: list[Task]) -> dict[str, float]:
+    components = Components(config)
+    services = RunServices(folder=Path(config.run.root) / "services", seed=config.run.seed)
+    rollouts = await LocalRollouts.open(config, build_encoder(config), components=components, services=services)
+    try:
+        found = {}
+        for name, size, temperature in (("greedy", 1, 0.0), ("sampled", SAMPLES, 1.0)):
+            plan = RolloutPlan(
+                group_size=size, temperature=temperature, top_p=1.0, top_k=0, branch=False, salt=f"measure:{name}"
+            )
+            groups = await rollouts.run(tasks, step=0, plan=plan)
+            scored = [await components.scorer.score(group) for group in groups]
+            rewards = [one.reward for group in scored for one in group.rollouts]
+            if None in rewards:
+                raise RuntimeError("a measured rollout was masked")
+            calls = [len(rollout.tool_calls) for group in groups for rollout in group.rollouts]
+            found |= {name: fmean(r or 0.0 for r in rewards), f"{name}_calls": fmean(calls)}
+        return found
+    finally:
+        await rollouts.close()
+        await components.scorer.aclose()
+
+
+def _sft_overrides(kind: TaskKind, folder: Path, model: Path, phase: str, seed: int, lr: float) -> list[str]:
+    return [
+        f"model.path={model}", f"sft.data=[{folder / 'data' / f'{phase}.jsonl'}]", f"run.root={folder}",
+        f"run.name={phase}", f"run.seed={seed}", "run.threads=1", "rollout_step.system_prompt=never",
+        kind.tool, "sft.epochs=1", "sft.batch_size=32", f"sft.lr={lr}", "sft.beta2=0.98",
+        "sft.warmup_ratio=0.05", "sft.save_every=100000", "sft.log_every=25", "trackers=[jsonl]",
+    ]  # fmt: skip
+
+
+def _train_overrides(kind: TaskKind, folder: Path, arm: str, seed: int, steps: int) -> list[str]:
+    return [
+        *ARMS[arm],
+        f"model.path={folder / 'habit/model'}", f"data.train=[{folder / 'data/train.jsonl'}]",
+        f"data.valid=[{folder / 'data/valid.jsonl'}]", f"data.max_prompt_tokens={kind.max_prompt_tokens}",
+        f"run.root={folder}", f"run.name={arm}", f"run.seed={seed}", "run.threads=1",
+        "rollout_step.system_prompt=never", kind.tool, f"rewards=[{kind.reward}]",
+        f"rollout.group_size={GROUP}", "rollout.max_turns=8", "rollout.max_tool_calls=6",
+        f"rollout.max_response_tokens={kind.max_response_tokens}", f"rollout.max_concurrent={GROUP * TASKS}",
+        "engine=torch", f"engine.params.slots={GROUP * TASKS}",
+        f"train.steps={steps}", f"train.tasks_per_step={TASKS}", "train.minibatches=2", "train.old_logprobs=engine",
+        f"train.eval_every={EVERY}", "train.eval_first=true", "train.eval_temperature=1.0", "train.save_every=100000",
+        "policy.lr=0.0002", "policy.beta2=0.95", "policy.weight_decay=0.0", "policy.schedule=linear",
+        "policy.min_lr_ratio=0.1", "trackers=[jsonl]",
+    ]  # fmt: skip
+
+
+def write_json(path: Path, body: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    torn = path.with_suffix(".torn")
+    torn.write_text(json.dumps(body) + "\n", encoding="utf-8")
+    torn.replace(path)

@@ -1,0 +1,93 @@
+"""The two kinds of task as files: SFT traces, and task rows for training, validation and measuring.
+
+Problems of SFT, RL, validation and measuring do not overlap. Those of validation and measuring are the same for all
+seeds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import hops
+import sums
+
+TESTED, VALIDATED, TRAINED = 200, 96, 600
+PHASES = ("skill", "habit")  # of SFT
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One problem. `trace` writes a rollout of it, with this probability of the habit."""
+
+    question: str
+    answer: str
+    trace: Callable[[float, Random], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskKind:
+    """`tool` configures it. `habit`: how likely the second phase of SFT shows it, at each choice. `certain`: whether a
+    tool result leaves nothing to choose, given its text and its number in the rollout, from 1.
+    """
+
+    items: Callable[[], list[Item]]
+    tool: str
+    reward: str
+    habit: float
+    max_prompt_tokens: int
+    max_response_tokens: int
+    certain: Callable[[str, int], bool]
+
+
+KINDS = {
+    "sums": TaskKind(
+        items=lambda: [Item(one.text, str(one.answer), partial(sums.trace, one)) for one in sums.problems()],
+        tool="tools=[python]",
+        reward="math",
+        habit=sums.HABIT,
+        max_prompt_tokens=16,
+        max_response_tokens=80,
+        certain=lambda text, n: n >= 3,
+    ),
+    "hops": TaskKind(
+        items=lambda: [Item(one.text, one.answer, partial(hops.trace, one)) for one in hops.questions()],
+        tool="tools.search.use=towns",
+        reward="qa_f1",
+        habit=hops.HABIT,
+        max_prompt_tokens=16,
+        max_response_tokens=80,
+        certain=lambda text, n: len(text) != hops.FRIENDS,
+    ),
+}
+
+
+def write(kind: TaskKind, folder: Path, seed: int, phases: Sequence[int]) -> None:
+    """`skill.jsonl` and `habit.jsonl`, of so many traces, `train.jsonl`, `valid.jsonl` and `test.jsonl`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    items = kind.items()
+    test, valid, rest = items[:TESTED], items[TESTED : TESTED + VALIDATED], items[TESTED + VALIDATED :]
+    Random(f"split:{seed}").shuffle(rest)
+    _rows(folder / "test.jsonl", test)
+    _rows(folder / "valid.jsonl", valid)
+    _rows(folder / "train.jsonl", rest[:TRAINED])
+    random = Random(f"traces:{seed}")
+    for name, habit, rows in zip(PHASES, (0.0, kind.habit), phases, strict=True):
+        _traces(folder / f"{name}.jsonl", rest[TRAINED:], habit, rows, random)
+
+
+def _rows(path: Path, items: Iterable[Item]) -> None:
+    rows = ({"prompt": one.question, "answer": one.answer} for one in items)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _traces(path: Path, items: Sequence[Item], habit: float, rows: int, random: Random) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(rows):
+            one = random.choice(items)
+            turns = [{"from": "human", "value": one.question}, {"from": "gpt", "value": one.trace(habit, random)}]
+            file.write(json.dumps({"conversations": turns}) + "\n")

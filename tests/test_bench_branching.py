@@ -1,0 +1,95 @@
+"""bench/branching trains an arm from a seed's checkpoint, skips what is finished, and reports what was stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).resolve().parents[1] / "bench" / "branching"
+FORKS = ("choices", "forks_at_choices", "rose_at_choices", "rose_elsewhere", "same_root_differ", "other_root_differ")
+# Few problems and tasks a step, and the same command twice; everything else is what the bench does.
+SMALL = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import runs, tasks
+runs.TASKS, tasks.TESTED, tasks.VALIDATED = 2, 4, 4
+import run
+run.main()
+run.main()
+"""
+
+
+def call(*arguments: str) -> str:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def stored(arm: str, seed: int, calls: float, accuracies: list[float]) -> dict[str, Any]:
+    """A run of two steps of 10 rollouts each, validated before, between and after them."""
+    per_step = {
+        "rollout/rollouts": [10.0, 10.0],
+        "rollout/executed_tool_calls": [calls, calls],
+        "rollout/logical_tool_calls": [20.0, 20.0],
+        "rollout/executed_sampled_tokens": [50.0, 50.0],
+        "rollout/entropy_rose_share": [1.0, 0.5],
+        "rollout/forks_per_group": [0.0, 4.0],
+        "rollout/effective_roots": [8.0, 4.0],
+        "group/no_signal_share": [0.5, 0.0],
+    }
+    valid = [[step, accuracy] for step, accuracy in enumerate(accuracies)]
+    numbers = {"kind": "sums", "arm": arm, "seed": seed, "steps": 2, "wall_s": 9.0, "cpu_s": 3.0, "greedy": 0.5}
+    return {
+        **numbers,
+        "sampled": accuracies[-1],
+        "per_step": per_step,
+        "valid": valid,
+        "forks": {**dict.fromkeys(FORKS, 0.75), "by_change": [[0, 0], [4, 1], [2, 2], [2, 1]]},
+    }
+
+
+def test_an_arm_trains_two_steps_and_is_not_run_again(tmp_path: Path) -> None:
+    command = ["-c", SMALL, str(BENCH), "--kinds", "hops", "--arms", "arpo", "--seeds", "1", "--steps", "2"]
+    command += ["--sft", "64", "64", "--work", str(tmp_path)]
+    assert re.findall("^hops seed.*(?=, )", call(*command), re.MULTILINE) == [
+        "hops seed 1 arpo: greedy 0.000, sampled 0.000"
+    ]
+    numbers = json.loads((tmp_path / "hops/seed1/arpo.json").read_text())
+    assert numbers["per_step"]["rollout/rollouts"] == [16.0, 16.0]
+    assert [step for step, _ in numbers["valid"]] == [0, 2]
+    assert not (tmp_path / "hops/seed1/arpo/checkpoints").exists()
+
+
+def test_the_report_compares_within_seeds(tmp_path: Path) -> None:
+    runs = [
+        stored("none", 1, 20.0, [0.0, 0.4, 0.8]),
+        stored("none", 2, 20.0, [0.2, 0.6, 1.0]),
+        stored("arpo", 1, 10.0, [0.0, 0.5, 0.8]),
+        stored("arpo", 2, 10.0, [0.2, 0.9, 1.0]),
+    ]
+    (tmp_path / "numbers.json").write_text(json.dumps({"runs": runs}))
+    text = call(
+        str(BENCH / "report.py"), "--results", str(tmp_path / "numbers.json"), "--page", str(tmp_path / "page.md")
+    )
+    rows = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in text.splitlines() if line.startswith("arpo - "))
+    # Means of the curves: 0.40 and 0.60 against 0.45 and 0.75; t with one degree of freedom is 12.706 and 1.376.
+    same = "0.000 ± 0.000 [0.000]"
+    assert rows == {"arpo - none": f"0.100 ± 0.635 [0.704]  {same}  {same}"}
+    cells = [re.split(r"\s{2,}", line) for line in text.splitlines()]
+    assert ["arpo", "0.00: 0.00", "0.50: 0.25", "0.25: 1.00", "0.25: 0.50"] in cells
+    for plot in ("curves", "forks"):
+        assert (tmp_path / f"branching_sums_{plot}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_has_the_tables_that_the_report_makes_of_the_stored_numbers(tmp_path: Path) -> None:
+    page = (BENCH.parents[1] / "docs/experiments/branching.md").read_text()
+    (tmp_path / "page.md").write_text(page)
+    text = call(str(BENCH / "report.py"), "--page", str(tmp_path / "page.md"))
+    assert (tmp_path / "page.md").read_text() == page
+    assert [table for table in text.strip().split("\n\n") if f"```\n{table}\n```" not in page] == []
