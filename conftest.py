@@ -42,6 +42,7 @@ LONGEST = (  # each takes about ten seconds or more
     "tests/test_bench_branching.py",
     "core/tests/policy/test_ranks.py",
     "core/tests/train/test_validation.py",
+    "tests/e2e/test_all_benchmarks.py",
     "core/tests/evaluate/test_evaluation.py",
     "core/tests/planning/test_memory_traced.py",
     "core/tests/check/test_logprobs.py",

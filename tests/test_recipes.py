@@ -37,7 +37,7 @@ def test_what_a_recipe_needs_is_what_it_chooses(path: Path, tmp_path: Path, monk
     config = compose([f"experiment={path.stem}", "model.path=m"], job="train").config
     extras = [extra for (group, name), extra in EXTRAS.items() if getattr(config, group).name == name]
     assert core == f"ramet[{','.join(['train', *sorted(extras)])}]"
-    assert set(others) == distributions(path.stem)
+    assert {need.partition("[")[0] for need in others} == distributions(path.stem)  # they may name extras
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -98,8 +98,8 @@ class Catalog:
             return (
                 f"{group}: {name!r} is a file, and benchmarks are chosen by name: benchmarks=[own] "
                 f"benchmarks.own.use=files 'benchmarks.own.params.paths=[{name}]' "
-                "'benchmarks.own.params.metrics={em: qa_em}' measures on it (ramet-benchmarks); `ramet train` validates "
-                f"on a file with data.valid. {known}"
+                "'benchmarks.own.params.metrics={em: qa_em}' measures on it (ramet-benchmarks); `ramet train` "
+                f"validates on a file with data.valid. {known}"
             )
         close = suggest(name, allowed)
         return f"{group}: no {name!r}.{close} {known}{'' if close or self.absent else self._own(group)}"
