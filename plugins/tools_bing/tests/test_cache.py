@@ -61,6 +61,32 @@ def test_a_planted_pickle_is_refused_and_not_run(tmp_path: Path, caplog: pytest.
     assert not witness.exists()
 
 
+@pytest.mark.parametrize("name", ["../victim.json", "ab/../../victim.json", "{folder}/victim.json", "cache.db"])
+def test_a_planted_name_leads_to_no_other_file(tmp_path: Path, name: str) -> None:
+    """Neither to be read nor, when its entry is replaced, to be deleted."""
+    folder, victim, key = tmp_path / "cache", tmp_path / "victim.json", "0" * 64
+    victim.write_text('{"secret": 1}')
+    open_disk(folder).set(key, {"n": 1})
+    named = name.format(folder=tmp_path)
+    with sqlite3.connect(folder / "cache.db") as database:
+        database.execute("UPDATE Cache SET filename = ?, mode = 3, value = NULL WHERE key = ?", (named, key))
+    database.close()
+    with open_disk(folder) as disk:
+        with pytest.raises(ValueError) as caught:
+            disk.get(key)
+        assert str(caught.value) == f"refusing a cache entry in the file {named!r}"
+        disk.set(key, {"n": 2})
+        assert disk.get(key) == {"n": 2} and victim.exists() and (folder / "cache.db").exists()
+
+
+def test_large_values_have_files_of_their_own_and_leave_none(tmp_path: Path) -> None:
+    with open_disk(tmp_path / "cache") as disk:
+        for text in ("a" * 100_000, "b" * 100_000, "c"):
+            disk.set("key", text)
+            assert disk.get("key") == text
+    assert not list((tmp_path / "cache").rglob("*.val"))
+
+
 def test_no_pickle_is_written(tmp_path: Path) -> None:
     disk = open_disk(tmp_path)
     for value in ({1, 2}, object(), b"bytes", float("nan")):

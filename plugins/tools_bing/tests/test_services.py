@@ -11,7 +11,8 @@ from aiohttp import web
 
 from ramet import ConfigError, InfraError
 from ramet_tools_bing import SearchConfig, SearchTool
-from ramet_tools_bing.http_client import environment_proxy
+from ramet_tools_bing.http_client import HttpClient, HttpRequest, environment_proxy
+from ramet_tools_bing.providers.base import ProviderError
 from ramet_tools_bing.providers.services import Brave
 from ramet_tools_bing.results import SearchItem
 
@@ -137,3 +138,23 @@ def test_a_proxy_of_the_environment_is_used(url: str, proxy: str | None, monkeyp
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", "inside.example")
     assert environment_proxy(url) == proxy
+
+
+def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def ask() -> str:
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            monkeypatch.setenv("HTTPS_PROXY", f"http://user:PROXY-SECRET@{place}")
+            client = HttpClient("serper", "KEY")
+            with pytest.raises(ProviderError) as caught:
+                await client.send(HttpRequest(method="GET", url="https://google.serper.dev/"), timeout_s=5)
+            await client.aclose()
+            return str(caught.value).replace(place, "PLACE")
+
+    assert asyncio.run(ask()) == "serper: ClientHttpProxyError: 407, message='No', url='http://***@PLACE'"

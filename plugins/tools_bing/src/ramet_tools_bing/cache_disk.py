@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ramet import ConfigError
 FORMAT = 1
 FORMAT_KEY = "ramet:format"
 SETTINGS: dict[str, Any] = {"eviction_policy": "none", "size_limit": 1 << 40, "cull_limit": 0}
+_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
 TIMEOUT_S = 60.0  # for a writer that another process keeps waiting
 
 
@@ -44,9 +46,21 @@ class JSONTextDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no ty
         return super().store(text, False, key=key)
 
     def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
-        if mode not in (MODE_RAW, MODE_TEXT) or (filename is not None and Path(filename).is_absolute()):
+        if mode not in (MODE_RAW, MODE_TEXT):
             raise ValueError(f"refusing a cache entry in mode {mode}")
+        if filename is not None and not _is_own(filename):
+            raise ValueError(f"refusing a cache entry in the file {filename!r}")
         return json.loads(super().fetch(mode, filename, value, False))
+
+    def remove(self, file_path: str) -> None:
+        """Of an entry that is replaced: whoever wrote the database named it."""
+        if _is_own(file_path):
+            super().remove(file_path)
+
+
+def _is_own(filename: str) -> bool:
+    """Whether it has the form of the names that diskcache gives (`Disk.filename`)."""
+    return _FILE.fullmatch(filename) is not None
 
 
 def open_disk(folder: Path) -> diskcache.Cache:

@@ -10,6 +10,7 @@ import asyncio
 import email.utils
 import json
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from ramet_tools_bing.providers.base import FaultKind, ProviderError
 MAX_BYTES = 5_000_000
 SHOWN_CHARS = 200  # of an answer, in a message
 LONGEST_RETRY_AFTER_S = 600.0
+_PASSWORD = re.compile(r"//[^/?#]*@")  # also that of a proxy, whose address aiohttp puts into its errors
 REFUSED = frozenset({401, 402, 403, 404, 407})
 
 
@@ -105,8 +107,8 @@ class HttpClient:
         return ProviderError(FaultKind.BROKEN, message)
 
     def shown(self, text: str) -> str:
-        """For a message: printable, and without the key, which a service may repeat."""
-        text = text.replace(self._secret, "***") if self._secret else text
+        """For a message: printable, without the key, which a service may repeat, and without passwords in addresses."""
+        text = _PASSWORD.sub("//***@", text.replace(self._secret, "***") if self._secret else text)
         return "".join(c if c.isprintable() else " " for c in text)
 
     def _open(self, url: str) -> aiohttp.ClientSession:
