@@ -121,6 +121,23 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, folder: Path, capsys:
     )
 
 
+def test_entries_that_cannot_be_used_are_not_imported_and_stop_no_statistics(
+    tmp_path: Path, folder: Path, capsys: Any
+) -> None:
+    values: list[dict[str, Any]] = [
+        {"url": "u", "title": "t", "text": 5}, {"summary": None}, {"items": [], "provider": "p", "fetched_at": 1e400},
+        {"items": [], "provider": "p", "fetched_at": 1e300},
+    ]  # fmt: skip
+    path = tmp_path / "export.jsonl"
+    path.write_text("".join(json.dumps({"key": f"{n:064x}", "value": one}) + "\n" for n, one in enumerate(values)))
+    said = ramet(capsys, "cache", "import", path, "--folder", folder)
+    assert said == f"{path}: 1 new, 0 replaced, 0 already there, 3 unreadable left out\n"
+    with open_disk(folder) as disk:
+        disk.set("f" * 64, {"text": "t", "provider": ["p"], "fetched_at": "yesterday"})
+    said = ramet(capsys, "cache", "stats", "--folder", folder)
+    assert said.splitlines()[1:] == ["  page: 1", "  search: 1", "  ['p']: 1", "  p: 1"]
+
+
 def test_check_names_and_removes_what_cannot_be_read(published: Path, folder: Path, capsys: Any) -> None:
     ramet(capsys, "cache", "import", published, "--folder", folder)
     with diskcache.Cache(str(folder)) as plain:

@@ -104,6 +104,26 @@ def test_bad_rows_can_be_left_out_and_are_counted(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out == f"{out}: 1 passages, 1 bad rows left out\n"
 
 
+def test_half_a_surrogate_pair_is_a_bad_row_and_in_a_cache_a_question_mark(tmp_path: Path) -> None:
+    source, out = tmp_path / "rows.jsonl", tmp_path / "corpus.db"
+    source.write_text('{"text": "\\ud800 odd"}\n')
+    with pytest.raises(ConfigError) as caught:
+        corpus(["build", str(source), "--out", str(out)])
+    assert str(caught.value) == (f"{source}:1: text with half a surrogate pair\n--skip-bad-rows leaves such rows out")
+    value = {"items": [{"text": "\ud800 odd"}], "provider": "p", "fetched_at": 1}
+    source.write_text(json.dumps({"key": "0" * 64, "value": value}) + "\n")
+    assert corpus(["build", str(source), "--out", str(out)]) == 0
+    assert [item.text for item in Corpus(out).search("odd", 1)] == ["? odd"]
+
+
+def test_sources_without_passages_make_no_corpus(tmp_path: Path) -> None:
+    source, out = tmp_path / "rows.jsonl", tmp_path / "corpus.db"
+    source.write_text("")
+    with pytest.raises(ConfigError) as caught:
+        corpus(["build", str(source), "--out", str(out)])
+    assert str(caught.value) == f"{source}: there is no passage to be found" and not out.exists()
+
+
 def test_the_form_of_search_r1_is_read(tmp_path: Path) -> None:
     source = written(tmp_path / "wiki.jsonl", [{"id": "7", "contents": '"Ottawa"\nOttawa is a city.'}])
     corpus(["build", str(source), "--out", str(tmp_path / "corpus")])

@@ -19,7 +19,7 @@ import diskcache
 
 from ramet import ConfigError
 from ramet_tools_bing.cache_disk import open_disk
-from ramet_tools_bing.cache_entries import DATABASE, database_rows, entries, kind_of, put_all, read_entries
+from ramet_tools_bing.cache_entries import DATABASE, database_rows, entries, kind_of, put_all, read_entries, time_of
 from ramet_tools_bing.config import default_cache_folder
 from ramet_tools_bing.formats import default
 from ramet_tools_bing.queries import normalised
@@ -77,8 +77,8 @@ def _stats(options: argparse.Namespace) -> int:
     with _opened(options.folder) as opened:
         for _, value in entries(opened):
             kinds[kind_of(value)] += 1
-            providers.update([value["provider"]] if "provider" in value else [])
-            times += [value["fetched_at"]] if "fetched_at" in value else []
+            providers.update([str(value["provider"])] if "provider" in value else [])
+            times += [time_of(value)] if time_of(value) else []
         size = opened.volume()
     print(f"{options.folder}: {kinds.total()} entries, {size / 1e6:.1f} MB")
     for counts in (kinds, providers):

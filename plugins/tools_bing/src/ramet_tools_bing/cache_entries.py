@@ -6,6 +6,7 @@ Whatever comes in is validated entry by entry, never replaces a newer one, and c
 from __future__ import annotations
 
 import json
+import math
 import re
 import sqlite3
 from collections import Counter
@@ -23,6 +24,7 @@ from ramet_tools_bing.queries import MOST_CHARS, imported_key, normalised
 from ramet_tools_bing.results import SearchItem, SearchResult, read_stored
 
 DATABASE = "cache.db"
+LAST_TIME = 253402300800  # 1 January 10000: what is later is no time
 BATCH = 1000  # entries in one transaction
 _PAGE = re.compile(r"(?:^|\n)Page (\d+): ")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -77,16 +79,18 @@ def _put_batch(cache: diskcache.Cache, batch: list[Entry], counts: Counter[str])
     with cache.transact(retry=True):
         for key, value in batch:
             old = cache.get(key, retry=True)
-            if isinstance(old, Mapping) and _time(old) >= _time(value):
+            if isinstance(old, Mapping) and time_of(old) >= time_of(value):
                 counts["kept"] += 1
                 continue
             counts["new" if old is None else "replaced"] += 1
             cache.set(key, value, retry=True)
 
 
-def _time(value: Mapping[str, Any]) -> float:
+def time_of(value: Mapping[str, Any]) -> float:
+    """Seconds since 1970; 0 if it has none that can be read."""
     found = value.get("fetched_at", 0)
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else 0.0
+    known = isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < LAST_TIME
+    return float(found) if known else 0.0
 
 
 def read_entries(path: Path, counts: Counter[str]) -> Iterator[Entry]:
@@ -128,12 +132,20 @@ def _own(line: dict[str, Any] | None) -> Entry | None:
     key, value = line["key"], line["value"]
     if not isinstance(key, str) or not _KEY.fullmatch(key) or not isinstance(value, dict):
         return None
-    if kind_of(value) == "search":
+    return (key, value) if _is_whole(value) else None
+
+
+def _is_whole(value: Mapping[str, Any]) -> bool:
+    """Whether it is a search, a page or a summary with everything that is read of one."""
+    kind = kind_of(value)
+    if kind == "search":
         try:
             read_stored(value)
         except ValueError:
-            return None
-    return (key, value) if kind_of(value) != "unknown" else None
+            return False
+        return math.isfinite(value["fetched_at"])
+    texts = {"page": ("url", "title", "text"), "summary": ("summary",)}.get(kind, ())
+    return bool(texts) and all(isinstance(value.get(name), str) for name in texts)
 
 
 def _published(queries: Mapping[str, Any], fetched_at: float, counts: Counter[str]) -> Iterator[Entry]:

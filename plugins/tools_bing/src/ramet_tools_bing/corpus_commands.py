@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     search = commands.add_parser("search", help="print what a query finds", description="print what a query finds")
     search.add_argument("corpus", type=Path)
     search.add_argument("query")
-    search.add_argument("--results", type=int, default=5, help="how many (default: %(default)s)")
+    search.add_argument("--results", type=_at_least_1, default=5, help="how many (default: %(default)s)")
     search.set_defaults(run=_search)
     info = commands.add_parser("info", help="what a corpus has", description="what a corpus has")
     info.add_argument("corpus", type=Path)
@@ -54,17 +55,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _at_least_1(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: 1 or more")
+    return int(text)
+
+
 def _build(options: argparse.Namespace) -> int:
     """Make a corpus of JSON lines (an object with `text` or `contents`, and perhaps `title` and `url`), of a published
     search_cache.json, of what `ramet cache export` wrote, or of a cache's folder. Equal passages are taken once."""
     _check_out(options)
     counts, problems = Counter[str](), list[str]()
-    for path in options.sources:  # before anything is written: all problems at once
-        for _ in _passages(path, counts, problems):
-            pass
+    # Before anything is written: all problems at once.
+    passages = sum(1 for path in options.sources for _ in _passages(path, counts, problems))
     if problems and not options.skip_bad_rows:
         more = f"\n… and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
         raise ConfigError("\n".join(problems[:MOST_PROBLEMS]) + more + "\n--skip-bad-rows leaves such rows out")
+    if not passages:
+        raise ConfigError(f"{', '.join(map(str, options.sources))}: there is no passage to be found")
     found = (item for path in options.sources for item in _passages(path, Counter[str](), []))
     count = _built(options, found)
     left_out = f", {len(problems)} bad rows left out" if problems else ""
@@ -143,9 +151,16 @@ def _is_published(row: dict[str, Any]) -> bool:
 def _stored(values: Iterator[dict[str, Any]]) -> Iterator[SearchItem]:
     for value in values:
         if kind_of(value) == "search":
-            yield from read_stored(value).items
+            yield from map(_encodable, read_stored(value).items)
         elif kind_of(value) == "page":
-            yield SearchItem(title=str(value.get("title", "")), url=str(value.get("url", "")), text=str(value["text"]))
+            page = SearchItem(title=str(value.get("title", "")), url=str(value.get("url", "")), text=str(value["text"]))
+            yield _encodable(page)
+
+
+def _encodable(item: SearchItem) -> SearchItem:
+    """A provider may answer with halves of surrogate pairs, which no database can store: each becomes `?`."""
+    texts = {name: text.encode("utf-8", "replace").decode("utf-8") for name, text in asdict(item).items()}
+    return SearchItem(**texts)
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[SearchItem]:
@@ -177,7 +192,8 @@ def _row(line: bytes) -> SearchItem | str:
     if "contents" in row and not title:  # the form of Search-R1: the first line is the title, in quotation marks
         head, separator, rest = text.partition("\n")
         title, text = (head.strip().strip('"'), rest) if separator and rest.strip() else ("", text)
-    return SearchItem(title=title, url=url, text=text)
+    item = SearchItem(title=title, url=url, text=text)
+    return item if _encodable(item) == item else "text with half a surrogate pair"
 
 
 def _search(options: argparse.Namespace) -> int:
