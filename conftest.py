@@ -44,6 +44,7 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/train/test_validation.py",
     "tests/e2e/test_all_benchmarks.py",
     "core/tests/evaluate/test_evaluation.py",
+    "core/tests/evaluate/test_openai_evaluation.py",
     "core/tests/planning/test_memory_traced.py",
     "core/tests/check/test_logprobs.py",
     "core/tests/report/test_browser.py",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -35,6 +36,7 @@ from ramet.rollout.stateful import DEFECT
 
 logger = logging.getLogger(__name__)
 PARTIAL = ".partial.jsonl"  # after the name of the results file
+SYNC_S = 1.0  # between two waits for the disk
 BEGINNING = b'{"schema": '  # of a file of an unfinished evaluation
 
 
@@ -116,6 +118,7 @@ class PartialResults:
         self.header = header
         self._tasks: dict[tuple[str, str], TaskResult] = {}
         self._lines = LinesOfTasks(self.path)
+        self._synced = 0.0  # when a line was last waited for, of the monotonic clock
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = _whole_lines(self.path)
         if lines:
@@ -140,7 +143,8 @@ class PartialResults:
         return {task for name, task in self._tasks if name == benchmark and not self.missing(name, task)}
 
     def add(self, result: TaskResult, record: GroupRecord | None = None) -> None:
-        """Keep a finished task, or those of its rollouts that were missing; it is on disk when this returns.
+        """Keep a finished task, or those of its rollouts that were missing. It survives a kill when this returns, and
+        the end of the machine within `SYNC_S`: waiting for the disk each time would hold all rollouts up.
 
         Without the `record` of its rollouts the evaluation cannot be replayed.
         """
@@ -152,7 +156,9 @@ class PartialResults:
             result = earlier.superseded(by=result)
         line = result.line() if record is None else line_with_record(result.line(), record)
         self._lines.add(key, self.path.stat().st_size, len(line))
-        append_line(self.path, line)
+        now = time.monotonic()
+        append_line(self.path, line, sync=now >= self._synced + SYNC_S)
+        self._synced = now if now >= self._synced + SYNC_S else self._synced
         self._tasks[key] = result
 
     def results(self) -> Results:

@@ -11,10 +11,11 @@ from ramet.io.os_errors import naming
 logger = logging.getLogger(__name__)
 
 
-def append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: str, *, sync: bool = True) -> None:
     """Append `line`, ASCII without its end, whole or not at all: a failed write (full disk) is cut off again.
 
-    It is on disk when this returns. An `OSError` names `path`.
+    It is on disk when this returns; without `sync` it survives the end of this process, but not that of the machine. An
+    `OSError` names `path`.
     """
     data = line.encode("ascii") + b"\n"
     with naming(path), path.open("ab", buffering=0) as file:
@@ -23,7 +24,8 @@ def append_line(path: Path, line: str) -> None:
             rest = memoryview(data)
             while rest:  # the system takes what fits; it says why it takes no more when it is asked again
                 rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         except OSError:
             file.truncate(start)
             raise
