@@ -104,6 +104,11 @@ def test_overlaps_with_training_data_are_reported(capsys: pytest.CaptureFixture[
     assert printed(capsys, "overlap", train, "benchmarks=[aime24]")[1].startswith("aime24, split sample")
 
 
+def test_a_folder_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["benchmarks", "validate", "--data", str(tmp_path / "absent")]) == 1
+    assert f"--data={tmp_path / 'absent'}: no such folder (working directory: " in capsys.readouterr().err
+
+
 def test_no_training_data_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmarks", "overlap"]) == 1
     said = "which training data? name files, as in `ramet benchmarks overlap train.parquet`"

@@ -258,7 +258,7 @@ def test_a_plugin_that_is_gone_is_named_by_what_the_run_recorded(
 
 def test_a_file_is_no_benchmark_and_is_told_where_files_go(problems: Problems):
     assert problems(MODEL, "benchmarks=[data/mine.jsonl]", job="eval") == [
-        "benchmarks: 'data/mine.jsonl' is a file, and benchmarks are chosen by name: benchmarks=[own] "
+        "benchmarks: 'data/mine.jsonl' is a file, and benchmarks are chosen by name: "
         "benchmarks.own.use=files 'benchmarks.own.params.paths=[data/mine.jsonl]' "
         "'benchmarks.own.params.metrics={em: qa_em}' measures on it (ramet-benchmarks); `ramet train` validates on a "
         "file with data.valid. Installed: arithmetic. "

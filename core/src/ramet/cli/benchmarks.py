@@ -33,6 +33,8 @@ def run(arguments: Sequence[str]) -> int:
     found = _parser().read(arguments)
     if found is None:
         return 0
+    if found.data is not None and not found.data.is_dir():
+        raise ConfigError(f"--data={found.data}: no such folder (working directory: {Path.cwd()})")
     overrides = [text for text in found.words if "=" in text and not Path(text).exists()]
     words = [text for text in found.words if text not in overrides]
     if found.what == "overlap":

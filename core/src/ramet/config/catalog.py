@@ -96,7 +96,7 @@ class Catalog:
             return f"{group}: no {name!r}. When this run began, {self.recorded[group, name]}. {known}"
         if group == "benchmarks" and Path(name).suffix:
             return (
-                f"{group}: {name!r} is a file, and benchmarks are chosen by name: benchmarks=[own] "
+                f"{group}: {name!r} is a file, and benchmarks are chosen by name: "
                 f"benchmarks.own.use=files 'benchmarks.own.params.paths=[{name}]' "
                 "'benchmarks.own.params.metrics={em: qa_em}' measures on it (ramet-benchmarks); `ramet train` "
                 f"validates on a file with data.valid. {known}"

@@ -1,6 +1,6 @@
 """`files`: questions in files of one's own, scored by rewards that are installed.
 
-`benchmarks=[capitals] benchmarks.capitals.use=files benchmarks.capitals.params.paths=[capitals.jsonl]
+`benchmarks.capitals.use=files benchmarks.capitals.params.paths=[capitals.jsonl]
 benchmarks.capitals.params.metrics={em: qa_em}` is a benchmark without a line of code.
 """
 
