@@ -91,9 +91,10 @@ def stored_benchmark(body: Mapping[str, Any], name: str) -> Benchmark:
     """The benchmark with the options that the evaluation had."""
     chosen = stored_entry(body["settings"]["config"], "benchmarks", name)
     entry = load_plugins().get("benchmarks", chosen.get("use") or name)
-    if entry.config is None:
-        return entry.build()
-    return entry.build(typed_options(entry.config, chosen.get("params"), f"benchmarks.{name}.params"))
+    where = f"benchmarks.{name}.params"
+    options = [] if entry.config is None else [typed_options(entry.config, chosen.get("params"), where)]
+    built: Benchmark = entry.build(*options)
+    return built
 
 
 def _differences(body: Mapping[str, Any], found: list[BenchmarkResult]) -> list[str]:

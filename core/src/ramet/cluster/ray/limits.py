@@ -80,7 +80,7 @@ class _RemoteLimiter:
 
     @contextlib.asynccontextmanager
     async def place(self, held_at_most_s: float) -> AsyncIterator[None]:
-        taken = self._actor.take_place.remote(self._limits, held_at_most_s)
+        taken: ObjectRef[int] = self._actor.take_place.remote(self._limits, held_at_most_s)
         try:
             lease: int = await _answer(taken)
         except asyncio.CancelledError:
