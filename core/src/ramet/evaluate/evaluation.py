@@ -17,6 +17,7 @@ from ramet.components.build import Components
 from ramet.components.checks import check_components
 from ramet.components.engines import check_engine, loads_weights
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
+from ramet.components.services import RunServices
 from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
@@ -26,7 +27,7 @@ from ramet.data.tasks import fingerprint
 from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
 from ramet.evaluate.header import Header, plain
 from ramet.evaluate.load import load_benchmark
-from ramet.evaluate.measure import measure
+from ramet.evaluate.measure import measure, started
 from ramet.evaluate.results import PartialResults, Results, check_complete, is_finished, read_results
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, warn_of_missing_tools
 from ramet.evaluate.tables import results_cells
@@ -192,7 +193,11 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluatio
 async def _measure(config: Config, prepared: PreparedEvaluation, partial: PartialResults, *, folder: Path) -> None:
     plans = {name: rules.plan(config.evaluate.k) for name, rules in prepared.rules.items()}
     components, tools = prepared.components, prepared.tools
-    async with open_rollouts(config, components=components, folder=folder, tools=tools) as rollouts:
+    services = RunServices(folder=folder, seed=config.run.seed)  # here alone: all scoring is in this process
+    async with (
+        open_rollouts(config, components=components, folder=folder, tools=tools) as rollouts,
+        started(prepared.benchmarks, services),
+    ):
         progress = _EvaluationProgress(rollouts)
         with live_line(progress.parts):
             await measure(rollouts, prepared.benchmarks, prepared.tasks, plans=plans, partial=partial, report=progress)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from ramet.cluster.interfaces import Rollouts
+from ramet.components.services import RunServices, start_component
 from ramet.errors import ConfigError, PluginError
 from ramet.evaluate.results import PartialResults
 from ramet.evaluate.rollouts_file import group_record
@@ -16,12 +18,40 @@ from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.plan import check_groups
+from ramet.rollout.scoring import CLOSE_TIMEOUT_S
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking import repeats
 from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
 
 logger = logging.getLogger(__name__)
 Report = Callable[[str, int, int], None]  # benchmark, tasks done, tasks in all
+
+
+@asynccontextmanager
+async def started(benchmarks: Mapping[str, Benchmark], services: RunServices) -> AsyncIterator[None]:
+    """Call each benchmark's `start` before the first score and its `aclose` at the end, where it has them.
+
+    Raises as `start_component` does. What `aclose` raises is logged.
+    """
+    try:
+        for name, benchmark in benchmarks.items():
+            who = f"benchmark {name!r} ({origin(benchmark)})"
+            await start_component(benchmark, who, services.of(f"benchmarks.{name}"))
+        yield
+    finally:
+        for name, benchmark in benchmarks.items():
+            await _close(name, benchmark)
+
+
+async def _close(name: str, benchmark: Benchmark) -> None:
+    close = getattr(benchmark, "aclose", None)
+    if close is None:
+        return
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await close()
+    except (Exception, SystemExit) as error:  # the boundary: the others are closed too
+        logger.warning("aclose of benchmark %r (%s) failed: %r", name, origin(benchmark), error)
 
 
 async def measure(

@@ -13,6 +13,7 @@ from ramet.components.build import Components, start_rewards
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import raise_all
+from ramet.evaluate.measure import started
 from ramet.event_loop import run_async
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.store import Checkpoints
@@ -117,8 +118,9 @@ async def _train(run: TrainRun) -> None:
     loop = Loop(run)
     try:
         await start_rewards(scorer.rewards, run.backend.services)
-        with live_line(loop.progress.parts):
-            await loop.run()
+        async with started(run.prepared.valid.benchmarks, run.backend.services):
+            with live_line(loop.progress.parts):
+                await loop.run()
     finally:
         await scorer.aclose()
 

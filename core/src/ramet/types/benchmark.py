@@ -36,7 +36,8 @@ class Benchmark(Protocol):
     """Hook 7. Ids unique and stable over loads; the gold answer scores the maximum.
 
     A run has one instance for each name: it may load several splits, one for training and one for validation, and then
-    scores tasks of both.
+    scores tasks of both. Optional: `async def start(self, services: Services) -> None` before the first score, and
+    `async def aclose(self) -> None` after the last.
     """
 
     info: BenchmarkInfo

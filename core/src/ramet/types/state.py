@@ -69,7 +69,7 @@ class Limiter(Protocol):
 
 
 class Services(Protocol):
-    """What tools, tool sets and rewards may use from `async def start(self, services) -> None` on.
+    """What tools, tool sets, rewards and benchmarks may use from `async def start(self, services) -> None` on.
 
     `start` is called once in each process that uses the component, before its first call.
     """
