@@ -17,7 +17,7 @@ from ramet import ConfigError, ToolError
 from ramet_tools_bing import SearchTool
 from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.cache_disk import FORMAT_KEY, JSONTextDisk, open_disk
-from ramet_tools_bing.config import CacheConfig
+from ramet_tools_bing.config import KEYS, CacheConfig, SearchConfig
 from ramet_tools_bing.formats import NOT_STORED
 from ramet_tools_bing.queries import cache_key, imported_key
 from ramet_tools_bing.results import SearchItem, SearchResult
@@ -236,3 +236,23 @@ def test_what_is_stored_names_its_query_and_holds_no_key(bing: Any) -> None:
     [value] = [json.loads(value) for key, value in rows.items() if key != FORMAT_KEY]
     assert value["query"] == "who is it" and value["provider"] == "brightdata"
     assert b"key-3f8a1c77e2" not in b"".join(file.read_bytes() for file in bing.folder.rglob("*") if file.is_file())
+
+
+def test_a_replay_needs_no_key_but_whose_answers_it_replays(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    stored = SearchResult(items=(SearchItem(text="a lighthouse"),), provider="imported", fetched_at=time.time())
+    put(opened(folder), imported_key("what"), {"query": "what", **stored.stored()})
+    for provider in KEYS:
+        tool = SearchTool(SearchConfig(cache="ro", cache_folder=str(folder), provider=provider))
+        assert asyncio.run(tool.search("what")).items == stored.items
+    put(opened(folder), cache_key("search", {"query": "x"}), {**stored.stored(), "provider": "brightdata"})
+    for name, holds in (
+        ("cache", f"{folder} holds answers of: brightdata, imported ones, which answer for any provider"),
+        ("none", f"{tmp_path / 'none'} holds no answers"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            SearchTool(SearchConfig(cache="ro", cache_folder=str(tmp_path / name)))
+        assert str(caught.value) == (
+            "tools.search.params.cache is 'ro', which replays the stored answers of one provider; name it, as in "
+            f"tools.search.params.provider=brightdata ({holds})"
+        )

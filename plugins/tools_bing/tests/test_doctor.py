@@ -58,3 +58,9 @@ def test_options_and_a_cache_that_cannot_be_used_are_problems(bing: Any, tmp_pat
     assert found["search options"].text == "tools.search.params.cache is 'no'; allowed: rw, ro, refresh, off"
     assert found["search1 cache"].severity is Severity.PROBLEM
     assert found["search1 cache"].mend == f"`ramet cache check --repair --folder {bing.folder}`"
+
+
+def test_a_replay_asks_nobody() -> None:
+    found = checked(SearchConfig(cache="ro", provider="serper"))
+    assert found["search provider"].text == "serper, which is not asked: tools.search.params.cache=ro replays"
+    assert found["search answer"].text == "not asked for, since tools.search.params.cache=ro replays"

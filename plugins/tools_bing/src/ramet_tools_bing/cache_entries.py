@@ -18,13 +18,14 @@ from urllib.parse import quote
 import diskcache
 
 from ramet import ConfigError
-from ramet_tools_bing.cache_disk import FORMAT_KEY
+from ramet_tools_bing.cache_disk import FORMAT_KEY, open_disk
 from ramet_tools_bing.formats import NOTHING
 from ramet_tools_bing.queries import MOST_CHARS, imported_key, normalised
 from ramet_tools_bing.results import SearchItem, SearchResult, read_stored
 
 DATABASE = "cache.db"
 LAST_TIME = 253402300800  # 1 January 10000: what is later is no time
+IMPORTED = "imported"  # the provider of answers that were published with their query alone
 BATCH = 1000  # entries in one transaction
 _PAGE = re.compile(r"(?:^|\n)Page (\d+): ")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -53,6 +54,17 @@ def entries(cache: diskcache.Cache) -> Iterator[Entry]:
             continue
         if isinstance(value, dict):
             yield key, value
+
+
+def stored_providers(folder: Path) -> set[str]:
+    """Whose answers a cache holds; empty if there is none, or it cannot be read."""
+    if not (folder / DATABASE).exists():
+        return set()
+    try:
+        with open_disk(folder) as cache:
+            return {str(value["provider"]) for _, value in entries(cache) if kind_of(value) == "search"}
+    except (ConfigError, sqlite3.Error, OSError, KeyError):
+        return set()
 
 
 def kind_of(value: Mapping[str, Any]) -> str:
@@ -158,7 +170,7 @@ def _published(queries: Mapping[str, Any], fetched_at: float, counts: Counter[st
         elif items is None or not normalised(query):
             counts["unreadable"] += 1
         else:
-            result = SearchResult(items=items, provider="imported", fetched_at=fetched_at)
+            result = SearchResult(items=items, provider=IMPORTED, fetched_at=fetched_at)
             yield imported_key(query), {"query": normalised(query), **result.stored()}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ramet import ConfigError, OpenAIOptions
+from ramet_tools_bing.cache_entries import IMPORTED, stored_providers
 
 CACHE_MODES = ("rw", "ro", "refresh", "off")
 FORMATS = ("default", "release")
@@ -90,10 +91,20 @@ def search_problems(config: SearchConfig, tool: str = "search") -> Iterator[str]
     )
     if not (len(config.country) == 2 and config.country.isascii() and config.country.isalpha()):
         yield f"tools.{tool}.params.country is {config.country!r}; allowed: two letters, such as us"
-    if config.provider in KEYS and not key_of(config.provider, config.api_key):
+    if config.provider in KEYS and config.cache != "ro" and not key_of(config.provider, config.api_key):
         yield (
             f"tools.{tool}.params.provider is {config.provider!r}, which needs a key: set the environment variable "
             f"{KEYS[config.provider]}, or tools.{tool}.params.api_key='${{oc.env:VARIABLE}}'"
+        )
+    if (
+        config.cache == "ro"
+        and config.provider == "auto"
+        and config.corpus is None
+        and chosen_provider(config) == "corpus"
+    ):
+        yield (
+            f"tools.{tool}.params.cache is 'ro', which replays the stored answers of one provider; name it, as in "
+            f"tools.{tool}.params.provider=brightdata ({_stored(config)})"
         )
     if config.provider == "retrieval" and config.url is None:
         yield (
@@ -153,6 +164,16 @@ def chosen_provider(config: SearchConfig) -> str:
     if config.url is not None:
         return "retrieval"
     return next((name for name in KEYS if os.environ.get(KEYS[name])), "corpus")
+
+
+def _stored(config: CacheConfig) -> str:
+    """Whose answers there are to replay, in words."""
+    folder = Path(config.cache_folder) if config.cache_folder is not None else default_cache_folder()
+    found = stored_providers(folder)
+    names = [name for name in PROVIDERS if name in found]
+    if IMPORTED in found:
+        names.append("imported ones, which answer for any provider")
+    return f"{folder} holds answers of: {', '.join(names)}" if names else f"{folder} holds no answers"
 
 
 def default_cache_folder() -> Path:

@@ -41,7 +41,10 @@ async def search_check(context: DoctorContext) -> list[Finding]:
 
 def _provider(tool: str, config: SearchConfig) -> Iterator[Finding]:
     provider = chosen_provider(config)
-    if provider in KEYS:
+    if config.cache == "ro" and provider in KEYS:
+        text = f"{provider}, which is not asked: tools.{tool}.params.cache=ro replays"
+        yield Finding(what=f"{tool} provider", severity=Severity.OK, text=text)
+    elif provider in KEYS:
         where = f"tools.{tool}.params.api_key" if config.api_key else KEYS[provider]
         yield Finding(what=f"{tool} provider", severity=Severity.OK, text=f"{provider}, with the key of {where}")
     elif provider == "corpus" and config.corpus is None:
@@ -64,6 +67,9 @@ async def _answer(tool: str, config: SearchConfig, offline: bool) -> Finding:
     what = f"{tool} answer"
     if offline and chosen_provider(config) != "corpus":
         return Finding(what=what, severity=Severity.NOTE, text="not asked for, since this check is to be offline")
+    if config.cache == "ro" and chosen_provider(config) != "corpus":
+        text = f"not asked for, since tools.{tool}.params.cache=ro replays"
+        return Finding(what=what, severity=Severity.NOTE, text=text)
     try:
         provider = build_provider(config)
         try:
