@@ -155,7 +155,7 @@ def test_a_name_that_two_entries_offer_is_refused_before_the_start(order: tuple[
 @pytest.mark.parametrize(
     ("error", "kind", "expected"),
     [
-        (InfraError("nobody listens at port 9"), InfraError, "nobody listens at port 9"),
+        (InfraError("nobody listens at port 9"), InfraError, "tools.files: nobody listens at port 9"),
         (
             OSError("refused"),
             PluginError,

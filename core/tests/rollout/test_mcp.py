@@ -228,11 +228,13 @@ def test_a_program_that_is_not_there_and_one_that_says_why_it_fails() -> None:
 
     with pytest.raises(ConfigError) as caught:
         with_server(McpConfig(command=["no-such-program"]), use)
-    message = "MCP server no-such-program: there is no program 'no-such-program'; see params.command"
+    message = "MCP server no-such-program: there is no program 'no-such-program'; see its params.command"
     assert str(caught.value) == message
     with pytest.raises(InfraError, match=r"^MCP server \S+: .*; it said: it is broken$"):
         with_server(McpConfig(command=[sys.executable, "-c", "import sys; sys.exit('it is broken')"]), use)
-    with pytest.raises(InfraError, match=r"^MCP server \S+: no answer within 0\.2 s$"):
+    with pytest.raises(
+        InfraError, match=r"^MCP server \S+: no answer within 0\.2 s \(its params\.connect_timeout_s\)$"
+    ):
         with_server(
             McpConfig(command=[sys.executable, "-c", "import time; time.sleep(60)"], connect_timeout_s=0.2), use
         )

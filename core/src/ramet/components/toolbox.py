@@ -135,6 +135,10 @@ async def _open(tool_set: ToolSet, name: str, label: str) -> Sequence[Tool]:
     try:
         async with asyncio.timeout(OPEN_TIMEOUT_S) as deadline:
             opened = list(await tool_set.open())
+    except ConfigError as error:
+        raise ConfigError(f"tools.{name}: {error}") from error
+    except InfraError as error:
+        raise InfraError(f"tools.{name}: {error}", retry_after_s=error.retry_after_s) from error
     except RametError:
         raise
     except Exception as error:

@@ -39,7 +39,7 @@ class McpServer:
         if find_spec("mcp") is None:
             raise ConfigError(f"{self._who}: {NOT_INSTALLED}")
         if self.config.command and shutil.which(self.config.command[0]) is None:
-            raise ConfigError(f"{self._who}: there is no program {self.config.command[0]!r}; see params.command")
+            raise ConfigError(f"{self._who}: there is no program {self.config.command[0]!r}; see its params.command")
         return [self._tool(tool) for tool in self._chosen(await (await self.connection()).tools())]
 
     def _chosen(self, offered: Sequence[Any]) -> list[Any]:

@@ -51,7 +51,9 @@ class McpConnection:
                 await asyncio.shield(made._ready)
         except TimeoutError as error:
             await made.close()
-            raise McpFailure(f"no answer within {config.connect_timeout_s:g} s") from error
+            raise McpFailure(
+                f"no answer within {config.connect_timeout_s:g} s (its params.connect_timeout_s)"
+            ) from error
         except BaseException:
             await made.close()
             raise
