@@ -52,6 +52,13 @@ def test_a_chosen_name_may_be_made_an_instance_of_something_else() -> None:
     assert (found["echo"].use, found["echo"].params.memory_mb) == ("python", 5)
 
 
+def test_an_instance_may_be_named_in_the_list_of_its_group() -> None:
+    found = tools("tools=[big,echo]", "tools.big.use=python")
+    assert {name: one.use for name, one in found.items()} == {"echo": None, "big": "python"}
+    assert list(tools("tools=[big]", "tools.big.use=python")) == ["big"]
+    assert list(compose([MODEL, "rewards=[m]", "rewards.m.use=math"], job="train").config.rewards) == ["m"]
+
+
 def test_rewards_and_benchmarks_have_instances_too() -> None:
     assert compose([MODEL, "rewards.m.use=math"], job="train").config.rewards["m"].use == "math"
     evaluated = compose([MODEL, "benchmarks.a.use=arithmetic", "benchmarks.a.limit=3"], job="eval").config.benchmarks

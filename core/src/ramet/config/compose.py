@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ramet.config.catalog import Catalog, recorded_offers
 from ramet.config.convert import add_instances, to_config, type_options
-from ramet.config.hydra_adapter import compose_tree, layers_of, names_of, register, running, unread_files
+from ramet.config.hydra_adapter import compose_tree, layers_of, names_of, parse, register, running, unread_files
 from ramet.config.provenance import Layers
 from ramet.config.request import JobRequest, read, wrong_choices
 from ramet.config.resolved import Resolved, render
@@ -86,6 +86,7 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     Raises `ConfigErrors` if nothing can be composed.
     """
     request.problems += unread_files()
+    _leave_to_instances(request)
     wrong = wrong_choices(request, catalog)
     request.problems += [problem for problems in wrong.values() for problem in problems]
     nothing = {g for g, one in request.choices.items() if one.value() == [] and not names_of(g)}  # unknown to Hydra
@@ -102,6 +103,19 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     rest = [s for s in usable_settings if not INSTANCE.fullmatch(s.key) and not s.key.startswith(unmade)]
     request.problems += apply_settings(tree, rest, request.job)
     return tree
+
+
+def _leave_to_instances(request: JobRequest) -> None:
+    """Take the names that `GROUP.NAME.use` makes out of the choices: `tools=[time] tools.time.use=mcp`."""
+    for group in (group.name for group in COMPONENTS if group.many and group.name in request.choices):
+        value, known = request.choices[group].value(), names_of(group)
+        names = [str(name) for name in value] if isinstance(value, list) else [str(value)]
+        made = {key.split(".")[1] for key, one in request.settings.items()
+                if INSTANCE.fullmatch(key) and one.section == group and one.value is not None}  # fmt: skip
+        rest = [name for name in names if name in known or name not in made]
+        if len(rest) < len(names):
+            request.typed[group] = f"{group}=[{','.join(rest)}]"
+            request.choices[group] = parse(request.typed[group])
 
 
 def resolve(tree: DictConfig, overrides: Sequence[str], *, job: str, catalog: Catalog) -> Resolved:
