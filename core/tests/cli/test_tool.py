@@ -42,6 +42,7 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> None:
         (["say"], 1, "The say call is empty: write its input between <say> and </say>.\n", "error: "),
         (["refuses", "a"], 1, "no such file\n", "error: "),
         (["down", "a", "tools=[down]", "tools.down.retries=0"], 2, "it is down\n", "infra: "),
+        (["say", "a", "tools.say.timeout_s=5"], 0, "a\n", "ok: "),
         (["other", "hello", "tools.other.use=say"], 0, "hello\n", "ok: "),
     ],
 )

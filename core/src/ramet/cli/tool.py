@@ -16,6 +16,7 @@ from ramet.types import CallStatus
 
 CODES = {CallStatus.OK: OK, CallStatus.ERROR: USER, CallStatus.INFRA: INTERNAL}
 _SECTION = re.compile(r"[+~]*([\w/-]+)(?:\.[\w./-]+)?=")
+_CHOOSES = re.compile(r"[+~]*(tools|experiment|tools\.[^.=]+\.use)=")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -31,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"tool call: one text of arguments, got {len(given)}: {', '.join(map(repr, given))}; put it in quotes"
         )
-    if not any(re.match(r"[+~]*(tools|experiment)\b", text) for text in overrides):
+    if not any(_CHOOSES.match(text) for text in overrides):
         overrides.append(f"tools=[{name}]")
     text = sys.stdin.read() if given == ["-"] else "".join(given)
     from ramet.config.compose import compose
@@ -58,7 +59,7 @@ def _parser() -> Parser:
         description="One call of a tool, through the runtime of rollouts: its time-out, retries and limits hold.",
         epilog="ARGUMENTS are what a model writes in a call: the text, if the tool has one required text, else a JSON "
         "object; - reads them from the standard input. Keys are those of a run, as in tools=[search] "
-        "tools.search.timeout_s=5; without any of tools or experiment, tools=[NAME]. The result is printed, and how "
+        "tools.search.timeout_s=5; where they choose no tool, tools=[NAME]. The result is printed, and how "
         "the call went goes to the standard error. Ends with 1 if the call was wrong, with 2 if infrastructure failed.",
     )
     parser.add_argument("what", nargs="?", choices=["call"])
