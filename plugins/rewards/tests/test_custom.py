@@ -305,3 +305,30 @@ def test_none_is_not_judged_and_nan_reaches_the_core_as_it_is_called(file: Path,
 def test_the_reward_keeps_the_contract(file: Path) -> None:
     file.write_text(LIST_FORM)
     check_reward(Custom(CustomConfig(path=str(file))))
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        ("def compute_score(a, b=1, *, c): pass", None),
+        ("async def compute_score(solution_str, x, y=2): pass", None),
+        ("def compute_score(a, /, **more): pass", None),
+        ("def wrap(f): return f\n@wrap\ndef compute_score(a, b): pass", None),  # the decorator may change them
+        ("def compute_score(a, b): pass\ncompute_score = len", None),
+        ("def compute_score(a, b: int, *c, d=1): pass", "compute_score(a, b: int, *c, d=1)"),
+    ],
+)
+def test_a_wrong_form_is_found_before_the_start_without_running_the_file(
+    file: Path, source: str, form: str | None
+) -> None:
+    file.write_text(source)
+    config = CustomConfig(path=str(file))
+    if form is None:
+        Custom(config)
+        return
+    with pytest.raises(ConfigError) as caught:
+        Custom(config)
+    assert str(caught.value) == (
+        f"rewards.custom: {file}: {form} has neither form; allowed: one parameter, a list of dicts, or "
+        "keyword parameters of data_source, solution_str, ground_truth, extra_info"
+    )

@@ -16,11 +16,13 @@ import asyncio
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
 from ramet import ConfigError, InfraError, PluginError, Rollout, Score, Services
 from ramet_rewards.config import CustomConfig
+from ramet_rewards.custom_worker import UnusableFile, takes_list
 from ramet_rewards.processes import Lost, ScorerPool
 
 logger = logging.getLogger(__name__)
@@ -135,7 +137,34 @@ def _file(config: CustomConfig) -> tuple[Path, str]:
         raise ConfigError(f"rewards.custom.params.path is {config.path!r}; allowed: a Python file that is there")
     try:
         source = importlib.util.decode_source(path.read_bytes())
-        ast.parse(source)
+        tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"rewards.custom.params.path: {path} is no Python: {error}") from error
+    _check_form(path, tree, config.function)
     return path, source
+
+
+def _check_form(path: Path, tree: ast.Module, name: str) -> None:
+    """Before the start, and without running the file: only of a function that is plainly written there.
+
+    What a decorator, an import or a second definition makes of the name, the processes see. Raises `ConfigError`.
+    """
+    found = [one for one in ast.walk(tree) if name in (getattr(one, "name", None), getattr(one, "id", None))]
+    written = found[0] if len(found) == 1 and found[0] in tree.body else None
+    if not isinstance(written, ast.FunctionDef | ast.AsyncFunctionDef) or written.decorator_list:
+        return
+    try:
+        takes_list(f"{name}({ast.unparse(written.args)})", _parameters(written.args))
+    except UnusableFile as error:
+        raise ConfigError(f"rewards.custom: {path}: {error}") from error
+
+
+def _parameters(arguments: ast.arguments) -> list[Parameter]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    made = [
+        Parameter(one.arg, Parameter.POSITIONAL_OR_KEYWORD, default=Parameter.empty if number < required else None)
+        for number, one in enumerate(positional)
+    ]
+    made += [Parameter(one.arg, Parameter.KEYWORD_ONLY) for one in arguments.kwonlyargs]
+    return made + ([Parameter(arguments.kwarg.arg, Parameter.VAR_KEYWORD)] if arguments.kwarg else [])

@@ -13,7 +13,7 @@ import math
 import socket
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -67,15 +67,23 @@ def _load(path: Path, source: str, name: str) -> Callable[..., Any]:
 
 
 def _takes_list(function: Callable[..., Any]) -> bool:
-    """Whether it is the form for a whole group: one required parameter, and none of the keywords."""
-    parameters = inspect.signature(function).parameters.values()
+    signature = inspect.signature(function)
+    name = getattr(function, "__name__", function)
+    return takes_list(f"{name}{signature}", signature.parameters.values())
+
+
+def takes_list(described: str, parameters: Collection[inspect.Parameter]) -> bool:
+    """Whether it is the form for a whole group: one required parameter, and none of the keywords.
+
+    Raises `UnusableFile` for a function, called `described`, that has neither form.
+    """
     if any(p.name in ("solution_str", "ground_truth") or p.kind is p.VAR_KEYWORD for p in parameters):
         return False
     if sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 1:
         return True
     raise UnusableFile(
-        f"{getattr(function, '__name__', function)}{inspect.signature(function)} has neither form; allowed: one "
-        f"parameter, a list of dicts, or keyword parameters of {', '.join(KEYWORDS)}"
+        f"{described} has neither form; allowed: one parameter, a list of dicts, or keyword parameters of "
+        f"{', '.join(KEYWORDS)}"
     )
 
 
