@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ramet.config.catalog import Catalog
+from ramet.config.catalog import Catalog, Choice
 from ramet.config.compose import compose
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
@@ -275,6 +275,19 @@ def test_modules_are_mentioned_where_nothing_else_says_why_a_name_is_missing(mon
     assert catalog.unknown("engine", "mine", ["torch"]) == "engine: no 'mine'. Installed: torch"
     monkeypatch.setenv("RAMET_PLUGINS", "other")
     assert catalog.unknown("rewards", "mine", ["math"]) == "rewards: no 'mine'. Installed: math"
+
+
+def test_a_name_of_another_group_is_pointed_to():
+    offered = [("branch_policy", "value_guided"), ("tools", "python")]
+    catalog = Catalog(components={
+        group: {name: Choice(group=group, name=name, options=None, plugin="demo")} for group, name in offered
+    })  # fmt: skip
+    assert catalog.unknown_choice("algorithm", "value_guided", ["arpo"]) == (
+        "algorithm: no 'value_guided'. Did you mean branch_policy=value_guided? Available: arpo"
+    )
+    assert catalog.unknown_choice("algorithm", "python", ["arpo"]) == (
+        "algorithm: no 'python'. Did you mean tools=[python]? Available: arpo"
+    )
 
 
 def test_an_unknown_tracker_is_told_with_the_mistakes_in_keys(problems: Problems):

@@ -101,8 +101,17 @@ class Catalog:
                 "'benchmarks.own.params.metrics={em: qa_em}' measures on it (ramet-benchmarks); `ramet train` "
                 f"validates on a file with data.valid. {known}"
             )
-        close = suggest(name, allowed)
+        close = suggest(name, allowed) or self.in_another_group(group, name)
         return f"{group}: no {name!r}.{close} {known}{'' if close or self.absent else self._own(group)}"
+
+    def in_another_group(self, group: str, name: str) -> str:
+        """` Did you mean GROUP=NAME?`, or nothing."""
+        found = [
+            f"{one.name}=[{name}]" if one.many else f"{one.name}={name}"
+            for one in COMPONENTS
+            if one.name != group and name in self.components.get(one.name, {})
+        ]
+        return f" Did you mean {' or '.join(found)}?" if found else ""
 
     def _own(self, group: str) -> str:
         """What is easily not known, where nothing else says why a name is missing."""
@@ -119,7 +128,8 @@ class Catalog:
             return self.unknown(group, name, names)
         where = f" (`ramet recipes` describes them; yours are in {LOCAL}/ of the working directory, or in --config-dir)"
         known = f"{', '.join(names) or 'none'}{where if group == 'experiment' else ''}"
-        return f"{group}: no {name!r}.{suggest(name, names)} Available: {known}"
+        close = suggest(name, names) or self.in_another_group(group, name)
+        return f"{group}: no {name!r}.{close} Available: {known}"
 
 
 def make_catalog(plugins: Plugins) -> Catalog:
