@@ -113,8 +113,9 @@ def test_a_level_or_a_promise_that_this_host_lacks_is_refused_with_the_reason() 
         "this host allows 1 (level 2: landlock: Operation not supported; level 3: namespaces: unshare: not permitted)"
     )
     assert str(caught.value).splitlines() == [
-        f"tools.python.params.isolation is 3; {here}",
-        f"tools.python.params.require names file_read, which needs isolation 2; {here}",
+        f"tools.python.params.isolation is 3; {here}; set tools.python.params.isolation=auto, or at most 1",
+        f"tools.python.params.require names file_read, which needs isolation 2; {here}; keep "
+        "tools.python.params.require=[network_off]",
     ]
     found.check("auto", ["network_off", "no_processes"])
     found.check("1", [])

@@ -281,7 +281,25 @@ def test_a_call_outside_a_rollout_has_variables_of_its_own() -> None:
     assert play(steps) == ["1", "False"]
 
 
+def test_a_closed_state_is_not_run_or_forked() -> None:
+    async def steps(tool: KeepingPythonTool) -> None:
+        state = await tool.open()
+        for _ in range(2):
+            await tool.close(state)
+        for use in (tool.run("1", state), tool.fork(state)):
+            with pytest.raises(RuntimeError) as caught:
+                await use
+            message = "this state is closed: nothing can be run in it or forked from it; open another"
+            assert str(caught.value) == message
+
+    play(steps)
+
+
 def test_options_of_the_other_tool_are_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        PythonTool(PythonConfig(state="rollout"))
-    assert str(caught.value) == "tools.python.params.state is 'rollout'; allowed for PythonTool: call"
+    for tool, state, said in (
+        (PythonTool, "rollout", "allowed for PythonTool: call; KeepingPythonTool is the class for rollout"),
+        (KeepingPythonTool, "call", "allowed for KeepingPythonTool: rollout; PythonTool is the class for call"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            tool(PythonConfig(state=state))
+        assert str(caught.value) == f"tools.python.params.state is {state!r}; {said}"

@@ -42,14 +42,19 @@ class Isolation:
         key, here = "tools.python.params", f"this host allows {self.level}{self._reasons()}"
         problems = []
         if wanted != "auto" and int(wanted) != self.level:
-            problems.append(f"{key}.isolation is {wanted}; {here}")
+            problems.append(f"{key}.isolation is {wanted}; {here}; set {key}.isolation=auto, or at most {self.level}")
         problems += [
-            f"{key}.require names {name}, which needs isolation {PROMISES[name]}; {here}"
+            f"{key}.require names {name}, which needs isolation {PROMISES[name]}; {here}; "
+            f"keep {key}.require=[{','.join(self._kept(require))}]"
             for name in require
             if PROMISES[name] > self.level
         ]
         if problems:
             raise ConfigError("\n".join(problems))
+
+    def _kept(self, require: Sequence[str]) -> list[str]:
+        """Those of the required promises that this level keeps."""
+        return [name for name in require if PROMISES[name] <= self.level]
 
     def _reasons(self) -> str:
         reasons = [f"level {level}: {why}" for level, why in sorted(self.missing.items())]

@@ -40,6 +40,12 @@ class KeptState:
     host: _Host
     id: int
     slot: Slot | None = None
+    closed: bool = False
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if it is closed: a program would find none of its variables."""
+        if self.closed:
+            raise RuntimeError("this state is closed: nothing can be run in it or forked from it; open another")
 
 
 class KeptStates:
@@ -64,6 +70,7 @@ class KeptStates:
 
         A caller that is cancelled does not end the program, since what it does to the state must not stop half-way.
         """
+        state.check()
         queued = time.monotonic()
         asked = asyncio.create_task(self._ask(state, {"code": code, "state": state.id}))
         reply, level = await self._undisturbed(asked)
@@ -75,6 +82,7 @@ class KeptStates:
 
     async def fork(self, state: KeptState) -> KeptState:
         """An independent copy of it as it is."""
+        state.check()
         copy = self._new(state.host)
         if state.slot is not None:
             copy.slot = state.slot
@@ -95,6 +103,9 @@ class KeptStates:
 
     async def close_state(self, state: KeptState) -> None:
         """However many calls wait for its slot: what is not dropped would stand there until the slot ends."""
+        if state.closed:
+            return
+        state.closed = True
         state.host.states -= 1
         if state.slot is not None and state.slot is state.host.slot:
             await self._undisturbed(asyncio.create_task(self._ask(state, {"drop": state.id}, patient=True)))

@@ -47,7 +47,11 @@ class _Interpreter(Generic[P]):
         self.config = PythonConfig(state=self.state) if config is None else config
         check(self.config)
         if self.config.state != self.state:
-            raise ConfigError(f"{KEYS}.state is {self.config.state!r}; allowed for {type(self).__name__}: {self.state}")
+            other = PythonTool if self.state == "rollout" else KeepingPythonTool
+            raise ConfigError(
+                f"{KEYS}.state is {self.config.state!r}; allowed for {type(self).__name__}: {self.state}; "
+                f"{other.__name__} is the class for {other.state}"
+            )
         self._pool: P | None = None
         self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None  # process and loop that the pool belongs to
 
