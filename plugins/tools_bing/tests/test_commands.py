@@ -179,3 +179,25 @@ def test_a_database_that_cannot_be_opened_is_set_aside_if_asked(published: Path,
 def test_the_published_form_is_read_back(text: str, items: tuple[str, ...] | None) -> None:
     expected = None if items is None else tuple(SearchItem(text=item) for item in items)
     assert published_items(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cache", "get"], "the following arguments are required: query; see `ramet cache get --help`"),
+        (["cache", "import", "nofile.json"], "nofile.json: there is no such file"),
+        (["corpus"], "the following arguments are required: COMMAND; see `ramet corpus --help`"),
+    ],
+)
+def test_a_mistake_in_a_command_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_command_that_there_is_not_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "gett"]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("error: argument COMMAND: invalid choice: 'gett' (choose from ")
+    assert line.endswith("); see `ramet cache --help`\n") and line.count("\n") == 1

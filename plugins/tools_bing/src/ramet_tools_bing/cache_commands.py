@@ -18,6 +18,7 @@ from typing import Any
 import diskcache
 
 from ramet import ConfigError
+from ramet_tools_bing.arguments import Arguments
 from ramet_tools_bing.cache_disk import open_disk
 from ramet_tools_bing.cache_entries import DATABASE, database_rows, entries, kind_of, put_all, read_entries, time_of
 from ramet_tools_bing.config import default_cache_folder
@@ -34,7 +35,7 @@ def cache(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ramet cache", description=cache.__doc__)
+    parser = Arguments(prog="ramet cache", description=cache.__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Any, summary: str) -> argparse.ArgumentParser:

@@ -111,6 +111,8 @@ def read_entries(path: Path, counts: Counter[str]) -> Iterator[Entry]:
     `counts` says what was left out: `failures` (a search that had failed was stored), `too long` queries, and
     `unreadable` entries. Raises `ConfigError` for a file that is neither.
     """
+    if not path.exists():
+        raise ConfigError(f"{path}: there is no such file")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ramet import ConfigError
+from ramet_tools_bing.arguments import Arguments
 from ramet_tools_bing.cache_disk import open_disk
 from ramet_tools_bing.cache_entries import DATABASE, entries, kind_of, read_entries
 from ramet_tools_bing.corpus import build_corpus
@@ -33,7 +34,7 @@ def corpus(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ramet corpus", description=corpus.__doc__)
+    parser = Arguments(prog="ramet corpus", description=corpus.__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     build = commands.add_parser("build", help="make a corpus of files", description=_build.__doc__)
     build.add_argument("sources", nargs="+", type=Path, metavar="FILE")
