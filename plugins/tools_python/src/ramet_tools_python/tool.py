@@ -44,7 +44,7 @@ class _Interpreter(Generic[P]):
     state: str
 
     def __init__(self, config: PythonConfig | None = None) -> None:
-        self.config = PythonConfig(state=self.state) if config is None else config
+        self.config: PythonConfig = PythonConfig(state=self.state) if config is None else config
         check(self.config)
         if self.config.state != self.state:
             other = PythonTool if self.state == "rollout" else KeepingPythonTool
