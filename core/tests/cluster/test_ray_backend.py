@@ -127,7 +127,9 @@ class StubEngine(Actor):
         self._log_call("update_weights")
         return version
 
-    async def run_group(self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float) -> Group:
+    async def run_group(
+        self, task: Task, name: str, step: int, plan: RolloutPlan, deadline_s: float, stored: object
+    ) -> Group:
         self._log_call("run_group")
         return Group(task=task, rollouts=(Rollout(id="0", task=task, segments=(), stop=StopReason.END),))
 

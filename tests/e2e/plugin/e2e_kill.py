@@ -49,7 +49,7 @@ KILL_POINTS = {
     "scoring": KillPoint("e2e_plugin:EvenBytes.score", call=10),
     "scored": KillPoint("ramet.train.learning:rows_of"),
     "estimated": KillPoint("ramet.train.learning:estimate", after=True),
-    "recording": KillPoint("ramet.rollout.record:_line", call=2, after=True),
+    "recording": KillPoint("ramet.rollout.record:record_line", call=2, after=True),
     "recorded": KillPoint("ramet.train.learning:write_records", after=True),
     "update": KillPoint("ramet.policy.worker:PolicyWorker._optimizer_step", after=True),  # half of the mini-batches
     "updated": KillPoint("ramet.policy.worker:PolicyWorker.update", after=True),
