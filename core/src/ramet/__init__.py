@@ -8,7 +8,7 @@ from ramet.hookspecs import Register, hookimpl
 from ramet.limiter import local_limiter
 from ramet.openai_client.client import OpenAIClient
 from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
-from ramet.registered import registered_reward
+from ramet.registered import reward_named
 from ramet.types import *  # noqa: F403
 from ramet.types import __all__ as _types
 
@@ -34,7 +34,7 @@ __all__ = [
     "hookimpl",
     "json_rows",
     "local_limiter",
-    "registered_reward",
+    "reward_named",
     "rollout_scores",
     "run_blocking",
     *_types,

@@ -13,7 +13,7 @@ from ramet.plugins import load_plugins
 from ramet.types import Reward
 
 
-def registered_reward(name: str, options: Mapping[str, Any] | None = None) -> Reward:
+def reward_named(name: str, options: Mapping[str, Any] | None = None) -> Reward:
     """The reward of this name that an installed plugin offers, built as `rewards.NAME.params` would build it.
 
     Options may be nested mappings, and the texts of enumerations. The caller owns the reward: it calls `start`, if

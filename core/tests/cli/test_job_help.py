@@ -29,7 +29,8 @@ def test_the_help_lists_every_option_of_every_installed_plugin(capsys: pytest.Ca
     out = capsys.readouterr().out
     for entry in [*load_plugins().registries.branch_policies, *load_plugins().registries.tools]:
         assert f"  {entry.name}  — {entry.plugin} ({entry.distribution})" in out
-        assert all(f".params.{f.name} " in out for f in (dataclasses.fields(entry.config) if entry.config else ()))
+        names = [f.name for f in dataclasses.fields(entry.config)] if entry.config else []
+        assert all(f".params.{name} " in out or f".params.{name}." in out for name in names)  # options of options too
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,6 +13,8 @@ from ramet.plugins import load_plugins
 from ramet.registry import Entry
 from ramet.testing.doubles import echo_tool
 
+pytest.importorskip("transformers", reason="ramet[train] is not installed")
+
 
 def now() -> str:
     """Needs nothing."""

@@ -13,6 +13,7 @@ from ramet.components.build import Components
 from ramet.components.checks import check_components, check_needs
 from ramet.config.compose import compose
 from ramet.config.schema import LossAggregation
+from ramet.engines.protocol import Capability
 from ramet.errors import ConfigErrors
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
@@ -128,7 +129,8 @@ def test_entropies_of_an_engine_that_reports_none_are_refused(
     kinds = {"advantage": "advantages", "policy_loss": "policy_losses", "branch_policy": "branch_policies"}
     register(kinds[section], needs=frozenset({Need.ENTROPY}))
     assert problems(f"{section}=mine") == []
-    monkeypatch.setattr(checks_module, "engine_capabilities", lambda config: frozenset())
+    others = frozenset(Capability) - {Capability.ENTROPY}
+    monkeypatch.setattr(checks_module, "engine_capabilities", lambda config: others)
     assert problems(f"{section}=mine") == [f"{section}=mine needs entropies, and engine 'torch' reports none"]
 
 

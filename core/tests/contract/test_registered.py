@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ramet.plugins
-from ramet import ConfigError, Register, Reward, Task, hookimpl, per_rollout, registered_reward, user_prompt
+from ramet import ConfigError, Register, Reward, Task, hookimpl, per_rollout, reward_named, user_prompt
 from ramet.plugins import Plugins, load_plugins
 from ramet.testing.rollouts import answered_rollout
 
@@ -67,11 +67,11 @@ def scored(reward: Reward) -> float:
 
 
 def test_options_are_those_of_its_config_nested_ones_too(plugins: Plugins) -> None:
-    assert scored(registered_reward("plain")) == 0.25
-    assert scored(registered_reward("ends")) == 0.0
-    assert scored(registered_reward("ends", {"side": "back", "inner": {"share": 0.5}})) == 0.5
-    assert scored(registered_reward("ends", {"side": Side.BACK, "inner": Inner(share=2.0)})) == 2.0
-    assert scored(registered_reward("ends", {"side": Side.BACK, "inner": {"share": 2}})) == 2.0
+    assert scored(reward_named("plain")) == 0.25
+    assert scored(reward_named("ends")) == 0.0
+    assert scored(reward_named("ends", {"side": "back", "inner": {"share": 0.5}})) == 0.5
+    assert scored(reward_named("ends", {"side": Side.BACK, "inner": Inner(share=2.0)})) == 2.0
+    assert scored(reward_named("ends", {"side": Side.BACK, "inner": {"share": 2}})) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_options_that_it_does_not_take_are_named(
     plugins: Plugins, name: str, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        registered_reward(name, options)
+        reward_named(name, options)
     assert str(caught.value) == said
 
 
 def test_a_reward_that_is_not_installed_is_named_with_those_that_are(plugins: Plugins) -> None:
     with pytest.raises(ConfigError, match=r"^rewards: no reward named 'end'\. Did you mean 'ends'\? Installed: .*ends"):
-        registered_reward("end")
+        reward_named("end")

@@ -52,5 +52,5 @@ def test_vllm_is_told_whether_it_shares_its_devices(encoder: Encoder, monkeypatc
 
 def test_an_unknown_engine_is_refused(encoder: Encoder) -> None:
     for use in (engine_capabilities, lambda chosen: build_engine(chosen, encoder)):
-        with pytest.raises(ConfigError, match=r"no engine named 'abacus'\. Installed: torch, vllm"):
+        with pytest.raises(ConfigError, match=r"no engine named 'abacus'\. Installed: openai, torch, vllm"):
             use(config("abacus", None))

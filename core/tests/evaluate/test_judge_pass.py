@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -82,10 +83,13 @@ def test_what_is_missing_alone_is_judged_again(result: Path, judges: dict[str, J
 
 def test_a_killed_pass_goes_on(result: Path, judges: dict[str, Judge], monkeypatch: pytest.MonkeyPatch) -> None:
     judge, kept = judges["kind"], []
+    partial = result.with_name("results.judge-kind.json.partial.jsonl")
 
     async def dying(self: Judge, group: Sequence[Rollout]) -> Sequence[float | None]:
-        if len(kept) == 2:
-            raise KeyboardInterrupt
+        while len(kept) == 2:
+            if len(partial.read_bytes().splitlines()) == 3:  # both are on disk, after the header
+                raise KeyboardInterrupt
+            await asyncio.sleep(0.01)
         kept.append(group[0].task.id)
         return [1.0] * len(group)
 
@@ -93,7 +97,6 @@ def test_a_killed_pass_goes_on(result: Path, judges: dict[str, Judge], monkeypat
         patch.setattr(Judge, "__call__", dying)
         with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)):
             run(result, compose(keys("kind"), job="judge"))
-    partial = result.with_name("results.judge-kind.json.partial.jsonl")
     partial.write_bytes(partial.read_bytes() + b'{"benchmark": "ari')  # torn
     run(result, compose(keys("kind"), job="judge"))
     assert {name[0] for name in judge.asked} == set("abc") - set(kept)

@@ -49,6 +49,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
     (tmp_path / "modules" / "ramet_find.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(tmp_path / "modules")
     monkeypatch.setenv("RAMET_PLUGINS", "ramet_find")
+    monkeypatch.setenv("RAMET_BLOCK_PLUGINS", "tools_bing")  # its tool has the same name
     load_plugins.cache_clear()
     model = make_tiny_model(tmp_path / "model", hidden=32, layers=2, heads=2, intermediate=64)
     data = tmp_path / "tasks.jsonl"

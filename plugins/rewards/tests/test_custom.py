@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,10 @@ def test_a_function_of_one_rollout_by_keyword_with_parts_and_arguments(file: Pat
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return len(ground_truth)",
         "def compute_score(**kwargs): return len(kwargs['ground_truth'])",
         "def compute_score(data, weight=1): return [len(sample['answer']) for sample in data]",
-        "import numpy as np\ndef compute_score(data): return np.array([len(s['answer']) for s in data])",
+        pytest.param(
+            "import numpy as np\ndef compute_score(data): return np.array([len(s['answer']) for s in data])",
+            marks=pytest.mark.skipif(find_spec("numpy") is None, reason="ramet[train] is not installed"),
+        ),
         "import signal\ndef compute_score(data):\n    signal.alarm(5)\n    signal.alarm(0)\n    return [2] * len(data)",
         "def compute_score(data):\n    print('talk')\n    return [{'score': 2.0, 'part': True} for _ in data]",
         "async def compute_score(data): return [2] * len(data)",

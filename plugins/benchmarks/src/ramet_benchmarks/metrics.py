@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from ramet import ConfigError, InfraError, Reward, Rollout, Score, Services, registered_reward
+from ramet import ConfigError, InfraError, Reward, Rollout, Score, Services, reward_named
 from ramet_benchmarks.config import JudgeConfig
 
 JUDGE = "judge"  # the metric of a language model
@@ -15,7 +15,7 @@ JUDGE = "judge"  # the metric of a language model
 def reward_of(name: str, benchmark: str, **options: Any) -> Reward:
     """A reward of ramet-rewards. Raises `ConfigError` that says what to install."""
     try:
-        return registered_reward(name, options)
+        return reward_named(name, options)
     except ConfigError as error:
         raise ConfigError(
             f"benchmarks.{benchmark} is scored by the reward {name!r} of ramet-rewards "
@@ -26,7 +26,7 @@ def reward_of(name: str, benchmark: str, **options: Any) -> Reward:
 def chosen_reward(name: str, options: Mapping[str, Any], where: str) -> Reward:
     """A reward that the user chose. Raises `ConfigError` that begins with the option."""
     try:
-        return registered_reward(name, options)
+        return reward_named(name, options)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
