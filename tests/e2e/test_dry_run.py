@@ -101,7 +101,7 @@ def test_a_dry_run_finds_every_problem_that_the_run_would(ramet, workspace, tmp_
     ended = ramet(*workspace.train(f"run.root={tmp_path}"), *broken, cwd=tmp_path)
     assert ended.code == 1
     assert [error.partition(":")[0] for error in ended.errors] == [
-        "train.save_every=0", "model.path", "nowhere.jsonl",
+        "model.path", "nowhere.jsonl", "train.save_every=0",
     ]  # fmt: skip
     (tmp_path / "file").touch()
     ended = ramet(*workspace.train("run.root=file", "run.name=x"), "--dry-run", cwd=tmp_path)

@@ -22,6 +22,13 @@ LABELS = {
     "runs/manifest.py",
     "runs/run_dir.py",
 }  # shown, never compared
+DATES = {  # of others: Retry-After names a date, and an entry of a cache has an age that outlives processes
+    "openai_client/http.py",
+    "ramet_tools_bing/http_client.py",
+    "ramet_tools_bing/cache.py",
+    "ramet_tools_bing/service.py",
+    "ramet_tools_bing/fetch/pages.py",
+}
 
 
 @pytest.fixture
@@ -78,4 +85,4 @@ def test_the_clock_on_the_wall_is_read_for_labels_only():
             calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
             if any(ast.unparse(call) in ("time.time", "time.time_ns", "datetime.now") for call in calls):
                 readers.add(str(path.relative_to(package)))
-    assert readers <= LABELS
+    assert readers <= LABELS | DATES

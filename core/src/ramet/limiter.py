@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import secrets
 import time
 from collections.abc import AsyncIterator
 
@@ -36,7 +37,9 @@ class TokenBucket:
         self._share, self._lowered_at = 1.0, 0.0
         self._places = asyncio.Semaphore(concurrent) if concurrent is not None else None
         self._leases: dict[int, asyncio.TimerHandle] = {}
-        self._ids = itertools.count(time.time_ns())  # leases of a process that died before this one release nothing
+        self._ids = itertools.count(
+            secrets.randbits(48)
+        )  # leases of a process that died before this one release nothing
 
     @property
     def rate(self) -> float:
