@@ -39,7 +39,7 @@ class TokenBucket:
         self._leases: dict[int, asyncio.TimerHandle] = {}
         self._ids = itertools.count(
             secrets.randbits(48)
-        )  # leases of a process that died before this one release nothing
+        )  # leases of a dead process release nothing here
 
     @property
     def rate(self) -> float:
