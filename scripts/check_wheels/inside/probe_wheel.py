@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from wheel_extras import CORE, extra_for, modules_of_extras
 
 MANY = {"tools", "rewards", "benchmarks"}
+NEEDED = {"tools=[mcp]": ["tools.mcp.params.command=[server]"]}  # what has no default and is checked with the others
 
 
 def main(distribution: str) -> None:
@@ -93,7 +94,7 @@ def composes(choice: str) -> str | None:
     job = "eval" if choice.startswith("benchmarks=") else "train"
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = ramet([job, "--cfg", "job", "model.path=m", choice])
+        code = ramet([job, "--cfg", "job", "model.path=m", choice, *NEEDED.get(choice, [])])
     fine = code == 0 and "path: m" in out.getvalue()
     return None if fine else f"`ramet {job} --cfg job {choice}` ends with {code}: {err.getvalue().strip()}"
 
