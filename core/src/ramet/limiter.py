@@ -37,9 +37,7 @@ class TokenBucket:
         self._share, self._lowered_at = 1.0, 0.0
         self._places = asyncio.Semaphore(concurrent) if concurrent is not None else None
         self._leases: dict[int, asyncio.TimerHandle] = {}
-        self._ids = itertools.count(
-            secrets.randbits(48)
-        )  # leases of a dead process release nothing here
+        self._ids = itertools.count(secrets.randbits(48))  # leases of a dead process release nothing here
 
     @property
     def rate(self) -> float:
