@@ -57,7 +57,7 @@ def texts(tree: ast.AST) -> set[str]:
 
 
 def alike(page: str, code: str, *, open: bool) -> bool:
-    """`open`: a capital word of the page stands for any."""
+    """`open`: a capital word of the page matches any."""
     pages, codes = (re.split(r"([/@])", name) for name in (page, code))
     return len(pages) == len(codes) and all(
         one == other or re.fullmatch(re.escape(other).replace(re.escape(HOLE), r"\w+"), one) or (open and one.isupper())

@@ -119,7 +119,7 @@ def test_a_row_that_only_pads_leaves_nothing_behind(make_batcher: MakeBatcher, m
     batcher = make_batcher(deterministic=True)
     batcher.submit(request("idle", 30, key="idle", max_tokens=1), 0)
     finish(batcher)
-    poison(model)  # the idle slot goes on padding, and writes behind its sequence
+    poison(model)  # the idle slot goes on padding, and writes after the end of its sequence
     batcher.submit(request("bad", 3, key="bad"), 0)
     assert [type(event) for event in finish(batcher)] == [SequenceFailed]
     torch.nn.init.normal_(model.model.embed_tokens.weight)

@@ -41,7 +41,7 @@ def task(name: str = "t") -> Task:
 
 
 def scored(rewards: Sequence[float | None], name: str = "t") -> ScoredGroup:
-    """A group with these rewards; None stands for a rollout that infrastructure failed."""
+    """A group with these rewards; None means a rollout that infrastructure failed."""
     one = task(name)
     rollouts = []
     for i, reward in enumerate(rewards):

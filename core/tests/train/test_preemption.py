@@ -1,4 +1,4 @@
-"""What a stop request does to what is under way; whole runs are stopped in tests/e2e/test_signals.py."""
+"""What a stop request does to what is running; whole runs are stopped in tests/e2e/test_signals.py."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def save(
 
 
 async def written(saver: Saver) -> None:
-    """Wait for the save under way without asking how it went."""
+    """Wait for the running save without asking how it went."""
     if saver._in_progress is not None:
         await asyncio.wait([saver._in_progress[1]])
 

@@ -1,4 +1,4 @@
-"""The tool `deep_search`: hits, pages, passages, and a summary by a model behind a server."""
+"""The tool `deep_search`: hits, pages, passages, and a summary by a model on a server."""
 
 from __future__ import annotations
 

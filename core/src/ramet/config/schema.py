@@ -241,9 +241,7 @@ class TrainConfig:
     keep_best: str | None = option(
         None, "a metric of the validation, as valid/reward: its best checkpoint is kept as well"
     )
-    staleness: int = option(
-        0, "updates that rollouts may lag behind; over 0 the next step's run during the update", minimum=0
-    )
+    staleness: int = option(0, "updates that rollouts may lag; over 0 the next step's run during the update", minimum=0)
     save_every: int = option(10, "steps between checkpoints; the last step is always saved", minimum=1)
     async_save: bool = option(False, "go on while a checkpoint is written; holds a copy of it in memory")
     keep_checkpoints: int = option(3, minimum=1)

@@ -14,7 +14,7 @@ class Rule(StrEnum):
     """When a rollout is forked, by `score = alpha + beta * change`."""
 
     THRESHOLD = "threshold"  # score > tau: the paper's
-    BERNOULLI = "bernoulli"  # with probability clip(score, 0, 1): the rule behind the released models; tau is not read
+    BERNOULLI = "bernoulli"  # with probability clip(score, 0, 1): the rule of the released models; tau is not read
 
 
 class Budget(StrEnum):

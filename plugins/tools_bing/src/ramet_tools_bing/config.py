@@ -67,7 +67,7 @@ class PageConfig(CacheConfig):
 class DeepSearchConfig(SearchConfig, PageConfig):
     pages: int = 5  # of the hits, how many are read
     around_chars: int = 3000  # before and after the sentence of a page that fits the excerpt best
-    summarize: bool = False  # by a model behind an OpenAI-compatible server; false: the passages are the result
+    summarize: bool = False  # by a model on an OpenAI-compatible server; false: the passages are the result
     summary: OpenAIOptions = field(default_factory=OpenAIOptions)  # of that server
     summary_tokens: int = 1024
     summary_deadline_s: float = 120.0  # of one summary, with all attempts and waits
@@ -156,7 +156,7 @@ def key_of(provider: str, given: str | None) -> str | None:
 
 
 def chosen_provider(config: SearchConfig) -> str:
-    """Who answers: what `auto` stands for here."""
+    """Who answers: what `auto` means here."""
     if config.provider != "auto":
         return config.provider
     if config.corpus is not None:

@@ -1,4 +1,4 @@
-"""A summary of pages by a model behind an OpenAI-compatible server.
+"""A summary of pages by a model on an OpenAI-compatible server.
 
 What pages say is quoted between lines that no page can write, in the user's message alone; the system's message says
 that it is no instruction. Whatever the server gets wrong is an infrastructure failure, never an empty summary.

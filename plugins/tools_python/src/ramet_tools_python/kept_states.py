@@ -1,6 +1,6 @@
 """States: the variables that programs of one rollout leave to the next, and copies of them for forks.
 
-A state lives in one slot, as a process that stands still (`inside.slot`). States are spread over the slots; programs of
+A state lives in one slot, as a stopped process (`inside.slot`). States are spread over the slots; programs of
 one slot run one after the other. What a state is lost with (its slot, the zygote) is an infrastructure failure of the
 rollouts that had one there, and of no other.
 """

@@ -18,7 +18,7 @@ from yarl import URL
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LONGEST = 2000  # characters of an address
-# Public numbers behind which clouds have services for the machine itself.
+# Public addresses at which clouds offer services to the machine itself.
 METADATA = frozenset(map(ipaddress.ip_address, ("168.63.129.16",)))  # Azure
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
@@ -70,7 +70,7 @@ def is_public(number: Address, allowed: Sequence[Network] = ()) -> bool:
 
 
 def _inside(number: Address) -> ipaddress.IPv4Address | None:
-    """The number of version 4 that one of version 6 stands for."""
+    """The IPv4 address that an IPv6 address embeds."""
     if isinstance(number, ipaddress.IPv4Address):
         return None
     if number in _NAT64:

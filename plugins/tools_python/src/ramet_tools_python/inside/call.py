@@ -118,7 +118,7 @@ class Call:
                 return End(DONE, rc)
 
     def collect(self) -> None:
-        """Take the rest of the output. The process has ended, or stands still."""
+        """Take the rest of the output. The process has ended, or is stopped."""
         for stream in (self.out, self.err):
             stream.read(self.limits.output)
             stream.close()

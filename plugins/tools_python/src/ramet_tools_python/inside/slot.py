@@ -3,7 +3,7 @@
 The slot owns the deadline, the output and the clean-up. It lives as long as its socket: end-of-file means that the
 client is gone or has given up the call, and the slot ends with everything it started.
 
-Where variables are kept, a *state* is a process that stands still. A program runs in a copy of it, which becomes the
+Where variables are kept, a *state* is a stopped process. A program runs in a copy of it, which becomes the
 state if it lives on; a program that is killed leaves the state as it was. Files are not kept, and programs of a slot
 never run at the same time, so two states share nothing.
 """
@@ -131,7 +131,7 @@ class SlotServer:
         return worker
 
     def _copy(self, original: Worker) -> Worker | None:
-        """A copy that stands still; None: its programs broke the original. Whatever else it forked is killed."""
+        """A stopped copy; None: its programs broke the original. Whatever else it forked is killed."""
         try:
             copy = original.copy()
         except BrokenWorker:

@@ -1,6 +1,6 @@
 """A process for programs, as its slot holds it: started ahead, asked, copied, stopped, killed.
 
-A process that keeps variables stands still (SIGSTOP) whenever it is not asked something, with all its threads. Nothing
+A process that keeps variables is stopped (SIGSTOP) whenever it is not asked something, with all its threads. Nothing
 that it says is trusted: the number of a copy comes from the kernel, and a process that does not answer is killed.
 """
 
@@ -15,7 +15,7 @@ import time
 from . import child, processes, seccomp, wire
 
 PATIENCE_S = 10.0  # for a process to get ready, or to copy itself
-STOP_S = 1.0  # for all threads of a process to stand still
+STOP_S = 1.0  # for all threads of a process to stop
 STOP_POLL_S = 0.0002
 LONGEST_WORD = 64  # bytes, of what a process says of a program's end
 _FORKS_OF_A_COPY = 2  # see `child._copy`
@@ -114,7 +114,7 @@ class Worker:
         return rc if isinstance(rc, int) else None
 
     def copy(self) -> Worker:
-        """A process with the same variables; this one stands still again. Raises `BrokenWorker`.
+        """A process with the same variables; this one is stopped again. Raises `BrokenWorker`.
 
         The programs of this process can make it fork something else instead or besides (`os.register_at_fork`): the
         slot looks for that.
@@ -162,7 +162,7 @@ class Worker:
         raise BrokenWorker("it did not copy itself")
 
     def pause(self) -> None:
-        """Stop it, and wait until its last thread stands still; a process that does not is killed."""
+        """Stop it, and wait until its last thread has stopped; a process that does not stop is killed."""
         _signal(self.pid, signal.SIGSTOP)
         if self.listener is not None:
             self.listener.forks = 0
