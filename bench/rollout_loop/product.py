@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 
+from rollout_loop.canned import SEARCH_SCHEMA, CannedEngine
 from rollout_loop.work import QUESTION, SYSTEM, Fixture, Load, Played, Tools
-from torch import Tensor
 
-from ramet import Message, Rollout, Task, ToolCall, ToolResult, ToolSchema
+from ramet import Message, Rollout, Task, ToolCall, ToolResult
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
-from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
+from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.worker import RolloutWorker
 
 
-class FakeEngine:
+class FakeEngine(CannedEngine):
     """Answers every request with the canned turns of `Fixture`."""
 
-    policy_version = 0
-
     def __init__(self, fixture: Fixture, load: Load) -> None:
-        self.fixture = fixture
+        super().__init__(fixture)
         self.load = load
-        self.info = EngineInfo(
-            name="fake", capabilities=frozenset(Capability), vocab_size=fixture.encoder.vocab_size, max_tokens=1 << 20
-        )
 
     async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
         await asyncio.sleep(0)
@@ -47,36 +42,11 @@ class FakeEngine:
             cached_tokens=0,
         )
 
-    def abort(self, request_id: str) -> None:
-        """Nothing waits."""
-
-    def release(self, cache_keys: Sequence[str]) -> None:
-        """Nothing is kept."""
-
-    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """There are no weights."""
-
-    async def pause(self) -> None:
-        """Nothing is computed."""
-
-    async def resume(self) -> None:
-        """Nothing was paused."""
-
-    def metrics(self) -> Mapping[str, float]:
-        return {}
-
-    async def close(self) -> None:
-        """Nothing to close."""
-
 
 class SearchTool:
     """`Tools` as a plugin would offer it."""
 
-    schema = ToolSchema(
-        name="search",
-        description="Searches the web.",
-        parameters={"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    )
+    schema = SEARCH_SCHEMA
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools

@@ -17,7 +17,7 @@ import logging
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -27,13 +27,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from harness import measured, print_table, shown, spread, write_results
+from rollout_loop.canned import SEARCH_SCHEMA, CannedEngine
 from rollout_loop.quiet import QuietLoop
 from rollout_loop.work import QUESTION, SYSTEM, Fixture
-from torch import Tensor
 
-from ramet import Message, Rollout, Task, ToolCall, ToolResult, ToolSchema
+from ramet import Message, Rollout, Task, ToolCall, ToolResult
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
-from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
+from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.keys import RolloutKey, stable_seed
 from ramet.rollout.lockstep.worker import LockstepWorker
@@ -79,17 +79,12 @@ CASES = (
 )
 
 
-class FakeEngine:
+class FakeEngine(CannedEngine):
     """Answers with the canned turns of `Fixture`, each after a moment."""
 
-    policy_version = 0
-
     def __init__(self, fixture: Fixture, case: Case) -> None:
-        self.fixture, self.case = fixture, case
-        self.info = EngineInfo(
-            name="fake", capabilities=frozenset(Capability), vocab_size=fixture.encoder.vocab_size, max_tokens=1 << 20
-        )
-        self.in_flight = False
+        super().__init__(fixture)
+        self.case = case
         self._ended: Counter[str] = Counter()  # by task, the longest chain of generations that have ended
 
     async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
@@ -123,36 +118,11 @@ class FakeEngine:
         """The longest chain of generations of one task, each begun after the one before it had ended."""
         return max(self._ended.values())
 
-    def abort(self, request_id: str) -> None:
-        """Nothing waits."""
-
-    def release(self, cache_keys: Sequence[str]) -> None:
-        """Nothing is kept."""
-
-    async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """There are no weights."""
-
-    async def pause(self) -> None:
-        """Nothing is computed."""
-
-    async def resume(self) -> None:
-        """Nothing was paused."""
-
-    def metrics(self) -> Mapping[str, float]:
-        return {}
-
-    async def close(self) -> None:
-        """Nothing to close."""
-
 
 class SlowSearch:
     """Takes as long as was drawn for this call of this rollout."""
 
-    schema = ToolSchema(
-        name="search",
-        description="Searches the web.",
-        parameters={"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    )
+    schema = SEARCH_SCHEMA
 
     def __init__(self, case: Case, seed: int) -> None:
         self.case, self.seed, self.n_runs = case, seed, 0
