@@ -12,12 +12,12 @@ from ramet_benchmarks.rows import HubData, RowForm
 ABOUT = Published(
     name="two_wiki",
     description="questions that take two pages of Wikipedia (2WikiMultihopQA); short answers with aliases",
-    source="https://github.com/Alab-NII/2wikimultihop (hub: xanhho/2WikiMultihopQA, 12,576 development tasks), "
+    source="https://github.com/Alab-NII/2wikimultihop (hub: framolfese/2WikiMultihopQA, 12,576 development tasks), "
     "Ho et al. 2020",
     licence="Apache-2.0",
     n_tasks=200,
     contamination="Wikipedia and Wikidata of 2020, which models know; made from templates, so the form is guessed",
-    hub=HubData(name="xanhho/2WikiMultihopQA", splits={"test": "validation"}),
+    hub=HubData(name="framolfese/2WikiMultihopQA", splits={"test": "validation"}),
     form=RowForm(answer=("answer", "golden_answers"), id=("_id", "id"), metadata=("type",)),
     folder="2wiki",
 )
