@@ -78,7 +78,7 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/components/test_prompts.py",
     "core/tests/config/test_provenance.py",
     "core/tests/policy/test_models.py",
-    "core/tests/cli/test_benchmarks.py",
+    "plugins/benchmarks/tests/test_benchmarks_command.py",
     "plugins/tools_python/tests/test_kept_states.py",
     "plugins/tools_python/tests/test_limits.py",
     "plugins/tools_python/tests/test_recovery.py",

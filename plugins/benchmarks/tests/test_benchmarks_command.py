@@ -13,7 +13,7 @@ from ramet.plugins import load_plugins
 pytestmark = pytest.mark.skipif(
     not {"gsm8k", "aime24"} <= set(load_plugins().registries.benchmarks.names)
     or "math" not in load_plugins().registries.rewards,
-    reason="the plugins ramet-benchmarks and ramet-rewards are not installed",
+    reason="ramet-benchmarks[scorers] is not installed",
 )
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 GSM8K = [{"question": "How many?", "answer": "#### 18"}, {"question": "How much is it in all?", "answer": "#### 7"}]
