@@ -1,17 +1,22 @@
-"""Benchmarks have a start and an end, as tools and rewards do."""
+"""Benchmarks have a start and an end, as tools and rewards do; one that breaks the contract ends the measuring."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from core.tests.evaluate.test_results import HEADER, INFO, rollout
 
 from ramet.components.services import RunServices
 from ramet.errors import PluginError
-from ramet.evaluate.measure import started
-from ramet.types import Benchmark, Services
+from ramet.evaluate.measure import measure, started
+from ramet.evaluate.results import PartialResults
+from ramet.rollout.plan import RolloutPlan
+from ramet.types import Benchmark, Group, Rollout, Services, Task, user_prompt
 
 CALLS: list[tuple[str, str]] = []
 
@@ -75,3 +80,50 @@ def test_what_closing_raises_is_logged_and_the_others_are_closed(
         run(benchmarks("aclose", ""), services)
     assert CALLS[2:] == [("a", "aclose"), ("b", "aclose")]
     assert "aclose of benchmark 'a'" in caplog.text
+
+
+class Slow:
+    """Rollouts of which the first group is there at once, and the others never."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def group_size(self, plan: RolloutPlan) -> int:
+        return 1
+
+    async def run(self, tasks: Sequence[Task], *, on_group: Callable[[Group], None], **more: Any) -> list[Group]:
+        on_group(Group(task=tasks[0], rollouts=(rollout(tasks[0], "0"),)))
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        raise AssertionError("nobody sets it")
+
+
+class Broken:
+    """Gives a metric that it does not have."""
+
+    info = INFO
+
+    async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
+        return {"f2": 1.0}
+
+
+def test_a_benchmark_that_breaks_the_contract_ends_the_playing_at_once(tmp_path: Path) -> None:
+    slow, partial = Slow(), PartialResults(tmp_path / "results.json", HEADER)
+    tasks = [Task(id=name, prompt=user_prompt("?"), answer=("1",)) for name in "ab"]
+
+    async def work() -> None:
+        async with asyncio.timeout(5):
+            await measure(
+                slow,  # type: ignore[arg-type]
+                {"arithmetic": Broken()},  # type: ignore[dict-item]
+                {"arithmetic": tasks},
+                plans={"arithmetic": RolloutPlan(group_size=1)},
+                partial=partial,
+            )
+
+    with pytest.raises(PluginError, match=r"task 'a', rollout 0: score gave \['f2'\], info.metrics names "):
+        asyncio.run(work())
+    assert slow.cancelled

@@ -65,7 +65,8 @@ async def measure(
 ) -> None:
     """Play and score what `partial` does not hold yet: whole tasks, and rollouts that were masked or not judged.
 
-    Each task is on disk as soon as it is scored. A rollout that is tried again has the seed that it had.
+    Each task is on disk as soon as it is scored. A rollout that is tried again has the seed that it had. A benchmark
+    that breaks the contract ends it at once: nothing more is played.
     """
     for name, benchmark in benchmarks.items():
         left: dict[tuple[int, ...], list[Task]] = {}  # numbers of rollouts -> tasks that lack these
@@ -73,17 +74,14 @@ async def measure(
             if missing := partial.missing(name, task.id):
                 left.setdefault(missing, []).append(task)
         done = len(tasks[name]) - sum(map(len, left.values()))
-        finished = _Finished(name, benchmark, partial, total=len(tasks[name]), done=done, report=report)
         try:
-            async with asyncio.TaskGroup() as playing:
+            async with asyncio.TaskGroup() as work:
+                finished = _Finished(name, benchmark, partial, work, total=len(tasks[name]), done=done, report=report)
                 for numbers, lacking in left.items():
                     part = replace(plans[name], roots=numbers)
-                    playing.create_task(_play(rollouts, lacking, part, finished))
-            await finished.all_scored()
+                    work.create_task(_play(rollouts, lacking, part, finished))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        finally:
-            finished.cancel()
 
 
 async def _play(rollouts: Rollouts, tasks: Sequence[Task], plan: RolloutPlan, finished: _Finished) -> None:
@@ -97,13 +95,14 @@ async def _play(rollouts: Rollouts, tasks: Sequence[Task], plan: RolloutPlan, fi
 
 
 class _Finished:
-    """Scores groups as they come in."""
+    """Scores groups as they come in, in tasks of `work`: what scoring raises ends the playing too."""
 
     def __init__(
         self,
         name: str,
         benchmark: Benchmark,
         partial: PartialResults,
+        work: asyncio.TaskGroup,
         *,
         total: int,
         done: int,
@@ -112,23 +111,16 @@ class _Finished:
         self.name = name
         self.benchmark = benchmark
         self.partial = partial
+        self.work = work
         self.total = total
         self.done = done
         self.report = report
-        self._scoring: list[asyncio.Task[None]] = []
 
     def __call__(self, group: Group) -> None:
-        self._scoring.append(asyncio.get_running_loop().create_task(self._score(group)))
-
-    async def all_scored(self) -> None:
-        await asyncio.gather(*self._scoring)
-
-    def cancel(self) -> None:
-        for one in self._scoring:
-            one.cancel()
+        self.work.create_task(self._score(group))
 
     async def _score(self, group: Group) -> None:
-        scores = [await judge(self.name, self.benchmark, rollout) for rollout in group.rollouts]
+        scores = await asyncio.gather(*(judge(self.name, self.benchmark, rollout) for rollout in group.rollouts))
         prompt = "".join(s.text for s in group.rollouts[0].segments if s.kind is SegmentKind.PROMPT)
         result = task_result(self.name, group, prompt=prompt, scores=scores)
         self.partial.add(result, group_record(group, scores, self.benchmark.info.metrics[0]))
