@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from array import array
 from collections.abc import AsyncIterator, Iterator
@@ -108,6 +109,38 @@ def test_a_server_of_text_is_told_and_its_drift_is_counted(encoder: Encoder, cap
     assert caplog.messages[1] == "engine.params.server: 1 of 1 requests so far have other tokens as text than as ids"
 
 
+def test_requests_in_flight_that_are_refused_as_ids_are_all_asked_as_text(encoder: Encoder) -> None:
+    def answer(body: dict[str, Any]) -> str | RawReply:
+        if isinstance(body["prompt"], list):
+            return RawReply(status=400, body='{"error": {"message": "prompt must be a string"}}')
+        return "<python>1</python>"
+
+    async def ask() -> None:
+        with OpenAIServer(answer) as server:
+            async with engine_of(encoder, server.url) as engine:
+                found = await asyncio.gather(*(engine.generate(request(encoder, str(i))) for i in range(8)))
+        assert {encoder.decode(one.token_ids) for one in found} == {"<python>1</python>"}
+
+    asyncio.run(ask())
+
+
+def test_a_prompt_that_is_too_long_does_not_end_token_ids(encoder: Encoder) -> None:
+    too_long = "This model's maximum context length is 40 tokens, your prompt has 50 tokens"
+
+    def answer(body: dict[str, Any]) -> str | RawReply:
+        return "fine" if body["max_tokens"] < 100 else RawReply(status=400, body=json.dumps({"message": too_long}))
+
+    async def ask() -> None:
+        with OpenAIServer(answer, encode=encoder.markup) as server:
+            async with engine_of(encoder, server.url) as engine:
+                with pytest.raises(InfraError, match="maximum context length"):
+                    await engine.generate(request(encoder, max_tokens=100))
+                await engine.generate(request(encoder))
+            assert isinstance(server.requests[-1]["prompt"], list)
+
+    asyncio.run(ask())
+
+
 def test_the_rollouts_of_a_task_stay_at_one_server_while_it_works(encoder: Encoder) -> None:
     async def ask() -> None:
         with OpenAIServer(lambda body: "x") as one, OpenAIServer(lambda body: "x") as other:
@@ -128,6 +161,10 @@ def test_the_rollouts_of_a_task_stay_at_one_server_while_it_works(encoder: Encod
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
+        (
+            '{"choices": [{"text": "half", "finish_reason": "abort"}]}',
+            "request 'r': the server cut its reply off (abort)",
+        ),
         ('{"choices": [{"text": null}]}', "request 'r': the server's reply has no choice with a text"),
         (
             '{"choices": [{"text": "a", "token_ids": ["a"]}]}',

@@ -67,13 +67,14 @@ class OpenAIEngineConfig:
 
     slots: requests in flight at all servers together. token_ids: send and ask for token ids; false: text, which is not
     always the same tokens. logprobs: ask for the log-probabilities of sampled tokens, for the record. server: where
-    they are; its `concurrency` is `slots`.
+    they are; its `concurrency` is `slots`, and its `timeout_s` is that of a whole turn, which a busy server takes
+    minutes for.
     """
 
     slots: int = 256
     token_ids: bool = True
     logprobs: bool = False
-    server: OpenAIOptions = field(default_factory=OpenAIOptions)
+    server: OpenAIOptions = field(default_factory=lambda: OpenAIOptions(timeout_s=600.0))
 
     def __post_init__(self) -> None:
         if self.slots < 1:

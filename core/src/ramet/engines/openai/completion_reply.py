@@ -11,6 +11,7 @@ from ramet.engines.protocol import Completion, FinishReason, Request
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 
+CUT_OFF = {"abort", "error", "content_filter"}  # finish reasons of which none is the model's doing
 REASONS = ("stop_reason", "matched_stop", "stopping_word")  # vLLM, SGLang, llama.cpp: the stop string or token
 
 
@@ -22,11 +23,13 @@ class ServerReply:
 
 
 def read_reply(reply: Mapping[str, Any], request: Request, encoder: Encoder) -> ServerReply:
-    """Raises `InfraError` for a reply without a choice, or one with ids that are none."""
+    """Raises `InfraError` for a reply without a choice, one with ids that are none, and one that the server cut off."""
     choices = reply.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
         raise InfraError(f"request {request.id!r}: the server's reply has no choice with a text")
+    if choice.get("finish_reason") in CUT_OFF:
+        raise InfraError(f"request {request.id!r}: the server cut its reply off ({choice['finish_reason']})")
     text, reason = choice["text"], next((choice[key] for key in REASONS if choice.get(key) is not None), None)
     given = choice.get("token_ids")
     ids = None if given is None else _ids(given, request)

@@ -104,20 +104,21 @@ class OpenAIEngine:
     async def _complete(self, request: Request) -> Completion:
         await self._going.wait()
         affinity = request.cache_key.rpartition("/")[0]  # the rollouts of a task begin with the same prompt
+        as_ids = self._takes_ids  # another request may find out meanwhile that the server takes none
         try:
-            reply = await self._client.post("/completions", self._body(request), affinity=affinity)
+            reply = await self._client.post("/completions", self._body(request, as_ids=as_ids), affinity=affinity)
         except RequestRefused as error:
-            if not self._takes_ids or not any(word in str(error).lower() for word in TEXT_WORDS):
+            if not as_ids or not any(word in str(error).lower() for word in TEXT_WORDS):
                 raise
-            self._ask_for_text(str(error))
-            reply = await self._client.post("/completions", self._body(request), affinity=affinity)
+            reply = await self._client.post("/completions", self._body(request, as_ids=False), affinity=affinity)
+            self._ask_for_text(str(error))  # what is refused as text too, as a prompt that is too long, says nothing
         found = read_reply(reply, request, self._encoder)
-        if self._takes_ids and not found.has_ids:
+        if as_ids and not found.has_ids:
             self._ask_for_text("its replies have no token_ids")
         self._count(request, found)
         return found.completion
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def _body(self, request: Request, *, as_ids: bool) -> dict[str, Any]:
         sampling = request.sampling
         body: dict[str, Any] = {
             "max_tokens": sampling.max_tokens,
@@ -136,7 +137,7 @@ class OpenAIEngine:
         }
         if self._wants_logprobs:
             body["logprobs"] = 0
-        if self._takes_ids:
+        if as_ids:
             return {**body, "prompt": request.token_ids.tolist(), "return_token_ids": True}
         return {**body, "prompt": self._encoder.decode(request.token_ids)}
 
