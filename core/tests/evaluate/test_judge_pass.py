@@ -102,6 +102,28 @@ def test_a_killed_pass_goes_on(result: Path, judges: dict[str, Judge], monkeypat
     assert {name[0] for name in judge.asked} == set("abc") - set(kept)
 
 
+def test_what_stops_a_pass_is_one_message(
+    result: Path, judges: dict[str, Judge], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refusing(self: Judge, group: Sequence[Rollout]) -> Sequence[float | None]:
+        raise ConfigError("the gold answer 'Rome' is no number")
+
+    monkeypatch.setattr(Judge, "__call__", refusing)
+    assert main(["judge", str(result), "rewards=[kind]"]) == 1
+    said = "error: reward 'kind' of plugin 'test': the gold answer 'Rome' is no number (core/tests/evaluate/"
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_options_that_make_one_reward_of_several_are_refused(
+    result: Path, judges: dict[str, Judge], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["judge", str(result), "rewards=[kind]", "rewards.kind.weight=2", "rewards.kind.clip=[0,1]"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: rewards.kind.{key}: has no effect on a judge, whose scores are kept as they are; remove it"
+        for key in ("weight", "clip")
+    ]
+
+
 def test_another_judge_needs_another_name(result: Path, judges: dict[str, Judge]) -> None:
     run(result, compose(keys("kind"), job="judge"))
     with pytest.raises(ConfigError) as caught:

@@ -19,7 +19,7 @@ from ramet.components.build import Components, start_rewards
 from ramet.components.services import RunServices
 from ramet.config.resolved import Resolved
 from ramet.config.stored import stored_entry
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, raise_all
 from ramet.evaluate.agreement import JUDGES, Verdicts
 from ramet.evaluate.compare import load_results
 from ramet.evaluate.header import plain
@@ -35,6 +35,7 @@ from ramet.types import Group
 
 logger = logging.getLogger(__name__)
 SCHEMA = 1
+UNUSED = ("weight", "clip", "combine")  # how several rewards become one
 AT_ONCE = 64  # tasks that are judged at the same time; a judge's own `concurrency` bounds its requests
 
 
@@ -56,12 +57,18 @@ class JudgedResult:
 
 
 def run(result: Path, resolved: Resolved) -> list[JudgedResult]:
-    """Judge with every configured reward. Raises `ConfigError` if results or rollouts cannot be read, or if a file of
-    this name holds what another judge said.
+    """Judge with every configured reward. Raises `ConfigError` if results or rollouts cannot be read, if a file of this
+    name holds what another judge said, and for options of rewards that a pass does not use.
     """
     file, body = load_results(result)
     if not resolved.config.rewards:
         raise ConfigError("rewards: none chosen; name a judge, as in rewards=[llm_judge]")
+    raise_all(
+        f"rewards.{name}.{key}: has no effect on a judge, whose scores are kept as they are; remove it"
+        for name in resolved.config.rewards
+        for key in UNUSED
+        if f"rewards.{name}.{key}" in resolved.set_by_user
+    )
     return run_async(_run(file, body, resolved))
 
 
@@ -113,9 +120,12 @@ class _Pass:
             async with places:
                 await self._judge(benchmark, group)
 
-        async with asyncio.TaskGroup() as tasks:
-            for benchmark, group in own:
-                tasks.create_task(judged(benchmark, group))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for benchmark, group in own:
+                    tasks.create_task(judged(benchmark, group))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         return self._finish({(benchmark, group.task.id) for benchmark, group in own})
 
     async def _judge(self, benchmark: str, group: Group) -> None:
