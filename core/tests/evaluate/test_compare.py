@@ -13,7 +13,8 @@ from ramet.evaluate.tables import TextTable, comparison_cells, pair_cells
 
 
 def body(scores: dict[str, list[float | None]], *, benchmark: str = "own", metric: str = "accuracy") -> dict[str, Any]:
-    tasks = [{"task": id, "rollouts": [{"scores": {metric: one}} for one in row]} for id, row in scores.items()]
+    rollouts = {id: [{"scores": {metric: one}} for one in row] for id, row in scores.items()}
+    tasks = [{"task": id, "gold": [f"of {id}"], "rollouts": found} for id, found in rollouts.items()]
     return {"results": [{"name": benchmark, "metrics": [{"metric": metric}], "tasks": tasks}]}
 
 
@@ -29,6 +30,14 @@ def test_tasks_are_paired_and_those_won_and_lost_are_listed() -> None:
     assert (found.n_tasks, found.left_out) == (4, 3)  # gone and new are of one of them, e was not judged in A
     assert found.low is not None and found.high is not None and found.low < 0.125 < found.high
     assert not found.is_clear
+
+
+def test_a_task_with_other_gold_answers_is_another_task() -> None:
+    """Ids may be numbers of rows: of two files they name other questions."""
+    other = body({"a": [1.0], "b": [1.0]})
+    other["results"][0]["tasks"][1]["gold"] = ["of another file"]
+    (found,) = compare(A, other)
+    assert (found.n_tasks, found.left_out, [pair.task for pair in found.won]) == (1, 4, ["a"])
 
 
 def test_the_interval_is_that_of_the_paired_differences() -> None:

@@ -7,18 +7,20 @@ tasks (Efron 1979), with a fixed seed, so that the same files give the same inte
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from ramet.errors import ConfigError
 from ramet.evaluate.results import read_results
 from ramet.evaluate.statistics import CONFIDENCE
 
 RESAMPLES = 10_000
+DRAWS = 1 << 20  # of tasks, in memory at the same time
 EQUAL = 1e-9  # mean scores closer than this are tied
 
 
@@ -44,7 +46,7 @@ class PairedComparison:
     won: tuple[TaskPair, ...]  # tasks with a higher mean score after, the largest difference first
     lost: tuple[TaskPair, ...]
     n_tasks: int
-    left_out: int  # tasks that one of the two lacks
+    left_out: int  # tasks that one of the two lacks, or has with other gold answers: those are not the same task
 
     @property
     def difference(self) -> float:
@@ -77,8 +79,9 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[PairedC
         if name not in earlier:
             continue
         known = {metric["metric"] for metric in earlier[name]["metrics"]}
+        same = _same_tasks(earlier[name], one)
         for metric in (m["metric"] for m in one["metrics"] if m["metric"] in known):
-            found.append(_compared(name, metric, task_means(earlier[name], metric), task_means(one, metric)))
+            found.append(_compared(name, metric, task_means(earlier[name], metric), task_means(one, metric), same))
     if not found:
         names = " and ".join(", ".join(r["name"] for r in body["results"]) or "none" for body in (before, after))
         raise ConfigError(f"the results have no benchmark and metric in common: they are of {names}")
@@ -95,8 +98,18 @@ def task_means(result: Mapping[str, Any], metric: str) -> dict[str, float]:
     return means
 
 
-def _compared(benchmark: str, metric: str, before: Mapping[str, float], after: Mapping[str, float]) -> PairedComparison:
-    both = [TaskPair(task=task, before=before[task], after=after[task]) for task in before if task in after]
+def _same_tasks(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Ids of the tasks that both have with the same gold answers: ids may be numbers of rows, of other files."""
+    golds = {task["task"]: task["gold"] for task in before["tasks"]}
+    return {task["task"] for task in after["tasks"] if golds.get(task["task"]) == task["gold"]}
+
+
+def _compared(
+    benchmark: str, metric: str, before: Mapping[str, float], after: Mapping[str, float], same: Collection[str]
+) -> PairedComparison:
+    both = [
+        TaskPair(task=task, before=before[task], after=after[task]) for task in before if task in after and task in same
+    ]
     if not both:
         raise ConfigError(
             f"benchmark {benchmark}, metric {metric}: the two results have no judged task in common; they are of other "
@@ -121,10 +134,12 @@ def _compared(benchmark: str, metric: str, before: Mapping[str, float], after: M
 
 def bootstrap(values: Sequence[float], *, seed: int = 1) -> tuple[float | None, float | None]:
     """The 95 % percentile interval of the mean of one value per task; None for fewer than two tasks."""
-    if len(values) < 2:
-        return None, None
-    rng = random.Random(seed)
     n = len(values)
-    means = sorted(sum(rng.choices(values, k=n)) / n for _ in range(RESAMPLES))
+    if n < 2:
+        return None, None
+    rng, known = np.random.default_rng(seed), np.asarray(values, dtype=np.float64)
+    at_once = max(1, DRAWS // n)
+    sizes = [min(at_once, RESAMPLES - start) for start in range(0, RESAMPLES, at_once)]
+    means = np.sort(np.concatenate([known[rng.integers(n, size=(size, n))].mean(axis=1) for size in sizes]))
     tail = round((1 - CONFIDENCE) / 2 * RESAMPLES)
-    return means[tail], means[-tail - 1]
+    return float(means[tail]), float(means[-tail - 1])
