@@ -239,6 +239,14 @@ def test_other_pass_at_is_computed_from_what_is_there(tmp_path: Path) -> None:
     assert len(list(read_rollouts(out, read_results(out)))) == 1
 
 
+def test_trackers_are_told_the_largest_k_that_was_asked_for(tmp_path: Path) -> None:
+    partial = PartialResults(tmp_path / "results.json", replace(HEADER, k=3, pass_at=(1, 2)))
+    partial.add(*played("a", [0, 1, 2], [score(1.0), score(0.0), score(0.0)]))
+    told = partial.results().metrics()
+    assert told["eval/arithmetic/accuracy/pass@2"] == pytest.approx(2 / 3)
+    assert "eval/arithmetic/accuracy/pass@3" not in told
+
+
 def test_rollouts_that_are_not_those_of_the_results_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     partial = PartialResults(out, HEADER)

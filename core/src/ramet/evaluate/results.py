@@ -80,8 +80,8 @@ class Results:
             name = benchmark.name
             for metric in benchmark.metrics:
                 found[f"eval/{name}/{metric.metric}"] = metric.avg.mean
-                if metric.k > 1:
-                    found[f"eval/{name}/{metric.metric}/pass@{metric.k}"] = metric.passes[-1].estimate.mean
+                if (largest := metric.passes[-1]).k > 1:
+                    found[f"eval/{name}/{metric.metric}/pass@{largest.k}"] = largest.estimate.mean
             found[f"eval/{name}/tool_use"] = benchmark.tools.share_using
             found[f"eval/{name}/judged_share"] = benchmark.n_judged / benchmark.n_rollouts
         return {name: value for name, value in found.items() if value is not None}
