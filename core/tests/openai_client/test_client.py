@@ -329,3 +329,33 @@ def test_options_that_cannot_be_are_all_named() -> None:
     with pytest.raises(ValueError, match="urls is empty; allowed: one or more of"):
         OpenAIOptions(urls=[])
     assert OpenAIOptions(urls=["http://host:1/v1/"]).urls == ["http://host:1/v1"]
+
+
+def test_a_server_that_refuses_a_request_is_well() -> None:
+    """A prompt that is too long says nothing of the server: the next requests of a task stay there."""
+
+    def answer(body: dict[str, Any]) -> str | RawReply:
+        return RawReply(status=400, body="too long") if body["messages"][0]["content"] == "long" else "fine"
+
+    with OpenAIServer(answer) as one, OpenAIServer(answer) as other:
+
+        async def work(client: OpenAIClient) -> None:
+            for number, task in enumerate("abcd", start=1):
+                await client.chat(ASK, affinity=task)
+                with pytest.raises(RequestRefused):
+                    await client.chat(user_prompt("long"), affinity=task)
+                await client.chat(ASK, affinity=task)
+                counts = [len(server.requests) for server in (one, other)]
+                assert sum(counts) == 3 * number and not any(count % 3 for count in counts)
+
+        run(work, one.url, other.url)
+
+
+def test_judges_of_other_servers_have_rates_of_their_own() -> None:
+    async def work() -> None:
+        with local_services() as services:
+            for url, per_s in (("http://a/v1", 1.0), ("http://b/v1", 2.0)):
+                client = OpenAIClient(OpenAIOptions(urls=[url], per_s=per_s), "rewards.llm_judge.params.server")
+                await client.start(services)
+
+    asyncio.run(work())

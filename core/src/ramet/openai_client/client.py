@@ -44,7 +44,8 @@ class OpenAIClient:
     async def start(self, services: Services, *, cache: Path | None = None) -> None:
         """Optional, before the first request: the run's shared limit, and the file that keeps replies."""
         if self.options.per_s is not None:
-            self._limiter = services.limiter(self.name, self.options.per_s)
+            servers = ", ".join(map(without_password, self.options.urls))  # two judges have one name
+            self._limiter = services.limiter(f"{self.name} ({servers})", self.options.per_s)
         self._cache = None if cache is None else ReplyCache(cache)
 
     async def check(self) -> None:
@@ -156,7 +157,10 @@ class OpenAIClient:
                 _check_shape(path, server, reply)
             except AttemptFailed as error:
                 last.append(str(error))
-                server.failed()
+                if error.status in REFUSED:
+                    server.answered()  # it is well: another request may be one that it takes
+                else:
+                    server.failed()
                 if not error.again or attempt == self.options.retries:
                     raise self._final(error, attempt + 1) from error
                 tried.add(server)
