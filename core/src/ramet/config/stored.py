@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from ramet.config.schema import RunConfig
 from ramet.errors import ConfigError
 
 
@@ -16,6 +17,11 @@ def stored_entry(text: str, section: str, name: str) -> dict[str, Any]:
         return dict(found[section][name] or {})
     except (KeyError, TypeError) as error:
         raise ConfigError(f"the recorded configuration has no {section}.{name}") from error
+
+
+def stored_seed(text: str) -> int:
+    """`run.seed` of the configuration `text`."""
+    return int(OmegaConf.select(OmegaConf.create(text), "run.seed", default=RunConfig().seed))
 
 
 def typed_options(options: type[Any], values: dict[str, Any] | None, key: str) -> Any:

@@ -1,7 +1,8 @@
 """`ramet eval --replay RESULT`: score everything that an evaluation played once more, without a model or a network.
 
 The numbers must be those that the file holds; where they are not, a benchmark, its package or the file has changed.
-Scores of benchmarks with a judge are taken from the file: their judge would be asked over the network.
+Scores of benchmarks with a judge are taken from the file: their judge would be asked over the network. All others are
+started and closed as in an evaluation, with a temporary folder.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
 
-from ramet.config.stored import stored_entry, typed_options
+from ramet.components.services import RunServices
+from ramet.config.stored import stored_entry, stored_seed, typed_options
 from ramet.errors import RametError
 from ramet.evaluate.compare import load_results
 from ramet.evaluate.header import plain
-from ramet.evaluate.measure import judge
+from ramet.evaluate.measure import judge, started
 from ramet.evaluate.results import BenchmarkResult, measured
 from ramet.evaluate.rollouts_file import read_rollouts
 from ramet.evaluate.tables import results_cells
@@ -64,8 +67,12 @@ async def _replay(file: Path, body: Mapping[str, Any]) -> Replayed:
     benchmarks = {name: stored_benchmark(body, name) for name in body["benchmarks"]}
     stored = {(t["benchmark"], t["task"]): TaskResult.from_body(t) for one in body["results"] for t in one["tasks"]}
     tasks: dict[str, list[TaskResult]] = {name: [] for name in benchmarks}
-    for name, record in read_rollouts(file, body):
-        tasks[name].append(await _scored(name, benchmarks[name], record, stored[name, record.group.task.id]))
+    asked = {name: one for name, one in benchmarks.items() if not one.info.judged}
+    with TemporaryDirectory(prefix="ramet-replay-") as folder:
+        services = RunServices(folder=Path(folder), seed=stored_seed(body["settings"]["config"]))
+        async with started(asked, services):
+            for name, record in read_rollouts(file, body):
+                tasks[name].append(await _scored(name, benchmarks[name], record, stored[name, record.group.task.id]))
     k, pass_at = body["k"], tuple(body.get("pass_at", ()))
     found = [measured(name, tasks[name], benchmarks[name].info.metrics, k=k, pass_at=pass_at) for name in benchmarks]
     again = [plain({**asdict(one), "judged": one.judged}) for one in found]
