@@ -16,13 +16,27 @@ def test_a_number_is_found_whatever_stands_around_it(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1,000", 1000), ("1{,}000", 1000), ("-5", -5), ("-$5", -5), ("2.5%", Fraction("2.5")), (".5", Fraction("0.5"))],
+    [
+        ("1,000", 1000),
+        ("1{,}000", 1000),
+        ("-5", -5),
+        ("-$5", -5),
+        ("$-5", -5),
+        ("\u22125", -5),
+        ("- 5", -5),
+        ("\u2013$5", -5),
+        ("- $ 5", -5),
+        ("2.5%", Fraction("2.5")),
+        (".5", Fraction("0.5")),
+        (r"\fbox{5}", 5),
+        (r"\boxed {5\\}", 5),
+    ],
 )
 def test_signs_separators_and_decimals_are_read(text: str, value: Fraction) -> None:
     assert number(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "eighteen", "between 18 and 20", r"\boxed{}", "18 = 9 * 2"])
+@pytest.mark.parametrize("text", ["", "eighteen", "18\u201320", "between 18 and 20", r"\boxed{}", "18 = 9 * 2"])
 def test_none_or_several_numbers_are_no_answer(text: str) -> None:
     assert number(text) is None
 

@@ -77,9 +77,13 @@ def test_rows_that_are_not_wanted_are_left_out_and_keep_their_numbers(tmp_path: 
 
 def test_forms_of_the_authors_are_read() -> None:
     assert with_answer({"problem": "?", "solution": r"so $\boxed{\frac{3}{2}}$."})["answer"] == r"\frac{3}{2}"
+    assert with_answer({"solution": r"so $\boxed 2$ it is, for $3$"})["answer"] == "2"
+    assert with_answer({"solution": r"so $\fbox{2}$"})["answer"] == "2"
     with pytest.raises(ValueError, match=r"has no .*boxed"):
         with_answer({"solution": "so 3"})
     assert with_aliases({"answer": "a", "answer_aliases": ["b"]})["answer"] == ["a", "b"]
+    assert with_aliases({"answer": ["a"], "answer_aliases": ["b"]})["answer"] == ["a", "b"]
+    assert with_aliases({"question": "?", "answer_aliases": ["b"]}) == {"question": "?", "answer_aliases": ["b"]}
     key = b"canary"
     hidden = {name: base64.b64encode(bytes(b ^ key[i % 6] for i, b in enumerate(text.encode()))).decode()
               for name, text in (("prompt", "北京？"), ("answer", "是"))}  # fmt: skip

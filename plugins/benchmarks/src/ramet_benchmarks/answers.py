@@ -6,18 +6,21 @@ import re
 from fractions import Fraction
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[+-]?\.\d+")
-_BOX = "\\boxed{"
+_SIGN_APART = re.compile(r"\s*-\s*\$?\s*(?=[\d.])")  # of -$5 and - 5
+_DASHES = str.maketrans(dict.fromkeys("\u2012\u2013\u2212\uff0d", "-"))
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 
 def last_box(text: str) -> str | None:
     r"""What is in the last `\boxed{…}`, up to the brace that closes it; None if there is none or it is not closed."""
-    start = text.rfind(_BOX)
-    depth = 1
-    for position in range(start + len(_BOX), len(text)) if start >= 0 else ():
-        escaped = text[position - 1] == "\\"
-        depth += 0 if escaped else (text[position] == "{") - (text[position] == "}")
+    start = max((found.end() for found in _BOX.finditer(text)), default=len(text))
+    depth, escaped = 1, False
+    for position in range(start, len(text)):
+        char = text[position]
+        depth += 0 if escaped else (char == "{") - (char == "}")
+        escaped = char == "\\" and not escaped
         if depth == 0:
-            return text[start + len(_BOX) : position].strip()
+            return text[start:position].strip()
     return None
 
 
@@ -35,10 +38,9 @@ def integer(answer: str) -> int | None:
 
 def number(answer: str) -> Fraction | None:
     """The one number of the answer, whatever unit is around it; None if there is none or more than one."""
-    text = unboxed(answer).replace("\\$", "$").replace("{,}", ",").replace("\\,", "")
+    text = unboxed(answer).translate(_DASHES).replace("\\$", "$").replace("{,}", ",").replace("\\,", "")
     found = _NUMBER.findall(text)
     if len(found) != 1:
         return None
     value = Fraction(found[0].replace(",", ""))
-    negative = re.match(r"\s*-\s*\$", text) is not None  # -$5
-    return -value if negative else value
+    return -value if _SIGN_APART.match(text) and found[0][0] != "-" else value

@@ -85,6 +85,12 @@ def _check(config: FilesConfig) -> None:
         problems.append("metrics is empty; name at least one with its reward, as in {em: qa_em}")
     if JUDGE in config.metrics:
         problems.append(f"metrics holds {JUDGE!r}, which is the metric of judge.ask; choose another name")
+    problems += [
+        f"metrics.{metric} is {reward}, which asks a server: set judge.ask=true and judge.server, which makes the "
+        f"metric {JUDGE!r} of it; then what it cannot judge is counted, and a replay asks nobody"
+        for metric, reward in config.metrics.items()
+        if reward == "llm_judge"
+    ]
     problems += [f"options has {name!r}, which is no metric; metrics: {', '.join(config.metrics) or 'none'}"
                  for name in config.options if name not in config.metrics]  # fmt: skip
     if config.prompt is not None and "{question}" not in config.prompt:

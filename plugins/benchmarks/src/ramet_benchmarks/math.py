@@ -5,6 +5,8 @@ The authors' files have solutions alone: the gold answer is what is in their las
 
 from __future__ import annotations
 
+import re
+
 from ramet_benchmarks.answers import last_box
 from ramet_benchmarks.config import PublishedConfig
 from ramet_benchmarks.metrics import reward_of
@@ -15,15 +17,18 @@ SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
     "precalculus",
 )  # fmt: skip
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox) ([^\s$][^$]*)")  # a few solutions have no braces: $\boxed 2$
 
 
 def with_answer(row: Values) -> Values:
     """Raises `ValueError` for a solution without a box."""
     if row.get("answer") is not None or row.get("solution") is None:
         return row
-    found = last_box(str(row["solution"]))
+    solution = str(row["solution"])
+    bare = _BARE_BOX.findall(solution)
+    found = last_box(solution) or (bare[-1].strip() if bare else None)
     if not found:
-        raise ValueError(f"the solution has no \\boxed{{…}} with an answer: {str(row['solution'])[-60:]!r}")
+        raise ValueError(f"the solution has no \\boxed{{…}} with an answer: {solution[-60:]!r}")
     return {**row, "answer": found}
 
 

@@ -12,7 +12,10 @@ from ramet_benchmarks.rows import HubData, RowForm, Values
 
 def with_aliases(row: Values) -> Values:
     """The authors' files keep other names of an answer apart."""
-    return {**row, "answer": [row["answer"], *row["answer_aliases"]]} if row.get("answer_aliases") else row
+    answer, aliases = row.get("answer"), row.get("answer_aliases")
+    if answer is None or not aliases:
+        return row
+    return {**row, "answer": [*(answer if isinstance(answer, list) else [answer]), *aliases]}
 
 
 ABOUT = Published(
