@@ -17,7 +17,8 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit)\s*\{[^{}]*\}")
 _WORD = re.compile(r"[^\W\d_]{2,}|[\u3040-\u30ff\u3400-\u9fff]")
 _FORMULA = re.compile(r"[\d\\^_=+*/<>≤≥≠√π∞∪∩]")
-_LABEL = re.compile(r"[A-Z][A-Za-z]*\d[A-Za-z\d]*")  # H2O, R2D2, B12: algebra would reorder them
+# H2O, R2D2, B12, F-16, 3D, C++: algebra would reorder them, and sees two names in 3D and 3d
+_LABEL = re.compile(r"[A-Z][A-Za-z]*\d[A-Za-z\d]*|[A-Z]-\d{2,}|\d+[A-Z]|C\+\+")
 _PRODUCTS = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|log|ln|exp|sqrt|max|min|mod|[a-z]{2})(?![A-Za-z])")  # 2xy
 
 

@@ -16,7 +16,7 @@ from ramet_rewards.equality import number
 
 _MARKED = re.compile(r"####((?:-|\\?\$)*[\d,.]*\d)")  # without spaces: runs of them would be tried in every way
 _SPACE = re.compile(r"(?<=[#$-])\s+(?=[\\$\d.-])")
-_NUMBER = re.compile(r"-?\\?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\\?\$?(?:\d(?:[\d,]*\d)?(?:\.\d+)?|\.\d+)")
 
 
 LAST_CHARS = 20_000  # of a text; what is before them is not read
@@ -42,8 +42,8 @@ def gold_number(gold: str) -> Fraction:
 
 def _stated(rollout: Rollout, method: Gsm8kMethod) -> Fraction | None:
     if method is Gsm8kMethod.STRICT:
-        found = _MARKED.findall(_SPACE.sub("", rollout.reply[-LAST_CHARS:]))
+        found = _MARKED.findall(_SPACE.sub("", rollout.reply[-LAST_CHARS:].replace("\N{MINUS SIGN}", "-")))
     else:
         text = rollout.reply if rollout.answer is None else final(rollout.answer)
-        found = _NUMBER.findall(text[-LAST_CHARS:])
+        found = _NUMBER.findall(text[-LAST_CHARS:].replace("\N{MINUS SIGN}", "-"))
     return number(re.sub(r"[\s\\$]", "", found[-1])) if found else None

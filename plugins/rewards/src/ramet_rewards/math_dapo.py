@@ -15,7 +15,7 @@ from ramet_rewards.comparison import MathComparer, Verdict, gold_answers
 from ramet_rewards.config import MathDapoConfig
 from ramet_rewards.math import score_of
 
-_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_LINE = re.compile(r"answer[\s*_]*:\s*([^\n]+)", re.IGNORECASE)
 _TAG = re.compile(r"</?\w+>")
 
 
@@ -43,4 +43,4 @@ class MathDapo:
         if self.config.boxed:
             return last_boxed(end)
         lines = _LINE.findall(end)
-        return _TAG.sub("", lines[-1]).strip() if lines else None
+        return _TAG.sub("", lines[-1]).strip(" \t*_`") if lines else None  # **Answer:** 5 is in bold type

@@ -2,7 +2,8 @@
 
 `B`, `(B)`, `b.`, `B) Paris`, `Answer: B`, `option B` and `\\text{B}` are B; a letter that begins a sentence ("A cat is
 one") and two letters are none. Where the task has a column `choices` (texts in order, or by letter), the text of the
-right choice is right too, and the gold answer may be that text.
+right choice is right too, and the gold answer may be that text. A gold answer of several letters (`A, C`) asks for
+these letters, in any order.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def make(config: MultipleChoiceConfig) -> Reward:
         choices = _choices(rollout.task.metadata.get(config.choices), config.letters)
         golds = {found for gold in rollout.task.answer if (found := letter_of(gold) or _by_text(gold, choices))}
         given = letter_of(rollout.answer) or _by_text(final(rollout.answer)[:MOST_CHARS], choices)
+        if not golds and (several := {found for gold in rollout.task.answer if (found := _several(gold, letter))}):
+            return float(_several(final(rollout.answer), letter) in several)
         if not golds:
             return exact_match(final(rollout.answer), rollout.task.answer, Normalisation.UNICODE)
         return float(given in golds)
@@ -51,6 +54,13 @@ def make(config: MultipleChoiceConfig) -> Reward:
 def _names_another(letter: str, rest: Sequence[str]) -> bool:
     """`A, B` names two; the article in `B) a river` none, and capitals are what choices are written with."""
     return any(other.isupper() and other != letter.upper() for other in rest)
+
+
+def _several(text: str, letter: str) -> frozenset[str]:
+    """The letters of a text that is nothing but two or more of them: `A, C`, `(a) and (c)`. Empty for all others."""
+    found = re.findall(r"\w+", text[:MOST_CHARS].translate(_WIDE).replace(" and ", ","))
+    one_each = len(found) > 1 and all(re.fullmatch(letter, part) for part in found)
+    return frozenset(part.upper() for part in found) if one_each else frozenset()
 
 
 def _choices(column: object, letters: str) -> Mapping[str, str]:
