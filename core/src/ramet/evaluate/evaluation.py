@@ -27,7 +27,7 @@ from ramet.data.tasks import fingerprint
 from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
 from ramet.evaluate.header import Header, plain
 from ramet.evaluate.load import load_benchmark
-from ramet.evaluate.measure import measure, started
+from ramet.evaluate.measure import judge_again, measure, started
 from ramet.evaluate.results import PartialResults, Results, check_complete, is_finished, read_results
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, warn_of_missing_tools
 from ramet.evaluate.tables import results_cells
@@ -69,8 +69,12 @@ class PreparedEvaluation:
     missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
 
     def is_missing_from(self, partial: PartialResults) -> bool:
-        """Whether anything is left to play."""
+        """Whether any rollout has no score."""
         return any(partial.missing(name, task.id) for name, found in self.tasks.items() for task in found)
+
+    def is_to_play(self, partial: PartialResults) -> bool:
+        """Whether any of them is to be played, not only judged."""
+        return any(partial.to_play(name, task.id) for name, found in self.tasks.items() for task in found)
 
 
 def run(resolved: Resolved) -> EvaluateResult:
@@ -194,13 +198,16 @@ async def _measure(config: Config, prepared: PreparedEvaluation, partial: Partia
     plans = {name: rules.plan(config.evaluate.k) for name, rules in prepared.rules.items()}
     components, tools = prepared.components, prepared.tools
     services = RunServices(folder=folder, seed=config.run.seed)  # here alone: all scoring is in this process
-    async with (
-        open_rollouts(config, components=components, folder=folder, tools=tools) as rollouts,
-        started(prepared.benchmarks, services),
-    ):
-        progress = _EvaluationProgress(rollouts)
-        with live_line(progress.parts):
-            await measure(rollouts, prepared.benchmarks, prepared.tasks, plans=plans, partial=partial, report=progress)
+    async with started(prepared.benchmarks, services):
+        await judge_again(prepared.benchmarks, partial)
+        if not prepared.is_to_play(partial):
+            return
+        async with open_rollouts(config, components=components, folder=folder, tools=tools) as rollouts:
+            progress = _EvaluationProgress(rollouts)
+            with live_line(progress.parts):
+                await measure(
+                    rollouts, prepared.benchmarks, prepared.tasks, plans=plans, partial=partial, report=progress
+                )
 
 
 class _EvaluationProgress:

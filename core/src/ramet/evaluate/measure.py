@@ -1,4 +1,8 @@
-"""Measuring: benchmark tasks through the same rollout code that trains, scored while other tasks still play."""
+"""Measuring: benchmark tasks through the same rollout code that trains, scored while other tasks still play.
+
+What was played and not judged by an earlier attempt is judged first, as it was recorded: a judge that was down costs no
+generation, and no rollout is played until a judge likes its answer better.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,19 @@ from ramet.components.services import RunServices, start_component
 from ramet.errors import ConfigError, PluginError
 from ramet.evaluate.results import PartialResults
 from ramet.evaluate.rollouts_file import group_record
-from ramet.evaluate.tasks import task_result
+from ramet.evaluate.tasks import TaskResult, task_result
 from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.plan import check_groups
+from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import CLOSE_TIMEOUT_S
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking import repeats
 from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
 
 logger = logging.getLogger(__name__)
+AT_ONCE = 64  # tasks whose rollouts are judged again at the same time
 Report = Callable[[str, int, int], None]  # benchmark, tasks done, tasks in all
 
 
@@ -54,6 +60,30 @@ async def _close(name: str, benchmark: Benchmark) -> None:
         logger.warning("aclose of benchmark %r (%s) failed: %r", name, origin(benchmark), error)
 
 
+async def judge_again(benchmarks: Mapping[str, Benchmark], partial: PartialResults) -> None:
+    """Score the rollouts that an earlier attempt played and did not judge. What is not judged again is left so."""
+    places, n = asyncio.Semaphore(AT_ONCE), 0
+
+    async def again(name: str, group: Group) -> None:
+        try:
+            partial.add(*await _scored(name, benchmarks[name], group))
+        finally:
+            places.release()
+
+    try:
+        async with asyncio.TaskGroup() as work:
+            for name in benchmarks:
+                for record in partial.unjudged(name):
+                    await places.acquire()
+                    rollouts = tuple(one.rollout for one in record.group.rollouts)
+                    work.create_task(again(name, Group(task=record.group.task, rollouts=rollouts)))
+                    n += len(rollouts)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    if n:
+        logger.info("rollouts of an earlier attempt that were judged again: %d", n)
+
+
 async def measure(
     rollouts: Rollouts,
     benchmarks: Mapping[str, Benchmark],
@@ -63,7 +93,7 @@ async def measure(
     partial: PartialResults,
     report: Report | None = None,
 ) -> None:
-    """Play and score what `partial` does not hold yet: whole tasks, and rollouts that were masked or not judged.
+    """Play and score what `partial` does not hold yet: whole tasks, and rollouts that were masked.
 
     Each task is on disk as soon as it is scored. A rollout that is tried again has the seed that it had. A benchmark
     that breaks the contract ends it at once: nothing more is played.
@@ -71,8 +101,8 @@ async def measure(
     for name, benchmark in benchmarks.items():
         left: dict[tuple[int, ...], list[Task]] = {}  # numbers of rollouts -> tasks that lack these
         for task in tasks[name]:
-            if missing := partial.missing(name, task.id):
-                left.setdefault(missing, []).append(task)
+            if numbers := partial.to_play(name, task.id):
+                left.setdefault(numbers, []).append(task)
         done = len(tasks[name]) - sum(map(len, left.values()))
         try:
             async with asyncio.TaskGroup() as work:
@@ -120,13 +150,17 @@ class _Finished:
         self.work.create_task(self._score(group))
 
     async def _score(self, group: Group) -> None:
-        scores = await asyncio.gather(*(judge(self.name, self.benchmark, rollout) for rollout in group.rollouts))
-        prompt = "".join(s.text for s in group.rollouts[0].segments if s.kind is SegmentKind.PROMPT)
-        result = task_result(self.name, group, prompt=prompt, scores=scores)
-        self.partial.add(result, group_record(group, scores, self.benchmark.info.metrics[0]))
+        self.partial.add(*await _scored(self.name, self.benchmark, group))
         self.done += 1
         if self.report is not None:
             self.report(self.name, self.done, self.total)
+
+
+async def _scored(name: str, benchmark: Benchmark, group: Group) -> tuple[TaskResult, GroupRecord]:
+    scores = await asyncio.gather(*(judge(name, benchmark, rollout) for rollout in group.rollouts))
+    prompt = "".join(s.text for s in group.rollouts[0].segments if s.kind is SegmentKind.PROMPT)
+    result = task_result(name, group, prompt=prompt, scores=scores)
+    return result, group_record(group, scores, benchmark.info.metrics[0])
 
 
 async def judge(name: str, benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float | None]:

@@ -2,8 +2,8 @@
 
 An evaluation appends one JSON line per finished task to `<out>.partial.jsonl`, whose first line states what is being
 measured. A killed evaluation goes on after the last whole line; one with other settings is refused. Rollouts that were
-masked or not judged are tried again, and a later line of a task supersedes an earlier one. At the end the lines are
-merged into `<out>`, at once or not at all.
+masked are played again, those that were not judged are judged again as they were recorded, and a later line of a task
+supersedes an earlier one. At the end the lines are merged into `<out>`, at once or not at all.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ class PartialResults:
         self.path = out.with_name(out.name + PARTIAL)
         self.header = header
         self._tasks: dict[tuple[str, str], TaskResult] = {}
+        self._recorded: dict[tuple[str, str], set[int]] = {}  # numbers of the rollouts of a task that are on disk
         self._lines = LinesOfTasks(self.path)
         self._synced = 0.0  # when a line was last waited for, of the monotonic clock
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,9 +135,23 @@ class PartialResults:
             append_line(self.path, json.dumps(header.body()))
 
     def missing(self, benchmark: str, task: str) -> tuple[int, ...]:
-        """Numbers of the task's rollouts that are to be played, again or for the first time."""
+        """Numbers of the task's rollouts that have no score: not played, masked, or not judged."""
         found, k = self._tasks.get((benchmark, task)), self.header.k
         return tuple(range(k)) if found is None else found.missing(self._main_metric(benchmark), k)
+
+    def to_play(self, benchmark: str, task: str) -> tuple[int, ...]:
+        """Those of the missing ones that are to be played, again or for the first time: all but the `unjudged`."""
+        unjudged = self._unjudged(benchmark, task)
+        return tuple(number for number in self.missing(benchmark, task) if number not in unjudged)
+
+    def unjudged(self, benchmark: str) -> Iterator[GroupRecord]:
+        """By task, the rollouts that were played and recorded, and not judged."""
+        for name, task in list(self._tasks):
+            numbers = self._unjudged(name, task) if name == benchmark else set()
+            for record in self._lines.records([(name, task)]) if numbers else ():
+                group = record.group
+                left = tuple(one for one in group.rollouts if int(one.rollout.id) in numbers)
+                yield replace(record, group=replace(group, rollouts=left))
 
     def done(self, benchmark: str) -> set[str]:
         """Ids of the tasks whose rollouts all have a score."""
@@ -150,6 +165,8 @@ class PartialResults:
         """
         key = result.benchmark, result.task
         earlier = self._tasks.get(key)
+        if record is not None:
+            self._recorded.setdefault(key, set()).update(int(one.rollout.id) for one in record.group.rollouts)
         if earlier is not None:
             if not {int(rollout.id) for rollout in result.rollouts} <= {*self.missing(*key)}:
                 raise ValueError(f"task {result.task!r} of benchmark {result.benchmark!r} was added before")
@@ -204,13 +221,21 @@ class PartialResults:
         for line in lines:
             if not line.startswith(BEGINNING.decode()):
                 body = json.loads(line)
-                body.pop(RECORD, None)
+                record = body.pop(RECORD, None) or {"rollouts": []}
                 result = TaskResult.from_body(body)
-                self._tasks[result.benchmark, result.task] = result
-                self._lines.add((result.benchmark, result.task), start, len(line))
+                key = result.benchmark, result.task
+                self._tasks[key] = result
+                self._recorded.setdefault(key, set()).update(int(one["id"]) for one in record["rollouts"])
+                self._lines.add(key, start, len(line))
             start += len(line) + 1
         finished = sum(len(self.done(name)) for name in self.header.benchmarks)
         logger.info("%s: resumed with %d finished tasks", self.path, finished)
+
+    def _unjudged(self, benchmark: str, task: str) -> set[int]:
+        """Numbers of the rollouts that were played without a fault, are on disk, and have no score."""
+        found = self._tasks.get((benchmark, task))
+        played = set() if found is None else {int(one.id) for one in found.rollouts if one.masked is None}
+        return played & self._recorded.get((benchmark, task), set()) & {*self.missing(benchmark, task)}
 
     def _main_metric(self, benchmark: str) -> str:
         return self.header.benchmarks[benchmark].metrics[0]
