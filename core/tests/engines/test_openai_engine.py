@@ -61,6 +61,9 @@ def test_everything_that_decides_the_tokens_is_sent(encoder: Encoder, server: Op
         assert body["prompt"] == encoder.markup("What?").tolist()
         assert (body["stop"], body["seed"], body["max_tokens"], body["logprobs"]) == (["</python>"], 7, 50, 0)
         assert body["stop_token_ids"] == list(encoder.eos_ids)
+        async with engine_of(encoder, server.url) as engine:
+            await engine.generate(request(encoder, top_k=0))
+        assert server.requests[-1]["top_k"] == -1  # off; not all servers take 0 for it
         assert body["return_token_ids"] and body["include_stop_str_in_output"] and not body["skip_special_tokens"]
 
     asyncio.run(ask())

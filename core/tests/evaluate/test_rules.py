@@ -91,3 +91,14 @@ def test_tools_that_are_not_configured_are_told(caplog: pytest.LogCaptureFixture
     ]
     rules = rules_of(INFO, BenchmarkConfig(), EvaluateConfig(), ["python"])
     assert (rules.tools, rules.limits, rules.max_tool_calls) == (("python",), {"python": 5}, 5)
+
+
+def test_a_limit_of_a_tool_that_there_is_not_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Of `files` the user writes it."""
+    info = replace(INFO, tools=(), limits={"pyhton": 5, "max_tool_calls": 9})
+    with caplog.at_level(logging.WARNING):
+        warn_of_missing_tools("own", info, BenchmarkConfig(), ["python"])
+        warn_of_missing_tools("own", info, BenchmarkConfig(limits={}), ["python"])
+    assert caplog.messages == [
+        "benchmarks.own: it limits the calls of pyhton, which this run has no tool for: configured are python"
+    ]

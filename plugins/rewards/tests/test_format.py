@@ -67,6 +67,24 @@ def test_required_tags_can_be_asked_for_and_must_be_paired_ones(write: Any) -> N
         FormatConfig(required=["plan"])
 
 
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (
+            {"paired": ["answer", "<plan>"]},
+            "tags are named '<plan>'; allowed: names without brackets, slashes and spaces",
+        ),
+        ({"forbidden": ["answer"], "paired": ["answer"]}, "forbidden names answer; allowed: tags that are not in "
+         "`paired`, that is answer"),
+        ({"paired": [], "required": [], "forbidden": []}, "paired and forbidden are empty; allowed: at least one tag"),
+    ],
+)  # fmt: skip
+def test_tags_that_no_text_could_have_are_refused(rules: dict[str, list[str]], said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        FormatConfig(**rules)  # type: ignore[arg-type]
+    assert str(caught.value) == said
+
+
 def test_the_reward_keeps_the_contract() -> None:
     check_reward(make(FormatConfig()))
 

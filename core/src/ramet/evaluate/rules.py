@@ -126,7 +126,13 @@ def _sampling_problem(key: str, value: float) -> str | None:
 
 
 def warn_of_missing_tools(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, configured: Sequence[str]) -> None:
-    """The benchmark's own protocol has tools that the run lacks, so its numbers compare with no published ones."""
+    """The benchmark's own protocol has tools that the run lacks, so its numbers compare with no published ones; or it
+    limits the calls of a tool that there is not.
+    """
+    unknown = [tool for tool in info.limits if tool not in (ALL_CALLS, *info.tools, *configured)]
+    if unknown and chosen.limits is None:
+        message = "benchmarks.%s: it limits the calls of %s, which this run has no tool for: configured are %s"
+        logger.warning(message, name, ", ".join(unknown), ", ".join(configured) or "none")
     missing = [tool for tool in info.tools if tool not in configured]
     if missing and chosen.tools is None:
         logger.warning(

@@ -93,6 +93,7 @@ def _check(config: FilesConfig) -> None:
     ]
     problems += [f"options has {name!r}, which is no metric; metrics: {', '.join(config.metrics) or 'none'}"
                  for name in config.options if name not in config.metrics]  # fmt: skip
+    problems += [f"limits.{tool}={n}: must be at least 0" for tool, n in config.limits.items() if n < 0]
     if config.prompt is not None and "{question}" not in config.prompt:
         problems.append(f"prompt is {config.prompt!r}; allowed: a text that holds {{question}}")
     if problems:

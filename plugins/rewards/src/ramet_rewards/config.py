@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -49,11 +50,18 @@ class TagRules:
     forbidden: list[str] = field(default_factory=lambda: ["result"])  # only the environment writes these
 
     def __post_init__(self) -> None:
-        absent = sorted(set(self.required) - set(self.paired))
-        if absent:
-            raise ValueError(
-                f"required names {', '.join(absent)}; allowed: tags of `paired`, that is {', '.join(self.paired)}"
+        paired = ", ".join(self.paired)
+        names = [name for name in (*self.paired, *self.forbidden) if not re.fullmatch(r"[^<>/\s]+", name)]
+        problems = [f"tags are named {name!r}; allowed: names without brackets, slashes and spaces" for name in names]
+        if absent := sorted(set(self.required) - set(self.paired)):
+            problems.append(f"required names {', '.join(absent)}; allowed: tags of `paired`, that is {paired}")
+        if both := sorted(set(self.forbidden) & set(self.paired)):
+            problems.append(
+                f"forbidden names {', '.join(both)}; allowed: tags that are not in `paired`, that is {paired}"
             )
+        if not self.paired and not self.forbidden:
+            problems.append("paired and forbidden are empty; allowed: at least one tag")
+        _raise(problems)
 
 
 @dataclass(kw_only=True, slots=True)

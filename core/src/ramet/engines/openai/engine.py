@@ -124,7 +124,7 @@ class OpenAIEngine:
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
+            "top_k": sampling.top_k or -1,  # off; SGLang refuses 0
             "min_p": sampling.min_p,
             "repetition_penalty": sampling.repetition_penalty,
             "seed": request.seed,
