@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from ramet_benchmarks.answers import integer, number
+from ramet_benchmarks.answers import integer, number, unboxed
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,8 @@ def test_whole_numbers_are_read(text: str, value: int) -> None:
 @pytest.mark.parametrize("text", ["", "84.0", "8 4", "84 apples", "1e3", "٨٤", "9" * 5000])
 def test_everything_else_is_no_whole_number(text: str) -> None:
     assert integer(text) is None
+
+
+def test_words_are_without_their_box_and_the_wrapper_of_latex() -> None:
+    assert unboxed(r"it is \boxed{\text{St. Petersburg}}") == "St. Petersburg"
+    assert unboxed(" Rome ") == "Rome"

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from ramet_rewards.boxed import final, last_boxed
+from ramet_rewards.boxed import final, last_boxed, words_of
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,15 @@ def test_the_last_balanced_box_counts(text: str, content: str | None) -> None:
 def test_the_final_answer_is_the_box_or_everything() -> None:
     assert final(r" so \boxed{ 7 } ") == "7"
     assert final(" 7 ") == "7"
+
+
+def test_wrappers_of_words_are_opened_and_a_megabyte_of_them_is_read_at_once() -> None:
+    assert words_of(r"\textbf{\text{Paris}}, \mathrm{France}") == "Paris, France"
+    assert words_of(r"\textcolor{red}{Paris}") == r"\textcolor{red}{Paris}"
+    began = time.process_time()
+    for text in ("\\text{" * 200_000, "\\text " * 200_000, "\\text{a}" * 150_000):
+        words_of(text)
+    assert time.process_time() - began < 2.0
 
 
 def test_thousands_of_open_boxes_are_read_in_one_pass() -> None:

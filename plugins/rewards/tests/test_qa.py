@@ -141,6 +141,14 @@ def test_the_box_of_an_answer_is_opened_and_no_answer_scores_zero(write: Any) ->
 
 
 @pytest.mark.parametrize("kind", Normalisation)
+def test_words_in_wrappers_of_latex_are_words(write: Any, kind: Normalisation) -> None:
+    answers = (r"\boxed{\text{New York}}", r"\boxed{\textbf{\text{New York}}}", r"\mathrm{New~York}", r"New\ York")
+    group = [write.answer(answer, "New York", id=answer) for answer in answers]
+    for reward in (f1(QaConfig(normalisation=kind)), em(QaEmConfig(normalisation=kind))):
+        assert asyncio.run(reward(group)) == [1.0] * 4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", Normalisation)
 def test_the_rewards_keep_the_contract(kind: Normalisation) -> None:
     check_reward(f1(QaConfig(normalisation=kind)))
     check_reward(em(QaEmConfig(normalisation=kind, within=True)))

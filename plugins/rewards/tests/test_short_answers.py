@@ -117,6 +117,8 @@ CHOICES = [  # answer, gold answer, score, why
     ("The correct answer is B.", "B", 1, ""),
     ("option B", "B", 1, ""),
     (r"\boxed{\text{B}}", "B", 1, ""),
+    (r"\boxed{\text{Paris}}", "B", 1, ""),
+    (r"\boxed{\text{A, C}}", "A, C", 1, ""),
     ("**B**", "B", 1, ""),
     ("Ｂ", "B", 1, "full width"),
     ("答案：B", "B", 0, "words of other languages are not read"),

@@ -8,6 +8,7 @@ from fractions import Fraction
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[+-]?\.\d+")
 _SIGN_APART = re.compile(r"\s*-\s*\$?\s*(?=[\d.])")  # of -$5 and - 5
 _DASHES = str.maketrans(dict.fromkeys("\u2012\u2013\u2212\uff0d", "-"))
+_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf)\s*\{([^{}]*)\}")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 
@@ -25,9 +26,9 @@ def last_box(text: str) -> str | None:
 
 
 def unboxed(answer: str) -> str:
-    """The content of the last box, if there is one, else all of it."""
+    r"""The content of the last box, if there is one, else all of it; without the wrapper of `\text{New York}`."""
     content = last_box(answer)
-    return answer.strip() if content is None else content
+    return _WRAPPER.sub(r"\1", answer.strip() if content is None else content)
 
 
 def integer(answer: str) -> int | None:

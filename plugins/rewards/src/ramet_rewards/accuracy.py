@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ramet_rewards.boxed import words_of
 from ramet_rewards.comparison import MathComparer, Verdict
 from ramet_rewards.config import AccuracyConfig, Maths, Normalisation, TextScore
 from ramet_rewards.equality import agree, literals, quantity
@@ -31,9 +32,9 @@ class Accuracy:
         """The best over the gold answers; None: not judged. Neither answers nor gold answers are in boxes any more."""
         kind = self.config.maths
         maths = [gold for gold in golds if kind is Maths.ALWAYS or (kind is Maths.AUTO and is_mathematical(gold))]
-        texts = [gold for gold in golds if gold not in maths]
+        texts = [words_of(gold) for gold in golds if gold not in maths]
         score = best_f1 if self.config.text is TextScore.F1 else exact_match
-        best = score(answer, texts, Normalisation.UNICODE) if texts else 0.0
+        best = score(words_of(answer), texts, Normalisation.UNICODE) if texts else 0.0
         measured = [gold for gold in maths if quantity(gold)[1]]
         if any(same_quantity(gold, answer) for gold in measured):
             return 1.0

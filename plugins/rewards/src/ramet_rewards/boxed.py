@@ -1,9 +1,12 @@
-"""Final answers in LaTeX boxes."""
+"""Final answers in LaTeX: out of their box, and words out of their wrappers."""
 
 from __future__ import annotations
 
 import re
 
+WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
+_SPACE = re.compile(r"\\ |~")
+MOST_WRAPPERS = 3  # around each other
 _OPENING = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 
 
@@ -37,3 +40,10 @@ def final(answer: str) -> str:
     """The answer without its box, if it has one."""
     content = last_boxed(answer)
     return (answer if content is None else content).strip()
+
+
+def words_of(answer: str) -> str:
+    r"""As text: `\text{New York}`, `\textbf{\text{New York}}` and `New~York` are `New York`, as a reader sees them."""
+    for _ in range(MOST_WRAPPERS):
+        answer = WRAPPER.sub(r"\1", answer)
+    return _SPACE.sub(" ", answer).strip()

@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Sequence
 from fractions import Fraction
 
+from ramet_rewards.boxed import WRAPPER
+
 MAX_DIGITS = 400  # of one number
 MAX_LITERAL = 2000  # characters of one number with all that may be around it
 ROUNDED = 6  # decimals: where two numbers agree so far they are equal
@@ -20,7 +22,6 @@ NO_UNITS = frozenset(
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s.,;:!?'’-]+[^\W\d_]{2,})*[\s.,;:!?]*")
-_WRAPPER = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|operatorname)\s*\{([^{}]*)\}")
 _DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,|\\!)\d{3})+|\d+)?(?:\.\d+)?"
 _INTEGER = r"[+-]?\s*\d+"
 _FRACTION = (
@@ -48,7 +49,7 @@ NAME = re.compile(r"(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z](?:,\s*[A-Za-z]
 
 def plainly_equal(gold: str, answer: str) -> bool | None:
     """True or False where that is plain to see, None where it takes algebra."""
-    if _spaced(gold) == _spaced(answer):
+    if _spaced(gold) == _spaced(answer) or _spaced(_unwrapped(gold)) == _spaced(_unwrapped(answer)):
         return True
     if is_words(gold):
         return _normal_words(gold) == _normal_words(answer)
@@ -167,7 +168,7 @@ def _spaced(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    return _WRAPPER.sub(r"\1", text.strip().strip("$").strip())
+    return WRAPPER.sub(r"\1", text.strip().strip("$").strip())
 
 
 def without_dollars(text: str) -> str:

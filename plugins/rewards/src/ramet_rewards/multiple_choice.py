@@ -12,11 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ramet import Reward, Rollout, per_rollout
-from ramet_rewards.boxed import final
+from ramet_rewards.boxed import final, words_of
 from ramet_rewards.config import MultipleChoiceConfig, Normalisation
 from ramet_rewards.text import TOKENS, exact_match
 
-_WRAPPER = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}")
 _LEAD = r"(?:(?:the )?(?:(?:correct|final|best|right) )?(?:answer|option|choice)(?: is)? ?(?:[::] ?)?)*"
 _WIDE = str.maketrans({chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)})
 MOST_CHARS = 2000
@@ -31,7 +30,7 @@ def make(config: MultipleChoiceConfig) -> Reward:
         if len(stated) > MOST_CHARS:
             return None
         # Runs of spaces would be tried in every way.
-        plain = " ".join(_WRAPPER.sub(r"\1", stated).translate(_WIDE).split())
+        plain = " ".join(words_of(stated).translate(_WIDE).split())
         found = pattern.fullmatch(plain)
         rest = re.findall(rf"\b{letter}\b", plain[found.end(1) :]) if found else []
         return None if found is None or _names_another(found[1], rest) else found[1].upper()
@@ -41,11 +40,11 @@ def make(config: MultipleChoiceConfig) -> Reward:
             return 0.0
         choices = _choices(rollout.task.metadata.get(config.choices), config.letters)
         golds = {found for gold in rollout.task.answer if (found := letter_of(gold) or _by_text(gold, choices))}
-        given = letter_of(rollout.answer) or _by_text(final(rollout.answer)[:MOST_CHARS], choices)
+        given = letter_of(rollout.answer) or _by_text(words_of(final(rollout.answer)[:MOST_CHARS]), choices)
         if not golds and (several := {found for gold in rollout.task.answer if (found := _several(gold, letter))}):
-            return float(_several(final(rollout.answer), letter) in several)
+            return float(_several(words_of(final(rollout.answer)), letter) in several)
         if not golds:
-            return exact_match(final(rollout.answer), rollout.task.answer, Normalisation.UNICODE)
+            return exact_match(words_of(final(rollout.answer)), rollout.task.answer, Normalisation.UNICODE)
         return float(given in golds)
 
     return per_rollout(score)
