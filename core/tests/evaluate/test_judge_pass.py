@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from core.tests.evaluate.test_results import HEADER, played, score
 from ramet.cli.app import main
 from ramet.config.compose import compose
 from ramet.errors import ConfigError
-from ramet.evaluate.agreement import Verdicts, agreement
+from ramet.evaluate.agreement import Verdicts, agreement, with_verdicts
+from ramet.evaluate.compare import load_results
 from ramet.evaluate.judge_pass import run
 from ramet.evaluate.results import PartialResults
 from ramet.plugins import load_plugins
@@ -148,6 +150,39 @@ def test_the_command_says_how_many_were_judged_and_how_judges_agree(
     told = capsys.readouterr().err
     assert "judge: give a result first, as in `ramet judge runs/measured rewards=[llm_judge]`" in told
     assert "rewards: none chosen; name a judge, as in rewards=[llm_judge]" in told
+
+
+def test_what_judges_said_is_compared_as_a_metric(
+    result: Path, judges: dict[str, Judge], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judges["kind"].silent = {"a/1"}
+    run(result, compose(keys("kind"), job="judge"))
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path, other, ignore=shutil.ignore_patterns("other"))
+    capsys.readouterr()
+    assert main(["compare", str(result), "--format", "markdown"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "judge-kind" in line]
+    assert rows == ["| arithmetic | judge-kind | 1.000 ± 0.000 | @1 1.000  @2 1.000 | 1.000 | 0% | 5 of 6 judged |"]
+    assert main(["compare", str(result), str(other), "--format", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert [(one["metric"], one["difference"]) for one in found["metrics"]] == [
+        ("accuracy", 0.0), ("f1", 0.0), ("judge-kind", 0.0),
+    ]  # fmt: skip
+
+
+def test_a_judge_of_other_rollouts_is_left_out_and_told_and_no_result_itself(
+    result: Path, judges: dict[str, Judge], caplog: pytest.LogCaptureFixture
+) -> None:
+    run(result, compose(keys("kind"), job="judge"))
+    file = result.with_name("results.judge-kind.json")
+    with pytest.raises(ConfigError) as caught:
+        load_results(file)
+    assert str(caught.value) == f"{file}: is what the judge kind said; name the results that it judged instead"
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps({**said, "rollouts": "0" * 64}))
+    body = load_results(result)[1]
+    assert with_verdicts(result, body) == body
+    assert caplog.messages[-1] == f"{file}: is of other rollouts than results.json, and left out; judge again"
 
 
 def test_agreement_beyond_chance_by_hand() -> None:

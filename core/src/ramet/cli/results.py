@@ -12,7 +12,7 @@ from typing import Any
 from ramet.cli.terminal import Parser, say
 from ramet.config.sections import without_model
 from ramet.errors import ConfigError
-from ramet.evaluate.agreement import Verdicts, agreement
+from ramet.evaluate.agreement import Verdicts, agreement, judge_files, with_verdicts
 from ramet.evaluate.compare import PairedComparison, compare, load_results
 from ramet.evaluate.tables import TextTable, comparison_cells, number, pair_cells, results_cells, tool_cells
 
@@ -26,7 +26,8 @@ def run_compare(arguments: Sequence[str]) -> int:
         usage="ramet compare A [B …] [--format table|markdown|json]",
         description="The difference of two evaluations by task, with its interval, and the tasks won and lost. Of one "
         "result: its tables. Of more than two: each of them against the first.",
-        epilog="A result is a results file, or the directory or name of a run that holds one.",
+        epilog="A result is a results file, or the directory or name of a run that holds one. What `ramet judge` wrote "
+        "beside it is compared too, as the metric judge-NAME.",
     )
     parser.add_argument("results", nargs="*", type=Path, metavar="RESULT")
     parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
@@ -35,7 +36,7 @@ def run_compare(arguments: Sequence[str]) -> int:
         return 0
     if not found.results:
         raise ConfigError("compare: give one or more results, as in `ramet compare runs/before runs/after`")
-    loaded = [load_results(path) for path in found.results]
+    loaded = [(file, with_verdicts(file, body)) for file, body in map(load_results, found.results)]
     first, body = loaded[0]
     if len(loaded) == 1:
         _print([results_cells(body), tool_cells(body)], found.format, body)
@@ -89,7 +90,7 @@ def run_judge(arguments: Sequence[str]) -> int:
     if found.result is None or "=" in str(found.result):
         raise ConfigError("judge: give a result first, as in `ramet judge runs/measured rewards=[llm_judge]`")
     from ramet.config.compose import compose
-    from ramet.evaluate.judge_pass import judge_files, run
+    from ramet.evaluate.judge_pass import run
 
     resolved = compose(without_model(found.overrides), job="judge", config_dir=found.config_dir)
     judged = run(found.result, resolved)

@@ -1,8 +1,9 @@
-"""Verdicts of judges on the same rollouts, and how often two judges agree."""
+"""Verdicts of judges on the same rollouts: as metrics of the results, and how often two judges agree."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from ramet.errors import ConfigError
 from ramet.evaluate.statistics import CORRECT
 
+logger = logging.getLogger(__name__)
 JUDGES = ".judge-"  # in the name of a judge's file, before the judge's own
 
 
@@ -56,6 +58,39 @@ class Verdicts:
                 scores = {r["id"]: s for r in task["rollouts"] if (s := r["scores"].get(main)) is not None}
                 verdicts.add(one["name"], task["task"], scores)
         return verdicts
+
+
+def judge_files(file: Path) -> Iterator[Path]:
+    """Of the results `file`, those that judges wrote."""
+    yield from sorted(file.parent.glob(f"{file.name.removesuffix('.json')}{JUDGES}*.json"))
+
+
+def with_verdicts(file: Path, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of the results `file` with a metric `judge-NAME` for each judge of it.
+
+    A judge of other rollouts, as those before the evaluation was topped up, is left out, which is told. Raises
+    `ConfigError` for a judge's file that cannot be read.
+    """
+    results = [dict(one) for one in body["results"]]
+    for path in judge_files(file):
+        verdicts, said = Verdicts.read(path), json.loads(path.read_text(encoding="ascii"))
+        if said["rollouts"] != (body.get("rollouts") or {}).get("sha256"):
+            logger.warning("%s: is of other rollouts than %s, and left out; judge again", path, file.name)
+            continue
+        metric = f"judge-{said['judge']}"
+        summaries = {one["name"]: one["metrics"][0] for one in said["results"]}
+        for one in results:
+            if one["name"] in summaries:
+                one["metrics"] = [*one["metrics"], {**summaries[one["name"]], "metric": metric}]
+                one["tasks"] = [
+                    _with_scores(task, metric, verdicts.of(one["name"], task["task"])) for task in one["tasks"]
+                ]
+    return {**body, "results": results}
+
+
+def _with_scores(task: Mapping[str, Any], metric: str, scores: Mapping[str, float]) -> dict[str, Any]:
+    rollouts = [{**one, "scores": {**one["scores"], metric: scores.get(one["id"])}} for one in task["rollouts"]]
+    return {**task, "rollouts": rollouts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

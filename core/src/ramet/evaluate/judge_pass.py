@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -191,8 +191,3 @@ class _Pass:
         known = self._verdicts.of(task.benchmark, task.task)
         rollouts = (replace(one, scores={self._reward.name: known.get(one.id)}) for one in task.rollouts)
         return replace(task, rollouts=tuple(rollouts))
-
-
-def judge_files(file: Path) -> Iterator[Path]:
-    """Of the results `file`, those that judges wrote."""
-    yield from sorted(file.parent.glob(f"{file.name.removesuffix('.json')}{JUDGES}*.json"))

@@ -288,6 +288,8 @@ def read_results(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a readable results file: {error}") from error
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
         raise ConfigError(f"{path}: not a results file of schema {SCHEMA}")
+    if "judge" in body:
+        raise ConfigError(f"{path}: is what the judge {body['judge']} said; name the results that it judged instead")
     return body
 
 

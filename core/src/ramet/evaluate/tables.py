@@ -111,4 +111,5 @@ def _result_row(one: Mapping[str, Any], metric: Mapping[str, Any]) -> list[str]:
     passes = "  ".join(f"@{p['k']} {number(p['estimate']['mean'])}" for p in metric["passes"])
     maj = metric.get("maj") or {}
     cells = [one["name"], metric["metric"], number(avg["mean"]) + margin, passes, number(maj.get("mean"))]
-    return [*cells, "-" if use is None else f"{use:.0%}", one["judged"]]
+    judged = f"{metric['n_judged']} of {metric['n_rollouts']} judged"
+    return [*cells, "-" if use is None else f"{use:.0%}", judged]
