@@ -124,6 +124,17 @@ def test_a_judge_is_the_main_metric_and_decides_plain_cases_without_being_asked(
     assert check_benchmark(benchmark, splits=["sample"], n_scored=None) == {"sample": 3}
 
 
+@needs_rewards
+def test_options_of_a_judge_are_those_of_llm_judge() -> None:
+    pytest.importorskip("aiohttp", reason="ramet[openai] is not installed")
+    judge = JudgeConfig(ask=True, max_tokens=4000, extra={"reasoning_effort": "low"})
+    made = built("gaia", judge=judge).metrics.rewards["judge"].config  # type: ignore[attr-defined]
+    assert (made.max_tokens, made.extra) == (4000, {"reasoning_effort": "low"})
+    with pytest.raises(ConfigError) as caught:
+        built("gaia", judge=JudgeConfig(ask=True, max_tokens=0))
+    assert str(caught.value) == ("benchmarks.gaia.params.judge: reward 'llm_judge': max_tokens must be over 0, got 0")
+
+
 def test_samples_have_gold_answers_of_all_kinds() -> None:
     rows = [json.loads(line) for path in SAMPLES.iterdir() for line in path.read_text(encoding="utf-8").splitlines()]
     assert {"int", "list", "str"} <= {type(row.get("answer")).__name__ for row in rows}

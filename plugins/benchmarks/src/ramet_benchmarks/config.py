@@ -27,6 +27,8 @@ class JudgeConfig:
     server: OpenAIOptions = field(default_factory=OpenAIOptions)
     prompt: str = "equivalence_v1"  # a prompt of ramet-rewards, or a file with {question}, {gold} and {answer}
     cache: str | None = None  # file that keeps verdicts over runs; null: one of the run
+    max_tokens: int = 512  # of a verdict; a judge that thinks first needs thousands
+    extra: dict[str, Any] = field(default_factory=dict)  # more parameters of the request, by name
 
 
 @dataclass(kw_only=True, slots=True)

@@ -10,6 +10,7 @@ from ramet import ConfigError, InfraError, Reward, Rollout, Score, Services, rew
 from ramet_benchmarks.config import JudgeConfig
 
 JUDGE = "judge"  # the metric of a language model
+JUDGE_OPTIONS = ("server", "prompt", "cache", "max_tokens", "extra")  # of `llm_judge`
 
 
 def reward_of(name: str, benchmark: str, **options: Any) -> Reward:
@@ -37,7 +38,7 @@ class Metrics:
     def __init__(self, rewards: Mapping[str, Reward], judge: JudgeConfig, benchmark: str) -> None:
         asked: dict[str, Reward] = {}
         if judge.ask:
-            options = {"server": judge.server, "prompt": judge.prompt, "cache": judge.cache}
+            options = {name: getattr(judge, name) for name in JUDGE_OPTIONS}
             asked = {JUDGE: chosen_reward("llm_judge", options, f"benchmarks.{benchmark}.params.judge")}
         self.rewards = {**asked, **rewards}
         self.judged = judge.ask
