@@ -34,6 +34,11 @@ NUMBERS = [  # gold answer, answer, accuracy, why
     ("5", "5 apples", 1.0, "a number and what it counts"),
     ("5", "five", 0.0, "words for numbers are not read; a judge reads them"),
     ("5", "6", 0.0, ""),
+    ("5", "**5**", 1.0, "bold type"),
+    ("-i", "i", 0.0, "a sign before a letter"),
+    ("p - q", "q - p", 0.0, "order of a difference"),
+    ("p - q", "-q+p", 1.0, ""),
+    ("n!", "n", 0.0, "a factorial"),
 ]
 UNITS = [
     ("5 cm", "5 cm", 1.0, ""),
@@ -70,6 +75,9 @@ TEXTS = [
     ("June 5, 1990", "5 June 1990", 1.0, "a date is text"),
     ("June 5, 1990", "June 6, 1990", 2 / 3, "and worth the words in common"),
     ("yes", "no", 0.0, ""),
+    ("vitamin A", "vitamin", 2 / 3, "no article"),
+    ("vitamin A", "Vitamin A.", 1.0, ""),
+    ("A, C", "C", 2 / 3, "nor this one"),
     ("3D", "3d", 1.0, "a label is text, of which the case says nothing"),
     ("F-16", "f-16", 1.0, ""),
     ("C++", "c++", 1.0, ""),

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from ramet_rewards.boxed import words_of
 from ramet_rewards.comparison import MathComparer, Verdict
 from ramet_rewards.config import AccuracyConfig, Maths, Normalisation, TextScore
-from ramet_rewards.equality import agree, literals, quantity
+from ramet_rewards.equality import LABEL, agree, literals, quantity
 from ramet_rewards.text import best_f1, exact_match
 
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit)\s*\{[^{}]*\}")
 _WORD = re.compile(r"[^\W\d_]{2,}|[\u3040-\u30ff\u3400-\u9fff]")
-_FORMULA = re.compile(r"[\d\\^_=+*/<>≤≥≠√π∞∪∩]")
-# H2O, R2D2, B12, F-16, 3D, C++: algebra would reorder them, and sees two names in 3D and 3d
-_LABEL = re.compile(r"[A-Z][A-Za-z]*\d[A-Za-z\d]*|[A-Z]-\d{2,}|\d+[A-Z]|C\+\+")
+_FORMULA = re.compile(r"[\d\\^_=+*/<>≤≥≠√π∞∪∩!\N{MINUS SIGN}-]")
+_LABEL = re.compile(rf"{LABEL.pattern}|[A-Z]-\d{{2,}}|\d+[A-Z]|C\+\+")  # F-16, 3D: to algebra 3d is another one
 _PRODUCTS = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|log|ln|exp|sqrt|max|min|mod|[a-z]{2})(?![A-Za-z])")  # 2xy
 
 

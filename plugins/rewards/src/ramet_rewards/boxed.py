@@ -6,6 +6,7 @@ import re
 
 WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
 _SPACE = re.compile(r"\\ |~")
+_EMPHASIS = re.compile(r"(\*{1,3}|`)([^*`]+)\1")
 MOST_WRAPPERS = 3  # around each other
 _OPENING = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 
@@ -37,9 +38,11 @@ def last_boxed(text: str) -> str | None:
 
 
 def final(answer: str) -> str:
-    """The answer without its box, if it has one."""
+    """The answer without its box, if it has one, and without Markdown's signs around all of it: `**5**` is `5`."""
     content = last_boxed(answer)
-    return (answer if content is None else content).strip()
+    bare = (answer if content is None else content).strip()
+    emphasised = _EMPHASIS.fullmatch(bare)
+    return bare if emphasised is None else emphasised[2].strip()
 
 
 def words_of(answer: str) -> str:

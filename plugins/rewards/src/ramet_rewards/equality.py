@@ -22,6 +22,7 @@ NO_UNITS = frozenset(
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s.,;:!?'’-]+[^\W\d_]{2,})*[\s.,;:!?]*")
+LABEL = re.compile(r"[A-Z][A-Za-z]*\d[A-Za-z\d]*")  # H2O, R2D2, B12: algebra would reorder them
 _DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,|\\!)\d{3})+|\d+)?(?:\.\d+)?"
 _INTEGER = r"[+-]?\s*\d+"
 _FRACTION = (
@@ -51,7 +52,7 @@ def plainly_equal(gold: str, answer: str) -> bool | None:
     """True or False where that is plain to see, None where it takes algebra."""
     if _spaced(gold) == _spaced(answer) or _spaced(_unwrapped(gold)) == _spaced(_unwrapped(answer)):
         return True
-    if is_words(gold):
+    if is_words(gold) or LABEL.fullmatch(_unwrapped(gold)):
         return _normal_words(gold) == _normal_words(answer)
     if wanted := joined_numbers(gold):
         return joined_numbers(answer) == wanted

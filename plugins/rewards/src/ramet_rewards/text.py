@@ -7,7 +7,8 @@
   are tokens (`x<5` is not `x>5`, C++ is not C), and so is a text of signs alone;
 * numbers keep sign and decimals (-5 is not 5, 1.5 is not 15, .5 is not 5, 5² is not 52), thousands separators and
   trailing zeros say nothing;
-* articles go, unless nothing else is left (the `A` of a multiple choice);
+* articles go, unless nothing else is left (the `A` of a multiple choice), and so does `a` only before a word or a
+  number (not in `vitamin A` and `A, C`);
 * each Chinese or Japanese character is a token of its own, and F1 counts the longest run of tokens in common, as CMRC
   2018 does (Cui et al., arXiv 1810.07366), so that order counts where words are not separated.
 """
@@ -59,8 +60,12 @@ def unicode_tokens(text: str) -> Tokens:
     plain = _ABBREVIATION.sub(lambda found: found[0].replace(".", ""), plain)
     plain = _UNSEEN.sub("", re.sub(r"['\u2018\u2019\u02bc]", "", plain))
     tokens = [_number(found[0]) if found["number"] else found[0] for found in _TOKEN.finditer(plain)]
-    words = [token for token in tokens if token not in _ARTICLES]
+    words = [token for token, after in zip(tokens, [*tokens[1:], ""], strict=False) if not _is_article(token, after)]
     return tuple(words or tokens or plain.split())
+
+
+def _is_article(token: str, after: str) -> bool:
+    return token in _ARTICLES and (token != "a" or len(after) > 1 or after.isdecimal())
 
 
 def numbers_apart(text: str) -> str:
