@@ -14,7 +14,7 @@ from ramet.cli import main
 from ramet.components import prompts
 from ramet.components.build import Components
 from ramet.components.prompts import describe_foreign_tags, task_prompts, warn_of_foreign_tags
-from ramet.components.toolbox import tool_names
+from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.compose import compose
 from ramet.config.schema import Config
 from ramet.data.tasks import load_tasks
@@ -164,6 +164,18 @@ def test_a_system_prompt_of_ours_that_names_a_tool_that_does_not_exist_is_refuse
     assert check_prompts(config(model, "tools=[calc,misled]")) == [
         "rollout_step=tags: the system prompt that it makes of the tools' descriptions names tags of no configured "
         "tool: search; configured: calc, misled"
+    ]
+
+
+def test_tools_whose_names_cannot_be_tags_are_one_problem_among_the_others(model: Path) -> None:
+    """A server of MCP names its tools as it likes."""
+    chosen = config(model, "rollout_step.tools_in_template=true")
+    found = ToolNames(schemas={"repo/read": echo_tool("repo/read").schema})
+    assert prompts.check_prompts(Components(chosen).step, chosen, found) == [
+        "rollout_step.tools_in_template=true: the chat template reads no `tools`; give one that does as "
+        "model.chat_template, or let the rollout step describe the tools",
+        "tools: the rollout step `tags` cannot write these names as tags: 'repo/read'; allowed: letters, digits and "
+        "_ . -, a letter or _ first. Take rollout_step=hermes, or leave them out: a server of MCP by params.tools",
     ]
 
 

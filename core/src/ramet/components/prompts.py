@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config, SystemPrompt
+from ramet.errors import ConfigError
 from ramet.rollout.prompts import Prompt, describes_tools, make_prompt
 from ramet.types import Message, RolloutStep, Task, TemplateFormat
 
@@ -47,7 +48,10 @@ def check_prompts(step: RolloutStep, config: Config, tools: ToolNames) -> list[s
     problems = _template_problems(step, config, tools) if has_tokenizer(config.model) else []
     if isinstance(step, ReadsTags):
         names = list(tools.schemas)
-        own = Message(role="system", content=step.system_prompt(tools.allowed(None)))
+        try:
+            own = Message(role="system", content=step.system_prompt(tools.allowed(None)))
+        except ConfigError as error:  # names of tools that cannot be tags
+            return [*problems, str(error)]
         if foreign := step.foreign_tags([own], names):
             problems.append(
                 f"rollout_step={config.rollout_step.name}: the system prompt that it makes of the tools' descriptions "

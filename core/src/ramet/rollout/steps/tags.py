@@ -42,7 +42,8 @@ from ramet.types import (
 )
 
 MOST_STOPS = 64  # sets of stop strings that are kept
-TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]*)>")
+NAME = r"[A-Za-z_][\w.-]*"
+TAG = re.compile(rf"<(/?)({NAME})>")
 HTML = frozenset(
     "a abbr b blockquote body br button code dd del details div dl dt em font form h1 h2 h3 h4 h5 h6 head hr html i "
     "img input ins kbd label li link main math meta nav ol option p pre q s script section select small span strong "
@@ -219,6 +220,13 @@ class Tags:
         if taken:
             raise ConfigError(
                 f"tools.{taken[0]}: the rollout step `tags` uses <{taken[0]}> itself; rename it in rollout_step.params"
+            )
+        odd = [repr(tool.name) for tool in tools if not re.fullmatch(NAME, tool.name)]
+        if odd:  # a server of MCP may name its tools so
+            raise ConfigError(
+                f"tools: the rollout step `tags` cannot write these names as tags: {', '.join(odd)}; allowed: letters, "
+                "digits and _ . -, a letter or _ first. Take rollout_step=hermes, or leave them out: a server of MCP "
+                "by params.tools"
             )
 
 
