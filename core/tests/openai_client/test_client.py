@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
@@ -318,6 +319,12 @@ def test_options_that_cannot_be_are_all_named() -> None:
     assert str(caught.value) == (
         "urls holds 'localhost:8000'; allowed: http://… and https://…; timeout_s must be over 0, got 0; concurrency "
         "must be over 0, got 0; per_s must be over 0, got -1; retries must be at least 0, got -1"
+    )
+    with pytest.raises(ValueError) as caught:
+        OpenAIOptions(timeout_s=math.nan, per_s=math.inf, input_price=math.nan)
+    assert str(caught.value) == (
+        "timeout_s must be a finite number, got nan; per_s must be a finite number, got inf; input_price must be a "
+        "finite number, got nan"
     )
     with pytest.raises(ValueError) as caught:
         OpenAIOptions(urls=["https://host/v1?api-key=hunter2"], key_variable="my-own-key-9")

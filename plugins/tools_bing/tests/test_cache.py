@@ -16,6 +16,7 @@ import pytest
 from ramet import ConfigError, ToolError
 from ramet_tools_bing import SearchTool
 from ramet_tools_bing.cache import AnswerCache
+from ramet_tools_bing.cache_commands import cache as cache_command
 from ramet_tools_bing.cache_disk import FORMAT_KEY, JSONTextDisk, open_disk
 from ramet_tools_bing.config import KEYS, CacheConfig, SearchConfig
 from ramet_tools_bing.formats import NOT_STORED
@@ -157,7 +158,7 @@ def test_a_clock_that_jumps_empties_no_cache(tmp_path: Path, monkeypatch: pytest
     cache, now = opened(tmp_path), time.time()
     put(cache, "key", result("found", now))
     monkeypatch.setattr(time, "time", lambda: now + shift_s)
-    found = cache.search_result("key", "q")
+    found = cache.search_result(["key"], "q")
     assert found is not None and found.items[0].text == "found"
 
 
@@ -169,7 +170,7 @@ def test_a_clock_that_jumps_empties_no_cache(tmp_path: Path, monkeypatch: pytest
 def test_an_entry_that_is_no_result_is_a_miss_and_counted(tmp_path: Path, value: Any) -> None:
     open_disk(tmp_path).set("key", value)
     cache = opened(tmp_path)
-    assert cache.search_result("key", "q") is None and cache.counts.errors == 1
+    assert cache.search_result(["key"], "q") is None and cache.counts.errors == 1
 
 
 def test_modes_record_replay_refresh_and_leave_alone(bing: Any) -> None:
@@ -238,21 +239,37 @@ def test_what_is_stored_names_its_query_and_holds_no_key(bing: Any) -> None:
     assert b"key-3f8a1c77e2" not in b"".join(file.read_bytes() for file in bing.folder.rglob("*") if file.is_file())
 
 
-def test_a_replay_needs_no_key_but_whose_answers_it_replays(tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
-    stored = SearchResult(items=(SearchItem(text="a lighthouse"),), provider="imported", fetched_at=time.time())
-    put(opened(folder), imported_key("what"), {"query": "what", **stored.stored()})
-    for provider in KEYS:
-        tool = SearchTool(SearchConfig(cache="ro", cache_folder=str(folder), provider=provider))
-        assert asyncio.run(tool.search("what")).items == stored.items
-    put(opened(folder), cache_key("search", {"query": "x"}), {**stored.stored(), "provider": "brightdata"})
-    for name, holds in (
-        ("cache", f"{folder} holds answers of: brightdata, imported ones, which answer for any provider"),
-        ("none", f"{tmp_path / 'none'} holds no answers"),
-    ):
+def test_a_replay_needs_neither_key_nor_provider(bing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of a service, and imported ones: found whoever gave them, and whatever keys are set."""
+    published = tmp_path / "search_cache.json"
+    published.write_text(json.dumps({"what": "Page 1: a lighthouse"}))
+    assert cache_command(["import", str(published), "--folder", str(bing.folder)]) == 0
+
+    async def steps(tool: SearchTool, server: Any) -> None:
+        await bing.call(tool, "q")
+
+    bing.session(lambda query, n: "good", steps)
+    for keys in ([], ["SERPER_API_KEY"]):
+        for name in KEYS.values():
+            monkeypatch.delenv(name, raising=False)
+        for name in keys:
+            monkeypatch.setenv(name, "k")
+        replay = SearchTool(SearchConfig(cache="ro", cache_folder=str(bing.folder)))
+        assert asyncio.run(replay.search("what")).items == (SearchItem(text="a lighthouse"),)
+        assert asyncio.run(replay.search("q")).provider == "brightdata"
+        assert asyncio.run(bing.call(replay, "other")).text == NOT_STORED
+        for provider in KEYS:
+            named = SearchTool(SearchConfig(cache="ro", cache_folder=str(bing.folder), provider=provider))
+            assert asyncio.run(named.search("what")).provider == "imported"
+
+
+def test_a_replay_of_nothing_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    for provider in ("auto", "serper"):
         with pytest.raises(ConfigError) as caught:
-            SearchTool(SearchConfig(cache="ro", cache_folder=str(tmp_path / name)))
+            SearchTool(SearchConfig(cache="ro", cache_folder=str(folder), provider=provider))
         assert str(caught.value) == (
-            "tools.search.params.cache is 'ro', which replays the stored answers of one provider; name it, as in "
-            f"tools.search.params.provider=brightdata ({holds})"
+            f"tools.search.params.cache is 'ro', which replays stored answers, and {folder} holds none: `ramet cache "
+            "import FILE` stores published ones, a run with cache=rw its own; tools.search.params.cache_folder names "
+            "another folder"
         )

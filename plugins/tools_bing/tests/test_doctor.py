@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from ramet import DoctorContext, Finding, Severity
 from ramet_tools_bing import SearchConfig
+from ramet_tools_bing.cache_commands import cache
 from ramet_tools_bing.doctor import search_check
 
 
@@ -60,7 +62,17 @@ def test_options_and_a_cache_that_cannot_be_used_are_problems(bing: Any, tmp_pat
     assert found["search1 cache"].mend == f"`ramet cache check --repair --folder {bing.folder}`"
 
 
-def test_a_replay_asks_nobody() -> None:
-    found = checked(SearchConfig(cache="ro", provider="serper"))
+def test_a_replay_asks_nobody(tmp_path: Path) -> None:
+    published, folder = tmp_path / "search_cache.json", str(tmp_path / "cache")
+    published.write_text(json.dumps({"what": "Page 1: a lighthouse"}))
+    assert cache(["import", str(published), "--folder", folder]) == 0
+    found = checked(SearchConfig(cache="ro", provider="serper", cache_folder=folder))
     assert found["search provider"].text == "serper, which is not asked: tools.search.params.cache=ro replays"
     assert found["search answer"].text == "not asked for, since tools.search.params.cache=ro replays"
+    found = checked(SearchConfig(cache="ro", cache_folder=folder))
+    assert found["search provider"] == Finding(
+        what="search provider",
+        severity=Severity.OK,
+        text="stored answers of: imported; nobody is asked, since tools.search.params.cache=ro replays",
+    )
+    assert found["search answer"].severity is Severity.NOTE and found["search cache"].text == f"{folder}: 1 entries"

@@ -221,22 +221,50 @@ def test_processes_that_cannot_start_are_our_failure(
     pages(steps, cache="off")
 
 
-def test_a_network_that_is_down_is_our_failure_and_a_host_that_is_down_is_not(pages: Any) -> None:
-    async def steps(tool: FetchTool, server: Any, names: Any) -> None:
-        for number in range(7):
-            assert await refusal(tool, f"http://h{number}.example/") == "fetch: the page cannot be reached"
-        assert await refusal(tool, "http://h0.example/") == "fetch: the page cannot be reached"
-        with pytest.raises(InfraError) as caught:
-            await read(tool, "http://h7.example/")
-        assert str(caught.value) == (
-            "fetch: none of the last 8 hosts could be reached: the network seems to be down (the page cannot be "
-            "reached)"
-        )
-        assert caught.value.retry_after_s == 30
-        await read(tool, server.at("/plain"))
-        assert await refusal(tool, "http://h8.example/") == "fetch: the page cannot be reached"
+UNREACHED = "fetch: the page cannot be reached"
 
-    pages(steps)
+
+async def dead_hosts(tool: FetchTool, first: int, n: int) -> None:
+    for number in range(first, first + n):
+        assert await refusal(tool, f"http://h{number}.example/") == UNREACHED
+
+
+def test_a_network_that_is_down_is_our_failure(pages: Any) -> None:
+    """Nobody answers: neither what is asked for, nor what answered before, nor the probes."""
+
+    async def steps(tool: FetchTool, server: Any, names: Any) -> None:
+        await read(tool, server.at("/plain"))
+        names.table["pages.example"] = [["127.0.0.2"]]  # which refuses connections
+        await dead_hosts(tool, 0, 7)
+        assert await refusal(tool, "http://h0.example/") == UNREACHED
+        for _ in range(2):
+            with pytest.raises(InfraError) as caught:
+                await read(tool, "http://h7.example/")
+            assert str(caught.value) == (
+                "fetch: none of the last 8 hosts could be reached, nor any of "
+                f"http://pages.example:{server.port}, http://probe.example/: the network seems to be down (the page "
+                "cannot be reached)"
+            )
+            assert 29 < (caught.value.retry_after_s or 0) <= 30
+        assert names.asked["probe.example"] == 1  # it is remembered for as long as calls are to wait
+        names.table["pages.example"] = [["127.0.0.1"]]
+        await read(tool, server.at("/article"))
+        assert await refusal(tool, "http://h8.example/") == UNREACHED
+
+    pages(steps, {}, allow_private=["127.0.0.0/8"], probes=["http://probe.example/"])
+
+
+@pytest.mark.parametrize("proof", ["an earlier page", "a probe", "nothing to ask"])
+def test_a_model_that_asks_for_hosts_that_are_not_there_is_told_so_and_never_masked(pages: Any, proof: str) -> None:
+    async def steps(tool: FetchTool, server: Any, names: Any) -> None:
+        if proof == "a probe":
+            tool.config.probes[:] = [server.at("/gone")]  # any answer proves that the network is there
+        if proof == "an earlier page":
+            await read(tool, server.at("/article"))
+        await dead_hosts(tool, 0, 20)
+        assert server.requests.total() == {"an earlier page": 3, "a probe": 2, "nothing to ask": 0}[proof]
+
+    pages(steps, {}, probes=[])
 
 
 def test_pages_are_stored_and_failures_are_not(pages: Any) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,33 @@ def test_limits_are_those_of_the_run(bing: Any) -> None:
     bing.session(lambda query, n: "good", steps)
 
 
+def test_a_call_with_more_time_does_not_fail_with_an_equal_one_that_has_less(bing: Any) -> None:
+    async def steps(tool: SearchTool, server: Any) -> None:
+        short = asyncio.create_task(bing.call(tool, "q", 1.0))
+        await asyncio.sleep(0.1)
+        longer = [asyncio.create_task(bing.call(tool, "q")) for _ in range(3)]
+        with pytest.raises(InfraError, match=r"did not answer within 1 s$"):
+            await short
+        assert {(await one).text.partition("\n")[0] for one in longer} == {"[1] q 1"}
+        assert server.requests == {"q": 2}  # those that have more time share one
+
+    bing.session(lambda query, n: "30 s" if n == 1 else "good", steps)
+
+
+def test_a_call_with_less_time_than_an_equal_one_waits_no_longer_than_its_own(bing: Any) -> None:
+    async def steps(tool: SearchTool, server: Any) -> None:
+        longer = asyncio.create_task(bing.call(tool, "q"))
+        await asyncio.sleep(0.1)
+        with pytest.raises(InfraError) as caught:
+            await bing.call(tool, "q", 1.0)
+        assert str(caught.value) == "an equal search that was begun before has not been answered in time"
+        assert not longer.done() and server.requests == {"q": 1}
+        longer.cancel()
+        await asyncio.wait([longer])
+
+    bing.session(lambda query, n: "30 s", steps)
+
+
 def test_without_a_run_a_search_waits_as_it_is_asked_and_no_longer_than_its_deadline(bing: Any) -> None:
     async def steps(tool: SearchTool, server: Any) -> None:
         assert (await tool.search("q", deadline_s=10)).items
@@ -247,6 +276,22 @@ def test_everything_wrong_with_the_options_is_said_at_once() -> None:
         "tools.deep_search.params.pages is 0; allowed: more than 0",
         "tools.deep_search.params.summary_tokens is 0; allowed: more than 0",
     ]
+
+
+def numbers(kind: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if type(field.default) in (int, float)]
+
+
+@pytest.mark.parametrize(("value", "allowed"), [(math.nan, "more than 0"), (math.inf, "a finite number")])
+def test_numbers_are_finite(value: float, allowed: str) -> None:
+    names = numbers(DeepSearchConfig)  # which has all options of the three tools
+    assert {*numbers(SearchConfig), *numbers(PageConfig)} < set(names)
+    found = list(deep_problems(DeepSearchConfig(**dict.fromkeys(names, value))))
+    zero = f"tools.deep_search.params.redirects is {value}; allowed: 0 or more"
+    others = [
+        f"tools.deep_search.params.{name} is {value}; allowed: {allowed}" for name in names if name != "redirects"
+    ]
+    assert sorted(found) == sorted([*others, zero])
 
 
 def test_a_corpus_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import math
 import pickle
 import time
 from typing import Any
@@ -113,6 +115,19 @@ def test_all_wrong_options_are_reported_together() -> None:
     ]
     with pytest.raises(ConfigError, match="preload names 'no_such_module'"):
         PythonTool(PythonConfig(preload=["no_such_module"]))
+
+
+NUMBERS = [field.name for field in dataclasses.fields(PythonConfig) if type(field.default) in (int, float)]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(("value", "allowed"), [(math.nan, "more than 0"), (math.inf, "a finite number")])
+def test_numbers_are_finite(name: str, value: float, allowed: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        python_tool(dataclasses.replace(PythonConfig(), **{name: value}))
+    first = str(caught.value).splitlines()[0]
+    at_least = "at least max_stdout_kb + max_stderr_kb = 80"
+    assert first == f"tools.python.params.{name} is {value}; allowed: {at_least if 'output' in name else allowed}"
 
 
 def test_the_result_says_how_the_program_ended(bench: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass, field
 
@@ -46,6 +47,8 @@ class OpenAIOptions:
                      if value is not None and value <= 0]  # fmt: skip
         least = {"retries": self.retries, "input_price": self.input_price, "output_price": self.output_price}
         problems += [f"{name} must be at least 0, got {value}" for name, value in least.items() if value < 0]
+        problems += [f"{name} must be a finite number, got {value}" for name, value in (over | least).items()
+                     if value is not None and not abs(value) < math.inf]  # fmt: skip
         if problems:
             raise ValueError("; ".join(problems))
 

@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 import diskcache
 
 from ramet_tools_bing.cache_disk import open_disk
-from ramet_tools_bing.config import CacheConfig, default_cache_folder
+from ramet_tools_bing.config import CacheConfig, folder_of
 from ramet_tools_bing.queries import imported_key
 from ramet_tools_bing.results import SearchResult, read_stored
 
@@ -51,7 +51,7 @@ class AnswerCache:
 
     @property
     def folder(self) -> Path:
-        return Path(self.config.cache_folder) if self.config.cache_folder is not None else default_cache_folder()
+        return folder_of(self.config)
 
     @property
     def reads(self) -> bool:
@@ -87,9 +87,9 @@ class AnswerCache:
         self.counts.misses += value is None
         return value
 
-    def search_result(self, key: str, query: str) -> SearchResult | None:
-        """A stored result, or one that was imported for the query from a cache that has nothing but queries."""
-        for name in (key, imported_key(query)):
+    def search_result(self, keys: Sequence[str], query: str) -> SearchResult | None:
+        """The first stored result, or one that was imported for the query from a cache that has nothing but queries."""
+        for name in (*keys, imported_key(query)):
             value = self.get(name)
             if value is None:
                 continue

@@ -56,6 +56,14 @@ def entries(cache: diskcache.Cache) -> Iterator[Entry]:
             yield key, value
 
 
+def holds_answers(folder: Path) -> bool:
+    """Whether a cache has any entry. One that cannot be read counts: what uses it says what is wrong."""
+    try:
+        return (folder / DATABASE).exists() and next(database_rows(folder), None) is not None
+    except sqlite3.Error:
+        return True
+
+
 def stored_providers(folder: Path) -> set[str]:
     """Whose answers a cache holds; empty if there is none, or it cannot be read."""
     if not (folder / DATABASE).exists():

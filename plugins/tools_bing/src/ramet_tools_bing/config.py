@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ramet import ConfigError, OpenAIOptions
-from ramet_tools_bing.cache_entries import IMPORTED, stored_providers
+from ramet_tools_bing.cache_entries import holds_answers
 
 CACHE_MODES = ("rw", "ro", "refresh", "off")
 FORMATS = ("default", "release")
@@ -23,6 +24,8 @@ KEYS = {  # provider -> the variable of its key, in the order in which `auto` lo
     "brave": "BRAVE_API_KEY",
 }
 PROVIDERS = ("auto", *KEYS, "retrieval", "corpus")
+PROBES = ("https://example.com/", "https://www.wikipedia.org/", "https://www.baidu.com/")
+STORED = "stored"  # no provider that can be named: what `auto` means where only stored answers are given
 
 
 @dataclass(kw_only=True)  # no slots: a class can inherit from one class with slots alone
@@ -61,6 +64,9 @@ class PageConfig(CacheConfig):
     redirects: int = 3
     extractors: int = 2  # processes that read HTML and PDF
     allow_private: list[str] = field(default_factory=list)  # networks such as 10.1.0.0/16 that may be read after all
+    probes: list[str] = field(
+        default_factory=lambda: list(PROBES)
+    )  # asked when no page can be reached, to tell whether that is our own network
 
 
 @dataclass(kw_only=True, slots=True)
@@ -96,15 +102,11 @@ def search_problems(config: SearchConfig, tool: str = "search") -> Iterator[str]
             f"tools.{tool}.params.provider is {config.provider!r}, which needs a key: set the environment variable "
             f"{KEYS[config.provider]}, or tools.{tool}.params.api_key='${{oc.env:VARIABLE}}'"
         )
-    if (
-        config.cache == "ro"
-        and config.provider == "auto"
-        and config.corpus is None
-        and chosen_provider(config) == "corpus"
-    ):
+    if config.cache == "ro" and chosen_provider(config) != "corpus" and not holds_answers(folder_of(config)):
         yield (
-            f"tools.{tool}.params.cache is 'ro', which replays the stored answers of one provider; name it, as in "
-            f"tools.{tool}.params.provider=brightdata ({_stored(config)})"
+            f"tools.{tool}.params.cache is 'ro', which replays stored answers, and {folder_of(config)} holds none: "
+            "`ramet cache import FILE` stores published ones, a run with cache=rw its own; "
+            f"tools.{tool}.params.cache_folder names another folder"
         )
     if config.provider == "retrieval" and config.url is None:
         yield (
@@ -128,8 +130,11 @@ def search_problems(config: SearchConfig, tool: str = "search") -> Iterator[str]
 def page_problems(config: PageConfig, tool: str = "fetch") -> Iterator[str]:
     yield from _one_of(config, tool, cache=CACHE_MODES)
     yield from _over_0(config, tool, ("page_timeout_s", "page_mb", "page_chars", "extractors"))
-    if config.redirects < 0:
+    if not 0 <= config.redirects < math.inf:
         yield f"tools.{tool}.params.redirects is {config.redirects}; allowed: 0 or more"
+    for address in config.probes:
+        if not _is_url(address):
+            yield f"tools.{tool}.params.probes has {address!r}; allowed: addresses that begin with http:// or https://"
     for network in config.allow_private:
         try:
             ipaddress.ip_network(network)
@@ -156,24 +161,21 @@ def key_of(provider: str, given: str | None) -> str | None:
 
 
 def chosen_provider(config: SearchConfig) -> str:
-    """Who answers: what `auto` means here."""
+    """Who answers: what `auto` means here. `STORED`: whoever has answered when the answers were recorded."""
     if config.provider != "auto":
         return config.provider
     if config.corpus is not None:
         return "corpus"
     if config.url is not None:
         return "retrieval"
+    if config.cache == "ro":
+        return STORED
     return next((name for name in KEYS if os.environ.get(KEYS[name])), "corpus")
 
 
-def _stored(config: CacheConfig) -> str:
-    """Whose answers there are to replay, in words."""
-    folder = Path(config.cache_folder) if config.cache_folder is not None else default_cache_folder()
-    found = stored_providers(folder)
-    names = [name for name in PROVIDERS if name in found]
-    if IMPORTED in found:
-        names.append("imported ones, which answer for any provider")
-    return f"{folder} holds answers of: {', '.join(names)}" if names else f"{folder} holds no answers"
+def folder_of(config: CacheConfig) -> Path:
+    """Of the cache."""
+    return Path(config.cache_folder) if config.cache_folder is not None else default_cache_folder()
 
 
 def default_cache_folder() -> Path:
@@ -189,8 +191,10 @@ def _one_of(config: object, tool: str, **allowed: tuple[str, ...]) -> Iterator[s
 
 def _over_0(config: object, tool: str, names: tuple[str, ...]) -> Iterator[str]:
     for name in names:
-        if not getattr(config, name) > 0:
-            yield f"tools.{tool}.params.{name} is {getattr(config, name)!r}; allowed: more than 0"
+        value = getattr(config, name)
+        if not 0 < value < math.inf:
+            allowed = "a finite number" if value > 0 else "more than 0"
+            yield f"tools.{tool}.params.{name} is {value!r}; allowed: {allowed}"
 
 
 def _is_url(text: str) -> bool:

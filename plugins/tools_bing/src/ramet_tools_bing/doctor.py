@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 
 from ramet import ConfigError, DoctorContext, Finding, InfraError, Severity
 from ramet_tools_bing.cache_disk import open_disk
+from ramet_tools_bing.cache_entries import stored_providers
 from ramet_tools_bing.config import (
     KEYS,
+    STORED,
     DeepSearchConfig,
     SearchConfig,
     chosen_provider,
     deep_problems,
-    default_cache_folder,
+    folder_of,
     search_problems,
 )
 
@@ -41,7 +42,11 @@ async def search_check(context: DoctorContext) -> list[Finding]:
 
 def _provider(tool: str, config: SearchConfig) -> Iterator[Finding]:
     provider = chosen_provider(config)
-    if config.cache == "ro" and provider in KEYS:
+    if provider == STORED:
+        found = ", ".join(sorted(stored_providers(folder_of(config)))) or "no search"
+        text = f"stored answers of: {found}; nobody is asked, since tools.{tool}.params.cache=ro replays"
+        yield Finding(what=f"{tool} provider", severity=Severity.OK, text=text)
+    elif config.cache == "ro" and provider in KEYS:
         text = f"{provider}, which is not asked: tools.{tool}.params.cache=ro replays"
         yield Finding(what=f"{tool} provider", severity=Severity.OK, text=text)
     elif provider in KEYS:
@@ -85,7 +90,7 @@ async def _answer(tool: str, config: SearchConfig, offline: bool) -> Finding:
 def _cache(tool: str, config: SearchConfig) -> Iterator[Finding]:
     if config.cache == "off" or chosen_provider(config) == "corpus":
         return
-    folder = Path(config.cache_folder) if config.cache_folder is not None else default_cache_folder()
+    folder = folder_of(config)
     if not folder.exists():
         yield Finding(what=f"{tool} cache", severity=Severity.OK, text=f"{folder} is made at the first search")
         return

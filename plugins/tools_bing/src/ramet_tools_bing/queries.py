@@ -48,6 +48,11 @@ def cache_key(kind: str, fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
+def search_key(provider: str, **fields: Any) -> str:
+    """Of a search's answer. `fields`: everything besides the provider that decides it, the query included."""
+    return cache_key("search", {"provider": provider, **fields})
+
+
 def imported_key(query: str) -> str:
     """Of an entry that was imported from a cache that knows the query alone, without its quotation marks."""
     return cache_key("imported", {"query": normalised(query.replace('"', ""))})

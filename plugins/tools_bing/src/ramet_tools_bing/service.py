@@ -20,7 +20,6 @@ from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.circuit import Circuit
 from ramet_tools_bing.config import SearchConfig
 from ramet_tools_bing.providers.base import FaultKind, Provider, ProviderError
-from ramet_tools_bing.queries import cache_key
 from ramet_tools_bing.results import SearchItem, SearchResult
 
 QUEUE_S = 10.0  # a turn that comes later is waited for outside the tool's slot
@@ -35,29 +34,56 @@ class NotStoredError(Exception):
     """Only stored answers may be given, and there is none."""
 
 
+class _OutOfTime(InfraError):
+    """The deadline of the call came before an answer: with more time there might have been one."""
+
+
+@dataclass(slots=True)
+class _Execution:
+    """What equal calls wait for. It has the time of the call that began it."""
+
+    task: asyncio.Task[SearchResult]
+    ends_at: float
+    waiters: int = 0
+
+
 @dataclass(slots=True)
 class SharedCalls:
-    """Equal calls share one execution. It belongs to none of them, and ends early only when all of them are gone."""
+    """Equal calls share one execution. It belongs to none of them, and ends early only when all of them are gone.
 
-    _running: dict[str, tuple[asyncio.Task[SearchResult], list[None]]] = field(default_factory=dict)
+    Each call keeps its own deadline: one that has more time than an execution that ran out of it begins another one.
+    """
 
-    async def run(self, key: str, work: Callable[[], Awaitable[SearchResult]]) -> SearchResult:
-        entry = self._running.get(key)
-        if entry is None:
-            entry = self._running[key] = asyncio.ensure_future(work()), []
-        task, waiters = entry
-        waiters.append(None)
+    _running: dict[str, _Execution] = field(default_factory=dict)
+
+    async def run(self, key: str, ends_at: float, work: Callable[[], Awaitable[SearchResult]]) -> SearchResult:
+        while True:
+            shared = self._running.get(key)
+            if shared is None:
+                shared = self._running[key] = _Execution(asyncio.ensure_future(work()), ends_at)
+            try:
+                return await self._wait(key, shared, ends_at)
+            except _OutOfTime:
+                if shared.ends_at + LEAST_S > ends_at:
+                    raise
+
+    async def _wait(self, key: str, shared: _Execution, ends_at: float) -> SearchResult:
+        own_s = ends_at - time.monotonic() if ends_at < shared.ends_at else None
+        shared.waiters += 1
         try:
-            return await asyncio.shield(task)
+            async with asyncio.timeout(own_s):
+                return await asyncio.shield(shared.task)
+        except TimeoutError as error:
+            raise InfraError("an equal search that was begun before has not been answered in time") from error
         finally:
-            waiters.pop()
-            if task.done() or not waiters:
-                task.cancel()
-                if self._running.get(key) is entry:
+            shared.waiters -= 1
+            if shared.task.done() or not shared.waiters:
+                shared.task.cancel()
+                if self._running.get(key) is shared:
                     del self._running[key]
 
     async def close(self) -> None:
-        tasks = [task for task, _ in self._running.values()]
+        tasks = [shared.task for shared in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -78,16 +104,16 @@ class SearchClient:
     async def search(self, query: str, k: int, *, deadline_s: float) -> SearchResult:
         """The answer to a normalised query. Raises `NotStoredError`, `InfraError`, `ConfigError`."""
         self.counts["calls"] += 1
-        key = cache_key("search", {"provider": self.provider.name, **self.provider.cache_fields(query, k)})
+        keys = self.provider.cache_keys(query, k)
         if self.provider.cached:
-            found = self.cache.search_result(key, query)
+            found = self.cache.search_result(keys, query)
             if found is not None:
                 self.counts["cached"] += 1
                 return found
             if self.cache.replays:
                 raise NotStoredError(query)
         ends_at = time.monotonic() + deadline_s
-        return await self._shared.run(key, lambda: self._ask(key, query, k, ends_at))
+        return await self._shared.run(keys[0], ends_at, lambda: self._ask(keys[0], query, k, ends_at))
 
     async def _ask(self, key: str, query: str, k: int, ends_at: float) -> SearchResult:
         items = await self._tried(query, k, ends_at)
@@ -105,9 +131,10 @@ class SearchClient:
                 self.counts[str(error.fault)] += 1
                 pause_s = max(random.uniform(0, BACKOFF_S * 2**attempt), error.retry_after_s or 0)
                 tries = min(self.config.tries, BROKEN_TRIES) if error.fault is FaultKind.BROKEN else self.config.tries
-                last = error.fault not in TRIED_AGAIN or attempt + 1 >= tries
-                if last or time.monotonic() + pause_s + LEAST_S >= ends_at:
-                    raise await self._final(error) from error
+                helps = error.fault in TRIED_AGAIN
+                late = helps and time.monotonic() + pause_s + LEAST_S >= ends_at
+                if late or not helps or attempt + 1 >= tries:
+                    raise await self._final(error, late) from error
                 await asyncio.sleep(pause_s)
         raise InfraError(f"{self.provider.name}: no request was made")  # tries is at least 1
 
@@ -132,11 +159,12 @@ class SearchClient:
             reason = f"{self.provider.name}: as many requests as may run at the same time are running"
             raise InfraError(reason, retry_after_s=PLACE_POLL_S) from error
 
-    async def _final(self, error: ProviderError) -> InfraError:
+    async def _final(self, error: ProviderError, late: bool) -> InfraError:
         """What a call ends with. If the circuit has just opened, all workers are told."""
         left = self.circuit.open_until - time.monotonic()
         if left <= 0:
-            return InfraError(str(error), retry_after_s=error.retry_after_s or None)
+            kind = _OutOfTime if late else InfraError
+            return kind(str(error), retry_after_s=error.retry_after_s or None)
         throttled = error.fault is FaultKind.THROTTLED
         waits = throttled or (self.config.when_down == "wait" and error.fault is not FaultKind.REFUSED)
         if waits and self.circuit.take_news():

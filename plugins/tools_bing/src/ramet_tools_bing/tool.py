@@ -9,7 +9,7 @@ from typing import Any
 
 from ramet import InfraError, Limiter, Services, ToolCall, ToolError, ToolResult, ToolSchema, local_limiter
 from ramet_tools_bing.cache import AnswerCache
-from ramet_tools_bing.config import SearchConfig, chosen_provider, raise_problems, search_problems
+from ramet_tools_bing.config import KEYS, STORED, SearchConfig, chosen_provider, raise_problems, search_problems
 from ramet_tools_bing.formats import FORMATS, NOT_STORED
 from ramet_tools_bing.loop_bound import LoopBound
 from ramet_tools_bing.providers.choice import build_provider
@@ -60,6 +60,12 @@ class SearchTool:
         limits = f"search:{self.provider}"
         self._limiter = services.limiter(limits, self.config.per_s, self.config.concurrent)
         self.client()
+        if self.provider == "corpus" and self.config.corpus is None:
+            logger.warning(
+                "search: the sample of ramet-tools-bing answers, which is there to be looked at and not to train on: "
+                "set the variable of a service's key (%s), or tools.search.params.corpus=FILE (`ramet corpus build`)",
+                ", ".join(KEYS.values()),
+            )
 
     def client(self) -> SearchClient:
         """Of this event loop."""
@@ -78,7 +84,8 @@ class SearchTool:
             logger.info("search: answered by the offline corpus %s, %d passages", provider.path, provider.passages)
             return
         stored = "nothing is stored" if self.config.cache == "off" else f"cache {self.config.cache} {self.cache.folder}"
-        logger.info("search: answered by %s; %s", self.provider, stored)
+        who = "what is stored, whoever has answered" if self.provider == STORED else self.provider
+        logger.info("search: answered by %s; %s", who, stored)
 
     async def __call__(self, call: ToolCall) -> ToolResult:
         query = checked_query(_argument(call, "query"), call.name)

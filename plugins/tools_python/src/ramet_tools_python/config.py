@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -41,11 +42,11 @@ def check(config: PythonConfig) -> None:
         "scratch_mb",
     )  # fmt: skip
     problems = [
-        f"{KEYS}.{name} is {getattr(config, name)!r}; allowed: more than 0"
+        f"{KEYS}.{name} is {value!r}; allowed: {'a finite number' if value > 0 else 'more than 0'}"
         for name in positive
-        if getattr(config, name) <= 0
+        if not 0 < (value := getattr(config, name)) < math.inf
     ]
-    if config.max_output_kb < config.max_stdout_kb + config.max_stderr_kb:
+    if not config.max_stdout_kb + config.max_stderr_kb <= config.max_output_kb < math.inf:
         problems.append(
             f"{KEYS}.max_output_kb is {config.max_output_kb}; allowed: at least max_stdout_kb + "
             f"max_stderr_kb = {config.max_stdout_kb + config.max_stderr_kb}"

@@ -13,9 +13,10 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from ramet import InfraError, ToolError
+from ramet import ToolError
 from ramet_tools_bing.config import PageConfig
 from ramet_tools_bing.fetch.addresses import AddressRefusedError, Network, PublicResolver, refused_url
+from ramet_tools_bing.fetch.network_health import NetworkHealth
 
 logger = logging.getLogger(__name__)
 HTML = ("text/html", "application/xhtml+xml", "application/xml", "text/xml")
@@ -28,8 +29,7 @@ HEADERS = {
     "Accept-Language": "en,zh;q=0.8,*;q=0.5",
 }
 PER_HOST = 4  # connections at the same time
-LOST_HOSTS = 8  # as many hosts in a row that cannot be reached say something of our own network
-NETWORK_DOWN_S = 30.0
+PROBE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,30 +42,13 @@ class Download:
     charset: str | None = None
 
 
-class NetworkHealth:
-    """Whether pages cannot be reached because of them or because of us."""
-
-    def __init__(self) -> None:
-        self._lost: set[str] = set()  # hosts since the last one that answered
-
-    def answered(self) -> None:
-        self._lost.clear()
-
-    def lost(self, host: str, reason: str) -> None:
-        """Raises `InfraError` if too many hosts are lost for it to be their doing."""
-        self._lost.add(host)
-        if len(self._lost) >= LOST_HOSTS:
-            text = f"fetch: none of the last {len(self._lost)} hosts could be reached: the network seems to be down"
-            raise InfraError(f"{text} ({reason})", retry_after_s=NETWORK_DOWN_S)
-
-
 class Downloader:
     """For one event loop. `resolver` looks names up; None: the system does."""
 
     def __init__(self, config: PageConfig, resolver: AbstractResolver | None = None) -> None:
         self.config = config
         self.allowed: Sequence[Network] = [ipaddress.ip_network(network) for network in config.allow_private]
-        self.health = NetworkHealth()
+        self.health = NetworkHealth(config.probes, self._answers)
         self._resolver = resolver
         self._session: aiohttp.ClientSession | None = None
 
@@ -78,9 +61,11 @@ class Downloader:
                 async with asyncio.timeout(ends_at - time.monotonic()):
                     found = await self._get(url)
             except TimeoutError:
-                raise self._lost(url, f"the page did not answer within {self.config.page_timeout_s:g} s") from None
+                raise await self._lost(
+                    url, f"the page did not answer within {self.config.page_timeout_s:g} s"
+                ) from None
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                raise self._failed(url, error) from error
+                raise await self._failed(url, error) from error
             if isinstance(found, Download):
                 return found
             url = self._checked(found)
@@ -92,7 +77,7 @@ class Downloader:
             raise ToolError(why)
         return url
 
-    def _failed(self, url: URL, error: Exception) -> ToolError:
+    async def _failed(self, url: URL, error: Exception) -> ToolError:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, AddressRefusedError):
@@ -101,16 +86,28 @@ class Downloader:
         logger.debug("fetch: %s: %s", url.host, error)
         if isinstance(error, aiohttp.ClientResponseError | aiohttp.ClientPayloadError | ValueError):
             return ToolError("the page sent something that cannot be read")
-        return self._lost(url, "the page cannot be reached")
+        return await self._lost(url, "the page cannot be reached")
 
-    def _lost(self, url: URL, text: str) -> ToolError:
-        self.health.lost(url.host or "", text)
+    async def _lost(self, url: URL, text: str) -> ToolError:
+        """Raises `InfraError` if it is not the page's doing."""
+        await self.health.lost(url.host or "", text)
         return ToolError(text)
+
+    async def _answers(self, address: str) -> bool:
+        """Whether anything comes back from there, whatever it is."""
+        url, why = refused_url(address, self.allowed)
+        if why is not None:
+            return False
+        try:
+            async with asyncio.timeout(PROBE_S), self._open().get(url, headers=HEADERS, allow_redirects=False):
+                return True
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+            return False
 
     async def _get(self, url: URL) -> Download | str:
         """The page, or the address that it leads to."""
         async with self._open().get(url, headers=HEADERS, allow_redirects=False) as response:
-            self.health.answered()
+            self.health.answered(url)
             if response.status in REDIRECTS and "location" in response.headers:
                 return str(url.join(URL(response.headers["location"])))
             if response.status != 200:

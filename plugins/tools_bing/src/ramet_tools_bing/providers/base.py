@@ -6,9 +6,9 @@ answer that cannot be read is a fault and never an empty list, which means that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from ramet_tools_bing.results import SearchItem
 
@@ -36,8 +36,8 @@ class Provider(Protocol):
     name: str
     cached: bool
 
-    def cache_fields(self, query: str, k: int) -> Mapping[str, Any]:
-        """Everything besides this provider's name that decides the answer, the query included. JSON."""
+    def cache_keys(self, query: str, k: int) -> Sequence[str]:
+        """Where the answer is stored (the first one), and where else it may be found, in this order."""
         ...
 
     async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:

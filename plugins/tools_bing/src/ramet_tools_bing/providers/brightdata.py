@@ -7,14 +7,14 @@ and the JSON as a text. An envelope with a status of 400 or more comes with HTTP
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 from ramet_tools_bing.http_client import HttpClient, HttpRequest, decoded_json
 from ramet_tools_bing.providers.base import FaultKind, ProviderError
 from ramet_tools_bing.providers.services import read_items
-from ramet_tools_bing.queries import is_chinese
+from ramet_tools_bing.queries import is_chinese, search_key
 from ramet_tools_bing.results import SearchItem
 
 URL = "https://api.brightdata.com/request"
@@ -38,9 +38,9 @@ class BrightData:
         self._form = READABLE_FORMS[0] if parse == "auto" else parse
         self._client = HttpClient(f"{self.name} (zone {zone})", key)
 
-    def cache_fields(self, query: str, k: int) -> Mapping[str, Any]:
+    def cache_keys(self, query: str, k: int) -> Sequence[str]:
         """Results do not depend on the zone, nor on how many are shown of what Bing's page has."""
-        return {"query": query, "market": _market(query)[0], "country": self._country}
+        return [search_key(self.name, query=query, market=_market(query)[0], country=self._country)]
 
     def request(self, query: str, form: str) -> HttpRequest:
         market, language = _market(query)

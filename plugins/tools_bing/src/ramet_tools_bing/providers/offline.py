@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ramet import ConfigError
 from ramet_tools_bing.corpus import Corpus, memory_corpus
 from ramet_tools_bing.providers.base import FaultKind, ProviderError
+from ramet_tools_bing.queries import search_key
 from ramet_tools_bing.results import SearchItem
 
 THREADS = 2
@@ -48,8 +49,9 @@ class OfflineCorpus:
     def path(self) -> Path:
         return self._corpus.path
 
-    def cache_fields(self, query: str, k: int) -> Mapping[str, Any]:
-        return {"query": query, "k": k, "corpus": str(self._corpus.path)}
+    def cache_keys(self, query: str, k: int) -> Sequence[str]:
+        """Nothing is stored under it: equal searches at the same time are one."""
+        return [search_key(self.name, query=query, k=k, corpus=str(self._corpus.path))]
 
     async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
         loop = asyncio.get_running_loop()
