@@ -4,8 +4,8 @@ There are two ways, depending on whose code runs in the child:
 
 * Code of Ramet runs in the child, or in a child of that child: start it with `ownership()` in its environment, and
   call `end_with_owner()` in it. `end_by_parent_alone()` keeps it from ending before.
-* Only foreign code runs in them (all that a library starts): start them inside `ProcessReaper.tagging`. A helper
-  process waits for the end of this one and kills what is left of them.
+* Only foreign code runs in them (all that a library starts): start them inside `ProcessReaper.tagging`, or with its
+  `tag` in their environment. A helper process waits for the end of this one and kills what is left of them.
 
 Both need Linux for all that they can do; elsewhere `end_with_owner` looks twice a second, and a reaper finds nothing.
 
@@ -154,8 +154,8 @@ def _stat(pid: int) -> list[str]:
 class ProcessReaper:
     """Kills what the programs of a library leave running after this process, or after `reap`.
 
-    A process belongs to the reaper if it was started inside `tagging`, or by one that was; or if it has a file open
-    below a folder that was given to `watch_folder`, for programs that overwrite their environment.
+    A process belongs to the reaper if it was started inside `tagging` or with `tag`, or by one that was; or if it has
+    a file open below a folder that was given to `watch_folder`, for programs that overwrite their environment.
     """
 
     def __init__(self) -> None:
@@ -169,10 +169,14 @@ class ProcessReaper:
             start_new_session=True,  # Ctrl-C and a hang-up are for the owner
         )
 
+    def tag(self) -> dict[str, str]:
+        """Environment variables for a process that belongs to this reaper. Its own children inherit them."""
+        return {TAG: self._tag}
+
     @contextlib.contextmanager
     def tagging(self) -> Iterator[None]:
         """What is started inside belongs to this reaper. Changes this process's environment meanwhile."""
-        os.environ[TAG] = self._tag
+        os.environ.update(self.tag())
         try:
             yield
         finally:

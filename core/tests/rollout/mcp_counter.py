@@ -1,6 +1,7 @@
-"""An MCP server of the tests, with state: run as `python mcp_counter.py [http PORT]`."""
+"""An MCP server of the tests, with state: run as `python mcp_counter.py [http PORT | stubborn FILE]`."""
 
 import os
+import subprocess
 import sys
 import time
 
@@ -59,5 +60,11 @@ async def hang() -> str:
 
 if sys.argv[1:2] == ["http"]:
     server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
+elif sys.argv[1:2] == ["stubborn"]:  # goes on after the end of its input, as does what it has started
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.DEVNULL)
+    with open(sys.argv[2], "w") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+    server.run("stdio")
+    time.sleep(600)
 else:
     server.run("stdio")

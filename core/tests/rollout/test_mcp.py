@@ -112,6 +112,42 @@ def test_a_server_that_answers_nothing_any_more_is_started_again(monkeypatch: py
     with_server(McpConfig(command=COUNTER), use)
 
 
+RUN = """
+import asyncio, sys
+from ramet.rollout.config import McpConfig
+from ramet.rollout.tools.mcp import McpServer
+
+async def main():
+    await McpServer(McpConfig(command=sys.argv[1:])).open()
+    print("open", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux")
+def test_a_server_that_ignores_the_end_of_its_input_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RUN, *COUNTER, "stubborn", str(tmp_path / "pids")]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None and run.stdout.readline() == "open\n"
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) == 2 and all(is_alive(pid) for pid in pids)
+    run.kill()
+    run.communicate()
+    ends_at = time.monotonic() + 30
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < ends_at:
+        time.sleep(0.1)
+    assert [pid for pid in pids if is_alive(pid)] == []
+
+
+def is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @pytest.mark.parametrize(
     ("schema", "made"),
     [

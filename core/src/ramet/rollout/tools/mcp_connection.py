@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import importlib
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 from ramet.config.secrets import hide
 from ramet.event_loop import is_cancelled
+from ramet.processes import ProcessReaper
 from ramet.rollout.config import McpConfig
 
 CLOSE_TIMEOUT_S = 8.0  # the client gives a server 2 s after each of: end of input, SIGTERM, SIGKILL
@@ -151,7 +153,8 @@ class McpConnection:
         if config.url is None:
             mcp, stdio = (importlib.import_module(name) for name in ("mcp", "mcp.client.stdio"))
             program, *arguments = config.command
-            server = mcp.StdioServerParameters(command=program, args=arguments, env=dict(config.env), cwd=config.cwd)
+            env = config.env | _servers_reaper().tag()
+            server = mcp.StdioServerParameters(command=program, args=arguments, env=env, cwd=config.cwd)
             return self._watched(stdio.stdio_client(server, errlog=said.file))
         httpx, http = (importlib.import_module(name) for name in ("httpx2", "mcp.client.streamable_http"))
         timeout = httpx.Timeout(config.connect_timeout_s, read=READ_TIMEOUT_S)
@@ -178,6 +181,26 @@ class McpConnection:
                 yield receive, write
             finally:
                 group.cancel_scope.cancel()
+
+
+_reapers: dict[int, ProcessReaper] = {}  # by process: a fork must not end its parent's servers
+
+
+def _servers_reaper() -> ProcessReaper:
+    """Ends the servers of this process, and what they started, once it has ended: one may ignore the end of its input.
+
+    They are ended 3 s after a process that was killed, and at once where it comes to its own end.
+    """
+    pid = os.getpid()
+    if pid not in _reapers:
+        _reapers[pid] = ProcessReaper()
+        atexit.register(_reap, pid)
+    return _reapers[pid]
+
+
+def _reap(pid: int) -> None:
+    if pid == os.getpid():
+        _reapers[pid].reap()
 
 
 def _reason(error: BaseException) -> str:
