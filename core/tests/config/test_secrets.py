@@ -29,6 +29,7 @@ ADVICE = (
     [
         "https://user:hunter2@example.org/v1",
         "postgres://me:p%40ss@db/x",
+        "https://0123456789abcdef0123@errors.example.org/1",
         "https://example.org/v1?api_key=0123456789abcdef",
         "https://example.org/blob?sv=1&sig=0123456789abcdef",
         "sk-proj-0123456789abcdefghijklmn",
@@ -54,6 +55,9 @@ def test_a_secret_is_known_by_its_looks_under_any_name(text: str):
         "sk-learn",
         "runs/hf_model",
         "https://example.org/?q=key",
+        "ssh://git@example.org/x.git",
+        "https://first.last-of-all@example.org/v1",
+        "https://host:8080/a@b",
     ],
 )
 def test_what_holds_no_secret_may_be_written(text: str):
@@ -83,3 +87,17 @@ def test_a_configuration_with_a_password_in_a_url_is_refused():
     with pytest.raises(ConfigErrors) as caught:
         compose([MODEL, "run.root='https://me:hunter2@example.org/x'"], job="train")
     assert caught.value.problems == [f"run.root: {ADVICE.format('run.root')}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:p@ss:w@rd@host/x", "https://me:***@host/x"),
+        ("https://me:secret@[::1]:80/?a@b", "https://me:***@[::1]:80/?a@b"),
+        ("http://a:1/x,http://b:2/@y", "http://a:1/x,http://b:2/@y"),
+        ("[https://a:x@h,https://b:y@h]", "[https://a:***@h,https://b:***@h]"),
+        ("https://0123456789abcdef0123@host/1", "https://***@host/1"),
+    ],
+)
+def test_all_of_a_password_is_hidden_and_nothing_else(text: str, shown: str) -> None:
+    assert hide(text) == shown

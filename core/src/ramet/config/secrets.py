@@ -22,7 +22,9 @@ LEAST_HIDDEN, LEAST_HIDDEN_SECRET = 8, 4  # shorter values are words that messag
 
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*([^,}\s]+)")
 _NOT_OURS = r"(?!\$\{oc\.env:)"
-_PASSWORD = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]{{0,20}}://[^\s/:@'\"]{{0,256}}:){_NOT_OURS}[^\s/@'\"]{{1,256}}(?=@)")
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{0,20}://"
+_PASSWORD = re.compile(rf"({_SCHEME}[^\s/:@'\"]{{0,256}}:){_NOT_OURS}[^\s/?#'\"]{{1,256}}(?=@)")  # it may hold an @
+_TOKEN = re.compile(rf"({_SCHEME})(?=[^\s@]*\d)(?=[^\s@]*[A-Za-z])[\w.+=-]{{16,256}}(?=@)")  # as the user's name
 _PARAMETER = re.compile(
     rf"([?&][\w-]{{0,30}}(?:key|token|secret|password|signature|sig)=){_NOT_OURS}[^\s&'\"]{{8,}}", re.IGNORECASE
 )
@@ -80,7 +82,8 @@ def hide_argument(argument: str) -> str:
 
 def _hide_forms(text: str) -> str:
     if "://" in text or "?" in text:
-        text = _PARAMETER.sub(rf"\1{HIDDEN}", _PASSWORD.sub(rf"\1{HIDDEN}", text))
+        for secret in (_PASSWORD, _TOKEN, _PARAMETER):
+            text = secret.sub(rf"\1{HIDDEN}", text)
     return _KNOWN.sub(HIDDEN, text)
 
 

@@ -37,7 +37,7 @@ class Examined:
 def examine(resolved: Resolved, *, offline: bool) -> list[Examined]:
     """Every check, the core's first. Never raises for what a check does."""
     context = DoctorContext(options=options_of(resolved.config), offline=offline)
-    own = (*check_host(resolved.config), *_plugins())
+    own = tuple(_hidden(one) for one in (*check_host(resolved.config), *_plugins()))
     found = [Examined(name=BUILTIN, distribution="ramet", findings=own)]
     for entry in extensions.extensions(extensions.DOCTOR):
         findings = tuple(_hidden(one) for one in _ask(entry, context))
