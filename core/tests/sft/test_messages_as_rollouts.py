@@ -23,7 +23,7 @@ from ramet.sft.conversations import SftData, read_row
 from ramet.sft.encode import Example, TraceEncoder
 from ramet.sft.exchanges import Conversation
 from ramet.sft.traces import check_traces
-from ramet.testing.chat_templates import chat_encoder
+from ramet.testing.chat_templates import chat_encoder, chat_tokenizer
 from ramet.testing.doubles import ScriptedEngine, echo_tool
 from ramet.types import Rollout, Task, user_prompt
 
@@ -119,14 +119,49 @@ def test_a_played_trace_read_by_sft_gives_the_same_ids_and_mask(family: str, nam
 def test_calls_apart_from_the_text_are_what_the_template_writes(family: str) -> None:
     encoder = chat_encoder(family)
     function = {"name": "echo", "arguments": {"text": "6*7"}}
-    empty = "<think>\n\n</think>\n\n" if family == "qwen3" else ""
-    turns = [empty + call(family, "6*7"), "42"]
+    turns = [call(family, "6*7"), "42"]
     rollout = played(encoder, turns)
     rest = as_messages(rollout, turns)[2:]
     for given in ({"type": "function", "function": function}, function | {"arguments": '{"text": "6*7"}'}):
         message = {"role": "assistant", "content": None, "tool_calls": [given]}
         (example,) = read(encoder, [{"role": "user", "content": "q"}, message, *rest])
         assert (list(example.token_ids), list(example.trained)) == tokens(rollout)
+
+
+OPEN_THOUGHTS = "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+
+
+@pytest.mark.parametrize(
+    ("content", "kwargs", "template", "written"),
+    [
+        (None, {}, None, ""),  # as the next prompt shows it: no thoughts, and no empty ones
+        (None, {"enable_thinking": False}, None, ""),  # the prompt has the empty thoughts already
+        ("<think>6 and 7</think>I ask.", {}, None, "<think>\n6 and 7\n</think>\n\nI ask.\n"),
+        (None, {}, OPEN_THOUGHTS, "\n</think>\n\n"),  # the prompt begins thoughts, which somebody must end
+    ],
+)
+def test_thoughts_of_a_call_are_those_of_the_data_whatever_qwen3s_template_adds(
+    content: str | None, kwargs: dict[str, Any], template: str | None, written: str
+) -> None:
+    usual = "{{- '<|im_start|>assistant\\n' }}\n{%- if enable_thinking"
+    tokenizer = chat_tokenizer("qwen3")
+    assert isinstance(tokenizer.chat_template, str) and usual in tokenizer.chat_template
+    if template is not None:
+        tokenizer.chat_template = tokenizer.chat_template.replace(usual, template + usual.partition("}}")[2])
+    encoder = Encoder(tokenizer, template_kwargs=kwargs)
+    function = {"name": "echo", "arguments": {"text": "6*7"}}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": content, "tool_calls": [function]},
+        {"role": "tool", "content": "6*7"},
+        {"role": "assistant", "content": "42"},
+    ]
+    (example,) = read(encoder, messages)
+    first = next(i for i, trained in enumerate(example.trained) if trained)
+    prompt = encoder.prompt(user_prompt("q"), [TOOL.schema])
+    assert list(example.token_ids[:first]) == list(prompt)
+    said = encoder.decode(example.token_ids[first:]).partition("<|im_end|>")[0]
+    assert said == written + call("qwen3", "6*7")
 
 
 def test_an_earlier_exchange_is_messages_in_the_prompt_of_the_next_one() -> None:

@@ -103,22 +103,38 @@ class ChatTemplate:
             return None
 
     def reply(self, text: str, calls: Sequence[Mapping[str, Any]]) -> str:
-        """An assistant's message with these calls (`name`, `arguments`), without what ends every message of its role.
+        """An assistant's message with these calls (`name`, `arguments`): what follows the generation prompt, without
+        what ends every message of its role.
+
+        As the template has it where results follow: of a last message Qwen3's makes one with empty thoughts, which
+        the policy is not shown when it reads its own calls. Only where the generation prompt itself begins or skips the
+        thoughts does the message go on from there.
 
         Raises `ConfigError` for a template that does not take them, or leaves the text out.
         """
-        user = {"role": "user", "content": "x"}
         functions = [{"type": "function", "function": dict(call)} for call in calls]
-        before = self._render([user], generation_prompt=True)
         message = {"role": "assistant", "content": text, "tool_calls": functions}
-        whole, end = self._render([user, message], generation_prompt=False), self.reply_end() or ""
-        said = whole.removeprefix(before).removesuffix(end)
-        names = [str(call["name"]) for call in calls]
-        if not (
-            whole.startswith(before) and whole.endswith(end) and all(one in said for one in (text.strip(), *names))
-        ):
+        with contextlib.suppress(ConfigError):  # it need not take results
+            if (said := self._said(message, ["tool"] * len(calls))) is not None:
+                return said
+        if (said := self._said(message, [])) is None:
             raise ConfigError("model.chat_template: does not show an assistant's text together with its `tool_calls`")
         return said
+
+    def _said(self, message: Mapping[str, Any], followers: Sequence[str]) -> str | None:
+        """What of an assistant's message is between the generation prompt and what ends it, before messages of these
+        roles; None if the template shows it otherwise, or not all of it.
+        """
+        mark, user = "ramet-said", {"role": "user", "content": "x"}
+        rest = [{"role": role, "content": "ramet-result"} for role in followers]
+        before = self._render([user], generation_prompt=True)
+        plain = self._render([user, {"role": "assistant", "content": mark}, *rest], generation_prompt=False)
+        whole, end = self._render([user, message, *rest], generation_prompt=False), plain.rpartition(mark)[2]
+        said = whole.removeprefix(before).removesuffix(end)
+        shown = "".join(said.split())
+        wanted = [str(message["content"]), *(str(call["function"]["name"]) for call in message["tool_calls"])]
+        is_whole = whole.startswith(before) and whole.endswith(end)
+        return said if is_whole and all("".join(one.split()) in shown for one in wanted) else None
 
     def special_tokens(self) -> re.Pattern[str]:
         """The special tokens that the template names or puts together (`'<|' + role + '|>'`), and those that begin or
