@@ -1,6 +1,7 @@
 """`ramet train` on the published training data of ARPO, with both engines: counted, killed, resumed.
 
-And with the flat layout: `data_source` chooses the rewards, `tools` restricts the tools.
+With both tools that its prompts promise; and with the flat layout, where `data_source` chooses the rewards and `tools`
+restricts the tools.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ramet.data.sampler import Sampler
@@ -20,6 +23,7 @@ from ramet.rollout.record import GroupRecord, read_records
 from ramet.runs.manifest import DataRecord, read_manifest
 
 TRAIN = Path(__file__).resolve().parents[3] / "shared" / "data" / "rl" / "train_10k.parquet"
+CACHE = TRAIN.parents[1] / "search_cache.json"
 LIMIT, SEED = 200, 3
 ENGINES = [
     "torch",
@@ -120,6 +124,73 @@ def check_tasks(steps: dict[int, list[GroupRecord]], data: DataRecord) -> None:
         assert group.task.data_source == "DR_grpo_mix" and group.task.answer[0]
         assert len(group.rollouts) == 2
         assert all(set(rollout.parts) == {"qa_f1"} for rollout in group.rollouts)
+
+
+@pytest.mark.skipif(not TRAIN.is_file(), reason="needs ../shared/data/rl")
+@pytest.mark.skipif(not CACHE.is_file(), reason="needs ../shared/data/search_cache.json")
+def test_the_published_prompts_train_with_both_tools_that_they_promise(ramet, model: Path, tmp_path: Path):
+    """As docs/search.md says, with a part of the file and a corpus of the published cache."""
+    built = ramet("corpus", "build", str(CACHE), "--out", "corpus.sqlite", cwd=tmp_path)
+    assert (built.code, built.out) == (0, "corpus.sqlite: 8294 passages, 4 stored failures left out\n"), built.err
+    argv = small_run(
+        model, "algorithm=arpo", f"data.train=[{TRAIN}]", "data.limit=32", "data.max_prompt_tokens=1300",
+        "tools=[python,search]", "tools.search.params.corpus=corpus.sqlite", "rewards=[deep_research]", "train.steps=1",
+        "train.minibatches=1",
+    )  # fmt: skip
+    planned = ramet(*argv, "--dry-run", cwd=tmp_path)
+    assert planned.code == 0, planned.err
+    assert "  tools         python, search\n" in planned.out and "  tags " not in planned.out
+    ended = ramet(*argv, cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "name tags of no tool" not in planned.err + ended.err
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert "search: answered by the offline corpus corpus.sqlite, 8294 passages" in log
+    groups = [record.group for record in steps_of(tmp_path / "run")[1]]
+    assert [len(group.rollouts) for group in groups] == [2, 2]
+    for group in groups:
+        assert all(tag in group.task.prompt[0].content for tag in ("<search>", "<python>"))
+
+
+PROMISING = (
+    "Think within <think> </think>, search within <search> </search>, compute within <python> </python>; results are "
+    "within <result> </result>, the answer within <answer> </answer>."
+)
+REPLY = "<search>lamp</search> <result>\n[1] lamp: six\n</result><python>6*7</python> <result>\n42\n</result><answer>42</answer>"
+
+
+def test_rows_in_the_published_form_call_both_tools_that_their_prompt_promises(ramet, model: Path, tmp_path: Path):
+    """A model that was taught the calls trains on such rows, with a corpus of its own and the real sandbox."""
+    prompt = [{"role": "system", "content": PROMISING}, {"role": "user", "content": "q"}]
+    row = {
+        "data_source": "DR_mix", "prompt": prompt, "ability": "qa", "metadata": None,
+        "reward_model": {"ground_truth": "42", "style": "rule"},
+        "extra_info": {"index": 0, "question": "q", "split": "train", "need_tools_kwargs": False},
+    }  # fmt: skip
+    pq.write_table(pa.Table.from_pylist([row, row]), tmp_path / "train.parquet")
+    trace = {"messages": [*prompt, {"role": "assistant", "content": REPLY}]}
+    (tmp_path / "traces.jsonl").write_text(f"{json.dumps(trace)}\n" * 8)
+    (tmp_path / "passages.jsonl").write_text(json.dumps({"text": "lamp: six"}) + "\n")
+    assert ramet("corpus", "build", "passages.jsonl", "--out", "corpus.sqlite", cwd=tmp_path).code == 0
+    tools = ["tools=[python,search]", "tools.search.params.corpus=corpus.sqlite", "tools.python.params.preload=[]"]
+    taught = ramet(
+        "sft", f"model.path={model}", "sft.data=[traces.jsonl]", "run.root=.", "run.name=sft", "run.threads=1", *tools,
+        "sft.lr=5e-3", "sft.batch_size=4", "sft.max_steps=60", "sft.warmup_ratio=0", "sft.schedule=constant",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert taught.code == 0, taught.err
+    argv = small_run(
+        tmp_path / "sft/model", "data.train=[train.parquet]", "data.max_prompt_tokens=400", "rewards=[deep_research]",
+        "train.steps=2", "rollout.max_response_tokens=200", *tools,
+    )  # fmt: skip
+    ended = ramet(*argv, cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "name tags of no tool" not in ended.err
+    steps = steps_of(tmp_path / "run")
+    rollouts = [one.rollout for step in (1, 2) for record in steps[step] for one in record.group.rollouts]
+    calls = {(call.name, str(call.status), call.text) for rollout in rollouts for call in rollout.tool_calls}
+    assert {("search", "ok", "[1] lamp: six"), ("python", "ok", "42")} <= calls
+    assert "42" in [rollout.answer for rollout in rollouts]
+    assert all(one.valid for one in rollouts)
 
 
 def test_sources_choose_rewards_and_the_column_tools_restricts_tools(ramet, model: Path, tmp_path: Path):

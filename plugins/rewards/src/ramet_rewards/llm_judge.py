@@ -20,7 +20,7 @@ from ramet_rewards.config import LlmJudgeConfig
 from ramet_rewards.equality import plainly_equal
 from ramet_rewards.judge_prompts import fill, load_prompt, verdict
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ramet.rewards.llm_judge")  # among Ramet's own, whose news are shown
 
 
 class LlmJudge:

@@ -18,7 +18,7 @@ from ramet_tools_bing.queries import checked_query
 from ramet_tools_bing.results import SearchResult
 from ramet_tools_bing.service import NotStoredError, SearchClient
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ramet.tools.search")  # among Ramet's own, so that who answers is shown at the start
 MARGIN_S = 0.5  # of a call's time, for everything but requests
 DEADLINE_S = 60.0  # of a call that has none
 
