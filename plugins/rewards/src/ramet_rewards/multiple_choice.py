@@ -41,7 +41,7 @@ def make(config: MultipleChoiceConfig) -> Reward:
         choices = _choices(rollout.task.metadata.get(config.choices), config.letters)
         golds = {found for gold in rollout.task.answer if (found := letter_of(gold) or _by_text(gold, choices))}
         given = letter_of(rollout.answer) or _by_text(words_of(final(rollout.answer)[:MOST_CHARS]), choices)
-        if not golds and (several := {found for gold in rollout.task.answer if (found := _several(gold, letter))}):
+        if not golds and (several := {all_of for gold in rollout.task.answer if (all_of := _several(gold, letter))}):
             return float(_several(words_of(final(rollout.answer)), letter) in several)
         if not golds:
             return exact_match(words_of(final(rollout.answer)), rollout.task.answer, Normalisation.UNICODE)
