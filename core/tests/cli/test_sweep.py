@@ -115,8 +115,8 @@ def test_a_mistake_in_one_point_is_found_before_any_point_begins(points, capsys:
     assert train("run.name=grid", "train.steps=1,soon", "policy.lrr=1") == 1
     assert capsys.readouterr().err.splitlines() == [
         "error: policy.lrr: no such key. Did you mean 'policy.lr'? policy has: lr, beta1, beta2, weight_decay, "
-        "grad_clip, schedule, warmup_steps, min_lr_ratio, max_microbatch_tokens, activation_checkpointing, "
-        "sequence_parallel, offload, compile, lora_rank",
+        "grad_clip, schedule, warmup_steps, min_lr_ratio, max_microbatch_tokens, share_prefixes, "
+        "activation_checkpointing, sequence_parallel, offload, compile, lora_rank",
         "error: train.steps: expected int or null, got 'soon'",
     ]
     assert points() == []

@@ -182,6 +182,38 @@ def make_rows() -> Callable[..., list[Row]]:
 
 
 @pytest.fixture
+def make_tree_rows(make_rows: Callable[..., list[Row]]) -> Callable[..., list[Row]]:
+    """Groups of two roots, two forks of the first, a fork of a fork, and a copy of a root; one prompt in each."""
+
+    def fork(row: Row, at: int, own: Row) -> Row:
+        ids, mask = (
+            np.concatenate([a[:at], b]) for a, b in ((row.response_ids, own.response_ids), (row.mask, own.mask))
+        )
+        return dataclasses.replace(row, response_ids=ids, mask=mask)
+
+    def build(n_groups: int = 2, *, seed: int = 0) -> list[Row]:
+        rows = []
+        for group in range(n_groups):
+            first, second, *own = make_rows(5, seed=100 * seed + group, longest=16)
+            first = fork(first, len(first.response_ids), second)
+            half = len(first.response_ids) // 2
+            one, two = fork(first, half, own[0]), fork(first, half, own[1])
+            tree = [first, second, one, two, fork(one, half + 1, own[2]), second]
+            for member in tree:
+                engine_logprobs = np.where(member.mask, -5.6, 0).astype(np.float32)
+                arrays = {"engine_logprobs": engine_logprobs, "policy_versions": np.where(member.mask, 0, -1)}
+                length = len(member.response_ids)
+                arrays |= {"turn_ids": np.zeros(length, np.int32), "node_ids": np.arange(length, dtype=np.int32)}
+                prompt = np.concatenate([tree[0].prompt_ids] * 3)
+                rows.append(
+                    dataclasses.replace(member, prompt_ids=prompt, group=group, rollout_id=str(len(rows)), **arrays)
+                )
+        return rows
+
+    return build
+
+
+@pytest.fixture
 def make_advantages() -> Callable[[list[Row]], torch.Tensor]:
     """`[N, T]`: +1 and -1 by turns on sampled tokens."""
 

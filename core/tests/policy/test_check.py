@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ramet.config.schema import ClusterConfig, Config, ModelConfig, Offload, PolicyConfig
-from ramet.policy.check import check_policy
+from ramet.config.schema import Attention, ClusterConfig, Config, ModelConfig, Offload, PolicyConfig, SharePrefixes
+from ramet.policy.check import check_policy, shares_in_words
 
 
 def config(
@@ -58,3 +58,34 @@ def test_ranks_that_do_not_fit_the_sequences_are_named_with_all_else(
     assert "cluster.policy_workers=4 is no multiple of it" in problems
     assert "does not divide the model's 2 attention heads" in problems
     assert "policy.lora_rank: needs the package peft" in problems
+
+
+def test_a_model_that_cannot_share_prefixes_is_named_before_the_start(tiny: Path) -> None:
+    always = config(tiny, PolicyConfig(share_prefixes=SharePrefixes.ALWAYS))
+    assert check_policy(always) == []
+    always.model.attention = Attention.EAGER
+    assert check_policy(always) == [
+        "policy.share_prefixes=always: not with model.attention=eager; allowed: auto, sdpa, flash_attention_2, varlen"
+    ]
+    always.policy.share_prefixes = SharePrefixes.AUTO
+    assert check_policy(always) == []
+
+
+@pytest.mark.parametrize(
+    ("share", "attention", "cuda", "words"),
+    [
+        ("auto", "auto", False, "computed once in steps with under 85% unique tokens; 81% of the tokens of 4 rollouts"),
+        ("auto", "auto", True, "computed as often as they occur (policy.share_prefixes=auto is for llama, qwen2,"),
+        ("auto", "eager", False, "computed as often as they occur (policy.share_prefixes=auto is for llama, qwen2,"),
+        ("always", "auto", True, "computed once; 81% of the tokens of 4 rollouts of full length without forks are"),
+        ("never", "auto", False, ""),
+    ],
+)
+def test_the_plan_says_whether_prefixes_are_computed_once(
+    tiny: Path, share: str, attention: str, cuda: bool, words: str
+) -> None:
+    found = config(tiny, PolicyConfig(share_prefixes=SharePrefixes(share)))
+    found.model.attention = Attention(attention)
+    found.data.max_prompt_tokens, found.rollout.max_response_tokens, found.rollout.group_size = 10, 30, 4
+    text = shares_in_words(found, cuda=cuda)
+    assert text.startswith(words) and bool(text) == bool(words)

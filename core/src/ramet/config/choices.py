@@ -54,6 +54,22 @@ class Attention(StrEnum):
     VARLEN = "varlen"  # torch's own kernel for packed sequences; CUDA and bfloat16 only
 
 
+class SharePrefixes(StrEnum):
+    """Whether what the rollouts of a group have in common is computed once in the policy's passes."""
+
+    AUTO = "auto"  # where it saves tokens, on devices and for models where it was measured
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class MinibatchOf(StrEnum):
+    """What is drawn into the mini-batches of a step."""
+
+    AUTO = "auto"  # groups where prefixes are computed once, else rollouts
+    GROUPS = "groups"
+    ROLLOUTS = "rollouts"
+
+
 class OldLogprobs(StrEnum):
     TRAINER = "trainer"  # recomputed once per step
     ENGINE = "engine"  # pi_old := mu, one forward pass less

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
-from ramet.config.schema import Config, ModelConfig, Offload, PolicyConfig
+from ramet.config.schema import Attention, Config, ModelConfig, Offload, PolicyConfig, SharePrefixes
+from ramet.policy.batching.shared import WORTHWHILE
 from ramet.policy.distributed.ulysses import check_ulysses
 from ramet.policy.lora import check_lora
+from ramet.policy.shared_attention import MODELS, check_sharing, sharing_problems
 
 
 def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
@@ -23,8 +25,11 @@ def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
             f"model.device={config.model.device!r}: every one of the {config.cluster.policy_workers} policy workers "
             "takes a device of its own; allowed with several: auto, cpu, cuda"
         )
-    if config.policy.sequence_parallel > 1:
-        problems += _check_heads(config.model, config.policy.sequence_parallel)
+    found = _read(config.model)
+    if found is not None and config.policy.sequence_parallel > 1:
+        problems += check_ulysses(found, config.policy.sequence_parallel)
+    if found is not None and config.policy.share_prefixes is SharePrefixes.ALWAYS:
+        problems += check_sharing(found, config.model.attention)
     if config.policy.lora_rank:
         problems += check_lora()
     return problems
@@ -60,12 +65,31 @@ def _device(config: Config, elsewhere: bool) -> str | None:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _check_heads(model: ModelConfig, size: int) -> list[str]:
-    """Nothing for a folder that cannot be read, which `check_model` reports."""
+def shares_in_words(config: Config, *, cuda: bool) -> str:
+    """Whether prefixes will be computed once, and what that leaves of a group's tokens."""
+    wanted, found = config.policy.share_prefixes, _read(config.model)
+    size, prompt = config.rollout.group_size, config.data.max_prompt_tokens
+    response = config.rollout.max_response_tokens
+    left = (prompt + size * response) / (size * (prompt + response))
+    group = f"{left:.0%} of the tokens of {size} rollouts of full length without forks are unique"
+    if wanted is SharePrefixes.ALWAYS:
+        return f"computed once; {group}"
+    if wanted is SharePrefixes.NEVER or found is None:
+        return ""
+    if cuda or config.model.attention not in (Attention.AUTO, Attention.SDPA) or sharing_problems(found):
+        allowed = f"{', '.join(MODELS)} with full attention, by sdpa on a CPU"
+        return f"computed as often as they occur (policy.share_prefixes=auto is for {allowed})"
+    return f"computed once in steps with under {WORTHWHILE:.0%} unique tokens; {group}"
+
+
+def _read(model: ModelConfig) -> PretrainedConfig | None:
+    """None for a folder that cannot be read, which `check_model` reports."""
     if not (Path(model.path) / "config.json").is_file():
-        return []
+        return None
     try:
-        found = AutoConfig.from_pretrained(model.path, local_files_only=True, trust_remote_code=model.trust_remote_code)
+        found: PretrainedConfig = AutoConfig.from_pretrained(
+            model.path, local_files_only=True, trust_remote_code=model.trust_remote_code
+        )
     except (OSError, ValueError, KeyError):
-        return []
-    return check_ulysses(found, size)
+        return None
+    return found

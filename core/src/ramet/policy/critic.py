@@ -30,7 +30,7 @@ from ramet.algorithms.value_loss import value_loss
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
 from ramet.policy.batching.packing import MicroBatch
-from ramet.policy.batching.partition import RankLayout, minibatches
+from ramet.policy.batching.partition import RankLayout
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.check import check_policy_options
@@ -69,10 +69,11 @@ class ValueModel(nn.Module):
         if self.group is None:
             values = self._values(hidden_states(self.model, batch).flatten(0, 1)[batch.predict])
         else:
-            states, own = ulysses_states(self.model, batch.input_ids, batch.position_ids, batch.predict, self.group)
+            states, own = ulysses_states(
+                self.model, batch.input_ids, batch.position_ids, batch.predict, self.group, batch.attention
+            )
             values = join_values(self._values(states), own, len(batch.targets), self.group)
-        # [n] -> [T]
-        return values.new_zeros(sum(batch.lengths)).index_put((batch.response,), values)
+        return batch.on_responses(values)  # [n] -> [T]
 
     def _values(self, states: Tensor) -> Tensor:
         """`[n]` float32 from hidden states `[n, H]`."""
@@ -160,7 +161,7 @@ class CriticWorker:
         rate = learning_rate(self._policy, step, self.spec.total_steps)
         self._train_rank.set_learning_rate(rate)
         metrics, skipped = MetricAccumulator(), 0
-        order = minibatches(len(batch.rows), self.spec.train, seed=self.spec.seed, step=step)
+        order = self._train_rank.minibatches(batch.rows, self.spec.train, step)
         for i, chosen in enumerate(order):
             try:
                 skipped += not self._optimizer_step(targets, chosen, metrics, step=step, earlier=i, passes=len(order))

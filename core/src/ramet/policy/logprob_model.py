@@ -25,6 +25,7 @@ from ramet.errors import ConfigError
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.distributed.ulysses import join_values, ulysses_states
+from ramet.policy.shared_attention import shared_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ def token_logprobs(
     if group is None:
         states, own = hidden_states(model, batch).flatten(0, 1)[batch.predict], None
     else:
-        states, own = ulysses_states(model, batch.input_ids, batch.position_ids, batch.predict, group)
+        states, own = ulysses_states(model, batch.input_ids, batch.position_ids, batch.predict, group, batch.attention)
     # [m] each; the head's logits [m, V] exist only a piece at a time.
     logprobs, entropies = logprobs_from_hidden(
         states,
@@ -84,18 +85,19 @@ def token_logprobs(
         logprobs = join_values(logprobs, own, n, group)
         entropies = entropies if entropy is Entropy.NONE else join_values(entropies, own, n, group)
     # [n] -> [T]: 0 on inserted tokens
-    zeros = logprobs.new_zeros(sum(batch.lengths))
+    on_responses = batch.on_responses(logprobs)
     return TokenLogprobs(
-        logprobs=zeros.index_put((batch.response,), logprobs),
-        entropies=None if entropy is Entropy.NONE else zeros.index_put((batch.response,), entropies),
-        mask=torch.zeros_like(zeros, dtype=torch.bool).index_fill(0, batch.response, True),
+        logprobs=on_responses,
+        entropies=None if entropy is Entropy.NONE else batch.on_responses(entropies),
+        mask=torch.zeros_like(on_responses, dtype=torch.bool).index_fill(0, batch.response, True),
     )
 
 
 def hidden_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """`[B, S, H]` after the last norm. `use_cache=False` is what makes packing exact: with a cache, samples leak."""
     body: Any = model.base_model
-    output = body(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
+    shared = {} if batch.attention is None else shared_attention(batch.attention, batch.input_ids.device)
+    output = body(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **shared)
     hidden: Tensor = output.last_hidden_state
     return hidden
 

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
-from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig
+from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig, SharePrefixes
 from ramet.errors import ConfigError
 from ramet.models.loading import load_model, resolve_device
 from ramet.models.varlen import VARLEN
@@ -19,6 +19,7 @@ from ramet.policy.distributed.sharding import shard
 from ramet.policy.distributed.ulysses import attention_name, install_ulysses
 from ramet.policy.logprob_model import LogprobModel, check_head
 from ramet.policy.lora import add_adapter
+from ramet.policy.shared_attention import SHARED, install_shared_attention, shares_prefixes
 from ramet.policy.spec import PolicySpec
 
 SWITCH = "TORCHDYNAMO_DISABLE"
@@ -57,8 +58,7 @@ def build_trainable(
     if policy.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-    if group is not None:
-        install_ulysses(model, group)
+    _install_attention(model, policy.share_prefixes, resolve_device(config), group)
     wrapped = wrap(model, group)
     if policy.compile:
         compile_blocks(model)
@@ -79,13 +79,22 @@ def reference_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGrou
     sharded = world_size > 1
     model = load_model(spec.model, device=HOST if sharded else None)
     model.requires_grad_(False)
-    if group is not None:
-        install_ulysses(model, group)
+    _install_attention(model, spec.policy.share_prefixes, resolve_device(spec.model), group)
     wrapped = LogprobModel(model, group)
     if sharded:
         offload = spec.policy.offload is Offload.ALL
         shard(wrapped, blocks_of(model), resolve_device(spec.model), offload=offload)
     return wrapped
+
+
+def _install_attention(
+    model: PreTrainedModel, share: SharePrefixes, device: torch.device, group: ProcessGroup | None
+) -> None:
+    """Around the model's own: prefixes computed once, and around that the exchange of heads between ranks."""
+    if shares_prefixes(share, model.config, device):
+        install_shared_attention(model)
+    if group is not None:
+        install_ulysses(model, group)
 
 
 def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
@@ -120,7 +129,7 @@ def attention_cost(model: PreTrainedModel, device: torch.device) -> Cost | None:
 
     Those need CUDA and are not run by the tests; the packed rows that they are given are tested.
     """
-    name = attention_name(model.config)
+    name = attention_name(model.config).removeprefix(SHARED)
     return None if "flash" in name or name == VARLEN else row_cost(model, device)
 
 

@@ -16,11 +16,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig
+from ramet.config.schema import (
+    Dtype,
+    MinibatchOf,
+    ModelConfig,
+    Offload,
+    PolicyConfig,
+    SharePrefixes,
+    TrainConfig,
+)
 from ramet.models.loading import resolve_device
 from ramet.policy.batching.packing import MicroBatch
-from ramet.policy.batching.partition import RankLayout, own_micro_batches
+from ramet.policy.batching.partition import RankLayout, drawn_rows, own_micro_batches, own_shared_micro_batches
 from ramet.policy.batching.rows import Row
+from ramet.policy.batching.shared import WORTHWHILE, unique_token_share
 from ramet.policy.checkpoint.state import Progress, Staged, load_state, stage_state, write_state
 from ramet.policy.distributed.ranks import host_group, sum_over_ranks
 from ramet.policy.distributed.sharding import reshard
@@ -28,6 +37,7 @@ from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.models import attention_cost, row_cost
 from ramet.policy.optim import clip_gradients, make_optimizer, move_state
 from ramet.policy.progress import PassCounter
+from ramet.policy.shared_attention import has_shared_attention
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +87,24 @@ class TrainRank:
     def micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
         """This rank's. Ranks that share sequences have a common budget, `policy.max_microbatch_tokens` for each."""
         budget = self._policy.max_microbatch_tokens * self.layout.sequence_parallel
-        batches = own_micro_batches(rows, self.layout, budget=budget, cost=self._cost, row_cost=self._row_cost)
+        if self.shares_prefixes(rows):
+            batches = own_shared_micro_batches(rows, self.layout, budget=budget, cost=self._row_cost)
+        else:
+            batches = own_micro_batches(rows, self.layout, budget=budget, cost=self._cost, row_cost=self._row_cost)
         return [batch.to(self.device) for batch in batches]
+
+    def minibatches(self, rows: Sequence[Row], train: TrainConfig, step: int) -> list[list[int]]:
+        """Indices of the rows of every optimiser step of one training step."""
+        of = train.minibatch_of
+        whole_groups = of is MinibatchOf.GROUPS or (of is MinibatchOf.AUTO and self.shares_prefixes(rows))
+        return drawn_rows(rows, train, seed=self._seed, step=step, whole_groups=whole_groups)
+
+    def shares_prefixes(self, rows: Sequence[Row]) -> bool:
+        """Whether what these rows have in common is computed once."""
+        if not has_shared_attention(self.model.config) or not rows:
+            return False
+        always = self._policy.share_prefixes is SharePrefixes.ALWAYS
+        return always or unique_token_share(rows) < WORTHWHILE
 
     def precision(self) -> AbstractContextManager[object]:
         """For a forward pass. Sharded models compute in the type that their weights are gathered in."""

@@ -26,8 +26,9 @@ from ramet.config.schema import OldLogprobs
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
 from ramet.policy.batching.packing import empty_micro_batch
-from ramet.policy.batching.partition import RankLayout, minibatches
+from ramet.policy.batching.partition import RankLayout
 from ramet.policy.batching.rows import Floats, Row
+from ramet.policy.batching.shared import unique_token_share
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.check import check_policy_options
 from ramet.policy.checkpoint.state import export_model
@@ -124,7 +125,7 @@ class PolicyWorker:
         rows = batch.rows
         started = time.monotonic()
         self._train_rank.step = step
-        order = minibatches(len(rows), self.spec.train, seed=self.spec.seed, step=step)
+        order = self._train_rank.minibatches(rows, self.spec.train, step)
         batch = replace(batch, ref_logprobs=self._ref_logprobs(rows, batch.ref_logprobs))
         no_signal = frozenset(i for i in range(len(rows)) if not batch.has_signal(i))
         computed = self._computed(batch, no_signal)
@@ -151,6 +152,7 @@ class PolicyWorker:
             "train/optimizer_steps": float(len(order) - skipped),
             "train/skipped_updates": float(skipped),
             "train/rows_without_signal": float(len(no_signal)),
+            "train/unique_token_share": unique_token_share(rows),
             "train/tokens": float(sum(row.n_trained for row in rows)),
             "train/tokens_per_s": n_computed / max(seconds, 1e-9),
             "train/update_s": seconds,

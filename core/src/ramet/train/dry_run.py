@@ -11,6 +11,7 @@ from ramet.planning.memory import MemoryPlan, plan_memory
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.placement import Machine, check_machine, check_placement, machine_of, plan_devices
 from ramet.planning.run_plan import DryRun, RunPlan, entries_in_words, model_in_words, not_checked, plan_run, records
+from ramet.policy.check import shares_in_words
 from ramet.runs.manifest import make_manifest
 from ramet.train.data_sources import source_table
 from ramet.train.prepare import PreparedRun, prepare
@@ -40,6 +41,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "steps": _steps(config, prepared),
             "tokens": _tokens(config, prepared),
             "algorithm": _algorithm(config),
+            "shared prefixes": shares_in_words(config, cuda=machine.cuda),
             "old logprobs": _old_logprobs(config, prepared.components),
             "rewards": entries_in_words(config.rewards),
             "sources": "\n".join(source_table(config.rewards, prepared.tasks, prepared.valid.tasks)),

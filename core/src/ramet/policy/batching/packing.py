@@ -23,7 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramet.policy.batching.rows import Row
+from ramet.policy.batching.attention_plan import AttentionPlan
+from ramet.policy.batching.rows import Ids, Row
+from ramet.policy.batching.trie import Positions, Trie
 
 
 class PackedLayout(StrEnum):
@@ -38,6 +40,7 @@ class Cost:
     token: float
     pair: float
     best_tokens: int  # more tokens in one pass are no faster
+    call_pairs: float = 0.0  # pairs that cost as much as calling an attention kernel once more
 
     def packed(self, lengths: Sequence[int]) -> float:
         tokens = sum(lengths)
@@ -47,14 +50,19 @@ class Cost:
         tokens = len(lengths) * max(lengths)
         return self.token * tokens + self.pair * tokens * max(lengths)
 
+    def shared(self, trie: Trie) -> float:
+        """Of sequences whose prefixes are computed once; of one sequence as much as `packed`."""
+        return self.token * trie.n_tokens + self.pair * (2 * trie.n_pairs - trie.n_tokens)
 
+
+CALL_OPERATIONS = 4e6  # measured on a CPU: so many take as long as what a call costs besides computing
 CPU_TOKENS = 2048  # measured: beyond it the activations of a small model leave the cache (1.3 s instead of 0.8 s)
 
 
 def model_cost(hidden_size: int, device: torch.device) -> Cost:
     """Per layer about 12 H^2 weights (2 operations each) a token, and 4 H operations a pair."""
     best = CPU_TOKENS if device.type == "cpu" else sys.maxsize
-    return Cost(token=6.0 * hidden_size, pair=1.0, best_tokens=best)
+    return Cost(token=6.0 * hidden_size, pair=1.0, best_tokens=best, call_pairs=CALL_OPERATIONS / (4 * hidden_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +76,11 @@ class MicroBatch:
     targets: Tensor  # [n] the trained tokens
     response: Tensor  # [n] the position of each trained token on [T]
     lengths: tuple[int, ...]  # of the rows' responses; their sum is T
-    n_tokens: int  # of the sequences, without padding
+    n_tokens: int  # of the sequences, without padding; prefixes that are computed once count once
+    # Of a row of runs (`batching/shared.py`), where predict and targets are [u]: predictions that rows have in common
+    # are computed once.
+    attention: AttentionPlan | None = None  # None: sequences follow one another, or have a row each
+    expand: Tensor | None = None  # [n] which of the u predictions is each trained token's; None: u = n, one each
 
     def to(self, device: torch.device) -> MicroBatch:
         return MicroBatch(
@@ -80,7 +92,14 @@ class MicroBatch:
             response=self.response.to(device),
             lengths=self.lengths,
             n_tokens=self.n_tokens,
+            attention=None if self.attention is None else self.attention.to(device),
+            expand=None if self.expand is None else self.expand.to(device),
         )
+
+    def on_responses(self, predicted: Tensor) -> Tensor:
+        """`[T]` from one value for each prediction; 0 on tokens that are not trained."""
+        values = predicted if self.expand is None else predicted.index_select(0, self.expand)
+        return values.new_zeros(sum(self.lengths)).index_put((self.response,), values)
 
 
 def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -158,39 +177,58 @@ def empty_micro_batch() -> MicroBatch:
 
 def micro_batch(rows: Sequence[Row], chosen: Sequence[int], layout: PackedLayout) -> MicroBatch:
     """The chosen rows in this layout. The last token of a sequence predicts nothing and is not fed."""
-    sequences = [_fed(rows[i]) for i in chosen]
+    sequences = [fed(rows[i]) for i in chosen]
     # [B, S]: one row of all sequences, or one row for each
     width = sum(map(len, sequences)) if layout is PackedLayout.PACKED else max(map(len, sequences))
     height = 1 if layout is PackedLayout.PACKED else len(sequences)
     # Position ids of padding go on counting: a second 0 in a row would make transformers build a mask for packed rows.
     input_ids = np.zeros(height * width, np.int64)
     position_ids = np.tile(np.arange(width), height)
-    predict, targets, response = [], [], []
-    start, first = 0, 0  # where this sequence begins on the flat [B * S], and where its response begins on [T]
-    for i, sequence in zip(chosen, sequences, strict=True):
-        row = rows[i]
-        input_ids[start : start + len(sequence)] = sequence
-        position_ids[start : start + len(sequence)] = np.arange(len(sequence))
-        # Token t of the response follows position len(prompt) - 1 + t of the sequence, which predicts it.
-        trained = np.flatnonzero(row.mask)
-        predict.append(start + len(row.prompt_ids) - 1 + trained)
-        targets.append(row.response_ids[trained])
-        response.append(first + trained)
+    places = []  # of each sequence, on the flat [B * S]
+    start = 0
+    for sequence in sequences:
+        places.append(np.arange(start, start + len(sequence)))
+        input_ids[places[-1]] = sequence
+        position_ids[places[-1]] = np.arange(len(sequence))
         start += len(sequence) if layout is PackedLayout.PACKED else width
-        first += len(row.response_ids)
+    predictions = Predictions.of([rows[i] for i in chosen], places)
     return MicroBatch(
         rows=tuple(chosen),
         input_ids=torch.from_numpy(input_ids.reshape(height, width)),
         position_ids=torch.from_numpy(position_ids.reshape(height, width)),
-        predict=torch.from_numpy(np.concatenate(predict)),
-        targets=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
-        response=torch.from_numpy(np.concatenate(response)),
+        predict=torch.from_numpy(predictions.predict),
+        targets=torch.from_numpy(predictions.targets),
+        response=torch.from_numpy(predictions.response),
         lengths=tuple(len(rows[i].response_ids) for i in chosen),
         n_tokens=sum(map(len, sequences)),
     )
 
 
-def _fed(row: Row) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Of the trained tokens of some rows, one after another: what `MicroBatch` says of them."""
+
+    predict: Positions  # [n]
+    targets: Positions  # [n]
+    response: Positions  # [n]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], places: Sequence[Positions]) -> Predictions:
+        """`places` has the positions of each row's fed tokens on the flat `[B * S]`."""
+        predict, targets, response = [], [], []
+        first = 0  # where this row's response begins on [T]
+        for row, place in zip(rows, places, strict=True):
+            # Token t of the response follows position len(prompt) - 1 + t of the sequence, which predicts it.
+            trained = np.flatnonzero(row.mask)
+            predict.append(place[len(row.prompt_ids) - 1 + trained])
+            targets.append(row.response_ids[trained])
+            response.append(first + trained)
+            first += len(row.response_ids)
+        return cls(np.concatenate(predict), np.concatenate(targets).astype(np.int64), np.concatenate(response))
+
+
+def fed(row: Row) -> Ids:
+    """The tokens of a row that predict others: all but its last."""
     if not len(row.prompt_ids):
         raise ValueError(f"rollout {row.rollout_id!r} of task {row.task_id!r} has no prompt; at least one token needed")
     return np.concatenate([row.prompt_ids, row.response_ids])[:-1]

@@ -15,6 +15,7 @@ from random import Random
 from ramet.config.schema import TrainConfig
 from ramet.policy.batching.packing import Cost, MicroBatch, empty_micro_batch, micro_batch, plan
 from ramet.policy.batching.rows import Row
+from ramet.policy.batching.shared import groups_of, shared_micro_batch, tree_bins, trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,19 @@ def minibatches(n_rows: int, train: TrainConfig, *, seed: int, step: int) -> lis
     return out
 
 
+def drawn_rows(rows: Sequence[Row], train: TrainConfig, *, seed: int, step: int, whole_groups: bool) -> list[list[int]]:
+    """As `minibatches`, of rows or of whole groups.
+
+    Where there are fewer groups than `train.minibatches`, rows are drawn nevertheless: how many optimiser steps a step
+    has does not depend on what is drawn.
+    """
+    units = groups_of(rows) if whole_groups else []
+    if len(units) < train.minibatches:
+        units = [[i] for i in range(len(rows))]
+    order = minibatches(len(units), train, seed=seed, step=step)
+    return [[row for unit in chosen for row in units[unit]] for chosen in order]
+
+
 def partition(costs: Sequence[float], n_parts: int) -> list[list[int]]:
     """Indices of each part, ascending. Deterministic; equal costs go by index."""
     out: list[list[int]] = [[] for _ in range(n_parts)]
@@ -78,4 +92,25 @@ def own_micro_batches(
     own_plan = plans[ranks.data_parallel_rank]
     batches = [micro_batch([rows[i] for i in own], chosen, layout) for chosen, layout in own_plan]
     batches = [replace(batch, rows=tuple(own[i] for i in batch.rows)) for batch in batches]
+    return _as_many(batches, plans)
+
+
+def own_shared_micro_batches(rows: Sequence[Row], ranks: RankLayout, *, budget: int, cost: Cost) -> list[MicroBatch]:
+    """As `own_micro_batches`, with every prefix computed once: groups go to ranks, by their unique tokens and pairs.
+
+    Groups that are too large for one micro-batch, or for an even share of all unique tokens, are cut into parts.
+    """
+    budget = min(budget, cost.best_tokens)
+    found = trees(rows, budget=budget, cost=cost)
+    even = -(-sum(tree.n_tokens for tree in found) // ranks.data_parallel_size)
+    if even < budget:
+        found = trees(rows, budget=even, cost=cost)
+    parts = partition([tree.cost for tree in found], ranks.data_parallel_size)
+    plans = [tree_bins([found[i] for i in part], budget) for part in parts]
+    batches = [shared_micro_batch(rows, chosen, cost) for chosen in plans[ranks.data_parallel_rank]]
+    return _as_many(batches, plans)
+
+
+def _as_many(batches: list[MicroBatch], plans: Sequence[Sequence[object]]) -> list[MicroBatch]:
+    """With empty ones, so that this rank makes as many passes as the busiest."""
     return batches + [empty_micro_batch()] * (max(map(len, plans)) - len(batches))

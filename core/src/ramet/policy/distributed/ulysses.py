@@ -35,6 +35,7 @@ from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from ramet.errors import raise_all
+from ramet.policy.batching.attention_plan import AttentionPlan
 
 PREFIX = "ulysses_"  # of the name under which transformers finds the wrapped attention
 MODELS = ("llama", "qwen2", "qwen3")  # compared with one rank; other attentions may have more inputs per head
@@ -85,19 +86,27 @@ def install_ulysses(model: PreTrainedModel, group: ProcessGroup) -> None:
 
 
 def attention_name(config: PretrainedConfig) -> str:
-    """The name of the attention inside: `sdpa`, `eager`, `flash_attention_2` or `varlen`."""
+    """The name of the attention inside: `sdpa`, `eager`, `flash_attention_2` or `varlen`, or one of these wrapped so
+    that prefixes are computed once (`shared_attention.py`).
+    """
     return str(config._attn_implementation).removeprefix(PREFIX)
 
 
 def ulysses_states(
-    model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, predict: Tensor, group: ProcessGroup
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    predict: Tensor,
+    group: ProcessGroup,
+    attention: AttentionPlan | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Hidden states `[m, H]` after the last norm of this rank's part of `predict`, and their indices `[m]` in it.
 
-    All ranks of the group give the same `[B, S]` ids and positions and the same `predict` `[n]`, positions in the flat
-    `[B * S]`. What is computed from the states goes through `join_values`.
+    All ranks of the group give the same `[B, S]` ids and positions, the same `predict` `[n]`, positions in the flat
+    `[B * S]`, and the same plan where prefixes are computed once. What is computed from the states goes through
+    `join_values`.
     """
-    hidden = _local_hidden(model, input_ids, position_ids, group)  # [B, ceil(S / U), H]
+    hidden = _local_hidden(model, input_ids, position_ids, group, attention)  # [B, ceil(S / U), H]
     width = hidden.shape[1]
     # Rank r has columns r * width to (r + 1) * width of every row.
     row, column = predict // input_ids.shape[1], predict % input_ids.shape[1]
@@ -115,16 +124,28 @@ def join_values(values: Tensor, own: Tensor, length: int, group: ProcessGroup) -
     return joined
 
 
-def _local_hidden(model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, group: ProcessGroup) -> Tensor:
+def _local_hidden(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    group: ProcessGroup,
+    attention: AttentionPlan | None,
+) -> Tensor:
     """`[B, ceil(S / U), H]`: of this rank's positions, padding included."""
-    ids, positions, full = _shard(model, input_ids, position_ids, group)
+    ids, positions, full = _shard(model, input_ids, position_ids, group, attention)
+    shared = {} if attention is None else {"shared": attention}
     body: Any = model.base_model
-    hidden: Tensor = body(input_ids=ids, position_ids=positions, use_cache=False, ulysses=full).last_hidden_state
+    output = body(input_ids=ids, position_ids=positions, use_cache=False, ulysses=full, **shared)
+    hidden: Tensor = output.last_hidden_state
     return hidden
 
 
 def _shard(
-    model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, group: ProcessGroup
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    group: ProcessGroup,
+    attention: AttentionPlan | None,
 ) -> tuple[Tensor, Tensor, FullSequence]:
     """This rank's ids and positions `[B, ceil(S / U)]`, and what its attention must know of all of them.
 
@@ -138,7 +159,8 @@ def _shard(
     counts = torch.arange(1, n_padding + 1, device=position_ids.device)
     positions = torch.cat([position_ids, position_ids[:, -1:] + counts], dim=1)
     # Masks and borders are of whole rows; ids and positions are cut.
-    full = FullSequence(group=group, position_ids=positions, masks=_masks(model, positions))
+    masks = _masks(model, positions) if attention is None else {"full_attention": None}
+    full = FullSequence(group=group, position_ids=positions, masks=masks)
     return ids.chunk(size, dim=1)[rank], positions.chunk(size, dim=1)[rank], full
 
 

@@ -1,0 +1,151 @@
+"""Attention over a packed row of runs (`batching/trie.py`): which positions see which, in a few calls of a kernel.
+
+The queries of a run are its own tokens, its keys the path before it and itself, causal and aligned to the lower right:
+the last query sees all keys. Runs of similar sizes share a call, padded. Where the path is empty the sizes are equal,
+and a kernel's own causal mask serves, with the padding after the run. Otherwise padding is before queries and keys, so
+that they stay aligned, and a mask hides it.
+
+Shapes: a call of n runs has Q queries and K keys for each, as many as the largest has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ramet.policy.batching.trie import Positions
+
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens that no sequence before had, at the end of their path."""
+
+    path: Positions  # [k] positions on the packed row of all tokens up to the run's last
+    n_own: int  # the last so many of them are the run
+
+    @property
+    def n_pairs(self) -> int:
+        return self.n_own * len(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One call of a kernel, for n runs."""
+
+    n_runs: int
+    n_queries: int  # Q
+    n_keys: int  # K
+    mask: Tensor | None  # [n, 1, Q, K] or [1, 1, Q, K] bool: what a query sees; None: Q = K, each sees those up to it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    """What is gathered for all calls, one after another, and where their results go. S: positions of the packed row.
+
+    Every position is a query in one of the calls, once.
+    """
+
+    calls: tuple[AttentionCall, ...]
+    queries: Tensor  # [sum of n * Q] positions on the packed row; those of padding are 0, which exists in every row
+    keys: Tensor  # [sum of n * K] as well
+    results: Tensor  # [S] of each position: its index in `queries`
+
+    def to(self, device: torch.device) -> AttentionPlan:
+        return AttentionPlan(
+            calls=tuple(call if call.mask is None else replace(call, mask=call.mask.to(device)) for call in self.calls),
+            queries=self.queries.to(device),
+            keys=self.keys.to(device),
+            results=self.results.to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call and its indices."""
+
+    call: AttentionCall
+    queries: Positions  # [n, Q]
+    keys: Positions  # [n, K]
+    real: Mask  # [n, Q] queries that are no padding
+
+
+def attention_plan(runs: Sequence[Run], *, call_pairs: float) -> AttentionPlan:
+    """`call_pairs`: so many pairs of padding cost as much as another call."""
+    whole = [run for run in runs if run.n_own == len(run.path)]
+    others = [run for run in runs if run.n_own < len(run.path)]
+    found = [_causal_call(chosen) for chosen in _similar(whole, call_pairs)]
+    found += [_masked_call(chosen) for chosen in _similar(others, call_pairs)]
+    queries = np.concatenate([one.queries.ravel() for one in found])
+    real = np.flatnonzero(np.concatenate([one.real.ravel() for one in found]))
+    results = np.zeros(len(real), np.int64)
+    results[queries[real]] = real
+    return AttentionPlan(
+        calls=tuple(one.call for one in found),
+        queries=torch.from_numpy(queries),
+        keys=torch.from_numpy(np.concatenate([one.keys.ravel() for one in found])),
+        results=torch.from_numpy(results),
+    )
+
+
+class _Bin:
+    """Runs that share a call."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self._queries = self._keys = 0
+
+    def padding_of(self, run: Run) -> int:
+        """Pairs that are computed for nothing if this run comes in."""
+        now = len(self.runs) * self._queries * self._keys
+        then = (len(self.runs) + 1) * max(self._queries, run.n_own) * max(self._keys, len(run.path))
+        return then - now - run.n_pairs
+
+    def add(self, run: Run) -> None:
+        self.runs.append(run)
+        self._queries, self._keys = max(self._queries, run.n_own), max(self._keys, len(run.path))
+
+
+def _similar(runs: Sequence[Run], call_pairs: float) -> list[list[Run]]:
+    """Largest first, each to the call where it brings least padding, or to a new one if that is cheaper."""
+    bins: list[_Bin] = []
+    for run in sorted(runs, key=lambda run: -run.n_pairs):
+        best = min(bins, key=lambda one: one.padding_of(run), default=None)
+        if best is None or best.padding_of(run) > call_pairs:
+            best = _Bin()
+            bins.append(best)
+        best.add(run)
+    return [one.runs for one in bins]
+
+
+def _causal_call(runs: Sequence[Run]) -> _Call:
+    """Of runs without a path: queries are keys, and no position sees the padding after it."""
+    width = max(run.n_own for run in runs)
+    index = np.zeros((len(runs), width), np.int64)
+    for row, run in zip(index, runs, strict=True):
+        row[: run.n_own] = run.path
+    real = np.arange(width) < np.array([[run.n_own] for run in runs])
+    return _Call(AttentionCall(len(runs), width, width, None), index, index, real)
+
+
+def _masked_call(runs: Sequence[Run]) -> _Call:
+    n_queries, n_keys = max(run.n_own for run in runs), max(len(run.path) for run in runs)
+    queries, keys = (np.zeros((len(runs), size), np.int64) for size in (n_queries, n_keys))
+    for query, key, run in zip(queries, keys, runs, strict=True):
+        query[n_queries - run.n_own :] = run.path[-run.n_own :]
+        key[n_keys - len(run.path) :] = run.path
+    real = np.arange(n_queries) >= np.array([[n_queries - run.n_own] for run in runs])
+    seen = np.tri(n_queries, n_keys, n_keys - n_queries, dtype=np.bool_)[None]
+    padding = np.array([n_keys - len(run.path) for run in runs])[:, None, None]
+    if padding.any() or not real.all():
+        # Queries of padding see whatever is before them, since a softmax over nothing is no number.
+        seen = seen & ((np.arange(n_keys) >= padding) | ~real[:, :, None])
+    mask = torch.from_numpy(np.ascontiguousarray(seen[:, None]))
+    return _Call(AttentionCall(len(runs), n_queries, n_keys, mask), queries, keys, real)

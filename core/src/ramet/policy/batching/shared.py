@@ -1,0 +1,99 @@
+"""Micro-batches in which every prefix is computed once, and which rows go together into one.
+
+A group is a tree: its prompt is common to all, and forks share what their parent had sampled. Here its rows are laid
+out as the runs of their token trie (`batching/trie.py`), one after another in one packed row; positions follow each
+token's path, and an attention of our own lets a run see its path (`batching/attention_plan.py`). What is the same token
+after the same tokens is computed once, whoever sampled it. Results are then expanded to the rows, so that losses see
+what they always see, and autograd adds up what rows share.
+
+The group is what stays together: in one micro-batch where the budget allows, and on one rank. Rows of different groups
+share too, by chance, where they meet in a micro-batch and begin alike, as with a common system prompt.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ramet.policy.batching.attention_plan import Run, attention_plan
+from ramet.policy.batching.packing import Cost, MicroBatch, Predictions, fed, first_fit
+from ramet.policy.batching.rows import Row
+from ramet.policy.batching.trie import trie
+
+WORTHWHILE = 0.85  # share of unique tokens below which `policy.share_prefixes=auto` shares
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Rows that are kept together, and what they cost with prefixes computed once."""
+
+    rows: tuple[int, ...]
+    n_tokens: int  # unique ones
+    cost: float
+
+
+def groups_of(rows: Sequence[Row]) -> list[list[int]]:
+    """Indices of each group's rows, ascending; groups in the order of their first rows."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        found[row.group].append(i)
+    return list(found.values())
+
+
+def unique_token_share(rows: Sequence[Row]) -> float:
+    """Tokens that are fed if every group's prefixes are computed once, of those that are fed else; 1 without rows."""
+    total = sum(row.n_tokens - 1 for row in rows)
+    unique = sum(trie([fed(rows[i]) for i in group]).n_tokens for group in groups_of(rows))
+    return unique / total if total else 1.0
+
+
+def trees(rows: Sequence[Row], *, budget: int, cost: Cost) -> list[Tree]:
+    """The groups; one of more unique tokens than `budget` is cut into parts that share among themselves only."""
+    found = []
+    for group in groups_of(rows):
+        whole = trie([fed(rows[i]) for i in group])
+        for part in whole.cut(budget):
+            own = whole if len(part) == len(group) else trie([fed(rows[group[i]]) for i in part])
+            members = tuple(sorted(group[i] for i in part))
+            found.append(Tree(rows=members, n_tokens=own.n_tokens, cost=cost.shared(own)))
+    return found
+
+
+def tree_bins(chosen: Sequence[Tree], budget: int) -> list[list[int]]:
+    """Indices of the rows of each micro-batch: whole trees of at most `budget` unique tokens together."""
+    bins = first_fit([tree.n_tokens for tree in chosen], budget)
+    return [[row for i in members for row in chosen[i].rows] for members in bins]
+
+
+def shared_micro_batch(rows: Sequence[Row], chosen: Sequence[int], cost: Cost) -> MicroBatch:
+    """The chosen rows as one packed row of the runs of their trie."""
+    sequences = [fed(rows[i]) for i in chosen]
+    tree = trie(sequences)
+    input_ids, position_ids = np.zeros((2, tree.n_tokens), np.int64)
+    places = [np.zeros(0, np.int64)] * len(sequences)
+    runs = []
+    for i, shared, place in zip(tree.order, tree.shared, tree.positions(), strict=True):
+        places[i] = place
+        input_ids[place[shared:]] = sequences[i][shared:]
+        position_ids[place[shared:]] = np.arange(shared, len(place))
+        if len(place) > shared:
+            runs.append(Run(place, len(place) - shared))
+    predictions = Predictions.of([rows[i] for i in chosen], places)
+    # A position may predict several tokens, where rollouts fork, and rows may have a prediction in common.
+    unique, expand = np.unique(predictions.predict << 32 | predictions.targets, return_inverse=True)
+    return MicroBatch(
+        rows=tuple(chosen),
+        input_ids=torch.from_numpy(input_ids[None]),
+        position_ids=torch.from_numpy(position_ids[None]),
+        predict=torch.from_numpy(unique >> 32),
+        targets=torch.from_numpy(unique & 0xFFFFFFFF),
+        response=torch.from_numpy(predictions.response),
+        lengths=tuple(len(rows[i].response_ids) for i in chosen),
+        n_tokens=tree.n_tokens,
+        attention=attention_plan(runs, call_pairs=cost.call_pairs),
+        expand=torch.from_numpy(expand),
+    )

@@ -1,0 +1,88 @@
+"""The token trie of sequences: every prefix that several of them begin with exists once.
+
+Sequences in lexicographic order are a depth-first walk of their trie: each adds a *run*, the tokens after the prefix
+that it has in common with the one before it, and every token of the trie is in exactly one run. So no node is ever
+made. A run is a chain, however many sequences fork off it later, and what its tokens attend to is the path before them
+and the run itself. A sequence that is a prefix of the one before it, or equal to it, adds no run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramet.policy.batching.rows import Ids
+
+Positions: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trie:
+    """Fields hold one number per sequence, in the order of the walk."""
+
+    order: tuple[int, ...]  # indices of the sequences
+    lengths: tuple[int, ...]
+    shared: tuple[int, ...]  # tokens that it has in common with the one before it
+
+    @property
+    def n_tokens(self) -> int:
+        """Unique ones: those of all runs."""
+        return sum(self.lengths) - sum(self.shared)
+
+    @property
+    def n_pairs(self) -> int:
+        """Of unique tokens and what each attends to: itself and its path."""
+        return sum(_triangle(end) - _triangle(start) for start, end in zip(self.shared, self.lengths, strict=True))
+
+    def positions(self) -> list[Positions]:
+        """Where the tokens of each sequence are when all runs follow one another, in the order of the walk."""
+        found: list[Positions] = []
+        start = 0
+        for shared, length in zip(self.shared, self.lengths, strict=True):
+            path = found[-1][:shared] if found else np.zeros(0, np.int64)
+            end = start + length - shared
+            found.append(np.concatenate([path, np.arange(start, end)]))
+            start = end
+        return found
+
+    def cut(self, budget: int) -> list[list[int]]:
+        """Indices of sequences, cut into consecutive parts of the walk of at most `budget` unique tokens each.
+
+        What two parts have in common is in both. A sequence over the budget is a part of its own.
+        """
+        parts: list[list[int]] = []
+        room = 0
+        for index, shared, length in zip(self.order, self.shared, self.lengths, strict=True):
+            if parts and length - shared <= room:
+                parts[-1].append(index)
+                room -= length - shared
+            else:
+                parts.append([index])
+                room = budget - length
+        return parts
+
+
+def trie(sequences: Sequence[Ids]) -> Trie:
+    """Of token ids of 0 and more. Equal sequences keep their order."""
+    # Big-endian bytes of such numbers compare as the numbers do.
+    keys = [sequence.astype(">i4").tobytes() for sequence in sequences]
+    order = sorted(range(len(sequences)), key=keys.__getitem__)
+    ordered = [sequences[i] for i in order]
+    shared = [_n_common(a, b) for a, b in pairwise(ordered)]
+    return Trie(order=tuple(order), lengths=tuple(map(len, ordered)), shared=(0, *shared) if ordered else ())
+
+
+def _n_common(first: Ids, second: Ids) -> int:
+    """Length of the longest common prefix."""
+    n = min(len(first), len(second))
+    differs = first[:n] != second[:n]
+    return int(differs.argmax()) if differs.any() else n
+
+
+def _triangle(n: int) -> int:
+    return n * (n + 1) // 2

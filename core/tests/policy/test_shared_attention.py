@@ -1,0 +1,202 @@
+"""Prefixes computed once give the log-probabilities, entropies and gradients of every sequence computed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ramet.algorithms.logprobs import Entropy
+from ramet.policy.batching.packing import MicroBatch, PackedLayout, micro_batch, model_cost
+from ramet.policy.batching.rows import Row
+from ramet.policy.batching.shared import shared_micro_batch
+from ramet.policy.logprob_model import token_logprobs
+from ramet.policy.shared_attention import _Gather, install_shared_attention, sharing_problems
+
+MakeRows = Callable[..., list[Row]]
+COST = model_cost(24, torch.device("cpu"))
+
+
+def build(architecture: str = "qwen2", **more: object) -> PreTrainedModel:
+    config = AutoConfig.for_model(
+        architecture,
+        vocab_size=256,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        initializer_range=0.3,
+        **more,
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def fork(row: Row, at: int, own: list[int]) -> Row:
+    """A rollout that has the first `at` tokens of the row's response, and then its own."""
+    ids = np.concatenate([row.response_ids[:at], own]).astype(np.int32)
+    mask = np.concatenate([row.mask[:at], np.ones(len(own), np.bool_)])
+    return replace(row, response_ids=ids, mask=mask)
+
+
+def group(rows: list[Row]) -> list[Row]:
+    """The same prompt for all."""
+    return [replace(row, prompt_ids=rows[0].prompt_ids) for row in rows]
+
+
+def arpo_tree(rows: list[Row]) -> list[Row]:
+    """Two roots, forks of the first, and forks of a fork."""
+    first, second = group(rows[:2])
+    one, two = fork(first, 5, [7, 8, 9, 10]), fork(first, 5, [7, 3, 3])
+    return [first, second, one, two, fork(one, 7, [1, 2, 3, 4, 5, 6]), fork(second, 3, [11])]
+
+
+def masked_parent(rows: list[Row]) -> list[Row]:
+    """What the rollouts share is of one that is not trained."""
+    parent = group(rows)[0]
+    return [fork(parent, 6, [1, 2, 3]), fork(parent, 6, [4, 5]), fork(parent, 4, [6, 6, 6, 6])]
+
+
+def duplicates(rows: list[Row]) -> list[Row]:
+    first, second = group(rows[:2])
+    return [first, second, replace(first), replace(second, mask=np.ones_like(second.mask))]
+
+
+def one_token_forks(rows: list[Row]) -> list[Row]:
+    """Own tokens of one rollout: none that is fed, one, and a rollout that ends where others go on."""
+    first = group(rows)[0]
+    ends = [fork(first, len(first.response_ids) - 1, [i]) for i in (1, 2, 3)]
+    return [first, *ends, fork(first, 5, [1, 2]), fork(first, 5, [3, 4]), fork(first, 4, [9])]
+
+
+TREES: dict[str, Callable[[list[Row]], list[Row]]] = {
+    "GRPO group": group,
+    "ARPO tree": arpo_tree,
+    "masked parent": masked_parent,
+    "duplicated rollouts": duplicates,
+    "one-token forks": one_token_forks,
+    "nothing in common": list,
+    "one rollout": lambda rows: rows[:1],
+    "two groups": lambda rows: [*group(rows[:3]), *arpo_tree(rows[3:])],
+}
+
+
+def results(model: PreTrainedModel, batches: list[MicroBatch]) -> tuple[dict[int, Tensor], Tensor]:
+    """Log-probabilities and entropies `[2, T]` by row, and the gradient of a loss that is another in every row."""
+    model.zero_grad()
+    found: dict[int, Tensor] = {}
+    loss = torch.zeros(())
+    for batch in batches:
+        tokens = token_logprobs(model, batch, 0.8, Entropy.GRADIENT)
+        assert tokens.entropies is not None
+        both = torch.stack([tokens.logprobs, tokens.entropies])
+        for i, piece in zip(batch.rows, both.split(list(batch.lengths), dim=1), strict=True):
+            found[i] = piece.detach()
+            weights = torch.linspace(-1, 1 + i, piece.shape[1])
+            loss = loss + (piece * weights).sum() + piece.mean().exp()
+    loss.backward()
+    return found, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def assert_as_alone(model: PreTrainedModel, rows: list[Row], call_pairs: float) -> MicroBatch:
+    alone = [micro_batch(rows, [i], PackedLayout.PADDED) for i in range(len(rows))]
+    together = shared_micro_batch(rows, list(range(len(rows))), replace(COST, call_pairs=call_pairs))
+    expected, expected_gradient = results(model, alone)
+    found, gradient = results(model, [together])
+    for i, row in enumerate(rows):
+        torch.testing.assert_close(found[i], expected[i], rtol=1e-5, atol=1e-5, msg=lambda m, i=i: f"row {i}: {m}")
+        assert not found[i][:, ~torch.from_numpy(row.mask)].any()
+    assert float((gradient - expected_gradient).norm() / expected_gradient.norm()) < 1e-5
+    return together
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("call_pairs", [0, 200, 1e9])
+def test_a_tree_is_computed_as_its_rollouts_alone(make_rows: MakeRows, tree: str, call_pairs: float) -> None:
+    model = build()
+    install_shared_attention(model)
+    assert_as_alone(model, TREES[tree](make_rows(6, seed=3)), call_pairs)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_so_it_is_with_other_models_and_activation_checkpointing(make_rows: MakeRows, architecture: str) -> None:
+    model = build(architecture)
+    install_shared_attention(model)
+    rows = TREES["two groups"](make_rows(6, seed=5))
+    assert_as_alone(model, rows, 200)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_as_alone(model.train(), rows, 200)
+
+
+def test_prefixes_and_predictions_that_rollouts_share_are_computed_once(make_rows: MakeRows) -> None:
+    rows = one_token_forks(make_rows(1, seed=3))
+    batch = assert_as_alone(_installed(), rows, 200)
+    longest = rows[0].n_tokens - 1
+    assert batch.n_tokens == batch.input_ids.numel() == longest + 2  # the two forks of two tokens feed one each
+    assert len(batch.predict) < len(batch.response) == sum(row.n_trained for row in rows)
+    assert batch.predict.unique().numel() < len(batch.predict)  # positions that predict several tokens
+
+
+def test_passes_without_a_plan_are_what_they_were(make_rows: MakeRows) -> None:
+    rows = make_rows(5)
+    plain, installed = build(), _installed()
+    for layout in PackedLayout:
+        batch = micro_batch(rows, list(range(5)), layout)
+        (found, gradient), (expected, expected_gradient) = results(installed, [batch]), results(plain, [batch])
+        assert all(torch.equal(found[i], expected[i]) for i in expected)
+        assert torch.equal(gradient, expected_gradient)
+
+
+def _installed() -> PreTrainedModel:
+    model = build()
+    install_shared_attention(model)
+    return model
+
+
+def test_gradients_of_shared_keys_are_added_up_in_float32() -> None:
+    """In bfloat16 a sum of ones ends at 256."""
+    states = torch.zeros(2, 3, dtype=torch.bfloat16, requires_grad=True)
+    taken = _Gather.apply(states, torch.zeros(1000, dtype=torch.int64))
+    taken.sum().backward()
+    assert states.grad is not None and states.grad.dtype is torch.bfloat16
+    assert states.grad.tolist() == [[1000.0] * 3, [0.0] * 3]
+
+
+def test_autocast_is_as_close_as_it_is_for_rollouts_alone(make_rows: MakeRows) -> None:
+    rows = arpo_tree(make_rows(2, seed=3))
+    model = _installed()
+    exact, _ = results(model, [micro_batch(rows, [i], PackedLayout.PADDED) for i in range(len(rows))])
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = results(model, [shared_micro_batch(rows, list(range(len(rows))), COST)])
+    for i in exact:
+        torch.testing.assert_close(found[i], exact[i], rtol=0.05, atol=0.1)
+
+
+WINDOW = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changed", "problem"),
+    [
+        ("qwen2", {}, None),
+        ("gemma", {}, "not known to be right for models of the type 'gemma'; allowed: llama, qwen2, qwen3"),
+        ("qwen2", WINDOW, "the model has layers of the type sliding_attention; allowed: full_attention"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+            "rotary embeddings of the type 'dynamic' are not supported; allowed: those that do not depend on lengths",
+        ),
+    ],
+)
+def test_what_a_model_does_not_allow_is_said(
+    architecture: str, changed: dict[str, object], problem: str | None
+) -> None:
+    found = sharing_problems(build(architecture, **changed).config)
+    assert found == ([] if problem is None else [problem])
