@@ -99,6 +99,8 @@ class Objective:
         metrics.token_mean("train/tis_truncated", off_policy.truncated, policy.mask)
         metrics.token_mean("train/tis_clamped", off_policy.clamped, policy.mask)
         metrics.effective_share("train/tis_effective", off_policy.weight, policy.mask)
+        importance = ratio_of(policy.logprobs.detach(), inputs.engine_logprobs)  # pi / mu
+        metrics.effective_share("train/ratio_effective", importance, policy.mask)
         if off_policy_masks(train):
             metrics.token_mean("train/tis_left_out", off_policy.left_out, policy.mask)
         metrics.token_percentiles("train/ratio", ratio_of(policy.logprobs.detach(), old), policy.mask)

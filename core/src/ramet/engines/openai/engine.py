@@ -84,6 +84,7 @@ class OpenAIEngine:
     async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
         check_request(request, self.info, self._running)
         task = self._running[request.id] = asyncio.create_task(self._complete(request))
+        self._counters.request_began()
         try:
             completion = await task
         except asyncio.CancelledError:
@@ -97,6 +98,7 @@ class OpenAIEngine:
             raise
         finally:
             del self._running[request.id]
+            self._counters.request_ended()
         if on_first is not None:
             on_first(FirstReport(request=request.id, entropies=()))
         return completion

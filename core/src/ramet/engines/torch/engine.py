@@ -84,11 +84,13 @@ class TorchEngine:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         self._running.add(request.id)
+        self._counters.request_began()
         self._thread.send(Generate(request, loop, future, on_first))
         try:
             return await future
         finally:
             self._running.discard(request.id)
+            self._counters.request_ended()
             if not future.done() or future.cancelled() or future.exception() is not None:
                 self._thread.send(Abort(request.id))
 

@@ -95,6 +95,7 @@ class VllmEngine:
                 work.cancel()
 
         self._running.add(request.id)
+        self._counters.request_began()
         work = self._loop.start(self._service.serve(request, lambda report: _post(loop, partial(report_first, report))))
         try:
             completion = await asyncio.wrap_future(work)
@@ -103,6 +104,7 @@ class VllmEngine:
                 raise
         finally:
             self._running.discard(request.id)
+            self._counters.request_ended()
         if errors:
             raise errors[0]
         return completion
