@@ -101,7 +101,7 @@ def play(work: Path, port: int, in_flight: int, number: int) -> dict[str, Any]:
     from ramet.evaluate.evaluation import prepare
     from ramet.evaluate.header import Header
     from ramet.evaluate.measure import measure
-    from ramet.evaluate.results import PartialResults
+    from ramet.evaluate.partial import PartialResults
 
     samples, run = IN_FLIGHT[in_flight], work / f"run_{number}_{in_flight}"
     resolved = compose(

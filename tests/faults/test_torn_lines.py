@@ -85,7 +85,7 @@ def test_an_evaluation_goes_on_after_a_torn_line(workspace, monkeypatch, caplog,
     """F35: `results.json.partial.jsonl`. What was torn is measured again; the results are those of a whole run."""
     name = f"torn_{line}"
     evaluate(compose(workspace.measure(f"whole_{line}"), job="eval"))
-    monkeypatch.setattr("ramet.evaluate.results.PartialResults.finish", interrupt)
+    monkeypatch.setattr("ramet.evaluate.partial.PartialResults.finish", interrupt)
     with pytest.raises(KeyboardInterrupt):
         evaluate(compose(workspace.measure(name), job="eval"))
     monkeypatch.undo()

@@ -63,7 +63,7 @@ def test_every_rollout_stands_in_the_results_with_its_prompt(model: Path, tmp_pa
 def test_a_stopped_evaluation_measures_only_what_is_left(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramet.evaluate.results import PartialResults
+    from ramet.evaluate.partial import PartialResults
 
     kept, add = [], PartialResults.add
 

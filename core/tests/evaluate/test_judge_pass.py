@@ -18,7 +18,7 @@ from ramet.errors import ConfigError
 from ramet.evaluate.agreement import Verdicts, agreement, with_verdicts
 from ramet.evaluate.compare import load_results
 from ramet.evaluate.judge_pass import run
-from ramet.evaluate.results import PartialResults
+from ramet.evaluate.partial import PartialResults
 from ramet.plugins import load_plugins
 from ramet.registry import Entry
 from ramet.types import Rollout

@@ -14,7 +14,7 @@ from core.tests.evaluate.test_results import HEADER, INFO, rollout
 from ramet.components.services import RunServices
 from ramet.errors import PluginError
 from ramet.evaluate.measure import measure, started
-from ramet.evaluate.results import PartialResults
+from ramet.evaluate.partial import PartialResults
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import Benchmark, Group, Rollout, Services, Task, user_prompt
 

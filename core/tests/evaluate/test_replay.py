@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from core.tests.evaluate.test_results import HEADER, INFO, played, score
 
+from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.replay import replay
-from ramet.evaluate.results import PartialResults
 from ramet.plugins import load_plugins
 from ramet.registry import Entry
 from ramet.types import Rollout, Services, Task

@@ -9,9 +9,10 @@ import pytest
 
 from ramet.errors import ConfigError
 from ramet.evaluate.header import Header
-from ramet.evaluate.results import PartialResults, is_finished, read_results
+from ramet.evaluate.partial import PartialResults, is_finished
+from ramet.evaluate.results import read_results
 from ramet.evaluate.rollouts_file import group_record, read_rollouts, rollouts_path
-from ramet.evaluate.tasks import TaskResult, task_result, tool_statistics
+from ramet.evaluate.tasks import Judgement, TaskResult, task_result, tool_statistics
 from ramet.rollout.record import GroupRecord
 from ramet.types import (
     BenchmarkInfo,
@@ -64,7 +65,11 @@ def result(task_id: str, scores: list[dict[str, float | None]], *, masked: tuple
         task=task,
         rollouts=tuple(rollout(task, str(i), fault=fault if i in masked else None) for i in range(len(scores))),
     )
-    return task_result("arithmetic", group, prompt="<|user|>17 * 23?", scores=scores)
+    return task_result("arithmetic", group, judged(scores))
+
+
+def judged(scores: list[dict[str, float | None]]) -> list[Judgement]:
+    return [Judgement(scores=one) for one in scores]
 
 
 def score(accuracy: float | None, f1: float | None = 0.5) -> dict[str, float | None]:
@@ -83,7 +88,7 @@ def test_the_file_holds_prompts_rollouts_versions_plugins_and_the_summary(tmp_pa
     assert found["judged"] == "3 of 4 judged"
     assert found["metrics"][0]["avg"]["mean"] == 0.75
     first = found["tasks"][0]
-    assert (first["prompt"], first["gold"]) == ("<|user|>17 * 23?", ["391"])
+    assert (first["prompt"], first["gold"]) == ("p", ["391"])
     kept = first["rollouts"][0]
     assert (kept["answer"], kept["stop"], kept["sampled_tokens"], kept["response"]) == ("391", "answer", 2, "391\ud800")
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
@@ -174,7 +179,7 @@ def test_tool_statistics_by_hand() -> None:
     unused = rollout(task, "1")
     failed = rollout(task, "2", calls=(call(CallStatus.INFRA),), fault=Fault(where="tool:python", message="time-out"))
     group = Group(task=task, rollouts=(used, unused, failed))
-    found = tool_statistics([task_result("b", group, prompt="", scores=[score(1.0), score(0.0), {}])], "accuracy")
+    found = tool_statistics([task_result("b", group, judged([score(1.0), score(0.0), {}]))], "accuracy")
     assert (found.share_using, found.calls_per_rollout) == (0.5, 1.0)
     assert (found.calls, found.errors, found.infra) == ({"python": 3}, {"python": 1}, {"python": 1})
     assert (found.calls_if_right, found.calls_if_wrong) == (2.0, 0.0)
@@ -185,7 +190,7 @@ def test_tool_statistics_by_hand() -> None:
 def test_arguments_that_json_lacks_survive_as_text(tmp_path: Path) -> None:
     task = Task(id="a", prompt=user_prompt("q"))
     group = Group(task=task, rollouts=(rollout(task, "0", calls=(call(CallStatus.OK, float("nan")),)),))
-    kept = task_result("arithmetic", group, prompt="", scores=[score(1.0)])
+    kept = task_result("arithmetic", group, judged([score(1.0)]))
     partial = PartialResults(tmp_path / "results.json", HEADER)
     partial.add(kept)
     assert TaskResult.from_body(json.loads(kept.line())) == kept
@@ -274,4 +279,4 @@ def test_rollouts_that_are_not_those_of_the_results_are_refused(tmp_path: Path) 
 def played(task_id: str, numbers: list[int], scores: list[dict[str, float | None]]) -> tuple[TaskResult, GroupRecord]:
     task = Task(id=task_id, prompt=user_prompt("17 * 23?"), answer=("391",), data_source="sums")
     group = Group(task=task, rollouts=tuple(rollout(task, str(number)) for number in numbers))
-    return task_result("arithmetic", group, prompt="p", scores=scores), group_record(group, scores, "accuracy")
+    return task_result("arithmetic", group, judged(scores)), group_record(group, scores, "accuracy")

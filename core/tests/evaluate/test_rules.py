@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ramet.config.schema import BenchmarkConfig, EvaluateConfig
-from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, warn_of_missing_tools
+from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, split_problem, warn_of_missing_tools
 from ramet.types import BenchmarkInfo, Message, Task, user_prompt
 
 INFO = BenchmarkInfo(
@@ -76,8 +76,9 @@ def test_every_mistake_is_told_with_its_key() -> None:
         "benchmarks.own.sampling.top_k=2.5: must be a whole number, at least 0",
         "benchmarks.own.sampling.min_p=2: must be at least 0 and at most 1",
         "benchmarks.own.prompt='Answer!': must hold {question}, where the question goes",
-        "benchmarks.own.split=tset: no such split; allowed: test, sample",
     ]
+    assert split_problem("own", INFO, chosen) == "benchmarks.own.split=tset: no such split; allowed: test, sample"
+    assert split_problem("own", INFO, BenchmarkConfig(split="sample")) is None
 
 
 def test_tools_that_are_not_configured_are_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ramet.errors import ConfigError
 from ramet.evaluate.header import Header
-from ramet.evaluate.results import PartialResults
+from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.tasks import task_result
 from ramet.report.data import MAX_POINTS, overview, tokenizer_folders
 from ramet.tracking.jsonl import JsonlTracker

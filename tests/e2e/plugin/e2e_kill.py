@@ -66,8 +66,8 @@ KILL_POINTS = {
     "logged": KillPoint("ramet.tracking.jsonl:JsonlTracker.log", after=True),
     "export": KillPoint("ramet.policy.checkpoint.state:load_tokenizer"),  # weights are written, the tokenizer is not
     "restore": KillPoint("ramet.policy.worker:PolicyWorker.load", after=True),
-    "result": KillPoint("ramet.evaluate.results:append_line"),
-    "results": KillPoint("ramet.evaluate.results:write_file"),
+    "result": KillPoint("ramet.evaluate.partial:append_line"),
+    "results": KillPoint("ramet.evaluate.partial:write_file"),
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from ramet.types import Benchmark
 
 PREFIX = "benchmark:"
+READ = 100_000  # tasks that are looked at for an even share; benchmarks that make tasks up have more than anybody needs
 Build = Callable[[str], "Benchmark"]  # by name; raises `ConfigError`
 
 
@@ -33,17 +35,51 @@ def benchmark_names(sources: Sequence[str]) -> set[str]:
     return {source.removeprefix(PREFIX).partition("/")[0] for source in sources if is_benchmark(source)}
 
 
-def read_benchmark(source: str, build: Build, limit: int | None) -> tuple[str, list[Task]]:
-    """Name and the first `limit` tasks. Raises `ConfigError` that begins with the source."""
+def read_benchmark(
+    source: str, build: Build, limit: int | None, shares: Mapping[str, int] | None = None
+) -> tuple[str, list[Task]]:
+    """Name and the first `limit` tasks. Raises `ConfigError` that begins with the source.
+
+    `shares`: of these benchmarks only so many tasks, as `first_tasks` takes them.
+    """
     name, split = benchmark_of(source)
     try:
         benchmark = build(name)
         if split not in benchmark.info.splits:
             allowed = ", ".join(benchmark.info.splits)
             raise ConfigError(f"benchmark {name!r} has no split {split!r}; allowed: {allowed}")
-        tasks = list(islice(benchmark.load(split, limit), limit))
+        share = (shares or {}).get(name)
+        if share is None:
+            tasks = list(islice(benchmark.load(split, limit), limit))
+        else:
+            tasks = first_tasks(benchmark, split, share)[:limit]
     except RametError as error:
         raise ConfigError(f"{source}: {error}") from error
     if not tasks:
         raise ConfigError(f"{source}: holds no task")
     return name, tasks
+
+
+def first_tasks(benchmark: Benchmark, split: str, limit: int) -> list[Task]:
+    """`limit` tasks, an even share of each data source."""
+    return even_share(list(islice(benchmark.load(split, None), max(READ, limit))), limit)
+
+
+def even_share(tasks: Sequence[Task], limit: int) -> list[Task]:
+    """`limit` tasks in their order: the first of each data source, as many of one as of another while it has them."""
+    counts = Counter(task.data_source for task in tasks)
+    share = dict.fromkeys(counts, 0)
+    left = min(limit, len(tasks))
+    while left:
+        open_sources = [source for source in share if share[source] < counts[source]]
+        each = max(1, left // len(open_sources))
+        for source in open_sources:
+            more = min(each, counts[source] - share[source], left)
+            share[source] += more
+            left -= more
+    chosen = []
+    for task in tasks:
+        if share[task.data_source]:
+            share[task.data_source] -= 1
+            chosen.append(task)
+    return chosen

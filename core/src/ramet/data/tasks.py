@@ -71,9 +71,10 @@ def load_tasks(
     limit: int | None = None,
     on_bad_row: OnBadRow = OnBadRow.ERROR,
     build: Build | None = None,
+    shares: Mapping[str, int] | None = None,
 ) -> TaskSet:
     """Read the tasks of these files and patterns, then of benchmarks (`benchmark:NAME/SPLIT`; `build` builds them), the
-    first `limit` of all. Raises `ConfigErrors`.
+    first `limit` of all. `shares`: how many of a benchmark, an even share of its data sources. Raises `ConfigErrors`.
     """
     columns = columns or ColumnsConfig()
     benchmarks = [path for path in paths if is_benchmark(path)]
@@ -83,7 +84,7 @@ def load_tasks(
         left = None if limit is None else limit - len(found.tasks)
         if left is None or left > 0:
             problems += _collect(path, prefix, columns, left, found)
-    problems += _collect_benchmarks(benchmarks, build, limit, found)
+    problems += _collect_benchmarks(benchmarks, build, limit, shares, found)
     problems += _duplicates(found)
     if on_bad_row == OnBadRow.ERROR:
         problems += grouped(found.bad)
@@ -165,7 +166,13 @@ def _collect(path: Path, prefix: str, columns: ColumnsConfig, limit: int | None,
     return missing
 
 
-def _collect_benchmarks(sources: Sequence[str], build: Build | None, limit: int | None, found: _Collected) -> list[str]:
+def _collect_benchmarks(
+    sources: Sequence[str],
+    build: Build | None,
+    limit: int | None,
+    shares: Mapping[str, int] | None,
+    found: _Collected,
+) -> list[str]:
     """Add the tasks of benchmarks. Returns what is wrong with them."""
     problems = []
     for source in sources:
@@ -175,7 +182,7 @@ def _collect_benchmarks(sources: Sequence[str], build: Build | None, limit: int 
         try:
             if build is None:
                 raise ConfigError(f"{source}: benchmarks cannot be read here; name files")
-            name, tasks = read_benchmark(source, build, left)
+            name, tasks = read_benchmark(source, build, left, shares)
         except ConfigError as error:
             problems.append(str(error))
             continue

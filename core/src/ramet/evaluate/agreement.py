@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ramet.errors import ConfigError
+from ramet.evaluate.header import plain
 from ramet.evaluate.statistics import CORRECT
+from ramet.openai_client.exchanges import ChatExchange
 
 logger = logging.getLogger(__name__)
 JUDGES = ".judge-"  # in the name of a judge's file, before the judge's own
@@ -18,21 +20,37 @@ JUDGES = ".judge-"  # in the name of a judge's file, before the judge's own
 
 @dataclass(slots=True)
 class Verdicts:
-    """Scores by benchmark, task and rollout. What was not judged is not in it."""
+    """Scores by benchmark, task and rollout, and what models were asked for them. What was not judged is not in it."""
 
     _scores: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    _asked: dict[tuple[str, str], list[ChatExchange]] = field(default_factory=dict)
 
-    def add(self, benchmark: str, task: str, scores: Mapping[str, float]) -> None:
+    def add(self, benchmark: str, task: str, scores: Mapping[str, float], asked: Sequence[ChatExchange] = ()) -> None:
         self._scores.setdefault((benchmark, task), {}).update(scores)
+        self._asked.setdefault((benchmark, task), []).extend(asked)
+
+    def add_line(self, line: Mapping[str, Any]) -> None:
+        """One of `lines`."""
+        asked = [ChatExchange.from_body(one) for one in line.get("asked", ())]  # files of earlier versions lack it
+        self.add(line["benchmark"], line["task"], line["scores"], asked)
 
     def of(self, benchmark: str, task: str) -> Mapping[str, float]:
         """By rollout."""
         return self._scores.get((benchmark, task), {})
 
+    def asked(self, benchmark: str, task: str) -> Sequence[ChatExchange]:
+        """Prompts and raw answers, over all rollouts of the task."""
+        return self._asked.get((benchmark, task), ())
+
+    @property
+    def n_asked(self) -> int:
+        return sum(map(len, self._asked.values()))
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """As JSON, in a fixed order."""
         for (benchmark, task), scores in sorted(self._scores.items()):
-            yield {"benchmark": benchmark, "task": task, "scores": scores}
+            asked = [plain(asdict(one)) for one in self.asked(benchmark, task)]
+            yield {"benchmark": benchmark, "task": task, "scores": scores, "asked": asked}
 
     def flat(self) -> dict[tuple[str, str, str], float]:
         return {(*key, rollout): score for key, scores in self._scores.items() for rollout, score in scores.items()}
@@ -43,7 +61,7 @@ class Verdicts:
         verdicts = cls()
         try:
             for line in json.loads(file.read_text(encoding="ascii"))["verdicts"]:
-                verdicts.add(line["benchmark"], line["task"], line["scores"])
+                verdicts.add_line(line)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{file}: not a file of verdicts: {error!r}") from error
         return verdicts

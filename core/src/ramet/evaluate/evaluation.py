@@ -28,8 +28,9 @@ from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_as
 from ramet.evaluate.header import Header, plain
 from ramet.evaluate.load import load_benchmark
 from ramet.evaluate.measure import judge_again, measure, started
-from ramet.evaluate.results import PartialResults, Results, check_complete, is_finished, read_results
-from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, warn_of_missing_tools
+from ramet.evaluate.partial import PartialResults, is_finished
+from ramet.evaluate.results import Results, check_complete, read_results
+from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, split_problem, warn_of_missing_tools
 from ramet.evaluate.tables import results_cells
 from ramet.event_loop import run_async
 from ramet.models.check import check_model
@@ -179,12 +180,14 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluatio
     for name, benchmark in benchmarks.items():
         info, chosen = benchmark.info, config.benchmarks[name]
         problems += rule_problems(name, info, chosen, tools.all)
+        no_split = split_problem(name, info, chosen)
         rules[name] = rules_of(info, chosen, config.evaluate, tools.all)
         try:
-            if chosen.split in info.splits:
+            if no_split is None:
                 tasks[name] = [rules[name].applied(task) for task in load_benchmark(name, benchmark, chosen)]
         except ConfigError as error:
             problems.append(str(error))
+        problems += [] if no_split is None else [no_split]
     raise_all(dict.fromkeys(problems))
     for name, benchmark in benchmarks.items():
         warn_of_missing_tools(name, benchmark.info, config.benchmarks[name], tools.all)

@@ -1,8 +1,9 @@
 """`ramet judge RESULT`: rewards, an LLM judge mostly, over the stored rollouts of an evaluation, as a pass of its own.
 
 Nothing is played. Each reward becomes a metric in a file of its own beside the results (`results.judge-NAME.json`);
-every verdict is on disk as soon as it is there, and the same command asks for what is missing alone. Another judge is
-another entry of `rewards`, under a name of its own. What was not judged is counted, never 0.
+every verdict is on disk as soon as it is there, with what a model was asked and answered for it, and the same command
+asks for what is missing alone. Another judge is another entry of `rewards`, under a name of its own. What was not
+judged is counted, never 0.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from ramet.evaluate.compare import load_results
 from ramet.evaluate.header import plain
 from ramet.evaluate.results import BenchmarkResult, measured
 from ramet.evaluate.rollouts_file import read_rollouts
-from ramet.evaluate.tasks import TaskResult
+from ramet.evaluate.tasks import TaskResult, without_secrets
 from ramet.event_loop import run_async
 from ramet.io.atomic import write_file
 from ramet.io.json_lines import append_line, cut_torn_line
+from ramet.openai_client.exchanges import collected
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.runs.own_files import SERVICES
 from ramet.types import Group
@@ -99,7 +101,6 @@ class _Pass:
     def __init__(self, file: Path, body: Mapping[str, Any], reward: WeightedReward, options: Mapping[str, Any]) -> None:
         self._body = body
         self._reward = replace(reward, weight=1.0, clip=None, multiplies=False)
-        self._scorer = Scorer([self._reward])
         self.out = file.with_name(f"{file.name.removesuffix('.json')}{JUDGES}{reward.name}.json")
         self._partial = self.out.with_name(f"{self.out.name}.partial.jsonl")
         self._header = plain({
@@ -134,12 +135,14 @@ class _Pass:
         left = tuple(one for one in group.valid if known.get(one.id) is None)
         if not left:
             return
-        scored = await self._scorer.score(Group(task=group.task, rollouts=left), leave_out=False)
-        found = {one.rollout.id: one.parts[self._reward.name] for one in scored.rollouts if one.reward is not None}
+        with collected() as asked:
+            found = await verdicts_of(self._reward, Group(task=group.task, rollouts=left))
         if found:
-            line = {"benchmark": benchmark, "task": group.task.id, "scores": found}
+            new = Verdicts()
+            new.add(benchmark, group.task.id, found, [*map(without_secrets, asked)])
+            (line,) = new.lines()
             append_line(self._partial, json.dumps(line, allow_nan=False))
-            self._verdicts.add(benchmark, group.task.id, found)
+            self._verdicts.add_line(line)
 
     def _earlier(self) -> Verdicts:
         """What an earlier pass left, finished or not; the partial file is there afterwards."""
@@ -153,7 +156,7 @@ class _Pass:
             verdicts = Verdicts.read(self.out)
             self._check(json.loads(self.out.read_text(encoding="ascii")), self.out)
         for line in map(json.loads, lines[1:]):
-            verdicts.add(line["benchmark"], line["task"], line["scores"])
+            verdicts.add_line(line)
         if not lines:
             written = [self._header, *verdicts.lines()]
             write_file(self._partial, "".join(f"{json.dumps(one)}\n" for one in written))
@@ -191,3 +194,9 @@ class _Pass:
         known = self._verdicts.of(task.benchmark, task.task)
         rollouts = (replace(one, scores={self._reward.name: known.get(one.id)}) for one in task.rollouts)
         return replace(task, rollouts=tuple(rollouts))
+
+
+async def verdicts_of(reward: WeightedReward, group: Group) -> dict[str, float]:
+    """By rollout; those that it judged."""
+    scored = await Scorer([reward]).score(group, leave_out=False)
+    return {one.rollout.id: one.parts[reward.name] for one in scored.rollouts if one.reward is not None}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import islice
 
 from ramet.config.schema import BenchmarkConfig
+from ramet.data.benchmarks import first_tasks
 from ramet.errors import ConfigError, RametError
 from ramet.plugin_code import failed, named
 from ramet.plugins import origin
 from ramet.types import Benchmark, Task
 
-READ = 100_000  # tasks that are looked at for an even share; benchmarks that make tasks up have more than anybody needs
 SHOWN = 3
 
 
@@ -25,7 +23,7 @@ def load_benchmark(name: str, benchmark: Benchmark, chosen: BenchmarkConfig) -> 
         if chosen.limit is None:
             tasks = list(benchmark.load(chosen.split, None))
         else:
-            tasks = even_share(list(islice(benchmark.load(chosen.split, None), max(READ, chosen.limit))), chosen.limit)
+            tasks = first_tasks(benchmark, chosen.split, chosen.limit)
     except ConfigError as error:
         raise named(error, who, f"benchmarks.{name}") from error
     except RametError:
@@ -42,23 +40,3 @@ def load_benchmark(name: str, benchmark: Benchmark, chosen: BenchmarkConfig) -> 
             "several tasks: their rollouts would have the same seeds and results"
         )
     return tasks
-
-
-def even_share(tasks: Sequence[Task], limit: int) -> list[Task]:
-    """`limit` tasks in their order: the first of each data source, as many of one as of another while it has them."""
-    counts = Counter(task.data_source for task in tasks)
-    share = dict.fromkeys(counts, 0)
-    left = min(limit, len(tasks))
-    while left:
-        open_sources = [source for source in share if share[source] < counts[source]]
-        each = max(1, left // len(open_sources))
-        for source in open_sources:
-            more = min(each, counts[source] - share[source], left)
-            share[source] += more
-            left -= more
-    chosen = []
-    for task in tasks:
-        if share[task.data_source]:
-            share[task.data_source] -= 1
-            chosen.append(task)
-    return chosen

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ramet.cluster.interfaces import Rollouts
 from ramet.components.services import RunServices, start_component
 from ramet.errors import ConfigError, PluginError
-from ramet.evaluate.results import PartialResults
+from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.rollouts_file import group_record
-from ramet.evaluate.tasks import TaskResult, task_result
+from ramet.evaluate.tasks import Judgement, TaskResult, task_result
+from ramet.openai_client.exchanges import collected
 from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
@@ -26,7 +28,7 @@ from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import CLOSE_TIMEOUT_S
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking import repeats
-from ramet.types import Benchmark, Group, Rollout, SegmentKind, Task
+from ramet.types import Benchmark, Group, Rollout, Task
 
 logger = logging.getLogger(__name__)
 AT_ONCE = 64  # tasks whose rollouts are judged again at the same time
@@ -66,7 +68,8 @@ async def judge_again(benchmarks: Mapping[str, Benchmark], partial: PartialResul
 
     async def again(name: str, group: Group) -> None:
         try:
-            partial.add(*await _scored(name, benchmarks[name], group))
+            task = await score_group(name, benchmarks[name], group)
+            partial.add(task.result, task.record)
         finally:
             places.release()
 
@@ -103,73 +106,104 @@ async def measure(
         for task in tasks[name]:
             if numbers := partial.to_play(name, task.id):
                 left.setdefault(numbers, []).append(task)
-        done = len(tasks[name]) - sum(map(len, left.values()))
-        try:
-            async with asyncio.TaskGroup() as work:
-                finished = _Finished(name, benchmark, partial, work, total=len(tasks[name]), done=done, report=report)
-                for numbers, lacking in left.items():
-                    part = replace(plans[name], roots=numbers)
-                    work.create_task(_play(rollouts, lacking, part, finished))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        keep = _Keeper(partial, total=len(tasks[name]), left=sum(map(len, left.values())), report=report)
+        await measure_tasks(rollouts, name, benchmark, left, plan=plans[name], keep=keep)
 
 
-async def _play(rollouts: Rollouts, tasks: Sequence[Task], plan: RolloutPlan, finished: _Finished) -> None:
+class _Keeper:
+    """Puts measured tasks on disk and counts them."""
+
+    def __init__(self, partial: PartialResults, *, total: int, left: int, report: Report | None) -> None:
+        self.partial = partial
+        self.total = total
+        self.left = left
+        self.report = report
+
+    async def __call__(self, task: MeasuredTask) -> None:
+        self.partial.add(task.result, task.record)
+        self.left -= 1
+        if self.report is not None:
+            self.report(task.result.benchmark, self.total - self.left, self.total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTask:
+    """The rollouts of one task, or those of them that were asked for, scored by the benchmark."""
+
+    group: Group
+    result: TaskResult
+    record: GroupRecord
+
+
+Keep = Callable[[MeasuredTask], Awaitable[None]]
+
+
+async def measure_tasks(
+    rollouts: Rollouts,
+    name: str,
+    benchmark: Benchmark,
+    left: Mapping[tuple[int, ...], Sequence[Task]],
+    *,
+    plan: RolloutPlan,
+    keep: Keep,
+) -> None:
+    """Play and score tasks of one benchmark; `left` has them by the numbers of the rollouts that each is to have.
+
+    `keep` is given each task as soon as it is scored, while others still play. What it raises, or a benchmark that
+    breaks the contract, stops the playing at once.
+    """
+    try:
+        async with asyncio.TaskGroup() as work:
+
+            async def score(group: Group) -> None:
+                await keep(await score_group(name, benchmark, group))
+
+            for numbers, tasks in left.items():
+                part = replace(plan, roots=numbers)
+                work.create_task(_play(rollouts, tasks, part, lambda group: _spawn(work, score(group))))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def _spawn(work: asyncio.TaskGroup, scoring: Coroutine[Any, Any, None]) -> None:
+    work.create_task(scoring)
+
+
+async def _play(
+    rollouts: Rollouts, tasks: Sequence[Task], plan: RolloutPlan, finished: Callable[[Group], None]
+) -> None:
     size = rollouts.group_size(plan)
 
     def on_group(group: Group) -> None:
-        check_groups([group], [group.task], size)  # before it is on disk, where a resume would take it for finished
+        check_groups([group], [group.task], size)  # before it is kept, where a resume would take it for finished
         finished(group)
 
     check_groups(await rollouts.run(tasks, step=0, plan=plan, on_group=on_group), tasks, size)
 
 
-class _Finished:
-    """Scores groups as they come in, in tasks of `work`: what scoring raises ends the playing too."""
-
-    def __init__(
-        self,
-        name: str,
-        benchmark: Benchmark,
-        partial: PartialResults,
-        work: asyncio.TaskGroup,
-        *,
-        total: int,
-        done: int,
-        report: Report | None,
-    ) -> None:
-        self.name = name
-        self.benchmark = benchmark
-        self.partial = partial
-        self.work = work
-        self.total = total
-        self.done = done
-        self.report = report
-
-    def __call__(self, group: Group) -> None:
-        self.work.create_task(self._score(group))
-
-    async def _score(self, group: Group) -> None:
-        self.partial.add(*await _scored(self.name, self.benchmark, group))
-        self.done += 1
-        if self.report is not None:
-            self.report(self.name, self.done, self.total)
+async def score_group(name: str, benchmark: Benchmark, group: Group) -> MeasuredTask:
+    """Raises as `judge` does."""
+    judged = await asyncio.gather(*(judge(name, benchmark, rollout) for rollout in group.rollouts))
+    return MeasuredTask(
+        group=group,
+        result=task_result(name, group, judged),
+        record=group_record(group, [one.scores for one in judged], benchmark.info.metrics[0]),
+    )
 
 
-async def _scored(name: str, benchmark: Benchmark, group: Group) -> tuple[TaskResult, GroupRecord]:
-    scores = await asyncio.gather(*(judge(name, benchmark, rollout) for rollout in group.rollouts))
-    prompt = "".join(s.text for s in group.rollouts[0].segments if s.kind is SegmentKind.PROMPT)
-    result = task_result(name, group, prompt=prompt, scores=scores)
-    return result, group_record(group, scores, benchmark.info.metrics[0])
-
-
-async def judge(name: str, benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float | None]:
+async def judge(name: str, benchmark: Benchmark, rollout: Rollout) -> Judgement:
     """Scores of one rollout; none where it is masked or the benchmark could not judge it.
 
     Raises `PluginError` if the benchmark returned something else than scores of its metrics.
     """
     if not rollout.valid:
-        return {}
+        return Judgement()
+    with collected() as asked:
+        scores = await _scores(name, benchmark, rollout)
+    return Judgement(scores=scores, asked=tuple(asked))
+
+
+async def _scores(name: str, benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float | None]:
     who = f"benchmark {name!r} ({origin(benchmark)})"
     try:
         scores = await benchmark.score(rollout)

@@ -1,14 +1,16 @@
 """`ramet eval --replay RESULT`: score everything that an evaluation played once more, without a model or a network.
 
 The numbers must be those that the file holds; where they are not, a benchmark, its package or the file has changed.
-Scores of benchmarks with a judge are taken from the file: their judge would be asked over the network. All others are
-started and closed as in an evaluation, with a temporary folder.
+What judges were asked and answered is in the file, so their raw answers are read again. Where it is not (a judge that
+was not asked through `OpenAIClient`, results of an earlier version), their scores are taken from the file. All others
+are started and closed as in an evaluation, with a temporary folder.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,20 +18,25 @@ from typing import Any
 
 from rich.console import Console
 
+from ramet.components.build import start_rewards
 from ramet.components.services import RunServices
 from ramet.config.stored import stored_entry, stored_seed, typed_options
 from ramet.errors import RametError
+from ramet.evaluate.agreement import Verdicts, judge_files
 from ramet.evaluate.compare import load_results
 from ramet.evaluate.header import plain
+from ramet.evaluate.judge_pass import verdicts_of
 from ramet.evaluate.measure import judge, started
 from ramet.evaluate.results import BenchmarkResult, measured
 from ramet.evaluate.rollouts_file import read_rollouts
 from ramet.evaluate.tables import results_cells
-from ramet.evaluate.tasks import TaskResult, task_result
+from ramet.evaluate.tasks import Judgement, TaskResult, task_result
 from ramet.event_loop import run_async
+from ramet.openai_client.exchanges import answered_from
 from ramet.plugins import load_plugins
 from ramet.rollout.record import GroupRecord
-from ramet.types import Benchmark, Group, SegmentKind
+from ramet.rollout.scoring import Scorer, WeightedReward
+from ramet.types import Benchmark, Group
 
 SHOWN = 3
 
@@ -40,7 +47,8 @@ class Replayed:
 
     body: Mapping[str, Any]  # a results file's content, computed again
     n_rollouts: int
-    from_file: tuple[str, ...]  # benchmarks with a judge, whose scores were taken from the file
+    from_file: tuple[str, ...]  # benchmarks with a judge whose answers are not stored: their scores are the file's
+    verdicts: Mapping[Path, int]  # files of `ramet judge` with stored answers -> verdicts in them
     differences: tuple[str, ...]
 
 
@@ -54,6 +62,8 @@ def run(path: Path) -> None:
     )
     if found.differences:
         raise RametError(f"{file}: scored again, {'; '.join(found.differences)}{judged}")
+    for judge_file, n in found.verdicts.items():
+        print(f"{judge_file}: the stored answers read again, the same {n} verdicts")
     print(f"{file}: {found.n_rollouts} rollouts scored again, the same numbers{judged}")
 
 
@@ -67,31 +77,91 @@ async def _replay(file: Path, body: Mapping[str, Any]) -> Replayed:
     benchmarks = {name: stored_benchmark(body, name) for name in body["benchmarks"]}
     stored = {(t["benchmark"], t["task"]): TaskResult.from_body(t) for one in body["results"] for t in one["tasks"]}
     tasks: dict[str, list[TaskResult]] = {name: [] for name in benchmarks}
-    asked = {name: one for name, one in benchmarks.items() if not one.info.judged}
-    with TemporaryDirectory(prefix="ramet-replay-") as folder:
+    asked = {t.benchmark for t in stored.values() if any(rollout.asked for rollout in t.rollouts)}
+    from_file = {name for name, one in benchmarks.items() if one.info.judged and name not in asked}
+    with TemporaryDirectory(prefix="ramet-replay-") as folder, answered_from(()):
         services = RunServices(folder=Path(folder), seed=stored_seed(body["settings"]["config"]))
-        async with started(asked, services):
+        async with started({k: one for k, one in benchmarks.items() if k not in from_file}, services):
             for name, record in read_rollouts(file, body):
-                tasks[name].append(await _scored(name, benchmarks[name], record, stored[name, record.group.task.id]))
+                score = _as_stored if name in from_file else _scored
+                tasks[name].append(await score(name, benchmarks[name], record, stored[name, record.group.task.id]))
+        judges = [_Judge(path, body) for path in judge_files(file)]
+        checked = [one for one in judges if one.can_be_replayed]
+        changed = [await one.difference(read_rollouts(file, body), services) for one in checked]
     k, pass_at = body["k"], tuple(body.get("pass_at", ()))
     found = [measured(name, tasks[name], benchmarks[name].info.metrics, k=k, pass_at=pass_at) for name in benchmarks]
     again = [plain({**asdict(one), "judged": one.judged}) for one in found]
     return Replayed(
         body={**body, "results": again},
         n_rollouts=sum(one.n_rollouts for one in found),
-        from_file=tuple(name for name, one in benchmarks.items() if one.info.judged),
-        differences=tuple(_differences(body, found)),
+        from_file=tuple(sorted(from_file)),
+        verdicts={one.file: len(one.verdicts.flat()) for one in checked},
+        differences=(*_differences(body, found), *(words for words in changed if words is not None)),
     )
 
 
 async def _scored(name: str, benchmark: Benchmark, record: GroupRecord, stored: TaskResult) -> TaskResult:
-    group = Group(task=record.group.task, rollouts=tuple(one.rollout for one in record.group.rollouts))
-    if benchmark.info.judged:
-        scores = [one.scores for one in stored.rollouts]
-    else:
-        scores = [await judge(name, benchmark, rollout) for rollout in group.rollouts]
-    prompt = "".join(s.text for s in group.rollouts[0].segments if s.kind is SegmentKind.PROMPT)
-    return task_result(name, group, prompt=prompt, scores=scores)
+    """Judges are answered from what the file holds of each rollout."""
+    group = _group(record)
+    judged = []
+    for rollout, known in zip(group.rollouts, stored.rollouts, strict=True):
+        with answered_from(known.asked):
+            judged.append(await judge(name, benchmark, rollout))
+    return task_result(name, group, judged)
+
+
+async def _as_stored(name: str, benchmark: Benchmark, record: GroupRecord, stored: TaskResult) -> TaskResult:
+    """With the scores of the file, of a judge that Ramet's client did not ask."""
+    return task_result(name, _group(record), [Judgement(scores=one.scores) for one in stored.rollouts])
+
+
+def _group(record: GroupRecord) -> Group:
+    return Group(task=record.group.task, rollouts=tuple(one.rollout for one in record.group.rollouts))
+
+
+class _Judge:
+    """A file of `ramet judge`."""
+
+    def __init__(self, file: Path, body: Mapping[str, Any]) -> None:
+        self.file = file
+        self.verdicts = Verdicts.read(file)
+        self._content = json.loads(file.read_text(encoding="ascii"))
+        self._of_these_rollouts = self._content["rollouts"] == body["rollouts"]["sha256"]
+
+    @property
+    def can_be_replayed(self) -> bool:
+        """Whether it is of the current rollouts and answers of a model are stored: other judges may ask a network."""
+        return self._of_these_rollouts and self.verdicts.n_asked > 0
+
+    async def difference(self, rollouts: Iterable[tuple[str, GroupRecord]], services: RunServices) -> str | None:
+        """In words; None: the same verdicts."""
+        reward = self._reward()
+        await start_rewards([reward], services)
+        try:
+            changed = await self._changed(reward, rollouts)
+        finally:
+            await Scorer([reward]).aclose()
+        return f"judge {self._content['judge']}: other verdicts of {_shown(changed)}" if changed else None
+
+    async def _changed(self, reward: WeightedReward, rollouts: Iterable[tuple[str, GroupRecord]]) -> list[str]:
+        changed = []
+        for benchmark, record in rollouts:
+            group = _group(record)
+            known = self.verdicts.of(benchmark, group.task.id)
+            judged = tuple(rollout for rollout in group.rollouts if rollout.id in known)
+            if not judged:
+                continue
+            with answered_from(self.verdicts.asked(benchmark, group.task.id)):
+                found = await verdicts_of(reward, Group(task=group.task, rollouts=judged))
+            changed += [f"{group.task.id}/{id}" for id, verdict in known.items() if found.get(id) != verdict]
+        return changed
+
+    def _reward(self) -> WeightedReward:
+        name, options = self._content["judge"], self._content["options"]
+        entry = load_plugins().get("rewards", options.get("use") or name)
+        where = f"rewards.{name}.params"
+        given = [] if entry.config is None else [typed_options(entry.config, options.get("params"), where)]
+        return WeightedReward(name=name, plugin=entry.plugin, reward=entry.build(*given))
 
 
 def stored_benchmark(body: Mapping[str, Any], name: str) -> Benchmark:
@@ -110,6 +180,7 @@ def _differences(body: Mapping[str, Any], found: list[BenchmarkResult]) -> list[
     before = {one["name"]: one for one in body["results"]}
     for one in found:
         old = before[one.name]
+        old = {**old, "tasks": [plain(asdict(TaskResult.from_body(task))) for task in old["tasks"]]}
         if old == plain({**asdict(one), "judged": one.judged}):
             continue
         means = {metric["metric"]: metric["avg"]["mean"] for metric in old["metrics"]}
@@ -124,7 +195,11 @@ def _differences(body: Mapping[str, Any], found: list[BenchmarkResult]) -> list[
             for now, then in zip(new.rollouts, task["rollouts"], strict=True)
             if dict(now.scores) != then["scores"]
         ]
-        more = f" and {len(rollouts) - SHOWN} more" if len(rollouts) > SHOWN else ""
-        of = f"other scores of {', '.join(rollouts[:SHOWN])}{more}" if rollouts else "other statistics"
+        of = f"other scores of {_shown(rollouts)}" if rollouts else "other statistics"
         words.append(f"benchmark {one.name}: {', '.join([*changed, of])}")
     return words
+
+
+def _shown(rollouts: Sequence[str]) -> str:
+    more = f" and {len(rollouts) - SHOWN} more" if len(rollouts) > SHOWN else ""
+    return f"{', '.join(rollouts[:SHOWN])}{more}"

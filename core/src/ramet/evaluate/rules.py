@@ -108,8 +108,12 @@ def rule_problems(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig, confi
             yield f"{where}.sampling.{key}={value:g}: {problem}"
     if chosen.prompt is not None and QUESTION not in chosen.prompt:
         yield f"{where}.prompt={chosen.prompt!r}: must hold {QUESTION}, where the question goes"
-    if chosen.split not in info.splits:
-        yield f"{where}.split={chosen.split}: no such split; allowed: {', '.join(info.splits)}"
+
+
+def split_problem(name: str, info: BenchmarkInfo, chosen: BenchmarkConfig) -> str | None:
+    if chosen.split in info.splits:
+        return None
+    return f"benchmarks.{name}.split={chosen.split}: no such split; allowed: {', '.join(info.splits)}"
 
 
 def _sampling_problem(key: str, value: float) -> str | None:

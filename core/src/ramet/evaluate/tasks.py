@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from ramet.config.secrets import hide
 from ramet.evaluate.statistics import CORRECT
-from ramet.types import CallStatus, Fault, Group, Rollout, ToolRecord
+from ramet.openai_client.exchanges import ChatExchange
+from ramet.types import CallStatus, Fault, Group, Rollout, SegmentKind, ToolRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,14 @@ class CallResult:
     arguments: str  # JSON text; what the model wrote may hold NaN, so it stays text
     status: str
     run_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What a benchmark said of one rollout, and what it asked a model for that."""
+
+    scores: Mapping[str, float | None] = field(default_factory=dict)  # by metric; None: not judged
+    asked: tuple[ChatExchange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +46,7 @@ class RolloutResult:
     tool_calls: tuple[CallResult, ...]
     sampled_tokens: int
     response_tokens: int
+    asked: tuple[ChatExchange, ...] = ()  # of models, to score it: prompts and raw answers of judges
 
     def why_missing(self, metric: str) -> str | None:
         """Why it has no score in this metric; None: it has one."""
@@ -70,10 +80,7 @@ class TaskResult:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> TaskResult:
-        rollouts = tuple(
-            RolloutResult(**{**r, "tool_calls": tuple(CallResult(**call) for call in r["tool_calls"])})
-            for r in body["rollouts"]
-        )
+        rollouts = tuple(map(_rollout_from_body, body["rollouts"]))
         return cls(**{**body, "gold": tuple(body["gold"]), "rollouts": rollouts})
 
 
@@ -94,18 +101,17 @@ class ToolStatistics:
     inserted_tokens: float | None  # per rollout: results with their wrappers
 
 
-def task_result(
-    benchmark: str, group: Group, *, prompt: str, scores: Sequence[Mapping[str, float | None]]
-) -> TaskResult:
-    """The result of a group. `scores` holds one mapping per rollout, in order, all checked (`measure.judge`); those of
-    masked rollouts are ignored.
+def task_result(benchmark: str, group: Group, judged: Sequence[Judgement]) -> TaskResult:
+    """The result of a group. `judged` holds one judgement per rollout, in order, all checked (`measure.judge`); scores
+    of masked rollouts are ignored.
     """
-    pairs = zip(group.rollouts, scores, strict=True)
+    pairs = zip(group.rollouts, judged, strict=True)
+    prompt = (s.text for s in group.rollouts[0].segments if s.kind is SegmentKind.PROMPT)
     return TaskResult(
         benchmark=benchmark,
         task=group.task.id,
         data_source=group.task.data_source,
-        prompt=prompt,
+        prompt="".join(prompt),
         gold=group.task.answer,
         rollouts=tuple(_rollout_result(rollout, found) for rollout, found in pairs),
     )
@@ -152,10 +158,16 @@ def _count(calls: Iterable[CallResult]) -> dict[str, int]:
     return dict(Counter(call.name for call in calls))
 
 
-def _rollout_result(rollout: Rollout, scores: Mapping[str, float | None]) -> RolloutResult:
+def _rollout_from_body(body: Mapping[str, Any]) -> RolloutResult:
+    calls = tuple(CallResult(**call) for call in body["tool_calls"])
+    asked = tuple(ChatExchange.from_body(one) for one in body.get("asked", ()))  # results of earlier versions lack it
+    return RolloutResult(**{**body, "tool_calls": calls, "asked": asked})
+
+
+def _rollout_result(rollout: Rollout, judged: Judgement) -> RolloutResult:
     return RolloutResult(
         id=rollout.id,
-        scores=dict(scores) if rollout.valid else {},
+        scores=dict(judged.scores) if rollout.valid else {},
         answer=rollout.answer,
         response=rollout.response,
         stop=str(rollout.stop),
@@ -163,7 +175,13 @@ def _rollout_result(rollout: Rollout, scores: Mapping[str, float | None]) -> Rol
         tool_calls=tuple(_call_result(call) for call in rollout.tool_calls),
         sampled_tokens=rollout.n_sampled_tokens,
         response_tokens=rollout.n_response_tokens,
+        asked=tuple(map(without_secrets, judged.asked)),
     )
+
+
+def without_secrets(exchange: ChatExchange) -> ChatExchange:
+    """What a client raises may quote its URL, with the key in it."""
+    return exchange if exchange.error is None else replace(exchange, error=hide(exchange.error))
 
 
 def _call_result(call: ToolRecord) -> CallResult:

@@ -10,14 +10,17 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from ramet.errors import ConfigError, InfraError
 from ramet.openai_client.cache import ReplyCache, request_key
+from ramet.openai_client.exchanges import answered, is_replaying
 from ramet.openai_client.http import AttemptFailed, Http, without_password
 from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
+from ramet.openai_client.replies import chat_reply, check_shape, text_of, tokens
 from ramet.openai_client.servers import Server, Servers
 from ramet.types import Limiter, Message, Services
 
@@ -50,8 +53,10 @@ class OpenAIClient:
 
     async def check(self) -> None:
         """Open the file, and ask every server for its models. Raises `ConfigError` for what the configuration got wrong
-        (file, address, key, model), else `InfraError`.
+        (file, address, key, model), else `InfraError`. A replay asks nothing.
         """
+        if is_replaying():
+            return
         try:
             if self._cache is not None:
                 await self._cache.get("")
@@ -70,21 +75,37 @@ class OpenAIClient:
         cached: bool = False,
         affinity: str = "",
         check: Callable[[str], bool] | None = None,
+        prompt: str = "",
         **parameters: Any,
     ) -> ChatReply:
         """One chat completion. `parameters` are keys of the request (temperature, max_tokens, seed, …).
+
+        `prompt` names the prompt with its version, for the record of what judges were asked; it is not sent.
 
         `cached`: an equal request is answered from the file, if `start` named one. A text that `check` refuses is not
         kept; the server is asked once more, and what it says then is returned. `deadline_s` bounds all attempts and
         waits together. Raises `InfraError`; `RequestRefused` if no attempt can succeed.
         """
+        ask = partial(self._chat, messages, parameters, check, deadline_s=deadline_s, cached=cached, affinity=affinity)
+        return await answered(ask, client=self.name, prompt=prompt, messages=messages, parameters=parameters)
+
+    async def _chat(
+        self,
+        messages: Sequence[Message],
+        parameters: Mapping[str, Any],
+        check: Callable[[str], bool] | None,
+        *,
+        deadline_s: float | None,
+        cached: bool,
+        affinity: str,
+    ) -> ChatReply:
         body = {"messages": [{"role": m.role, "content": m.content} for m in messages], **parameters}
-        accept = None if check is None else (lambda reply: check(_text(reply)))
-        options: dict[str, Any] = {"deadline_s": deadline_s, "affinity": affinity, "accept": accept}
-        reply, from_cache = await self._ask("/chat/completions", body, cached=cached, **options)
+        accept = None if check is None else (lambda reply: check(text_of(reply)))
+        options: dict[str, Any] = {"cached": cached, "deadline_s": deadline_s, "affinity": affinity, "accept": accept}
+        reply, from_cache = await self._ask("/chat/completions", body, **options)
         if accept is not None and not accept(reply):
-            reply, from_cache = await self._ask("/chat/completions", body, cached=cached, **options)
-        return _chat_reply(reply, cached=from_cache, accepted=accept is None or accept(reply))
+            reply, from_cache = await self._ask("/chat/completions", body, **options)
+        return chat_reply(reply, cached=from_cache, accepted=accept is None or accept(reply))
 
     async def post(
         self,
@@ -154,7 +175,7 @@ class OpenAIClient:
             server = self._servers.choose(affinity, tried)
             try:
                 reply = await self._attempt(server, path, body)
-                _check_shape(path, server, reply)
+                check_shape(path, server, reply)
             except AttemptFailed as error:
                 last.append(str(error))
                 if error.status in REFUSED:
@@ -205,7 +226,7 @@ class OpenAIClient:
         return InfraError(f"{self.name}: {error}{times}", retry_after_s=error.retry_after_s)
 
     def _count(self, reply: Mapping[str, Any]) -> None:
-        tokens_in, tokens_out = _tokens(reply)
+        tokens_in, tokens_out = tokens(reply)
         self.usage.input_tokens += tokens_in
         self.usage.output_tokens += tokens_out
         spent = tokens_in * self.options.input_price + tokens_out * self.options.output_price
@@ -257,42 +278,3 @@ class OpenAIClient:
             key = os.environ.get(self.options.key_variable)
             self._http = loop, Http(self.options.urls, key, self.options.concurrency)
         return self._http[1]
-
-
-def _check_shape(path: str, server: Server, reply: Mapping[str, Any]) -> None:
-    """A reply without its text is as good as none. Raises `AttemptFailed`."""
-    if path == "/chat/completions":
-        try:
-            _text(reply)
-        except (KeyError, IndexError, TypeError) as error:
-            raise AttemptFailed(
-                f"{without_password(server.url)}{path}: the reply has no choices[0].message.content"
-            ) from error
-
-
-def _text(reply: Mapping[str, Any]) -> str:
-    content = reply["choices"][0]["message"]["content"]
-    if not isinstance(content, str | None):
-        raise TypeError(type(content).__name__)
-    return content or ""
-
-
-def _chat_reply(reply: Mapping[str, Any], *, cached: bool, accepted: bool) -> ChatReply:
-    tokens_in, tokens_out = _tokens(reply)
-    return ChatReply(
-        text=_text(reply),
-        finish=str(reply["choices"][0].get("finish_reason") or ""),
-        model=str(reply.get("model") or ""),
-        input_tokens=tokens_in,
-        output_tokens=tokens_out,
-        cached=cached,
-        accepted=accepted,
-    )
-
-
-def _tokens(reply: Mapping[str, Any]) -> tuple[int, int]:
-    usage = reply.get("usage")
-    counted = usage if isinstance(usage, dict) else {}
-    found = [counted.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    first, second = (value if isinstance(value, int) else 0 for value in found)
-    return first, second

@@ -85,6 +85,7 @@ class LlmJudge:
             deadline_s=self.config.deadline_s,
             cached=True,
             check=lambda text: verdict(text) is not None,
+            prompt=self.config.prompt,
             temperature=0,
             max_tokens=self.config.max_tokens,
             **self.config.extra,

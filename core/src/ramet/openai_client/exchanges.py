@@ -1,0 +1,128 @@
+"""What models were asked and answered while something was scored: kept with its result, and answered from it later.
+
+Whoever scores (`ramet eval`, `ramet judge`) opens `collected()` around it, and every chat of a client in it is noted. A
+replay opens `answered_from(exchanges)`: the same questions then get the stored answers, and no server is asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ramet.errors import InfraError
+from ramet.openai_client.options import ChatReply, RequestRefused
+from ramet.types import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatExchange:
+    """One question to a model and its answer as it came; where the client's check had it asked again, the last one."""
+
+    client: str  # whose server, as its key in messages
+    prompt: str  # name and version of the prompt, if the caller gave one
+    messages: tuple[Message, ...]
+    parameters: Mapping[str, Any]  # of the request
+    model: str = ""  # that answered, as the server says
+    reply: str | None = None  # None: there was none
+    finish: str = ""
+    accepted: bool = False  # by the caller's check
+    error: str | None = None  # why there was no reply
+    status: int | None = None  # of a request that the server refused for good
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> ChatExchange:
+        """From JSON."""
+        return cls(**{**body, "messages": tuple(Message(**one) for one in body["messages"])})
+
+    def answer(self) -> ChatReply:
+        """What the client returned, or raises what it raised."""
+        if self.status is not None:
+            raise RequestRefused(self.error or "", status=self.status)
+        if self.reply is None:
+            raise InfraError(self.error or "")
+        return ChatReply(text=self.reply, finish=self.finish, model=self.model, cached=True, accepted=self.accepted)
+
+
+class StoredReplies:
+    """Answers by question. The same question with several answers gets the last that is one."""
+
+    def __init__(self, exchanges: Iterable[ChatExchange]) -> None:
+        self._known: dict[str, ChatExchange] = {}
+        for one in exchanges:
+            key = _key(one.messages, one.parameters)
+            if one.reply is not None or key not in self._known:
+                self._known[key] = one
+
+    def find(self, messages: Sequence[Message], parameters: Mapping[str, Any]) -> ChatExchange | None:
+        return self._known.get(_key(messages, parameters))
+
+
+_collected: ContextVar[list[ChatExchange] | None] = ContextVar("collected", default=None)
+_stored: ContextVar[StoredReplies | None] = ContextVar("stored", default=None)
+
+
+@contextmanager
+def collected() -> Iterator[list[ChatExchange]]:
+    """All that is asked in the block, in tasks that it starts too; sorted when the block ends, since tasks race."""
+    found: list[ChatExchange] = []
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
+        found.sort(key=lambda one: _key(one.messages, one.parameters))
+
+
+@contextmanager
+def answered_from(exchanges: Iterable[ChatExchange]) -> Iterator[None]:
+    """Chats in the block are answered from these; others raise `InfraError`. No server is asked."""
+    token = _stored.set(StoredReplies(exchanges))
+    try:
+        yield
+    finally:
+        _stored.reset(token)
+
+
+def is_replaying() -> bool:
+    """Whether chats are answered from stored exchanges."""
+    return _stored.get() is not None
+
+
+async def answered(
+    ask: Callable[[], Awaitable[ChatReply]],
+    *,
+    client: str,
+    prompt: str,
+    messages: Sequence[Message],
+    parameters: Mapping[str, Any],
+) -> ChatReply:
+    """What `ask` returns; in a replay the stored answer. Noted, as is the `InfraError` that it may raise."""
+    asked = partial(ChatExchange, client=client, prompt=prompt, messages=tuple(messages), parameters=parameters)
+    stored = _stored.get()
+    try:
+        if stored is None:
+            reply = await ask()
+        elif (known := stored.find(messages, parameters)) is not None:
+            reply = known.answer()
+        else:
+            raise InfraError(f"{client}: this question is not among the stored ones")
+    except InfraError as error:
+        status = error.status if isinstance(error, RequestRefused) else None
+        _note(asked(error=str(error), status=status))
+        raise
+    _note(asked(model=reply.model, reply=reply.text, finish=reply.finish, accepted=reply.accepted))
+    return reply
+
+
+def _note(exchange: ChatExchange) -> None:
+    if (found := _collected.get()) is not None:
+        found.append(exchange)
+
+
+def _key(messages: Sequence[Message], parameters: Mapping[str, Any]) -> str:
+    return json.dumps([[[one.role, one.content] for one in messages], dict(parameters)], sort_keys=True)
