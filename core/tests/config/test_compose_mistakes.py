@@ -73,7 +73,7 @@ Problems = Callable[..., list[str]]
         (["run.root=${oc.env:RAMET_NO_SUCH}"], ["run.root: environment variable RAMET_NO_SUCH is not set"]),
         (["run.root=${no.such}"], ["run.root: ", "no.such"]),
         (["sft.lr=1"], ["sft.lr: `ramet train` does not build the section 'sft' (built by: sft, data)"]),
-        (["evaluate.k=2"], ["evaluate.k: `ramet train` does not build the section 'evaluate' (built by: eval)"]),
+        (["evaluate.k=2"], ["evaluate.k: `ramet train` does not read it; set train.eval_k"]),
     ],
 )
 def test_one_mistake_gives_one_problem_that_names_it(problems: Problems, overrides: list[str], expected: list[str]):

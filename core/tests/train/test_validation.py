@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,10 +12,14 @@ import pytest
 from ramet.cli.app import main
 from ramet.config.compose import compose
 from ramet.errors import ConfigErrors
+from ramet.evaluate.evaluation import run as evaluate
+from ramet.evaluate.results import read_results
+from ramet.evaluate.rollouts_file import read_rollouts
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.checkpoint.store import read_score
 from ramet.registry import Entry
+from ramet.rollout.record import GroupRecord, read_records
 from ramet.train.training import run
 from ramet.types import BenchmarkInfo, Rollout, Task, user_prompt
 
@@ -52,8 +56,14 @@ class ByStep:
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = load_plugins().registries.benchmarks
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    registry.add(
-        Entry(kind=registry.kind, name="by_step", factory=ByStep, config=None, plugin="test", distribution="test")
+    for name, factory in (("by_step", ByStep), ("by_text", ByText)):
+        registry.add(
+            Entry(kind=registry.kind, name=name, factory=factory, config=None, plugin="test", distribution="test")
+        )
+    rewards = load_plugins().registries.rewards
+    monkeypatch.setattr(rewards, "_entries", dict(rewards._entries))
+    rewards.add(
+        Entry(kind=rewards.kind, name="varied", factory=Varied, config=None, plugin="test", distribution="test")
     )
     ByStep.values.clear()
     ByStep.seen.clear()
@@ -106,6 +116,31 @@ def problems(overrides: Callable[..., list[str]]) -> Callable[..., list[str]]:
     return given
 
 
+class ByText:
+    """Scores that depend on every sampled token, with a protocol of its own."""
+
+    info = BenchmarkInfo(
+        description="", splits=("test",), metrics=("accuracy",), source="written here", licence="MIT",
+        prompt="Work out {question}", system_prompt="Be brief.", limits={"max_tool_calls": 1},
+        sampling={"temperature": 0.9, "top_p": 0.8},
+    )  # fmt: skip
+
+    def load(self, split: str, limit: int | None) -> Iterable[Task]:
+        sources = ("even", "odd")
+        return [Task(id=f"{split}/{i}", prompt=user_prompt(f"{i}?"), data_source=sources[i % 2]) for i in range(6)]
+
+    async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
+        ids = [token for segment in rollout.segments if segment.is_sampled for token in segment.token_ids]
+        return {"accuracy": sum(i * token for i, token in enumerate(ids, start=1)) % 101 / 100}
+
+
+class Varied:
+    """Rewards that differ within every group, so that the weights change."""
+
+    async def __call__(self, group: Sequence[Rollout]) -> list[float]:
+        return [float(i) for i, _ in enumerate(group)]
+
+
 def kept(tmp_path: Path) -> dict[str, float | None]:
     """The checkpoints and their scores."""
     found = sorted((tmp_path / "run/checkpoints").iterdir())
@@ -132,13 +167,60 @@ def test_a_benchmark_that_no_reward_applies_to_is_validated_all_the_same(train: 
 
 def test_a_validation_samples_as_it_is_told(train: Train, problems: Callable[..., list[str]]) -> None:
     valid = ["data.valid=[benchmark:by_step/test]", "train.eval_every=1", "train.steps=1", "train.eval_k=3"]
-    assert problems(*valid) == [
+    assert problems(*valid, "train.eval_temperature=0") == [
         "train.eval_k=3: needs train.eval_temperature over 0, since all rollouts of a task would be the same"
     ]
     ByStep.values[1] = 1.0
     metrics = train(*valid, "train.eval_temperature=0.7")
     assert sorted(ByStep.seen) == [f"test/{task}:{rollout}" for task in (0, 1) for rollout in (0, 1, 2)]
     assert metrics[1]["valid/by_step/accuracy"] == metrics[1]["valid/by_step/accuracy/pass@3"] == 1
+
+
+def test_tasks_of_files_are_greedy_unless_told_otherwise(
+    overrides: Callable[..., list[str]], problems: Callable[..., list[str]]
+) -> None:
+    (data,) = [text.removeprefix("data.train=") for text in overrides() if text.startswith("data.train=")]
+    assert problems(f"data.valid={data}", "train.eval_every=1", "train.eval_k=3") == [
+        f"train.eval_k=3: needs train.eval_temperature over 0 for the tasks of {data.strip('[]')}, since all rollouts "
+        "of a task would be the same"
+    ]
+    chosen = ["benchmarks=[by_text]", "benchmarks.by_text.tools=[serach]"]
+    assert problems(*chosen, "data.valid=[benchmark:by_text/test]") == [
+        "benchmarks.by_text.tools: 'serach' is not configured; configured: none (see tools=[NAME])"
+    ]
+
+
+def test_a_validation_gives_the_numbers_of_an_evaluation_with_the_same_weights(
+    train: Train, overrides: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Scores, token ids and all: prompts, limits, sampling and seeds are those of `ramet eval`."""
+    chosen = ["benchmarks=[by_text]", "benchmarks.by_text.limit=4", "evaluate.temperature=1.1"]
+    data = ["data.valid=[benchmark:by_text/test]", "train.eval_every=1", "train.eval_k=3", "train.steps=2"]
+    metrics = train(*data, *chosen, "policy.lr=0.01", "rewards.other.use=varied")
+    same = [text for text in overrides(*chosen) if not text.startswith(("rewards", "train.", "data.train"))]
+    same = [text for text in same if text not in ("run.name=run", "rollout.group_size=2")]
+    evaluated = evaluate(
+        compose([*same, f"model.path={tmp_path / 'run/model'}", "run.name=measured", "evaluate.k=3"], job="eval")
+    )
+    assert evaluated.scores == {"by_text": {"accuracy": metrics[2]["valid/by_text/accuracy"]}}
+    body = read_results(evaluated.file)
+    (result,) = body["results"]
+    assert metrics[2]["valid/by_text/accuracy/pass@3"] == result["metrics"][0]["passes"][-1]["estimate"]["mean"]
+    inside = list(read_records(tmp_path / "run/rollouts/valid_000002.jsonl.gz"))
+    outside = [record for _, record in read_rollouts(evaluated.file, body)]
+    assert [record.step for record in inside] == [2] * 4 and len(outside) == 4
+    assert [_played(record) for record in inside] == [_played(record) for record in outside]
+    assert len({ids for record in inside for ids, _ in _played(record)}) > 6  # they are samples
+    assert inside[0].group.task.prompt[0].content == "Be brief."
+    assert metrics[1]["valid/by_text/accuracy"] != metrics[2]["valid/by_text/accuracy"]
+
+
+def _played(record: GroupRecord) -> list[tuple[tuple[int, ...], float | None]]:
+    """Token ids and main score of every rollout."""
+    return [
+        (tuple(token for segment in one.rollout.segments for token in segment.token_ids), one.parts["accuracy"])
+        for one in record.group.rollouts
+    ]
 
 
 def test_the_best_checkpoint_is_kept_beside_the_newest_and_the_earlier_of_equal_ones(
@@ -211,8 +293,8 @@ def test_what_the_best_is_chosen_by_does_not_change_on_the_way(
     options = ["data.valid=[benchmark:by_step/test]", *KEEP_BEST]
     train("train.steps=1", *options)
     assert problems("train.steps=2", *options, "train.eval_temperature=0.5") == [
-        "train.eval_temperature was 0.0, is 0.5; resuming would mix two runs: undo it, choose another run.name, or set "
-        "run.allow_config_change=true"
+        "train.eval_temperature was None, is 0.5; resuming would mix two runs: undo it, choose another run.name, or "
+        "set run.allow_config_change=true"
     ]
 
 
@@ -242,6 +324,14 @@ def test_unknown_benchmarks_and_splits_and_options_without_effect_are_errors(
         "them; name it, as in data.valid=[benchmark:by_step/test], or leave the key out"
     ]
     named = ["benchmarks=[by_step]", "data.train=[benchmark:by_step/train]"]
+    assert problems(
+        *named, "evaluate.k=3", "evaluate.max_masked_share=0.5", "evaluate.out=x", "evaluate.pass_at=[2]"
+    ) == [
+        "evaluate.k: `ramet train` does not read it; set train.eval_k",
+        "evaluate.max_masked_share: `ramet train` does not read it; set rollout.max_infra_rate",
+        "evaluate.out: `ramet train` does not read it; leave the key out",
+        "evaluate.pass_at: `ramet train` does not read it; leave the key out",
+    ]
     assert problems(*named, "benchmarks.by_step.limit=3") == [
         "benchmarks.by_step.limit: `ramet train` does not read it; set data.limit or data.valid_limit"
     ]

@@ -242,9 +242,9 @@ class TrainConfig:
     eval_every: int = option(0, "steps between validations on data.valid; 0: never", minimum=0)
     eval_first: bool = option(False, "also before the first step")
     eval_k: int = option(1, "rollouts per task of a validation", minimum=1)
-    eval_temperature: float = option(0.0, minimum=0)
-    eval_top_p: float = option(1.0, above=0, maximum=1)
-    eval_top_k: int = option(0, minimum=0)
+    eval_temperature: float | None = option(None, "null: of benchmarks as in `ramet eval`, else 0 (greedy)", minimum=0)
+    eval_top_p: float | None = option(None, "null: of benchmarks as in `ramet eval`, else 1", above=0, maximum=1)
+    eval_top_k: int | None = option(None, "null: of benchmarks as in `ramet eval`, else 0 (off)", minimum=0)
     keep_best: str | None = option(
         None, "a metric of the validation, as valid/reward: its best checkpoint is kept as well"
     )

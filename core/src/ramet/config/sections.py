@@ -12,7 +12,7 @@ from dataclasses import dataclass
 JOBS: dict[str, tuple[str, ...]] = {
     "train": (
         "run", "data", "model", "engine", "rollout", "rollout_step", "branch_policy", "tools", "rewards",
-        "advantage", "policy_loss", "train", "policy", "benchmarks", "cluster", "trackers", "wandb",
+        "advantage", "policy_loss", "train", "policy", "evaluate", "benchmarks", "cluster", "trackers", "wandb",
     ),
     "sft": ("run", "model", "rollout_step", "tools", "sft", "cluster", "trackers", "wandb"),
     "eval": (
@@ -30,6 +30,12 @@ JOBS |= {name: tuple(dict.fromkeys(section for sections in JOBS.values() for sec
 
 # Keys inside a built section that the job does not read, and what it reads instead.
 REPLACED: dict[str, dict[str, str | None]] = {
+    "train": {
+        "evaluate.k": "train.eval_k",
+        "evaluate.pass_at": None,
+        "evaluate.max_masked_share": "rollout.max_infra_rate",
+        "evaluate.out": None,
+    },
     "eval": {
         "rollout.group_size": "evaluate.k",
         "rollout.temperature": "evaluate.temperature",

@@ -32,7 +32,7 @@ TORN = re.compile(
     r"\.(?:(?:config\.yaml|overrides\.txt|manifest\.json|metrics\.jsonl|sft\.json|results\.json"
     rf"|results\.json\.partial\.jsonl|results\.rollouts\.jsonl\.gz|report\.html)\.{RANDOM}|ranks\.\d+)\.tmp"
 )
-TORN_ROLLOUTS = re.compile(rf"\.step_\d+\.jsonl\.gz\.{RANDOM}\.tmp")
+TORN_ROLLOUTS = re.compile(rf"\.(?:step|valid)_\d+\.jsonl\.gz\.{RANDOM}\.tmp")
 LOCK_TEXT = '{"host"'  # how the text of a lock begins, which a kill may have cut
 SHOWN = 3
 

@@ -31,7 +31,8 @@ SAFE = frozenset({
 ORDER = frozenset({"run.seed", "data.shuffle", "data.curriculum", "train.tasks_per_step"})  # which tasks a step gets
 VALIDATION = (  # of a training run
     "train.eval_k", "train.eval_temperature", "train.eval_top_p", "train.eval_top_k", "data.valid", "data.valid_limit",
-    "benchmarks",
+    "benchmarks", "evaluate.temperature", "evaluate.top_p", "evaluate.top_k", "evaluate.min_p",
+    "evaluate.repetition_penalty",
 )  # fmt: skip
 SAFE_SECTIONS = ("trackers", "wandb", "data.valid", "evaluate", "cluster")
 ABSENT = "(absent)"

@@ -5,13 +5,9 @@ The estimator sees what its `needs` name; what it returns is checked before anyt
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -33,9 +29,9 @@ from ramet.policy.batching.rows import (
 )
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.mutation_guard import unchanged
-from ramet.rollout.record import GroupRecord, write_records
 from ramet.tracking import repeats
 from ramet.train.groups import StepClock, lag_metrics
+from ramet.train.recording import record_step
 from ramet.train.run import TrainRun
 from ramet.train.step_rollouts import PlayedStep
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, Need
@@ -174,23 +170,6 @@ class Learner:
         if self._config.train.old_logprobs is OldLogprobs.ENGINE:
             return [row.engine_logprobs for row in rows]
         return await self._policy.logprobs(rows)
-
-
-def record_step(folder: Path, step: int, played: PlayedStep, batch: TrainBatch | None = None) -> None:
-    """Write every group that was played to the run's `rollouts/`; those of `batch` come first, with advantages.
-
-    Raises `OSError` if the run's directory was deleted: half of one that is made anew could not be resumed.
-    """
-    if not folder.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    by_group: dict[int, dict[str, array[float]]] = {}
-    if batch is not None:
-        for row, values in zip(batch.rows, batch.advantages, strict=True):
-            by_group.setdefault(row.group, {})[row.rollout_id] = array("f", values.tobytes())
-    write_records(
-        folder / "rollouts" / f"step_{step:06d}.jsonl.gz",
-        [GroupRecord(step=step, group=group, advantages=by_group.get(i, {})) for i, group in enumerate(played.all)],
-    )
 
 
 def estimate(

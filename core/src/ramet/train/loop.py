@@ -22,9 +22,10 @@ from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.tracking import repeats
 from ramet.train.groups import StepClock, check_infrastructure, play, reward_metrics, source_metrics, warn_of_silence
-from ramet.train.learning import Learner, record_step
+from ramet.train.learning import Learner
 from ramet.train.preemption import Dropped
 from ramet.train.progress import REWARDS, SAVING, TrainProgress
+from ramet.train.recording import record_step
 from ramet.train.run import TrainRun, TrainState
 from ramet.train.samples import SamplePrinter
 from ramet.train.saving import Saver
@@ -72,13 +73,7 @@ class Loop:
             in_background=config.train.async_save,
         )
         self.async_rollouts = AsyncRollouts(self._play, staleness=config.train.staleness, last=self.total_steps)
-        self.validation = Validation(
-            config.train,
-            run.backend.rollouts,
-            self.scorer,
-            prepared.valid,
-            max_masked=config.rollout.max_infra_rate,
-        )
+        self.validation = Validation(config, run.backend.rollouts, self.scorer, prepared.valid, folder=run.folder)
         self._save_s = 0.0  # seconds that the last step spent on its checkpoint
         self._score: CheckpointScore | None = None  # of the weights after `state.step`, by train.keep_best
         self._played: dict[str, float] = {}  # metrics of rollouts that were collected before their step

@@ -36,7 +36,7 @@ from ramet.rollout.prompts import Prompt
 from ramet.runs.manifest import DataRecord, model_files, model_fingerprint
 from ramet.tracking.trackers import check_trackers
 from ramet.train.data_sources import check_sources
-from ramet.train.validation import ValidData
+from ramet.train.valid_data import ValidData, load_valid
 from ramet.types import Task
 
 T = TypeVar("T")
@@ -70,24 +70,25 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedRun:
     problems = _check_settings(resolved, components, elsewhere)
     missing = set_aside_missing(problems) if elsewhere else []
     problems += _collect(lambda: check_needs(components, config), problems) or []
-    train = valid = None
+    train = loaded = None
     tools = _collect(lambda: tool_names(config), problems)
     if tools is not None and not problems:
         problems += check_prompts(components.step, config, tools) + check_forks(components, tools.stateful)
     if config.data.train:  # otherwise `check` has said so
-        train = _collect(lambda: _load(components, config.data, config.data.train, config.data.limit), problems)
+        train = _collect(lambda: _load_train(config, components), problems)
     if config.data.valid:
-        data = replace(config.data, columns=replace(config.data.columns, difficulty=None))  # of training alone
-        valid = _collect(lambda: _load(components, data, data.valid, data.valid_limit), problems)
+        names = None if tools is None else tools.all
+        loaded = _collect(lambda: load_valid(config, components, names), problems)
+    valid, played = (None, ValidData()) if loaded is None else loaded
     if tools is not None:
         problems += check_task_tools([task for found in (train, valid) if found for task in found.tasks], tools)
     if train is not None and (valid is not None or not config.data.valid):
         problems += check_sources(config, train, valid)
     if valid is not None and not problems:
-        problems += _check_keep_best(config, components, valid)
+        problems += _check_keep_best(config, components, played)
     raise_all(dict.fromkeys(problems))
     assert train is not None and tools is not None
-    return replace(_prepared(config, components, train, valid, tools), missing=missing)
+    return replace(_prepared(config, components, train, valid, played, tools), missing=missing)
 
 
 def _check_settings(resolved: Resolved, components: Components, elsewhere: bool) -> list[str]:
@@ -131,27 +132,24 @@ def unused_benchmarks(resolved: Resolved) -> Iterator[str]:
                 f"{key}: `ramet train` reads the benchmarks that data.train or data.valid name, and {first} is none of "
                 f"them; name it, as in data.valid=[benchmark:{first}/test], or leave the key out"
             )
-        elif option in ("split", "limit"):
+        elif option == "split" or (option == "limit" and name not in benchmark_names(data.valid)):
             other = "data.limit or data.valid_limit" if option == "limit" else f"benchmark:{name}/SPLIT in the data"
             yield f"{key}: `ramet train` does not read it; set {other}"
 
 
-def _check_keep_best(config: Config, components: Components, valid: TaskSet) -> list[str]:
+def _check_keep_best(config: Config, components: Components, valid: ValidData) -> list[str]:
     wanted = config.train.keep_best
-    allowed = _valid_data(components, valid, valid.tasks).metrics(components.scorer, config.train.eval_k)
+    allowed = valid.metrics(components.scorer, config.train.eval_k)
     if wanted is None or wanted in allowed:
         return []
     return [f"train.keep_best={wanted}: no metric of the validation; allowed: {', '.join(allowed)}"]
 
 
-def _load(components: Components, data: DataConfig, sources: list[str], limit: int | None) -> TaskSet:
-    return load_tasks(sources, data.columns, limit=limit, on_bad_row=data.on_bad_row, build=components.benchmark)
-
-
-def _valid_data(components: Components, found: TaskSet, kept: list[Task]) -> ValidData:
-    names = dict.fromkeys(name for task in kept if (name := found.benchmarks.get(task.id)) is not None)
-    benchmarks = {name: components.benchmark(name) for name in names}
-    return ValidData(tasks=kept, origins=found.benchmarks, benchmarks=benchmarks)
+def _load_train(config: Config, components: Components) -> TaskSet:
+    data = config.data
+    return load_tasks(
+        data.train, data.columns, limit=data.limit, on_bad_row=data.on_bad_row, build=components.benchmark
+    )
 
 
 def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
@@ -165,7 +163,12 @@ def _collect(load: Callable[[], T], problems: list[str]) -> T | None:
 
 
 def _prepared(
-    config: Config, components: Components, train: TaskSet, valid: TaskSet | None, tools: ToolNames
+    config: Config,
+    components: Components,
+    train: TaskSet,
+    valid: TaskSet | None,
+    played_valid: ValidData,
+    tools: ToolNames,
 ) -> PreparedRun:
     encoder = build_encoder(config) if has_tokenizer(config.model) else None
     prompt = task_prompts(components.step, config, tools)
@@ -191,7 +194,7 @@ def _prepared(
     return PreparedRun(
         components=components,
         tasks=tasks,
-        valid=_valid_data(components, valid, kept_valid.tasks) if valid and kept_valid else ValidData(),
+        valid=played_valid.only(kept_valid.tasks) if kept_valid else ValidData(),
         sampler=sampler,
         total_steps=config.train.steps or max(1, len(tasks) // config.train.tasks_per_step),
         too_long=kept.left_out,

@@ -1,80 +1,84 @@
-"""Validation during training: the tasks of `data.valid` through the same code path, sampled as `train.eval_…` says.
+"""Validation during training: `data.valid` with the weights of a step.
 
-Tasks of data files are scored by the run's rewards; tasks of a benchmark by the benchmark, and by rewards that apply.
+Tasks of a benchmark are measured as `ramet eval` measures them, by the same functions: tools, limits, prompts, sampling
+and seeds are those of an evaluation, so the same weights get the same scores. Tasks of data files are scored by the
+run's rewards, greedily unless `train.eval_…` says otherwise. Rewards score a benchmark's tasks too, where they apply.
 What a reward leaves out of training counts here, or a policy would look better the more of its rollouts are cut off.
-All means are over tasks, as in `ramet eval`.
+All means are over tasks. All rollouts are recorded.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ramet.cluster.interfaces import Rollouts
-from ramet.config.schema import TrainConfig
-from ramet.evaluate.measure import judge
-from ramet.evaluate.statistics import avg_at_k, pass_at_k
+from ramet.config.schema import Config, TrainConfig
+from ramet.evaluate.measure import MeasuredTask, measure_tasks
+from ramet.evaluate.results import measured
+from ramet.evaluate.tasks import TaskResult
 from ramet.policy.checkpoint.store import CheckpointScore, score_of
 from ramet.rollout.plan import RolloutPlan
-from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer
+from ramet.rollout.record import GroupRecord
+from ramet.rollout.scoring import ScoredGroup, Scorer
 from ramet.tracking import repeats
 from ramet.train.groups import play
-from ramet.types import Benchmark, Group, Task
+from ramet.train.recording import record_validation
+from ramet.train.valid_data import REWARD, ValidData
+from ramet.types import Group, Rollout
 
 logger = logging.getLogger(__name__)
-REWARD = "valid/reward"
 MASKED = "valid/masked_share"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidData:
-    """What is validated on."""
-
-    tasks: Sequence[Task] = ()
-    origins: Mapping[str, str] = field(default_factory=dict)  # id of a task -> name of its benchmark
-    benchmarks: Mapping[str, Benchmark] = field(default_factory=dict)  # by name
-
-    def metrics(self, scorer: Scorer, k: int) -> list[str]:
-        """Every metric that a validation can report where higher is better."""
-        rewarded = [task for task in self.tasks if scorer.applies_to(task)]
-        sources = sorted({task.data_source for task in rewarded if task.data_source})
-        names = [REWARD, *(f"{REWARD}/{source}" for source in sources)] if rewarded else []
-        for name, benchmark in sorted(self.benchmarks.items()):
-            for metric in benchmark.info.metrics:
-                names.append(f"valid/{name}/{metric}")
-                names += [f"valid/{name}/{metric}/pass@{k}"] if k > 1 else []
-        return names
-
-
 def plan_of(train: TrainConfig) -> RolloutPlan:
-    """Without a deadline of the step: what it cut off would bias the metric that checkpoints are chosen by."""
+    """For tasks of files. Without a deadline of the step: what it cut off would bias the metric that checkpoints are
+    chosen by.
+    """
     return RolloutPlan(
         group_size=train.eval_k,
-        temperature=train.eval_temperature,
-        top_p=train.eval_top_p,
-        top_k=train.eval_top_k,
+        temperature=train.eval_temperature or 0.0,
+        top_p=1.0 if train.eval_top_p is None else train.eval_top_p,
+        top_k=train.eval_top_k or 0,
         branch=False,
         salt="valid",
         step_deadline=False,
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidatedTask:
+    """One task of a validation: what was judged and what was not."""
+
+    record: GroupRecord
+    rewarded: ScoredGroup | None  # None: no reward applies
+    result: TaskResult | None = None  # None: a task of a file
+    missing: frozenset[str] = frozenset()  # rollouts that are masked, or lack the judgement that they need
+
+    @property
+    def judged(self) -> list[Rollout]:
+        found = (one.rollout for one in self.record.group.rollouts)
+        return [rollout for rollout in found if rollout.id not in self.missing]
+
+
 class Validation:
     """Plays and scores `data`; called with the step whose weights the engines have.
 
-    Above a share of `max_masked` the rest would be a biased subset, and makes no checkpoint the best.
+    Above a share of `rollout.max_infra_rate` that is masked the rest would be a biased subset, and makes no checkpoint
+    the best.
     """
 
-    def __init__(
-        self, train: TrainConfig, rollouts: Rollouts, scorer: Scorer, data: ValidData, *, max_masked: float
-    ) -> None:
-        self.train = train
-        self.max_masked = max_masked
+    def __init__(self, config: Config, rollouts: Rollouts, scorer: Scorer, data: ValidData, *, folder: Path) -> None:
+        self.train = config.train
+        self.max_masked = config.rollout.max_infra_rate
         self.rollouts = rollouts
         self.scorer = scorer
         self.data = data
+        self.folder = folder  # of the run
 
     def is_due(self, step: int) -> bool:
         """Whether the weights after this step are validated; 0: those before the first."""
@@ -107,53 +111,88 @@ class Validation:
 
     async def __call__(self, step: int) -> dict[str, float]:
         """`valid/…`: rewards overall and by data source, metrics of benchmarks, share with tool calls, share masked."""
-        judged = _Judged(self.scorer, self.data)
-        groups = await play(self.rollouts, judged, self.data.tasks, step=step, plan=plan_of(self.train))
+        try:
+            async with asyncio.TaskGroup() as work:
+                parts = [
+                    work.create_task(self._files(step)),
+                    *(work.create_task(self._benchmark(name)) for name in self.data.benchmarks),
+                ]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         await self.rollouts.metrics()  # what validation played must not be in the next step's counts
-        rollouts = [one for group in groups for one in group.rollouts]
-        valid = [one for one in rollouts if not judged.is_missing(one)]
-        metrics = {MASKED: 1 - len(valid) / len(rollouts)}
-        if valid:
-            metrics["valid/tool_use"] = statistics.fmean(bool(one.rollout.tool_calls) for one in valid)
-        return {**metrics, **_rewards(groups), **judged.metrics(self.train.eval_k)}
+        tasks = [task for part in parts for task in part.result()]
+        record_validation(self.folder, step, [replace(task.record, step=step) for task in tasks])
+        return self._metrics(tasks)
+
+    async def _files(self, step: int) -> list[ValidatedTask]:
+        tasks = self.data.of(None)
+        if not tasks:
+            return []
+        groups = await play(self.rollouts, _CountingAll(self.scorer), tasks, step=step, plan=plan_of(self.train))
+        return [
+            ValidatedTask(
+                record=GroupRecord(step=step, group=group),
+                rewarded=group,
+                missing=frozenset(one.rollout.id for one in group.rollouts if one.reward is None),
+            )
+            for group in groups
+        ]
+
+    async def _benchmark(self, name: str) -> list[ValidatedTask]:
+        """In the order of the tasks."""
+        k, found = self.train.eval_k, dict[str, ValidatedTask]()
+        tasks = self.data.of(name)
+
+        async def keep(task: MeasuredTask) -> None:
+            found[task.group.task.id] = await self._rewarded(name, task)
+
+        await measure_tasks(
+            self.rollouts,
+            name,
+            self.data.benchmarks[name],
+            {tuple(range(k)): tasks},
+            plan=self.data.rules[name].plan(k),
+            keep=keep,
+        )
+        return [found[task.id] for task in tasks]
+
+    async def _rewarded(self, name: str, task: MeasuredTask) -> ValidatedTask:
+        """With the run's rewards, where they apply; the record has the benchmark's main metric as its reward."""
+        main = self.data.benchmarks[name].info.metrics[0]
+        missing = {one.id for one in task.result.rollouts if one.why_missing(main) is not None}
+        if not self.scorer.applies_to(task.group.task):
+            return ValidatedTask(record=task.record, rewarded=None, result=task.result, missing=frozenset(missing))
+        rewarded = await self.scorer.score(task.group, leave_out=False)
+        missing |= {one.rollout.id for one in rewarded.rollouts if one.reward is None}
+        both = tuple(
+            replace(one, parts={**other.parts, **one.parts})
+            for one, other in zip(task.record.group.rollouts, rewarded.rollouts, strict=True)
+        )
+        record = replace(task.record, group=replace(task.record.group, rollouts=both))
+        return ValidatedTask(record=record, rewarded=rewarded, result=task.result, missing=frozenset(missing))
+
+    def _metrics(self, tasks: Sequence[ValidatedTask]) -> dict[str, float]:
+        judged = [rollout for task in tasks for rollout in task.judged]
+        metrics = {MASKED: 1 - len(judged) / sum(len(task.record.group.rollouts) for task in tasks)}
+        if judged:
+            metrics["valid/tool_use"] = statistics.fmean(bool(rollout.tool_calls) for rollout in judged)
+        metrics |= _rewards([task.rewarded for task in tasks if task.rewarded is not None])
+        for name, benchmark in self.data.benchmarks.items():
+            results = [task.result for task in tasks if task.result is not None and task.result.benchmark == name]
+            k = self.train.eval_k
+            means = measured(name, results, benchmark.info.metrics, k=k, pass_at=(k,)).means()
+            metrics |= {f"valid/{name}/{metric}": mean for metric, mean in means.items() if mean is not None}
+        return metrics
 
 
-class _Judged:
-    """Scores the groups of one validation."""
+class _CountingAll:
+    """What a reward leaves out of training has a score here."""
 
-    def __init__(self, scorer: Scorer, data: ValidData) -> None:
-        self.scorer = scorer
-        self.data = data
-        self._scores: dict[str, list[Mapping[str, float | None]]] = {}  # of benchmarks, by task
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
 
     async def score(self, group: Group) -> ScoredGroup:
-        name = self.data.origins.get(group.task.id)
-        if name is not None:
-            benchmark = self.data.benchmarks[name]
-            self._scores[group.task.id] = [await judge(name, benchmark, rollout) for rollout in group.rollouts]
-        if name is None or self.scorer.applies_to(group.task):
-            return await self.scorer.score(group, leave_out=False)
-        unscored = tuple(ScoredRollout(rollout=rollout, reward=None) for rollout in group.rollouts)
-        return ScoredGroup(task=group.task, rollouts=unscored)
-
-    def is_missing(self, one: ScoredRollout) -> bool:
-        """Masked, or without the judgement that it needs."""
-        task = one.rollout.task
-        name = self.data.origins.get(task.id)
-        if one.rollout.fault is not None or name is None:
-            return one.reward is None
-        return self._scores[task.id][int(one.rollout.id)].get(self.data.benchmarks[name].info.metrics[0]) is None
-
-    def metrics(self, k: int) -> dict[str, float]:
-        found: dict[str, float | None] = {}
-        for name, benchmark in self.data.benchmarks.items():
-            own = {task: rows for task, rows in self._scores.items() if self.data.origins[task] == name}
-            for metric in benchmark.info.metrics:
-                scores = {task: [row.get(metric) for row in rows] for task, rows in own.items()}
-                found[f"valid/{name}/{metric}"] = avg_at_k(scores).mean
-                if k > 1:
-                    found[f"valid/{name}/{metric}/pass@{k}"] = pass_at_k(scores, k).estimate.mean
-        return {name: value for name, value in found.items() if value is not None}
+        return await self._scorer.score(group, leave_out=False)
 
 
 def _rewards(groups: Sequence[ScoredGroup]) -> dict[str, float]:

@@ -14,7 +14,8 @@ from ramet.types.task import Task
 class BenchmarkInfo:
     """What a reader of a result must know about the benchmark, and how its authors have it measured.
 
-    All of it takes effect in `ramet eval`, unless `benchmarks.NAME.…` or `evaluate.…` says otherwise.
+    All of it takes effect in `ramet eval` and in validations of `ramet train`, unless `benchmarks.NAME.…` or
+    `evaluate.…` says otherwise.
     """
 
     description: str

@@ -1,0 +1,39 @@
+"""What a training run keeps of its rollouts: one file for each step, and one for each validation."""
+
+from __future__ import annotations
+
+import errno
+import os
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+from ramet.policy.batching.train_batch import TrainBatch
+from ramet.rollout.record import GroupRecord, write_records
+from ramet.train.step_rollouts import PlayedStep
+
+FOLDER = "rollouts"
+
+
+def record_step(folder: Path, step: int, played: PlayedStep, batch: TrainBatch | None = None) -> None:
+    """Write every group that was played to the run's `rollouts/`; those of `batch` come first, with advantages.
+
+    Raises `OSError` if the run's directory was deleted.
+    """
+    by_group: dict[int, dict[str, array[float]]] = {}
+    if batch is not None:
+        for row, values in zip(batch.rows, batch.advantages, strict=True):
+            by_group.setdefault(row.group, {})[row.rollout_id] = array("f", values.tobytes())
+    records = [GroupRecord(step=step, group=one, advantages=by_group.get(i, {})) for i, one in enumerate(played.all)]
+    _write(folder, f"step_{step:06d}", records)
+
+
+def record_validation(folder: Path, step: int, records: Sequence[GroupRecord]) -> None:
+    """Write the groups of a validation of the weights after this step. Raises as `record_step`."""
+    _write(folder, f"valid_{step:06d}", records)
+
+
+def _write(folder: Path, name: str, records: Sequence[GroupRecord]) -> None:
+    if not folder.is_dir():  # half a directory that is made anew could not be resumed
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+    write_records(folder / FOLDER / f"{name}.jsonl.gz", records)
