@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ramet.report.html import step_files, write_report
+from ramet.report.html import write_report
+from ramet.report.rollouts import recorded_files
 from ramet.rollout.record import read_records
 
 pytestmark = pytest.mark.browser
@@ -27,7 +28,7 @@ SEEN = SEEN.replace("\x1b", "U+001B").replace("\u2028", "U+2028").replace("\u200
 def test_it_opens_from_disk_and_holds_every_recorded_group_rollout_and_segment(
     run: Path, open_page: Callable[..., Any]
 ) -> None:
-    groups = [record.group for _, path in step_files(run) for record in read_records(path)]
+    groups = [record.group for file in recorded_files(run) for record in read_records(file.path)]
     segments = {id(s) for g in groups for r in g.rollouts for s in r.rollout.segments if s.kind != "prompt"}
     page = open_page(write_report(run))
     assert page.facts["ready"] == "1" and page.facts["errors"] == "0"

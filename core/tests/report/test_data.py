@@ -9,8 +9,9 @@ import pytest
 from ramet.errors import ConfigError
 from ramet.evaluate.header import Header
 from ramet.evaluate.partial import PartialResults
-from ramet.evaluate.tasks import task_result
-from ramet.report.data import MAX_POINTS, overview, tokenizer_folders
+from ramet.evaluate.tasks import Judgement, task_result
+from ramet.report.data import MAX_POINTS, overview, stored_config, tokenizer_folders
+from ramet.report.evaluation import find_evaluation
 from ramet.tracking.jsonl import JsonlTracker
 from ramet.types import BenchmarkInfo, Group, Rollout, StopReason, Task, user_prompt
 
@@ -84,9 +85,16 @@ def test_an_evaluation_is_shown_with_its_interval_and_how_many_were_judged(run: 
     task = Task(id="a", prompt=user_prompt("q"))
     rollouts = tuple(Rollout(id=str(i), task=task, segments=(), stop=StopReason.ANSWER) for i in range(2))
     group = Group(task=task, rollouts=rollouts)
-    partial.add(task_result("sums", group, prompt="q", scores=[{"accuracy": 1.0}, {"accuracy": None}]))
+    partial.add(task_result("sums", group, [Judgement(scores={"accuracy": 1.0}), Judgement(scores={"accuracy": None})]))
     partial.finish()
-    assert overview(run)["results"] == [["sums", "accuracy", 2, 1.0, None, None, "1 of 2"]]
+    found = find_evaluation(run, stored_config(run))
+    evaluation = overview(run, found)["evaluation"]
+    assert (evaluation["model"], evaluation["k"], evaluation["finished"]) == ("m", 2, True)
+    (sums,) = evaluation["benchmarks"]
+    assert sums["metrics"] == [
+        {"name": "accuracy", "avg": [1.0, None], "passes": [[1, 1.0], [2, None]], "maj": 1.0, "judged": "1 of 2"}
+    ]
+    assert sums["missing"] == [["not judged", 1]] and sums["sources"] == []
 
 
 def test_broken_side_files_are_reported_and_left_out(run: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -94,11 +102,12 @@ def test_broken_side_files_are_reported_and_left_out(run: Path, caplog: pytest.L
     (run / "config.yaml").write_text("model: [")
     (run / "results.json").write_text("[]")
     with caplog.at_level(logging.WARNING):
-        assert (overview(run)["summary"], overview(run)["results"]) == (None, [])
-        assert tokenizer_folders(run) == [run / "tokenizer", run / "model"]
+        config = stored_config(run)
+        assert (overview(run)["summary"], find_evaluation(run, config)) == (None, None)
+        assert tokenizer_folders(run, config) == [run / "tokenizer", run / "model"]
     assert "summary.json" in caplog.text and "config.yaml" in caplog.text
 
 
 def test_the_tokenizer_is_looked_for_where_the_configuration_says(run: Path) -> None:
     (run / "config.yaml").write_text("model:\n  path: models/base\n  tokenizer: null\n")
-    assert tokenizer_folders(run)[2:] == [Path("models/base")]
+    assert tokenizer_folders(run, stored_config(run))[2:] == [Path("models/base")]

@@ -13,7 +13,8 @@ import pytest
 
 import ramet.report.html as report
 from ramet.errors import ConfigError
-from ramet.report.html import ranges, safe_json, spread, write_report
+from ramet.report.html import write_report
+from ramet.report.rollouts import ranges, safe_json, spread
 from ramet.tracking.jsonl import JsonlTracker
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramet.report.html import step_files
+from ramet.report.rollouts import recorded_files
 from ramet.report.tree import TokenizerSplitter, find_splitter, group_data, no_splitter
 from ramet.rollout.record import GroupRecord, read_records
 from ramet.types import Origin, Segment, SegmentKind
@@ -16,8 +16,7 @@ from ramet.types import Origin, Segment, SegmentKind
 
 @pytest.fixture
 def group(run: Path) -> GroupRecord:
-    ((_, path), *_) = step_files(run)
-    return next(read_records(path))
+    return next(read_records(recorded_files(run)[0].path))
 
 
 def rollouts(record: GroupRecord) -> dict[str, Any]:
@@ -154,8 +153,8 @@ def _sampled(text: str, ids: array[int]) -> Segment:
 
 
 def test_numbers_that_json_lacks_become_unknown(make_run: Callable[..., Path]) -> None:
-    ((_, path),) = step_files(make_run(("a", "b", "c")))
-    record = next(read_records(path))
+    (file,) = recorded_files(make_run(("a", "b", "c")))
+    record = next(read_records(file.path))
     bad = array("f", [float("nan")] * 400)
     found = rollouts(replace(record, advantages={"0": bad}))["0"]
     assert (found["own"], found["segments"][0]["advantages"]) == (None, None)

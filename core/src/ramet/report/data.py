@@ -13,7 +13,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ramet.errors import ConfigError
-from ramet.evaluate.results import read_results
+from ramet.evaluate.stored import StoredEvaluation
+from ramet.report.evaluation import evaluation_data
 from ramet.runs.manifest import BROKEN_CONFIG, read_config
 from ramet.tracking.columns import RL
 from ramet.tracking.jsonl import NAME, Curve, curves_of, read_metrics
@@ -29,14 +30,16 @@ EVALUATION = "eval/"  # metrics of an evaluation, which has one value of each: t
 Json = dict[str, Any]
 
 
-def overview(run: Path) -> Json:
-    """Everything on the first page. Raises `ConfigError` if the folder is missing or holds no metrics."""
+def overview(run: Path, evaluation: StoredEvaluation | None = None) -> Json:
+    """Everything on the first page. Raises `ConfigError` if the folder is missing or holds neither metrics nor an
+    `evaluation`.
+    """
     if not run.is_dir():
         raise ConfigError(f"report: {run} is not a folder; give a run directory such as runs/NAME")
     curves = curves_of(read_metrics(run / NAME))
     sft = {name: curve for name, curve in curves.items() if name.startswith(SFT_AREA)}
     sft |= curves_of(read_metrics(run / SFT_FOLDER / NAME))
-    if not curves and not sft:
+    if not curves and not sft and evaluation is None:
         raise ConfigError(
             f"report: no metrics in {run}: {NAME} and {SFT_FOLDER}/{NAME} are missing or empty; has the run started?"
         )
@@ -47,7 +50,7 @@ def overview(run: Path) -> Json:
         "name": run.resolve().name,
         "sections": [section for section in sections if section["curves"]],
         "summary": _summary(read_json(run / "summary.json")),
-        "results": _results(run / "results.json"),
+        "evaluation": None if evaluation is None else evaluation_data(evaluation),
         "facts": _facts(manifest),
         "manifest": json.dumps(manifest, indent=2) if manifest else None,
         "config": _text(run / "config.yaml"),
@@ -55,9 +58,8 @@ def overview(run: Path) -> Json:
     }
 
 
-def tokenizer_folders(run: Path) -> list[Path]:
+def tokenizer_folders(run: Path, config: DictConfig) -> list[Path]:
     """Where the run's tokenizer may be: in the run itself, or in the folders that its configuration names."""
-    config = _config(run / "config.yaml")
     named = [OmegaConf.select(config, key) for key in ("model.tokenizer", "model.path")]
     return [run / "tokenizer", run / "model", *(Path(value) for value in named if isinstance(value, str))]
 
@@ -112,25 +114,6 @@ def _summary(body: Json | None) -> Json | None:
     return {"pairs": pairs, "rest": _flat({key: value for key, value in body.items() if key not in used})}
 
 
-def _results(path: Path) -> list[list[Any]]:
-    """One row per benchmark and metric: name, metric, k, avg@k, half width, pass@k, judged."""
-    if not path.exists():
-        return []
-    try:
-        measured = read_results(path)["results"]
-    except ConfigError as error:
-        logger.warning("report: %s", error)
-        return []
-    rows = []
-    for benchmark in measured:
-        for metric in benchmark["metrics"]:
-            avg, last = metric["avg"], metric["passes"][-1]
-            values = [avg["mean"], avg["half_width"], last["estimate"]["mean"]]
-            judged = f"{metric['n_judged']} of {metric['n_rollouts']}"
-            rows.append([benchmark["name"], metric["metric"], metric["k"], *values, judged])
-    return rows
-
-
 def _facts(manifest: Json | None) -> list[list[str]]:
     """The manifest without its lists, which are shown below it as JSON."""
     return _flat({key: value for key, value in (manifest or {}).items() if not isinstance(value, list)})
@@ -146,7 +129,9 @@ def _flat(body: Mapping[str, Any], prefix: str = "") -> list[list[str]]:
     return rows
 
 
-def _config(path: Path) -> DictConfig:
+def stored_config(run: Path) -> DictConfig:
+    """Empty where there is none; a broken file is reported."""
+    path = run / "config.yaml"
     try:
         return read_config(path)
     except FileNotFoundError:

@@ -39,25 +39,25 @@ function lanes(group, open) {
   const y = (lane) => LANE.top + lane * LANE.height;
   const height = LANE.top + order.length * LANE.height + 6;
   const picture = svg("svg", { class: "lanes", viewBox: `0 0 ${LANE.width} ${height}`, role: "img", "aria-label": "rollouts of the group over tokens" });
-  picture.append(...laneAxis(longest, x, height));
-  for (const { rollout } of order) picture.append(lane(rollout, drawn.get(rollout.id), x, y, open));
+  picture.append(...laneAxis(longest, x, height, group));
+  for (const { rollout } of order) picture.append(lane(rollout, drawn.get(rollout.id), x, y, { open, group }));
   return el("div", { class: "scroll" }, picture);
 }
 
-function laneAxis(longest, x, height) {
+function laneAxis(longest, x, height, group) {
   const ticks = niceTicks(0, longest).filter((tick) => tick >= 0 && tick <= (LANE === NARROW ? 0.8 : 1) * longest);
   return [
     ...ticks.flatMap((tick) => [
       svg("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 14, y2: height - 4 }),
       svg("text", { class: "tick", x: x(tick), y: 9, "text-anchor": "middle" }, tick === 0 ? "0 tokens" : number(tick))]),
-    svg("text", { class: "tick", x: LANE.width - LANE.right + LANE.rewardAt, y: 9, "text-anchor": "end" }, "reward"),
-    svg("text", { class: "tick", x: LANE.width - LANE.right + LANE.advantageAt, y: 9, "text-anchor": "end" }, "advantage"),
+    svg("text", { class: "tick", x: LANE.width - LANE.right + LANE.rewardAt, y: 9, "text-anchor": "end" }, scoreName(group)),
+    ...(hasAdvantages(group) ? [svg("text", { class: "tick", x: LANE.width - LANE.right + LANE.advantageAt, y: 9, "text-anchor": "end" }, "advantage")] : []),
   ];
 }
 
-function lane(rollout, { lane: at, starts, owner }, x, y, open) {
+function lane(rollout, { lane: at, starts, owner }, x, y, { open, group: whole }) {
   const middle = y(at) + LANE.bar / 2;
-  const group = svg("g", { class: "lane", click: () => open(rollout.id) }, svg("title", {}, describe(rollout)));
+  const group = svg("g", { class: "lane", click: () => open(rollout.id) }, svg("title", {}, describe(rollout, whole)));
   group.append(svg("rect", { class: "hit", x: 0, y: y(at) - 4, width: LANE.width, height: LANE.height }));
   if (owner) {
     group.append(svg("path", { class: "branch", d: `M${x(starts[0])} ${y(owner.lane) + LANE.bar}V${middle}H${x(starts[0]) + 3}` }));
@@ -69,7 +69,7 @@ function lane(rollout, { lane: at, starts, owner }, x, y, open) {
   const text = (at, value, kind) => svg("text", { class: "lanetext " + kind, x: at, y: middle + 4, "text-anchor": "end" }, value);
   group.append(text(LANE.left - 8, rollout.id, ""));
   group.append(text(LANE.width - LANE.right + LANE.rewardAt, rollout.masked ? "masked" : number(rollout.reward, 2), rollout.masked ? "bad" : ""));
-  group.append(text(LANE.width - LANE.right + LANE.advantageAt, rollout.masked ? "" : signed(rollout.own), tone(rollout.own)));
+  group.append(text(LANE.width - LANE.right + LANE.advantageAt, rollout.masked || !hasAdvantages(whole) ? "" : signed(rollout.own), tone(rollout.own)));
   return group;
 }
 
@@ -79,4 +79,8 @@ function colourOf(segment) {
 }
 
 const tone = (advantage) => (advantage > 0 ? "good" : advantage < 0 ? "bad" : "");
-const describe = (r) => plain(`rollout ${r.id}: ${r.masked ? "masked, " + r.masked.join(": ") : "reward " + number(r.reward)}, stop ${r.stop}`);
+// What a benchmark gave is a score, what training used a reward.
+const scoreName = (group) => (group.kind === "eval" ? "score" : "reward");
+const hasAdvantages = (group) => group.kind === "step";
+const scoreText = (r, group) => (r.masked ? "masked" : r.reward === null ? "not judged" : `${scoreName(group)} ${number(r.reward)}`);
+const describe = (r, group) => plain(`rollout ${r.id}: ${scoreText(r, group)}${r.masked ? ", " + r.masked.join(": ") : ""}, stop ${r.stop}`);

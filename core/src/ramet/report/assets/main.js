@@ -2,7 +2,7 @@
 
 const page = document.getElementById("page");
 const root = document.documentElement;
-const state = { text: "", step: "", status: "all groups", source: "", low: "", high: "", sort: "step", down: false, shown: PAGE, rows: [] };
+const state = { text: "", step: "", kind: "", benchmark: "", status: "all groups", source: "", low: "", high: "", sort: "step", down: false, shown: PAGE, rows: [] };
 const view = { shade: "entropy" };
 let here = null; // the open group, for the keys
 
@@ -20,10 +20,11 @@ const groups = state.rows.map((row) => row.group);
 
 function route() {
   const hash = location.hash.slice(1);
-  const match = /^s(\d+)\/g(\d+)(?:\/r([\d.]+))?$/.exec(hash);
+  const match = /^([sve])(\d+)\/g(\d+)(?:\/r([\d.]+))?$/.exec(hash);
   here = null;
-  const at = match ? groups.findIndex((g) => g.step === Number(match[1]) && g.index === Number(match[2])) : -1;
-  if (at >= 0) openGroup(at, match[3]);
+  const wanted = (g) => LETTERS[g.kind] === match[1] && g.step === Number(match[2]) && g.index === Number(match[3]);
+  const at = match ? groups.findIndex(wanted) : -1;
+  if (at >= 0) openGroup(at, match[4]);
   else if (match) page.replaceChildren(el("p", { class: "note" }, "This group is not in this file. ", el("a", { href: "#tasks" }, "All tasks")));
   else page.replaceChildren(hash === "tasks" ? tasksPage(state) : overviewPage(facts, steps));
   for (const link of document.querySelectorAll("#top a")) {

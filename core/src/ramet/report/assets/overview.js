@@ -4,7 +4,7 @@ function overviewPage(data, steps) {
   return el("div", { class: "overview" },
     data.notes.map((note) => el("p", { class: "note" }, note)),
     beforeAfter(data.summary),
-    evaluations(data.results),
+    evaluationSection(data.evaluation),
     data.sections.map(curveSection),
     el("section", {}, el("h2", {}, "Run"), table(["", ""], [...runFacts(steps), ...data.facts], "facts"), files(data)));
 }
@@ -17,14 +17,6 @@ function beforeAfter(summary) {
   return el("section", {}, el("h2", {}, "Before and after"),
     rows.length ? table(["", "before", "after", "change"], rows, "numbers") : null,
     summary.rest.length ? table(["", ""], summary.rest.map(([name, value]) => [name.replaceAll("_", " "), value]), "facts") : null);
-}
-
-function evaluations(rows) {
-  if (!rows.length) return null;
-  const shown = rows.map(([name, metric, k, avg, half, pass, judged]) => [
-    name, metric, String(k), number(avg) + (half === null ? "" : " \u00b1 " + number(half)), number(pass), judged]);
-  return el("section", {}, el("h2", {}, "Evaluation"),
-    table(["benchmark", "metric", "k", "avg@k (95 %)", "pass@k", "judged"], shown, "numbers"));
 }
 
 function curveSection(section) {
@@ -45,9 +37,19 @@ function runFacts(steps) {
   const rollouts = groups.flatMap((group) => group.rollouts);
   const masked = rollouts.filter((one) => one.masked).length;
   return [
-    ["rollouts in this file", `${rollouts.length} in ${groups.length} groups of ${steps.length} steps`],
+    ["rollouts in this file", `${rollouts.length} in ${groups.length} groups${parts(groups)}`],
     ["masked", `${masked} of ${rollouts.length}`],
   ];
+}
+
+// " of 3 steps and 2 validations"; nothing for an evaluation alone.
+function parts(groups) {
+  const count = (kind, one, many) => {
+    const n = new Set(groups.filter((group) => group.kind === kind).map((group) => group.step)).size;
+    return n ? `${n} ${n === 1 ? one : many}` : "";
+  };
+  const found = [count("step", "step", "steps"), count("valid", "validation", "validations"), count("eval", "evaluation", "")].filter((text) => text);
+  return found.length ? " of " + found.join(" and ") : "";
 }
 
 function files(data) {

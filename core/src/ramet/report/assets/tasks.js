@@ -4,6 +4,7 @@ const PAGE = 200;
 const COLUMNS = [
   ["step", "step", (g) => g.step],
   ["index", "group", (g) => g.index],
+  ["benchmark", "benchmark", (g) => g.benchmark || ""],
   ["task", "task", (g) => g.task],
   ["source", "source", (g) => g.source],
   ["question", "question", (g) => g.question],
@@ -16,10 +17,16 @@ const COLUMNS = [
   ["calls", "calls", (g) => callsOf(g).length],
   ["tokens", "tokens", (g) => g.rollouts.flatMap((r) => r.segments).reduce((sum, s) => sum + s.n, 0)],
 ];
+const NAMES = new Set(["step", "index", "benchmark", "task", "source", "question"]); // on the left; the others are numbers
+const KINDS = { step: "training", valid: "validation", eval: "evaluation" };
 const SPARE = new Set(["index", "source", "question", "rollouts", "min", "max", "calls", "tokens"]); // left out on phones
+const RIGHT = 1 - 1e-9; // a score of 1
 const STATUS = {
   "all groups": () => true,
   "with forks": (row) => row.forks > 0,
+  "with a right rollout": (row) => row.max !== null && row.max >= RIGHT,
+  "without a right rollout": (row) => row.max === null || row.max < RIGHT,
+  "with rollouts not judged": (row) => row.group.rollouts.some((r) => !r.masked && r.reward === null),
   "with masked rollouts": (row) => row.masked > 0,
   "with tool errors": (row) => callsOf(row.group).some((call) => call.status !== "ok"),
   "without tool calls": (row) => row.calls === 0,
@@ -29,7 +36,8 @@ const STATUS = {
 
 const rewards = (group) => known(group.rollouts.map((r) => r.reward));
 const callsOf = (group) => group.rollouts.flatMap((r) => [...r.segments.flatMap((s) => s.calls || []), ...r.calls]);
-const linkOf = (group, rollout) => `#s${group.step}/g${group.index}` + (rollout ? "/r" + rollout : "");
+const LETTERS = { step: "s", valid: "v", eval: "e" };
+const linkOf = (group, rollout) => `#${LETTERS[group.kind]}${group.step}/g${group.index}` + (rollout ? "/r" + rollout : "");
 
 function rowsOf(steps) {
   return steps.flat().map((group) => {
@@ -48,15 +56,24 @@ function textOf(row) {
   return row.text;
 }
 
+// Steps have groups, evaluations have benchmarks; a report may hold both.
+function columnsOf(rows) {
+  const evaluates = rows.some((row) => row.group.kind === "eval");
+  const trains = rows.some((row) => row.group.kind !== "eval");
+  return COLUMNS.filter(([key]) => (key !== "benchmark" || evaluates) && (key !== "step" || trains || !evaluates) && (key !== "index" || trains || !evaluates))
+    .map(([key, title, value]) => [key, key === "mean" && !trains && evaluates ? "score" : title, value]);
+}
+
 function tasksPage(state) {
+  const columns = columnsOf(state.rows);
   const body = el("tbody");
   const count = el("p", { class: "hint", "aria-live": "polite" });
   const more = el("button", { class: "plain", click: () => { state.shown += PAGE; draw(); } }, "show more");
-  const heads = COLUMNS.map(([key, title]) => el("th", { class: SPARE.has(key) && "spare" }, el("button", { "data-key": key, click: () => { sortBy(state, key); draw(); } }, title)));
+  const heads = columns.map(([key, title]) => el("th", { class: cellClass(key) }, el("button", { "data-key": key, click: () => { sortBy(state, key); draw(); } }, title)));
   const draw = () => {
     const rows = visibleRows(state);
     const shown = rows.slice(0, state.shown);
-    body.replaceChildren(...shown.map(taskRow));
+    body.replaceChildren(...shown.map((row) => taskRow(row, columns)));
     count.textContent = `${rows.length} of ${state.rows.length} groups` + (rows.length > shown.length ? `, the first ${shown.length} shown` : "");
     more.hidden = shown.length === rows.length;
     for (const head of heads) {
@@ -70,13 +87,18 @@ function tasksPage(state) {
     el("div", { class: "scroll" }, el("table", { class: "grid" }, el("thead", {}, el("tr", {}, heads)), body)), more);
 }
 
-function taskRow(row) {
-  const cells = COLUMNS.map(([key]) => {
+const cellClass = (key) => [NAMES.has(key) ? "" : "number", SPARE.has(key) ? "spare" : ""].join(" ").trim();
+
+function taskRow(row, columns) {
+  const cells = columns.map(([key]) => {
+    if (key === "step") return el("td", {}, row.group.kind === "step" ? String(row.step) : row.group.kind === "valid" ? `${row.step} valid` : "-");
+    if (key === "index") return el("td", { class: "spare" }, String(row.index));
+    if (key === "benchmark") return el("td", { class: "source" }, row.benchmark || "-");
     if (key === "task") return el("td", { class: "name" }, el("a", { href: linkOf(row.group) }, excerpt(row.task, 40)), below(row));
     if (key === "source") return el("td", { class: "source spare" }, excerpt(row.source, 30));
     if (key === "question") return el("td", { class: "question spare" }, excerpt(row.question, 90));
     const alarm = key === "masked" && row.masked > 0;
-    return el("td", { class: ["number", alarm ? "alarm" : "", SPARE.has(key) ? "spare" : ""].join(" ").trim() }, number(row[key], 2));
+    return el("td", { class: cellClass(key) + (alarm ? " alarm" : "") }, number(row[key], 2));
   });
   return el("tr", { "data-row": "", click: () => { location.hash = linkOf(row.group); } }, cells);
 }
@@ -94,7 +116,9 @@ function sortBy(state, key) {
 function visibleRows(state) {
   const wanted = state.text.toLowerCase();
   const kept = state.rows.filter((row) =>
-    (state.step === "" || row.step === Number(state.step)) &&
+    (state.kind === "" || row.group.kind === state.kind) &&
+    (state.benchmark === "" || row.benchmark === state.benchmark) &&
+    (state.step === "" || (row.group.kind !== "eval" && row.step === Number(state.step))) &&
     STATUS[state.status](row) &&
     (state.source === "" || row.source === state.source) &&
     (state.low === "" || (row.mean !== null && row.mean >= Number(state.low))) &&
@@ -116,14 +140,19 @@ function filters(state, draw) {
     return node;
   };
   const choice = (values) => el("select", {}, values.map(([value, title]) => el("option", { value }, title)));
-  const steps = [...new Set(state.rows.map((row) => row.step))];
+  const distinct = (values) => [...new Set(values)];
+  const kinds = distinct(state.rows.map((row) => row.group.kind));
+  const benchmarks = distinct(state.rows.map((row) => row.benchmark).filter((name) => name));
+  const steps = distinct(state.rows.filter((row) => row.group.kind !== "eval").map((row) => row.step));
   const sources = [...new Set(state.rows.map((row) => row.source).filter((source) => source))].sort();
   const field = (title, node) => el("label", {}, title, node);
   return el("form", { class: "filters", submit: (event) => event.preventDefault() },
-    field("step", bind("step", choice([["", "all"], ...steps.map((s) => [String(s), String(s)])]))),
+    steps.length || !benchmarks.length ? field("step", bind("step", choice([["", "all"], ...steps.map((s) => [String(s), String(s)])]))) : null,
+    kinds.length > 1 ? field("of", bind("kind", choice([["", "all"], ...kinds.map((kind) => [kind, KINDS[kind]])]))) : null,
+    benchmarks.length > 1 ? field("benchmark", bind("benchmark", choice([["", "all"], ...benchmarks.map((name) => [name, excerpt(name, 40)])]))) : null,
     field("show", bind("status", choice(Object.keys(STATUS).map((name) => [name, name])))),
     field("source", bind("source", choice([["", "all"], ...sources.map((s) => [s, excerpt(s, 40)])]))),
-    field("reward from", bind("low", el("input", { type: "number", step: "any", size: 5 }))),
+    field(kinds.every((kind) => kind === "eval") && kinds.length ? "score from" : "reward from", bind("low", el("input", { type: "number", step: "any", size: 5 }))),
     field("to", bind("high", el("input", { type: "number", step: "any", size: 5 }))),
     field("text", bind("text", el("input", { type: "search", placeholder: "task, question, rollouts" }))));
 }

@@ -14,13 +14,18 @@ function groupPage(group, around, view) {
     el("nav", { class: "crumbs" }, el("a", { href: "#tasks" }, "all tasks"),
       around.before ? el("a", { href: linkOf(around.before) }, "previous") : null,
       around.after ? el("a", { href: linkOf(around.after) }, "next") : null),
-    el("h2", {}, `Step ${group.step}, group ${group.index}: `, group.task),
+    el("h2", {}, `${titleOf(group)}: `, group.task),
     question(group), lanes(group, (id) => showRollout(context, id)), legend(group));
   page.append(toolbar(group, view, page, unfold), ...roots);
   openLazily(context);
   unfold(tokens <= OPEN_TOKENS);
   if (tokens > OPEN_TOKENS) roots[0].open = true;
   return { page, context, unfold };
+}
+
+function titleOf(group) {
+  if (group.kind === "eval") return group.benchmark;
+  return `${group.kind === "valid" ? "Validation after step" : "Step"} ${group.step}, group ${group.index}`;
 }
 
 function question(group) {
@@ -52,7 +57,7 @@ function toolbar(group, view, page, unfold) {
 
 function rolloutNode(rollout, context) {
   const node = el("details", { class: rollout.at ? "rollout fork" : "rollout", "data-rollout": rollout.id, tabindex: -1 },
-    el("summary", {}, rolloutHead(rollout)));
+    el("summary", {}, rolloutHead(rollout, context.group)));
   context.nodes.set(rollout.id, node);
   node.fillBody = () => {
     const forks = children(context.group, rollout);
@@ -61,7 +66,7 @@ function rolloutNode(rollout, context) {
       for (const fork of forks.filter((one) => one.at[1] === i)) parts.push(context.nodes.get(fork.id));
       if (i < rollout.segments.length) parts.push(segmentNode(rollout.segments[i]));
     }
-    node.append(el("div", { class: "chain" }, parts, rolloutFoot(rollout)));
+    node.append(el("div", { class: "chain" }, parts, rolloutFoot(rollout, context.group)));
   };
   return node;
 }
@@ -75,7 +80,7 @@ function openLazily(context) {
   }
 }
 
-function rolloutHead(rollout) {
+function rolloutHead(rollout, group) {
   const turns = rollout.segments.filter((s) => s.kind === "turn");
   const sampled = turns.reduce((sum, s) => sum + s.n, 0);
   const whose = rollout.at ? `of its own, ${rollout.sampled} in all` : "";
@@ -85,19 +90,19 @@ function rolloutHead(rollout) {
     el("span", { class: "badge " + tone(rollout.own), title: "mean advantage of its own sampled tokens" }, "advantage " + signed(rollout.own),
       rollout.shared === null ? "" : ` (shared prefix ${signed(rollout.shared)})`);
   return [el("b", { class: "rid" }, rollout.id),
-    rollout.masked ? el("span", { class: "badge bad" }, "masked") : el("span", { class: "badge" }, "reward " + number(rollout.reward)),
+    el("span", { class: rollout.masked || rollout.reward === null ? "badge bad" : "badge" }, scoreText(rollout, group)),
     advantage, el("span", { class: "hint" }, facts.join(", "))];
 }
 
-function rolloutFoot(rollout) {
+function rolloutFoot(rollout, group) {
   const rows = [["answer", rollout.answer === null ? "none" : rollout.answer]];
   if (rollout.masked) rows.push(["masked because", rollout.masked.join(": ")]);
-  for (const [name, value] of Object.entries(rollout.parts)) rows.push([`reward part ${name}`, number(value)]);
+  for (const [name, value] of Object.entries(rollout.parts)) rows.push([group.kind === "eval" ? `metric ${name}` : `reward part ${name}`, number(value)]);
   for (const [at, value] of Object.entries(rollout.token_rewards)) rows.push([`token reward at ${at}`, number(value)]);
   for (const [turn, value] of rollout.turn_rewards) rows.push([`reward of turn ${turn}`, number(value)]);
   for (const [turn, text] of rollout.infos) rows.push([`info of turn ${turn}`, text]);
   for (const [name, value] of Object.entries(rollout.stats)) rows.push([name, number(value)]);
-  return el("div", { class: "foot" }, rollout.calls.map(callNode), table(["", ""], rows, "facts"),
+  return el("div", { class: "foot" }, rollout.calls.map(callNode), (rollout.asked || []).map(judgeNode), table(["", ""], rows, "facts"),
     el("button", { class: "plain", click: (event) => copy(event.target, rollout) }, "copy rollout as JSON"));
 }
 
@@ -158,6 +163,16 @@ function callNode(call) {
       el("span", { class: "hint" }, facts.join(", "))),
     el("div", { class: "label" }, "arguments"), el("div", { class: "text" }, call.arguments),
     el("div", { class: "label" }, "shown to the model"), el("div", { class: "text" }, call.text));
+}
+
+// What a judge was asked and answered, as text.
+function judgeNode(asked) {
+  const failed = asked.reply === null;
+  return el("details", { class: failed ? "call failed" : "call", "data-judge": "" },
+    el("summary", {}, el("b", {}, "judge"), el("span", { class: failed ? "badge bad" : asked.accepted ? "badge good" : "badge bad" }, failed ? "no answer" : asked.accepted ? "answered" : "no verdict"),
+      el("span", { class: "hint" }, [asked.model, asked.prompt].filter((text) => text).join(", "))),
+    asked.messages.flatMap((one) => [el("div", { class: "label" }, one.role), el("div", { class: "text" }, one.content)]),
+    el("div", { class: "label" }, failed ? "why there is no answer" : "answer"), el("div", { class: "text" }, failed ? asked.error : asked.reply));
 }
 
 function showRollout(context, id) {

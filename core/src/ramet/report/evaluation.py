@@ -1,0 +1,124 @@
+"""An evaluation as the report's data: scores with intervals, by benchmark and data source, tools, what is missing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ramet.errors import ConfigError
+from ramet.evaluate.agreement import JUDGES
+from ramet.evaluate.statistics import Estimate, avg_at_k, pass_at_k
+from ramet.evaluate.stored import StoredEvaluation, stored_evaluation
+from ramet.evaluate.tasks import TaskResult, scores_of
+
+logger = logging.getLogger(__name__)
+SHOWN = 8  # reasons for which rollouts have no score, of each benchmark
+Json = dict[str, Any]
+
+
+def find_evaluation(run: Path, config: DictConfig) -> StoredEvaluation | None:
+    """That of a run directory, finished or running; a broken one is reported and left out."""
+    named = OmegaConf.select(config, "evaluate.out")
+    places = [Path(named)] if isinstance(named, str) else []
+    for out in (*places, run / "results.json"):
+        try:
+            if (found := stored_evaluation(out)) is not None:
+                return found
+        except ConfigError as error:
+            logger.warning("report: %s", error)
+    return None
+
+
+def evaluation_data(found: StoredEvaluation) -> Json:
+    body = found.body
+    return {
+        "model": body["model"],
+        "k": body["k"],
+        "finished": found.is_finished,
+        "benchmarks": [_benchmark(one, body["k"]) for one in body["results"]],
+        "judges": list(_judges(found.out)),
+    }
+
+
+def _benchmark(one: Mapping[str, Any], k: int) -> Json:
+    tasks = [TaskResult.from_body(task) for task in one["tasks"]]
+    main = one["metrics"][0]["metric"]
+    return {
+        "name": one["name"],
+        "n_tasks": len(tasks),
+        "judged": one["judged"],
+        "metrics": [_metric(metric) for metric in one["metrics"]],
+        "sources": _sources(tasks, main),
+        "curve": _pass_curve(one["name"], tasks, main, k),
+        "tools": one["tools"],
+        "missing": _missing(tasks, main),
+    }
+
+
+def _metric(metric: Mapping[str, Any]) -> Json:
+    return {
+        "name": metric["metric"],
+        "avg": _interval(metric["avg"]),
+        "passes": [[one["k"], one["estimate"]["mean"]] for one in metric["passes"]],
+        "maj": (metric.get("maj") or {}).get("mean"),
+        "judged": f"{metric['n_judged']} of {metric['n_rollouts']}",
+    }
+
+
+def _interval(estimate: Mapping[str, Any]) -> list[float | None]:
+    return [estimate["mean"], estimate["half_width"]]
+
+
+def _sources(tasks: Sequence[TaskResult], metric: str) -> list[Json]:
+    """By data source, if there are several: the main metric."""
+    sources = sorted({task.data_source for task in tasks})
+    if len(sources) < 2:
+        return []
+    return [_source(source, [task for task in tasks if task.data_source == source], metric) for source in sources]
+
+
+def _source(source: str, tasks: Sequence[TaskResult], metric: str) -> Json:
+    scores = scores_of(tasks, metric)
+    found: Estimate = avg_at_k(scores)
+    rows = [score for row in scores.values() for score in row]
+    judged = sum(score is not None for score in rows)
+    return {
+        "name": source,
+        "n_tasks": len(tasks),
+        "avg": [found.mean, found.half_width],
+        "judged": f"{judged} of {len(rows)}",
+    }
+
+
+def _pass_curve(name: str, tasks: Sequence[TaskResult], metric: str, k: int) -> Json | None:
+    """pass@j for every j up to k, over the tasks with at least j judged rollouts; None if k is 1."""
+    scores = scores_of(tasks, metric)
+    points = [(j, mean) for j in range(1, k + 1) if (mean := pass_at_k(scores, j).estimate.mean) is not None]
+    if k == 1 or not points:
+        return None
+    return {"name": name, "x": [j for j, _ in points], "y": [mean for _, mean in points]}
+
+
+def _missing(tasks: Sequence[TaskResult], metric: str) -> list[list[Any]]:
+    """Why rollouts have no score, the commonest reason first: `[reason, n]`."""
+    reasons = Counter(why for task in tasks for one in task.rollouts if (why := one.why_missing(metric)) is not None)
+    shown = reasons.most_common(SHOWN)
+    rest = reasons.total() - sum(n for _, n in shown)
+    return [[reason, n] for reason, n in [*shown, *([("other reasons", rest)] if rest else [])]]
+
+
+def _judges(out: Path) -> Iterator[Json]:
+    """What `ramet judge` has written beside the results."""
+    for file in sorted(out.parent.glob(f"{out.name.removesuffix('.json')}{JUDGES}*.json")):
+        try:
+            body = json.loads(file.read_text(encoding="ascii"))
+            for one in body["results"]:
+                yield {"judge": body["judge"], "benchmark": one["name"], **_metric(one["metrics"][0])}
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            logger.warning("report: %s could not be read: %r", file, error)

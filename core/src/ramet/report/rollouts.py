@@ -1,0 +1,178 @@
+"""Which recorded rollouts are in the page: those of steps, validations and an evaluation, up to a size.
+
+Steps are the first, the last, and evenly spaced ones between; of an evaluation each benchmark has an equal share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramet.errors import ConfigError
+from ramet.evaluate.stored import StoredEvaluation
+from ramet.report.tree import Splitter, group_data
+from ramet.rollout.record import read_records
+
+FOLDER = "rollouts"
+EVALUATION = "eval"  # kind of a group; the others are the keys of `_TITLES`
+_TITLES = {"step": "Step {step}", "valid": "Validation after step {step}"}  # kind -> how notes begin
+_FILE = re.compile(r"(step|valid)_(\d+)\.jsonl(\.\w+)?")
+UNREADABLE = (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What is shown of the rollouts: `scripts` are the kept ones, safe JSON in order; `notes` name what is left out."""
+
+    scripts: list[str]
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RecordedFile:
+    """The groups of one step, or of the validation of its weights."""
+
+    step: int
+    kind: str
+    path: Path
+
+    @property
+    def title(self) -> str:
+        return _TITLES[self.kind].format(step=self.step)
+
+
+def recorded_files(run: Path) -> list[RecordedFile]:
+    """In order; a step comes before its validation."""
+    found = ((_FILE.fullmatch(path.name), path) for path in (run / FOLDER).glob("*"))
+    return sorted(RecordedFile(int(match[2]), match[1], path) for match, path in found if match)
+
+
+def collect_steps(run: Path, evaluation: StoredEvaluation | None, split: Splitter, *, max_bytes: int) -> Steps:
+    """Read the recorded groups until the budget is used up. An unreadable file is noted, not fatal."""
+    files = recorded_files(run)
+    scripts, notes = [], list[str]()
+    if evaluation is not None:
+        measured = _collect_evaluation(evaluation, split, max_bytes // 2 if files else max_bytes)
+        scripts, notes = measured.scripts, measured.notes
+    left = max_bytes - sum(map(len, scripts))
+    played = _collect_files(files, split, left)
+    return Steps(scripts=[*played.scripts, *scripts], notes=[*played.notes, *notes])
+
+
+def _collect_files(files: Sequence[RecordedFile], split: Splitter, max_bytes: int) -> Steps:
+    kept: dict[int, str] = {}
+    notes: list[str] = []
+    left_out: list[RecordedFile] = []
+    for index in spread(len(files)):
+        file = files[index]
+        try:
+            found = (group_data(record, i, split) for i, record in enumerate(read_records(file.path)))
+            groups = ({**group, "kind": file.kind} for group in found)
+            script, n_left = _script(groups, max_bytes, whole=bool(kept))
+        except UNREADABLE as error:
+            notes.append(f"{file.title}: its rollouts could not be read ({type(error).__name__}: {error}).")
+            continue
+        if script is None:
+            left_out.append(file)
+            continue
+        kept[index] = script
+        max_bytes -= len(script)
+        if n_left:
+            notes.append(f"{file.title}: only its first groups are shown, {n_left} did not fit into this file.")
+    return Steps(scripts=[kept[index] for index in sorted(kept)], notes=[*notes, *_left_out(files, left_out)])
+
+
+def _left_out(files: Sequence[RecordedFile], left_out: Sequence[RecordedFile]) -> Iterator[str]:
+    for kind, word in (("step", "steps"), ("valid", "validations")):
+        there, lost = ([one.step for one in found if one.kind == kind] for found in (files, left_out))
+        if lost:
+            yield (
+                f"This file holds the rollouts of {len(there) - len(lost)} of {len(there)} {word}; left out for its "
+                f"size: {ranges(lost)}. All are in the folder {FOLDER} of the run."
+            )
+
+
+def _collect_evaluation(evaluation: StoredEvaluation, split: Splitter, max_bytes: int) -> Steps:
+    """One script per benchmark. `asked` of a rollout is what judges were asked for it."""
+    results = {one["name"]: one for one in evaluation.body["results"]}
+    scripts: list[str] = []
+    notes: list[str] = []
+    n_left, index = len(results), itertools.count()
+    try:
+        for name, found in itertools.groupby(evaluation.records(), key=lambda pair: pair[0]):
+            tasks = {task["task"]: task for task in results[name]["tasks"]}
+            groups = (
+                _with_judges({**group_data(record, next(index), split), "kind": EVALUATION, "benchmark": name}, tasks)
+                for _, record in found
+            )
+            script, n_cut = _script(groups, max_bytes // n_left, whole=False)
+            assert script is not None  # only whole scripts may be left out
+            scripts.append(script)
+            max_bytes, n_left = max_bytes - len(script), n_left - 1
+            if n_cut:
+                notes.append(f"{name}: only its first tasks are shown, {n_cut} did not fit into this file.")
+    except UNREADABLE as error:
+        notes.append(f"Rollouts of the evaluation could not be read ({type(error).__name__}: {error}).")
+    return Steps(scripts=scripts, notes=notes)
+
+
+def _with_judges(group: dict[str, Any], tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    asked = {one["id"]: one.get("asked") for one in tasks[group["task"]]["rollouts"]}
+    return {**group, "rollouts": [{**one, "asked": asked.get(one["id"]) or []} for one in group["rollouts"]]}
+
+
+def _script(groups: Iterable[dict[str, Any]], max_bytes: int, *, whole: bool) -> tuple[str | None, int]:
+    """Groups as a JSON list, and how many were left out; None if they do not fit and `whole` is asked."""
+    kept: list[str] = []
+    size, left = 2, 0
+    for found in groups:
+        if left:
+            left += 1
+            continue
+        group = safe_json(found)
+        size += len(group) + 1
+        if size <= max_bytes:
+            kept.append(group)
+        elif whole:
+            return None, 0
+        else:
+            left = 1
+    return f"[{','.join(kept)}]", left
+
+
+def spread(n: int) -> Iterator[int]:
+    """All of `range(n)`, in an order of which every beginning is about evenly spaced: first, last, middle, quarters…"""
+    if n > 0:
+        yield 0
+    if n > 1:
+        yield n - 1
+    gaps = deque([(0, n - 1)])
+    while gaps:
+        low, high = gaps.popleft()
+        if high - low > 1:
+            middle = (low + high) // 2
+            yield middle
+            gaps.extend([(low, middle), (middle, high)])
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`[1, 2, 3, 7]` as `1-3, 7`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def safe_json(value: object) -> str:
+    """ASCII JSON that cannot end its script element or open another one."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
