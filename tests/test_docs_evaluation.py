@@ -74,7 +74,7 @@ def test_trackers_get_what_the_page_says(played: Path) -> None:
     assert {name.replace("@4", "@K") for name in names} <= set(re.findall(r"`([^`\n]+)`", PAGE))
 
 
-def test_validation_is_at_the_steps_that_the_page_says_and_is_not_recorded(played: Path) -> None:
+def test_validation_is_at_the_steps_that_the_page_says_and_is_recorded(played: Path) -> None:
     run = played / "runs/watched"
     found = {
         entry.step: entry.metrics for entry in read_metrics(run / "metrics.jsonl") if "valid/reward" in entry.metrics
@@ -88,6 +88,8 @@ def test_validation_is_at_the_steps_that_the_page_says_and_is_not_recorded(playe
     assert sorted(path.name for path in (run / "rollouts").iterdir()) == [
         "step_000001.jsonl.gz",
         "step_000002.jsonl.gz",
+        "valid_000000.jsonl.gz",
+        "valid_000002.jsonl.gz",
     ]
 
 

@@ -7,7 +7,9 @@ the points are called `NAME-0`, `NAME-1`, …, in the order of the combinations,
 from __future__ import annotations
 
 import importlib
+import json
 import logging
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ class Point:
     module: str
     config_dir: Path | None
     debug: bool
+    measured: Path  # folder for what evaluations say of their results; one on another machine cannot reach it
 
     def __call__(self, number: int, overrides: list[str]) -> None:
         """Prints what went wrong and raises it: the launcher goes on with the other points."""
@@ -38,11 +41,14 @@ class Point:
         logger.info("point %d: %s", number, " ".join(overrides))
         try:
             resolved = self.resolved(number, overrides)
-            importlib.import_module(self.module).run(resolved)
+            result = importlib.import_module(self.module).run(resolved)
         except RametError as error:
             problems = error.problems if isinstance(error, ConfigErrors) else [str(error)]
             print_problems(ConfigErrors(f"point {number}: {problem}" for problem in problems))
             raise
+        if self.job == "eval" and self.measured.is_dir():
+            said = {"number": number, "overrides": overrides, "file": str(result.file)}
+            (self.measured / f"{number}.json").write_text(json.dumps(said), encoding="ascii")
 
     def resolved(self, number: int, overrides: Sequence[str]) -> Resolved:
         return compose(_named(overrides, number), job=self.job, config_dir=self.config_dir)
@@ -52,8 +58,13 @@ def run_sweep(
     job: str, module: str, overrides: Sequence[str], *, config_dir: Path | None = None, dry_run: bool = False
 ) -> None:
     """Run all points, or print the plan of each. Raises before the first for what is wrong with any, or at the end."""
-    debug = logging.getLogger("ramet").isEnabledFor(logging.DEBUG)
-    point = Point(job=job, module=module, config_dir=config_dir, debug=debug)
+    with tempfile.TemporaryDirectory(prefix="ramet-sweep-") as folder:
+        debug = logging.getLogger("ramet").isEnabledFor(logging.DEBUG)
+        point = Point(job=job, module=module, config_dir=config_dir, debug=debug, measured=Path(folder))
+        _plan_or_run(overrides, point, dry_run=dry_run)
+
+
+def _plan_or_run(overrides: Sequence[str], point: Point, *, dry_run: bool) -> None:
     points = sweep_points(overrides)
     if points is None and dry_run:
         raise ConfigError("--dry-run: which points another sweeper than Hydra's own will choose is not known before")
@@ -61,7 +72,7 @@ def run_sweep(
     if not dry_run:
         _run(overrides, point)
         return
-    plan = importlib.import_module(module).plan
+    plan = importlib.import_module(point.module).plan
     say("\n\n".join(f"point {n}: {' '.join(one.overrides)}\n{plan(one)}" for n, one in enumerate(found)))
 
 
@@ -73,6 +84,26 @@ def _run(overrides: Sequence[str], point: Point) -> None:
     except RametError as error:
         kind = ConfigError if isinstance(error, ConfigError | PluginError) else InfraError
         raise kind("the sweep is over, and not every point of it ended well; the errors are above") from error
+    finally:
+        _show_results(point.measured)
+
+
+def _show_results(measured: Path) -> None:
+    """Of evaluations: the scores of all points that ended well in one table."""
+    found = [json.loads(file.read_text(encoding="ascii")) for file in measured.iterdir()]
+    if not found:
+        return
+    from rich.console import Console
+
+    from ramet.evaluate.results import read_results
+    from ramet.evaluate.tables import sweep_cells
+
+    found.sort(key=lambda one: int(one["number"]))
+    shared = set.intersection(*({*one["overrides"]} for one in found)) if len(found) > 1 else set()
+    names = [" ".join([f"{one['number']}:", *(t for t in one["overrides"] if t not in shared)]) for one in found]
+    bodies = [read_results(Path(one["file"])) for one in found]
+    Console(highlight=False).print(sweep_cells(list(zip(names, bodies, strict=True))).rich())
+    say(f"task by task: ramet compare {' '.join(one['file'] for one in found)}")
 
 
 def _composed(point: Point, points: Sequence[Sequence[str]]) -> list[Resolved]:

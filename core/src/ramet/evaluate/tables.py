@@ -49,6 +49,24 @@ def results_cells(body: Mapping[str, Any]) -> TextTable:
     )
 
 
+def sweep_cells(points: Sequence[tuple[str, Mapping[str, Any]]]) -> TextTable:
+    """Results files beside each other, each named by what sets it apart: the rows of `results_cells` by benchmark."""
+    rows = [
+        (one["name"], [name, *_result_row(one, metric)])
+        for name, body in points
+        for one in body["results"]
+        for metric in one["metrics"]
+    ]
+    order = list(dict.fromkeys(name for name, _ in rows))
+    rows.sort(key=lambda row: order.index(row[0]))  # stable: within a benchmark by point
+    return TextTable(
+        columns=("point", *RESULT_COLUMNS),
+        rows=[cells for _, cells in rows],
+        title=f"{len(points)} points of the sweep",
+        caption="± 95 % interval, clustered by task",
+    )
+
+
 def tool_cells(body: Mapping[str, Any]) -> TextTable:
     """One row per benchmark and tool: calls, success, seconds, and calls of right and wrong rollouts."""
     rows = []
