@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from core.tests.evaluate.test_results import HEADER, INFO, played, score
+from core.tests.evaluate.test_results import HEADER, INFO, played, rollout, score
 
+from ramet import InfraError, OpenAIClient, OpenAIOptions
+from ramet.config.compose import compose
+from ramet.evaluate.judge_pass import run as judge
+from ramet.evaluate.measure import score_group
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.replay import replay
 from ramet.plugins import load_plugins
 from ramet.registry import Entry
-from ramet.types import Rollout, Services, Task
+from ramet.testing import OpenAIServer, RawReply
+from ramet.types import Group, Rollout, Services, Task, user_prompt
 
 
 class Opened:
@@ -61,3 +68,93 @@ def test_a_benchmark_is_open_while_it_scores_and_a_judge_is_not_asked(tmp_path: 
     judged = benchmark.info.judged
     assert found.from_file == (("arithmetic",) if judged else ())
     assert benchmark.calls == ([] if judged else ["start 7 True", "aclose"])
+
+
+class Asking:
+    """Asks a model about every rollout but the first, by benchmark or as a reward."""
+
+    per_rollout = True
+
+    def __init__(self, url: str) -> None:
+        self.info = replace(INFO, judged=True)
+        self.client = OpenAIClient(OpenAIOptions(urls=[url], model="tiny", retries=0), "judge.server")
+
+    def load(self, split: str, limit: int | None) -> list[Task]:
+        raise AssertionError("a replay needs no tasks")
+
+    async def start(self, services: Services) -> None:
+        await self.client.start(services)
+        await self.client.check()
+
+    async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
+        try:
+            reply = await self.client.chat(user_prompt(f"{rollout.task.id}/{rollout.id}?"), prompt="v1", temperature=0)
+        except InfraError:
+            return score(None)
+        return score(float(reply.text == "right"))
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | None]:
+        return [(await self.score(rollout))["accuracy"] for rollout in group]
+
+    async def aclose(self) -> None:
+        await self.client.aclose()
+
+
+def says(body: dict[str, Any]) -> Any:
+    """Fails on a/1, and finds all others right that end in 0."""
+    (asked,) = body["messages"]
+    return RawReply(status=500) if asked["content"] == "a/1?" else "right" if asked["content"][2] == "0" else "wrong"
+
+
+@pytest.fixture
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Results of a benchmark that asked a judge, and those of a pass of that judge; its server is gone."""
+    with OpenAIServer(says) as server:
+        made = Asking(server.url)
+        registries = load_plugins().registries
+        for kind, registry in (("benchmark", registries.benchmarks), ("reward", registries.rewards)):
+            entry = Entry(
+                kind=kind, name="asking", factory=lambda: made, config=None, plugin="test", distribution="test"
+            )
+            monkeypatch.setattr(registry, "_entries", {**registry._entries, "asking": entry})
+        config = json.dumps({"run": {"seed": 7}, "benchmarks": {"arithmetic": {"use": "asking"}}})
+        header = replace(HEADER, settings={"config": config}, benchmarks={"arithmetic": made.info})
+        partial = PartialResults(tmp_path / "results.json", header)
+
+        async def measure() -> None:
+            for name in "ab":
+                group = Group(task=(one := task(name)), rollouts=(rollout(one, "0"), rollout(one, "1")))
+                measured = await score_group("arithmetic", made, group)
+                partial.add(measured.result, measured.record)
+            await made.aclose()
+
+        asyncio.run(measure())
+        partial.finish()
+        judge(tmp_path / "results.json", compose(["model.path=''", "rewards=[asking]"], job="judge"))
+    return tmp_path / "results.json"
+
+
+def task(name: str) -> Task:
+    return Task(id=name, prompt=user_prompt("17 * 23?"), answer=("391",), data_source="sums")
+
+
+def test_judges_are_answered_from_the_results_and_asked_nothing(judged: Path) -> None:
+    """The raw answers are read again, and what failed fails again."""
+    first = json.loads(judged.read_text())["results"][0]["tasks"][0]["rollouts"]
+    assert first[0]["asked"][0]["reply"] == "right" and first[0]["asked"][0]["prompt"] == "v1"
+    assert first[0]["asked"][0]["messages"] == [{"role": "user", "content": "a/0?"}]
+    assert first[1]["asked"][0]["reply"] is None and "500" in first[1]["asked"][0]["error"]
+    found = replay(judged)
+    assert (found.differences, found.from_file, found.n_rollouts) == ((), (), 4)
+    assert found.verdicts == {judged.with_name("results.judge-asking.json"): 3}
+
+
+def test_an_answer_that_is_read_otherwise_is_told(judged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def strict(self: Asking, rollout: Rollout) -> Mapping[str, float | None]:
+        await self.client.chat(user_prompt(f"{rollout.task.id}/{rollout.id}?"), temperature=0)
+        return score(0.0)
+
+    monkeypatch.setattr(Asking, "score", strict)
+    benchmark, verdicts = replay(judged).differences
+    assert benchmark == ("benchmark arithmetic: accuracy is 0.0, was 0.75, other scores of a/0, a/1, b/0")
+    assert verdicts == "judge asking: other verdicts of a/0, b/0"

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ramet.errors import ConfigError
-from ramet.evaluate.agreement import JUDGES
+from ramet.evaluate.agreement import judge_files
 from ramet.evaluate.statistics import Estimate, avg_at_k, pass_at_k
 from ramet.evaluate.stored import StoredEvaluation, stored_evaluation
 from ramet.evaluate.tasks import TaskResult, scores_of
@@ -42,7 +42,7 @@ def evaluation_data(found: StoredEvaluation) -> Json:
         "k": body["k"],
         "finished": found.is_finished,
         "benchmarks": [_benchmark(one, body["k"]) for one in body["results"]],
-        "judges": list(_judges(found.out)),
+        "judges": list(_judges(found)),
     }
 
 
@@ -113,11 +113,14 @@ def _missing(tasks: Sequence[TaskResult], metric: str) -> list[list[Any]]:
     return [[reason, n] for reason, n in [*shown, *([("other reasons", rest)] if rest else [])]]
 
 
-def _judges(out: Path) -> Iterator[Json]:
-    """What `ramet judge` has written beside the results."""
-    for file in sorted(out.parent.glob(f"{out.name.removesuffix('.json')}{JUDGES}*.json")):
+def _judges(found: StoredEvaluation) -> Iterator[Json]:
+    """What `ramet judge` has said of these rollouts."""
+    for file in judge_files(found.out):
         try:
             body = json.loads(file.read_text(encoding="ascii"))
+            if body["rollouts"] != (found.body["rollouts"] or {}).get("sha256"):
+                logger.warning("report: %s is of other rollouts, and left out; judge again", file)
+                continue
             for one in body["results"]:
                 yield {"judge": body["judge"], "benchmark": one["name"], **_metric(one["metrics"][0])}
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
