@@ -155,7 +155,10 @@ PROMISING = (
     "Think within <think> </think>, search within <search> </search>, compute within <python> </python>; results are "
     "within <result> </result>, the answer within <answer> </answer>."
 )
-REPLY = "<search>lamp</search> <result>\n[1] lamp: six\n</result><python>6*7</python> <result>\n42\n</result><answer>42</answer>"
+REPLY = (
+    "<search>lamp</search> <result>\n[1] lamp: six\n</result>"
+    "<python>6*7</python> <result>\n42\n</result><answer>42</answer>"
+)
 
 
 def test_rows_in_the_published_form_call_both_tools_that_their_prompt_promises(ramet, model: Path, tmp_path: Path):

@@ -20,7 +20,7 @@ from ramet.openai_client.cache import ReplyCache, request_key
 from ramet.openai_client.exchanges import answered, is_replaying
 from ramet.openai_client.http import AttemptFailed, Http, without_password
 from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
-from ramet.openai_client.replies import chat_reply, check_shape, text_of, tokens
+from ramet.openai_client.responses import chat_reply, check_shape, text_of, tokens
 from ramet.openai_client.servers import Server, Servers
 from ramet.types import Limiter, Message, Services
 
