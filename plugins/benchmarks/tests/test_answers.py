@@ -36,7 +36,9 @@ def test_signs_separators_and_decimals_are_read(text: str, value: Fraction) -> N
     assert number(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "eighteen", "18\u201320", "between 18 and 20", r"\boxed{}", "18 = 9 * 2"])
+@pytest.mark.parametrize(
+    "text", ["", "9" * 5000, "5½", "5²", "eighteen", "18\u201320", "between 18 and 20", r"\boxed{}", "18 = 9 * 2"]
+)
 def test_none_or_several_numbers_are_no_answer(text: str) -> None:
     assert number(text) is None
 

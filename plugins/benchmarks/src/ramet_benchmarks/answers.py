@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
+MAX_DIGITS = 400
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[+-]?\.\d+")
 _SIGN_APART = re.compile(r"\s*-\s*\$?\s*(?=[\d.])")  # of -$5 and - 5
 _DASHES = str.maketrans(dict.fromkeys("\u2012\u2013\u2212\uff0d", "-"))
@@ -38,10 +40,13 @@ def integer(answer: str) -> int | None:
 
 
 def number(answer: str) -> Fraction | None:
-    """The one number of the answer, whatever unit is around it; None if there is none or more than one."""
+    """The one number of the answer, whatever unit is around it; None if there is none or more than one.
+
+    A number of more than 400 digits is none: Python refuses to read thousands. In `5½` and `5²` there are two.
+    """
     text = unboxed(answer).translate(_DASHES).replace("\\$", "$").replace("{,}", ",").replace("\\,", "")
     found = _NUMBER.findall(text)
-    if len(found) != 1:
+    if len(found) != 1 or len(found[0]) > MAX_DIGITS or any(unicodedata.category(char) == "No" for char in text):
         return None
     value = Fraction(found[0].replace(",", ""))
     return -value if _SIGN_APART.match(text) and found[0][0] != "-" else value
