@@ -96,6 +96,19 @@ def test_what_turns_gave_and_why_a_rollout_was_left_out_is_kept(played: list[Gro
     assert list(read_records(tmp_path / "r.jsonl.gz")) == [record]
 
 
+def test_the_number_of_a_group_and_its_greedy_reward_are_kept_and_absent_where_there_are_none(
+    played: list[GroupRecord], tmp_path: Path
+) -> None:
+    path, record = tmp_path / "r.jsonl.gz", played[0]
+    numbered = [dataclasses.replace(record, number=7, greedy=greedy) for greedy in ((0.5,), (None,), ())]
+    write_records(path, [*numbered, record])
+    assert [(one.number, one.greedy) for one in read_records(path)] == [(7, (0.5,)), (7, (None,)), (7, ()), (None, ())]
+    lines = [json.loads(line) for line in gzip.open(path)]
+    assert [{"number", "greedy"} & line.keys() for line in lines] == [
+        {"number", "greedy"}, {"number", "greedy"}, {"number"}, set()
+    ]  # fmt: skip
+
+
 def test_shared_segments_and_tool_calls_are_written_once_and_shared_again(
     played: list[GroupRecord], tmp_path: Path
 ) -> None:

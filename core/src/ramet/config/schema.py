@@ -138,7 +138,7 @@ class RolloutConfig:
         256, "rollouts in flight in one rollout worker; run.deterministic: at most the engine's slots", minimum=1
     )
     deadline_s: float = option(1800.0, "of one rollout", above=0)
-    step_deadline_s: float = option(7200.0, "of all rollouts of a training step", above=0)
+    step_deadline_s: float = option(7200.0, "of all rollouts of a training step; train.staleness: of a group", above=0)
     watchdog_s: float = option(60.0, "a wait older than this is printed", above=0)
     max_infra_rate: float = option(
         0.2, "masked by infrastructure in a step: above it the run stops", minimum=0, maximum=1
@@ -248,7 +248,7 @@ class TrainConfig:
     keep_best: str | None = option(
         None, "a metric of the validation, as valid/reward: its best checkpoint is kept as well"
     )
-    staleness: int = option(0, "updates that rollouts may lag; over 0 the next step's run during the update", minimum=0)
+    staleness: int = option(0, "S: updates that rollouts may lag; over 0, groups of S more steps play ahead", minimum=0)
     save_every: int = option(10, "steps between checkpoints; the last step is always saved", minimum=1)
     async_save: bool = option(False, "go on while a checkpoint is written; holds a copy of it in memory")
     keep_checkpoints: int = option(3, minimum=1)

@@ -5,6 +5,7 @@ Training, validation and evaluation differ only in their plan.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,8 +23,8 @@ class RolloutPlan:
     one is answered with an error. `step_deadline` False: `rollout.step_deadline_s` does not hold, since a
     measurement may take as long as it takes; every rollout keeps its own deadline. `roots`: run only these of each
     group's rollouts, by number, without forks; each has the seed that it has in the whole group.
-    `counted` False leaves these rollouts out of the metrics `rollout/…`, which then are those of the step alone that
-    runs at the same time.
+    `counted` False leaves these rollouts out of the metrics `rollout/…`: they belong to no step, or the caller counts
+    them.
     """
 
     group_size: int | None = None
@@ -94,6 +95,22 @@ class ResolvedPlan:
         if "/" in self.salt or not self.salt:
             found.append(f"rollout plan: salt must be a word without slashes, got {self.salt!r}")
         return found
+
+
+class StepDeadline:
+    """What is left of `rollout.step_deadline_s` for the groups of one call. It counts from the first question, when the
+    first of them starts: before that they may have waited for groups of other calls (`train.staleness`).
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._started: float | None = None
+
+    def left(self) -> float:
+        """Seconds; 0 if the time is over."""
+        now = time.monotonic()
+        self._started = now if self._started is None else self._started
+        return max(0.0, self._seconds - (now - self._started))
 
 
 def check_groups(groups: Sequence[Group], tasks: Sequence[Task], size: int) -> None:

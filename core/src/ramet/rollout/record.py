@@ -54,6 +54,8 @@ class GroupRecord:
     step: int
     group: ScoredGroup
     advantages: Mapping[str, array[float]] = field(default_factory=dict)
+    number: int | None = None  # of the group, in the order of admission (`train.staleness`)
+    greedy: tuple[float | None, ...] = ()  # the reward of its greedy rollout, None: masked; empty: none was played
 
 
 def write_records(path: Path, records: Iterable[GroupRecord]) -> None:
@@ -134,6 +136,8 @@ def record_line(record: GroupRecord) -> bytes:
         "task": asdict(record.group.task),
         "segments": [_segment_data(segment) for _, segment in segments.values()],
         "rollouts": [_rollout_data(s, index, record.advantages) for s in record.group.rollouts],
+        **({} if record.number is None else {"number": record.number}),
+        **({"greedy": list(record.greedy)} if record.greedy else {}),
     }
     return json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"
 
@@ -212,6 +216,8 @@ def record_of(data: Mapping[str, Any], where: str) -> GroupRecord:
         step=data["step"],
         group=ScoredGroup(task=task, rollouts=tuple(rollouts.values())),
         advantages={id: values for id, values in packed.items() if values is not None},
+        number=data.get("number"),
+        greedy=tuple(data.get("greedy", ())),
     )
 
 

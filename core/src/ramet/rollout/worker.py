@@ -22,7 +22,7 @@ from ramet.rollout.completion import Versions
 from ramet.rollout.group import GroupJob, GroupScheduler, ScoreRollout
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.observer import RolloutObserver
-from ramet.rollout.plan import ResolvedPlan, RolloutPlan
+from ramet.rollout.plan import ResolvedPlan, RolloutPlan, StepDeadline
 from ramet.rollout.prefixes import StoredPrefix, prefixes_of, prompt_problem
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts
 from ramet.rollout.prompts import make_prompt, prompt_segment
@@ -122,7 +122,9 @@ class RolloutWorker:
             [*chosen.problems(self.config.max_concurrent), *self._unknown_tools(tasks), *self._fork_problems(chosen)]
         )
         started = time.perf_counter()
-        ends_at = self._step_ends_at(chosen, deadline_s)
+        deadline = StepDeadline(self._step_seconds(chosen, deadline_s))
+        if deadline_s is not None:
+            deadline.left()  # the caller's clock is running
         jobs = self._jobs(
             tasks, task_names(tasks) if names is None else names, step, stored=stored if chosen.branch else None
         )
@@ -135,7 +137,7 @@ class RolloutWorker:
                     runs = []
                     for job in jobs:
                         context = self._group_context(job.task, chosen, versions, counts)
-                        runs.append(group.create_task(self._run_group(job, chosen, ends_at, group, on_group, context)))
+                        runs.append(group.create_task(self._run_group(job, chosen, deadline, group, on_group, context)))
                         await asyncio.sleep(0)  # the first groups' tools already run while later groups start
             except BaseExceptionGroup as errors:
                 failure = errors.exceptions[0]
@@ -145,17 +147,16 @@ class RolloutWorker:
             self._metrics.seconds += time.perf_counter() - started
         return [run.result() for run in runs]
 
-    def _step_ends_at(self, plan: ResolvedPlan, deadline_s: float | None) -> float:
+    def _step_seconds(self, plan: ResolvedPlan, deadline_s: float | None) -> float:
         if not plan.step_deadline:
             return math.inf
-        left = self.config.step_deadline_s if deadline_s is None else deadline_s
-        return asyncio.get_running_loop().time() + left
+        return self.config.step_deadline_s if deadline_s is None else deadline_s
 
     async def _run_group(
         self,
         job: GroupJob,
         plan: ResolvedPlan,
-        ends_at: float,
+        deadline: StepDeadline,
         tasks: asyncio.TaskGroup,
         on_group: OnGroup | None,
         context: GroupContext,
@@ -176,7 +177,7 @@ class RolloutWorker:
             policy=self.branch_policy if plan.branch else NoBranching(),
             context=context,
             config=self.config,
-            step_ends_at=ends_at,
+            step_ends_at=asyncio.get_running_loop().time() + deadline.left(),
             deterministic=self.deterministic,
             tasks=tasks,
             release=release,

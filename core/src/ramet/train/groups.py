@@ -40,10 +40,12 @@ async def play(
     step: int,
     plan: RolloutPlan,
     stored: Mapping[str, GroupRecord] | None = None,
+    unscored: list[Group] | None = None,
 ) -> list[ScoredGroup]:
     """Groups in order of `tasks`. A group is scored as soon as it is complete, while others still play.
 
-    `stored`: by task, groups of earlier steps from whose rollouts the branch policy may start.
+    `stored`: by task, groups of earlier steps from whose rollouts the branch policy may start. `unscored` is given the
+    groups as they were before the rewards, in the same order.
 
     A reward that breaks the contract stops the playing at once.
     """
@@ -62,6 +64,8 @@ async def play(
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     check_groups(playing.result(), tasks, rollouts.group_size(plan))
+    if unscored is not None:
+        unscored += playing.result()
     return [scored[id(group)] for group in playing.result()]
 
 

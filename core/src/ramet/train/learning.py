@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ramet.algorithms.kl_control import KlController, KlPenalty, kl_penalty
-from ramet.config.schema import KlIn, OldLogprobs
+from ramet.cluster.interfaces import Policy
+from ramet.config.schema import Config, KlIn, OldLogprobs
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.output_checks import advantage_problem
 from ramet.plugin_code import defined_at, failed, named
@@ -29,10 +31,12 @@ from ramet.policy.batching.rows import (
 )
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.mutation_guard import unchanged
+from ramet.policy.spec import CriticSpec
 from ramet.tracking import repeats
 from ramet.train.groups import StepClock, lag_metrics
+from ramet.train.preemption import Preemption
 from ramet.train.recording import record_step
-from ramet.train.run import TrainRun
+from ramet.train.run import TrainState
 from ramet.train.step_rollouts import PlayedStep
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, Need
 
@@ -42,18 +46,30 @@ logger = logging.getLogger(__name__)
 class Learner:
     """Trains policy and critic of a run on one step's groups after the other."""
 
-    def __init__(self, run: TrainRun) -> None:
-        self._config = run.config
-        self._folder = run.folder
-        self._policy = run.backend.policy
-        self._critic = run.critic
-        self._estimator = run.prepared.components.advantage
-        self._needs_reference = run.policy.needs_reference
-        self._preemption = run.preemption
-        self._state = run.state
-        train = run.config.train
+    def __init__(
+        self,
+        config: Config,
+        *,
+        folder: Path,
+        policy: Policy,
+        critic: CriticSpec | None,
+        estimator: AdvantageEstimator,
+        needs_reference: bool,
+        state: TrainState,
+        preemption: Preemption,
+    ) -> None:
+        """`folder` is the run's; `state` has the KL coefficient to go on with."""
+        self._config = config
+        self._folder = folder
+        self._policy = policy
+        self._critic = critic
+        self._estimator = estimator
+        self._needs_reference = needs_reference
+        self._preemption = preemption
+        self._state = state
+        train = config.train
         self._kl = KlController(
-            coef=train.kl_coef if run.state.kl_coef is None else run.state.kl_coef,
+            coef=train.kl_coef if state.kl_coef is None else state.kl_coef,
             target=train.kl_target,
             horizon=train.kl_horizon,
         )
@@ -74,10 +90,10 @@ class Learner:
             baseline = "" if greedy is None else " and a greedy one"
             message = "step %d: no group has two valid rollouts%s; nothing to learn from"
             repeats.warn(logger, "no group has two valid rollouts", message, step, baseline, by_step=True)
-            record_step(self._folder, step, played)
+            record_step(self._folder, step, played, greedy=greedy)
             return metrics | {"train/updates": 0.0}
         batch, reported = await self._train_batch(rows, greedy, clock)
-        record_step(self._folder, step, played, batch)
+        record_step(self._folder, step, played, batch, greedy=greedy)
         clock.lap("record")
         self._preemption.check()  # the last point at which the weights are those of the step before
         updated = await self._update(batch, step)

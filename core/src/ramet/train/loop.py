@@ -2,18 +2,17 @@
 
 The order inside a step is what makes a run resume exactly: a step is a function of the state before it, so a step that
 was cut anywhere is redone from its start and gives the same numbers (deterministic mode) or the same prompts, seeds and
-draws (otherwise). Its groups are on disk before the update. With `train.staleness` the rollouts of later steps are
-played meanwhile.
+draws (otherwise). Its groups are on disk before the update. With `train.staleness` groups of later steps play
+meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ramet.errors import RametError
 from ramet.policy.checkpoint.store import CheckpointScore
@@ -21,6 +20,7 @@ from ramet.policy.errors import TrainingDiverged
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.tracking import repeats
+from ramet.train.admission import AdmittedRollouts, PlayedGroup, TaskStream
 from ramet.train.groups import StepClock, check_infrastructure, play, reward_metrics, source_metrics, warn_of_silence
 from ramet.train.learning import Learner
 from ramet.train.preemption import Dropped
@@ -29,9 +29,9 @@ from ramet.train.recording import record_step
 from ramet.train.run import TrainRun, TrainState
 from ramet.train.samples import SamplePrinter
 from ramet.train.saving import Saver
-from ramet.train.step_rollouts import AsyncRollouts, PlayedStep, TaskChooser
+from ramet.train.step_rollouts import DataPosition, PlayedStep, StepRollouts, StepwiseRollouts
 from ramet.train.validation import Validation
-from ramet.types import Need, Task
+from ramet.types import Group, Need, Task
 
 logger = logging.getLogger(__name__)
 GREEDY = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy", counted=False)
@@ -53,17 +53,18 @@ class Loop:
         self.total_steps = prepared.total_steps
         self.scorer = prepared.components.scorer
         self.estimator = prepared.components.advantage
-        self.learner = Learner(run)
+        self.learner = Learner(
+            config,
+            folder=run.folder,
+            policy=run.backend.policy,
+            critic=run.critic,
+            estimator=self.estimator,
+            needs_reference=run.policy.needs_reference,
+            state=run.state,
+            preemption=run.preemption,
+        )
         self.progress = TrainProgress(run.backend, total_steps=self.total_steps, done=run.state.step)
         self.samples = SamplePrinter(config.train.print_samples, seed=config.run.seed)
-        if run.state.sampler:
-            prepared.sampler.restore(run.state.sampler)
-        self.chooser = TaskChooser(
-            prepared.tasks,
-            prepared.sampler,
-            tasks_per_step=config.train.tasks_per_step,
-            rounds=config.train.resample_rounds,
-        )
         self.saver = Saver(
             run.checkpoints,
             self._stage,
@@ -72,11 +73,10 @@ class Loop:
             saved=run.state.step,
             in_background=config.train.async_save,
         )
-        self.async_rollouts = AsyncRollouts(self._play, staleness=config.train.staleness, last=self.total_steps)
         self.validation = Validation(config, run.backend.rollouts, self.scorer, prepared.valid, folder=run.folder)
         self._save_s = 0.0  # seconds that the last step spent on its checkpoint
         self._score: CheckpointScore | None = None  # of the weights after `state.step`, by train.keep_best
-        self._played: dict[str, float] = {}  # metrics of rollouts that were collected before their step
+        self._counted: dict[str, float] = {}  # by the workers, collected before a validation
         self.plan = RolloutPlan(
             group_size=config.rollout.group_size,
             temperature=config.rollout.temperature,
@@ -84,6 +84,29 @@ class Loop:
             top_k=config.rollout.top_k,
             branch=True,
             salt="train",
+            counted=not config.train.staleness,  # a step takes some of the groups that end meanwhile
+        )
+        self.step_rollouts = self._step_rollouts(run)
+
+    def _step_rollouts(self, run: TrainRun) -> StepRollouts:
+        """They go on where the state's draws ended."""
+        train, state, tasks, sampler = self.config.train, run.state, run.prepared.tasks, run.prepared.sampler
+        if state.sampler:
+            sampler.restore(state.sampler)
+        size, rounds = train.tasks_per_step, train.resample_rounds
+        if not train.staleness:
+            return StepwiseRollouts(self._play, tasks, sampler, tasks_per_step=size, rounds=rounds)
+        next_group = state.step * size if state.next_group is None else state.next_group
+        start = DataPosition(sampler=state.sampler, next_group=next_group, block=tuple(state.block))
+        return AdmittedRollouts(
+            self._play_group,
+            TaskStream(tasks, sampler, block_size=size, start=start),
+            tasks_per_step=size,
+            staleness=train.staleness,
+            rounds=rounds,
+            done=state.step,
+            last=self.total_steps,
+            first_tokens=self.config.rollout.first_tokens,
         )
 
     async def run(self) -> TrainState:
@@ -108,28 +131,40 @@ class Loop:
             raise
         finally:
             repeats.report(logger, self.state.step - first)
-            await self.async_rollouts.cancel()
+            await self.step_rollouts.cancel()
         return self.state
 
     async def _step(self, step: int) -> None:
         started = time.monotonic()
         clock = StepClock()
         with self.progress.doing(REWARDS):
-            played = await self.preemption.drop(self.async_rollouts.take(step))
+            played = await self.preemption.drop(self.step_rollouts.take(step))
         groups = played.groups
         metrics = {**reward_metrics(played.all), **source_metrics(played.all), **await self._rollout_metrics()}
+        metrics |= played.metrics
         metrics["group/replaced"] = float(len(played.replaced))
         self._check(step, played)
         clock.lap("rollout")
         warn_of_silence(step, groups)
         with self.progress.doing("greedy baseline"):
-            greedy = await self.preemption.drop(self._greedy_rewards(groups, step))
+            greedy = await self.preemption.drop(self._greedy_rewards(played, step))
         metrics |= await self.learner.learn(step, played, greedy, clock)
+        metrics |= self._store_prefixes(step, played)
         try:
             metrics |= await self._use_weights(step, clock)
+            self.step_rollouts.trained(step)
         except Dropped:
             logger.warning("step %d: no time left for its weight sync and validation; its metrics lack them", step)
         await self._finish(step, played, metrics, clock, started)
+
+    def _store_prefixes(self, step: int, played: PlayedStep) -> dict[str, float]:
+        """For the steps after this one. Returns what this one could start from, as metrics."""
+        if self.prefixes is None:
+            return {}
+        metrics = self.prefixes.metrics()
+        for i, group in enumerate(played.groups):
+            self.prefixes.add(played.key_steps[i] if played.key_steps else step, [group])
+        return metrics
 
     async def _use_weights(self, step: int, clock: StepClock) -> dict[str, float]:
         """Give the new weights to the engine, and validate them if it is time."""
@@ -156,22 +191,27 @@ class Loop:
 
     async def _validate(self, step: int) -> dict[str, float]:
         """Alone, so that its counts and those of the steps can be told apart."""
-        if self.async_rollouts.playing:
-            await self.async_rollouts.settle()
-            self._played = await self.backend.rollouts.metrics()
-        with self.progress.doing("validation"):
-            return await self.validation(step)
+        async with self.step_rollouts.paused():
+            if self.step_rollouts.playing:
+                self._counted = await self.backend.rollouts.metrics()
+            with self.progress.doing("validation"):
+                return await self.validation(step)
 
     async def _rollout_metrics(self) -> dict[str, float]:
-        metrics, self._played = self._played or await self.backend.rollouts.metrics(), {}
+        metrics, self._counted = self._counted or await self.backend.rollouts.metrics(), {}
         return metrics
 
-    async def _play(self, step: int) -> PlayedStep:
-        def play_tasks(tasks: list[Task]) -> Coroutine[Any, Any, list[ScoredGroup]]:
-            stored = {} if self.prefixes is None else self.prefixes.of(tasks)
-            return play(self.backend.rollouts, self.scorer, tasks, step=step, plan=self.plan, stored=stored)
+    async def _play(self, tasks: list[Task], step: int, unscored: list[Group] | None = None) -> list[ScoredGroup]:
+        stored = {} if self.prefixes is None else self.prefixes.of(tasks)
+        rollouts = self.backend.rollouts
+        return await play(rollouts, self.scorer, tasks, step=step, plan=self.plan, stored=stored, unscored=unscored)
 
-        return await self.chooser.play(step, play_tasks)
+    async def _play_group(self, task: Task, step: int) -> PlayedGroup:
+        """With its greedy rollout, if that is needed: behind all groups that have started, a step would wait for it."""
+        unscored: list[Group] = []
+        (scored,) = await self._play([task], step, unscored)
+        greedy = await self._play_greedy([task], step) if self._needs_greedy else []
+        return PlayedGroup(scored=scored, group=unscored[0], greedy=tuple(greedy))
 
     def _check(self, step: int, played: PlayedStep) -> None:
         """Stop if too much failed; the groups are on disk then, so that the cause can be found."""
@@ -182,15 +222,22 @@ class Loop:
             record_step(self.folder, step, played)
             raise
 
-    async def _greedy_rewards(self, groups: Sequence[ScoredGroup], step: int) -> list[float | None] | None:
+    @property
+    def _needs_greedy(self) -> bool:
+        return Need.GREEDY_ROLLOUT in self.estimator.needs
+
+    async def _greedy_rewards(self, played: PlayedStep, step: int) -> list[float | None] | None:
         """One greedy rollout per group, for estimators that use it as the baseline (ReMax). None: masked."""
-        if Need.GREEDY_ROLLOUT not in self.estimator.needs:
+        if not self._needs_greedy:
             return None
-        tasks = [group.task for group in groups]
+        if played.greedy:
+            return list(played.greedy[: len(played.groups)])
+        rewards = await self._play_greedy([group.task for group in played.groups], step)
+        await self.backend.rollouts.metrics()  # the next step's counts must not hold these
+        return rewards
+
+    async def _play_greedy(self, tasks: list[Task], step: int) -> list[float | None]:
         played = await play(self.backend.rollouts, self.scorer, tasks, step=step, plan=GREEDY)
-        if not self.async_rollouts.playing:
-            # The next step's counts must not hold these. Where a step plays meanwhile, engine and tools count for both.
-            await self.backend.rollouts.metrics()
         return [group.rollouts[0].reward for group in played]
 
     async def _finish(
@@ -199,8 +246,6 @@ class Loop:
         """Report, then save if it is time. The other way round a kill in between would lose the report for good: what
         was reported after the last checkpoint is redone, and trackers are rewound first.
         """
-        if self.prefixes is not None:
-            metrics |= self.prefixes.metrics()  # what this step could start from
         metrics |= clock.metrics()
         metrics["time/save_s"] = self._save_s  # of the step before
         metrics["time/step_s"] = time.monotonic() - started
@@ -208,10 +253,10 @@ class Loop:
         self.samples(step, played.groups)
         self.progress.step_done(step)
         self.state.step = step
-        if self.prefixes is not None:
-            self.prefixes.add(step, played.groups)
         self._score = self.validation.score(step, metrics)
-        self.state.sampler = self.chooser.state_after(step)
+        position = self.step_rollouts.position_after(step)
+        self.state.sampler, self.state.next_group = position.sampler, position.next_group
+        self.state.block = list(position.block)
         self.state.seconds += time.monotonic() - started
         saving = time.monotonic()
         with self.progress.doing(SAVING):

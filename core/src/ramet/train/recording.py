@@ -15,16 +15,33 @@ from ramet.train.step_rollouts import PlayedStep
 FOLDER = "rollouts"
 
 
-def record_step(folder: Path, step: int, played: PlayedStep, batch: TrainBatch | None = None) -> None:
+def record_step(
+    folder: Path,
+    step: int,
+    played: PlayedStep,
+    batch: TrainBatch | None = None,
+    *,
+    greedy: Sequence[float | None] | None = None,
+) -> None:
     """Write every group that was played to the run's `rollouts/`; those of `batch` come first, with advantages.
 
-    Raises `OSError` if the run's directory was deleted.
+    `greedy`: rewards of greedy rollouts, of as many of the groups as there are. Raises `OSError` if the run's directory
+    was deleted.
     """
     by_group: dict[int, dict[str, array[float]]] = {}
     if batch is not None:
         for row, values in zip(batch.rows, batch.advantages, strict=True):
             by_group.setdefault(row.group, {})[row.rollout_id] = array("f", values.tobytes())
-    records = [GroupRecord(step=step, group=one, advantages=by_group.get(i, {})) for i, one in enumerate(played.all)]
+    records = [
+        GroupRecord(
+            step=step,
+            group=group,
+            advantages=by_group.get(i, {}),
+            number=played.numbers[i] if played.numbers else None,
+            greedy=tuple(greedy or ())[i : i + 1],
+        )
+        for i, group in enumerate(played.all)
+    ]
     _write(folder, f"step_{step:06d}", records)
 
 

@@ -30,6 +30,8 @@ class TrainState:
     step: int = 0
     seconds: float = 0.0  # of training so far, over all attempts
     sampler: dict[str, Any] = field(default_factory=dict)  # after the draws of `step`; empty before the first
+    next_group: int | None = None  # its number, with `train.staleness`
+    block: list[int] = field(default_factory=list)  # tasks drawn before it that its block must not hold again
     kl_coef: float | None = None  # of the next step, if it follows `train.kl_target`
 
     def save(self, folder: Path) -> None:

@@ -28,7 +28,7 @@ from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
 from ramet.rollout.metrics import RolloutMetrics
-from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.plan import RolloutPlan, StepDeadline
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts, summed
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.worker import task_names
@@ -183,17 +183,18 @@ class RayRollouts:
     ) -> list[Group]:
         await self.wake()
         started = time.monotonic()
-        ends_at = started + self._config.rollout.step_deadline_s if plan.step_deadline else None
+        deadline = StepDeadline(self._config.rollout.step_deadline_s) if plan.step_deadline else None
         try:
             with self._progress.counting(len(tasks) * self.group_size(plan)) as counts:
                 async with asyncio.TaskGroup() as running:
                     parts = [
-                        running.create_task(self._run_part(part, step, plan, ends_at, on_group, counts, stored))
+                        running.create_task(self._run_part(part, step, plan, deadline, on_group, counts, stored))
                         for part in self._parts(tasks)
                     ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        self._metrics.seconds += time.monotonic() - started
+        if plan.counted:
+            self._metrics.seconds += time.monotonic() - started
         return [group for part in parts for group in part.result()]
 
     def _parts(self, tasks: Sequence[Task]) -> list[list[tuple[Task, str]]]:
@@ -210,12 +211,12 @@ class RayRollouts:
         part: Sequence[tuple[Task, str]],
         step: int,
         plan: RolloutPlan,
-        ends_at: float | None,
+        deadline: StepDeadline | None,
         on_group: OnGroup | None,
         counts: RunCounts,
         stored: Mapping[str, GroupRecord],
     ) -> list[Group]:
-        """Run one part, again each time its worker is lost. `ends_at` None: the step has no deadline, so a group has
+        """Run one part, again each time its worker is lost. `deadline` None: the step has none, so a group has
         the time of two rollouts: one that it may wait for in its worker, and its own, which start together. Played in
         rounds, rollouts of a group may start one after the other.
         """
@@ -226,8 +227,8 @@ class RayRollouts:
             worker = await self._dispatcher.acquire(size, first=again)
             one_by_one = 1 + rollouts if self._in_rounds else 2
             left, key = one_by_one * self._config.rollout.deadline_s, "rollout.deadline_s"
-            if ends_at is not None:
-                left, key = max(0.0, ends_at - time.monotonic()), "rollout.step_deadline_s"
+            if deadline is not None:
+                left, key = deadline.left(), "rollout.step_deadline_s"
             patience = PATIENCE_S + (self._score_s if plan.branch else 0.0)  # rewards have time-outs of their own
             try:
                 groups = await self._call(worker, part, step, plan, left, stored, timeout_s=left + patience, key=key)
@@ -238,7 +239,8 @@ class RayRollouts:
             finally:
                 self._dispatcher.release(worker, size)
         for group in groups:
-            self._metrics.add(group)
+            if plan.counted:
+                self._metrics.add(group)
             counts.total -= group.n_unused
             counts.done += len(group.rollouts)
             counts.forks += sum(rollout.parent is not None for rollout in group.rollouts)

@@ -106,7 +106,7 @@ class LockstepWorker(RolloutWorker):
         """One batch, played to its end. Arguments are those of `run`."""
         chosen = (plan or RolloutPlan()).resolved(self.config)
         raise_all([*chosen.problems(self.config.max_concurrent), *self._unknown_tools(tasks)])
-        ends_at = self._step_ends_at(chosen, deadline_s)
+        ends_at = asyncio.get_running_loop().time() + self._step_seconds(chosen, deadline_s)
         versions = None if version is None else Versions(version, newest or (lambda: version))
         prompts = [
             LockstepPrompt(task=job.task, name=job.name, segment=job.prompt, tools=self._schemas(job.task))
