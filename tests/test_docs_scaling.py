@@ -56,7 +56,7 @@ def test_a_command_of_the_page_composes(command: str, monkeypatch: pytest.Monkey
     _, job, *words = shlex.split(command)
     overrides = [word for word in words if "=" in word]
     flags = [word for word in words if "=" not in word]
-    assert flags in ([], ["--dry-run", "--on", "8x80GiB"])
+    assert flags in ([], ["--dry-run", "--on", "8x80GiB"], ["--replay", "runs/first"])
     assert compose(overrides, job=job).job == job
 
 

@@ -44,7 +44,7 @@ from ramet.train.loop import Loop
 from ramet.train.preemption import Preemption
 from ramet.train.prepare import prepare
 from ramet.train.run import TrainRun, TrainState
-from ramet.train.training import policy_spec
+from ramet.train.specs import policy_spec
 from ramet.types import Task
 
 STEP = Tags(TagsConfig())

@@ -22,6 +22,7 @@ import ray
 from ramet.cli import main
 from ramet.cluster.ray import health_monitor
 from ramet.plugins import load_plugins
+from ramet.train.replay import run as replay
 
 SETTINGS = [
     "rollout_step=ray_turns", "tools=[ray_tool]", "rollout.group_size=6", "rollout.max_concurrent=18",
@@ -132,4 +133,21 @@ def test_a_killed_policy_rank_ends_the_job_and_is_named_with_its_cause(workspace
     )
     assert said.endswith("A policy rank cannot be replaced: resume from the last checkpoint")
     assert [path.name for path in (workspace.runs / "killed_rank/checkpoints").iterdir()] == ["step_000001"]
+    assert gone()
+
+
+def test_groups_that_play_ahead_outlive_a_killed_worker_and_the_run_can_be_replayed(workspace, tmp_path):
+    """With `train.staleness`, whose groups are admitted one by one. Engines are left out of the replay."""
+    ahead = ("run.deterministic=false", "run.threads=1", "train.staleness=2", "train.keep_checkpoints=9")
+    struck = (f"tools.ray_tool.params.folder={tmp_path}", "tools.ray_tool.params.kill=2/0")
+    first = workspace.train("ahead", *SETTINGS, *ahead, *struck, "cluster=ray", steps=4)
+    lines = workspace.metrics("ahead")
+    assert [path.name for path in tmp_path.iterdir()] == ["struck_SIGKILL"]
+    assert sum(line["rollout/restarts"] for line in lines) == 1
+    assert [line["rollout/rollouts"] for line in lines] == [18, 18, 18, 18]
+    assert all(line["train/version_lag_max"] <= 2 for line in lines)
+    numbers = [record["number"] for step in range(1, 5) for record in workspace.records("ahead", step)]
+    assert numbers == list(range(12))
+    replayed = replay(first, ["run.name=ahead_again"])
+    assert (replayed.steps, replayed.difference) == (4, 0.0)
     assert gone()

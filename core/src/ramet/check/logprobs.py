@@ -35,7 +35,7 @@ from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.worker import RolloutPlan
 from ramet.train.groups import check_infrastructure
 from ramet.train.prepare import PreparedRun, prepare
-from ramet.train.training import policy_spec
+from ramet.train.specs import policy_spec
 from ramet.types import Group, Task
 
 logger = logging.getLogger(__name__)

@@ -69,7 +69,16 @@ class JobCommand:
             raise
 
     def _replay(self, found: argparse.Namespace) -> int:
-        if self.name != "eval" or found.overrides or found.dry_run or found.multirun or found.cfg:
+        if self.name == "sft" or found.dry_run or found.multirun or found.cfg:
+            raise ConfigError(
+                "--replay: `ramet train --replay RUN` makes the updates of a run again, `ramet eval --replay RESULT` "
+                "scores a finished evaluation again; both without --dry-run, --cfg and -m"
+            )
+        if self.name == "train":
+            replay = importlib.import_module("ramet.train.replay")
+            replay.run(found.replay, found.overrides, config_dir=found.config_dir)
+            return 0
+        if found.overrides:
             raise ConfigError(
                 "--replay: scores a finished evaluation of `ramet eval` once more, as it was configured; give it "
                 "alone, as in `ramet eval --replay runs/NAME`"

@@ -32,7 +32,7 @@ def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
     plugins = load_plugins()
     catalog = make_catalog(plugins)
     choices = group_options((*PRESETS, CLUSTER), config_dir=config_dir)
-    show = {"sft": " [--show N]", "eval": " [--replay RESULT]"}.get(job, "")
+    show = {"sft": " [--show N]", "train": " [--replay RUN]", "eval": " [--replay RESULT]"}.get(job, "")
     lines = [
         f"usage: ramet {job} [key=value …] [--dry-run]{show} [-m] [--cfg job] [--config-dir DIR] [--debug]",
         "",
@@ -41,6 +41,7 @@ def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
         "  --dry-run         check everything, print what would be done and written, do nothing",
         "  --on 8x80GiB      with --dry-run: plan for GPUs that need not be here (docs/scaling.md)",
         *(["  --show 3          print the first 3 sequences: what is trained and what is masked"] * (job == "sft")),
+        *(["  --replay RUN      make the updates of a run again, from its records alone"] * (job == "train")),
         *(["  --replay RESULT   score a finished evaluation once more, without model and network"] * (job == "eval")),
         "  -m                a sweep: one run for every combination of key=1,2 (docs/configuration.md)",
         "  --cfg job         print the resolved configuration and do nothing",

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ramet.cluster.interfaces import Backend, Rollouts
-from ramet.cluster.local import LocalBackend, LocalRollouts
+from ramet.cluster.interfaces import Backend, Policy, Rollouts
+from ramet.cluster.local import LocalBackend, LocalPolicy, LocalRollouts
 from ramet.components.build import Components, are_started, needs_rewards
 from ramet.components.services import RunServices
 from ramet.components.toolbox import ToolNames
@@ -97,6 +97,33 @@ async def open_rollouts(
         yield rollouts
     finally:
         await rollouts.close()
+
+
+@asynccontextmanager
+async def open_policy(
+    config: Config, spec: PolicySpec, *, critic: CriticSpec | None = None, folder: Path
+) -> AsyncIterator[Policy]:
+    """The training side alone, as the replay of a run needs it. Arguments and errors as of `open_backend`; under Ray
+    the engines' places are reserved and stay empty.
+    """
+    if config.cluster.name == "ray":
+        from ramet.cluster.ray.policy import RayPolicy
+        from ramet.cluster.ray.worker_pool import WorkerPool
+
+        pool = WorkerPool(config, with_policy=True, folder=folder.absolute(), shares_limiters=False)
+        try:
+            await pool.reserve()
+            ranks = RayPolicy(pool, spec, critic)
+            await pool.unless_failed(ranks.open())
+            yield ranks
+        finally:
+            await pool.close()
+        return
+    policy = LocalPolicy(spec, critic)
+    try:
+        yield policy
+    finally:
+        await policy.close()
 
 
 def _score_s(components: Components) -> float:

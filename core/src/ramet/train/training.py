@@ -17,7 +17,6 @@ from ramet.evaluate.measure import started
 from ramet.event_loop import run_async
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.store import Checkpoints
-from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.runs.manifest import make_manifest
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
@@ -33,7 +32,8 @@ from ramet.train.preemption import Preemption
 from ramet.train.prefix_store import PrefixStore, prefix_origin
 from ramet.train.prepare import PreparedRun, prepare
 from ramet.train.run import TrainRun, TrainState
-from ramet.types import CriticOptions, Need, Tracker
+from ramet.train.specs import critic_spec, policy_spec
+from ramet.types import Need, Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -125,39 +125,11 @@ async def _train(run: TrainRun) -> None:
         await scorer.aclose()
 
 
-def policy_spec(config: Config, components: Components, total_steps: int) -> PolicySpec:
-    return PolicySpec(
-        model=config.model,
-        policy=config.policy,
-        train=config.train,
-        policy_loss=components.loss,
-        temperature=config.rollout.temperature,
-        max_response_tokens=config.rollout.max_response_tokens,
-        total_steps=total_steps,
-        seed=config.run.seed,
-        needs=components.advantage.needs,
-    )
-
-
 def prefix_store(config: Config, components: Components) -> PrefixStore | None:
     """None if the branch policy starts from no stored prefixes."""
     if Need.PREFIXES not in getattr(components.branch_policy, "needs", frozenset()):
         return None
     return PrefixStore(config.train.stored_prefix_tokens, prefix_origin(config))
-
-
-def critic_spec(config: Config, components: Components, total_steps: int) -> CriticSpec | None:
-    """None if no algorithm needs values. The estimator may bring the critic's options as `critic`."""
-    if Need.VALUES not in components.advantage.needs:
-        return None
-    return CriticSpec(
-        model=config.model,
-        policy=config.policy,
-        train=config.train,
-        options=getattr(components.advantage, "critic", CriticOptions()),
-        total_steps=total_steps,
-        seed=config.run.seed,
-    )
 
 
 def _announce(config: Config, prepared: PreparedRun, folder: Path) -> None:

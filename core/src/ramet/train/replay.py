@@ -1,0 +1,241 @@
+"""`ramet train --replay RUN`: the updates of a run once more, from its records alone.
+
+What an asynchronous run learned from depends on timing: which weights sampled which token, and so which tokens. Its
+records hold all of that, group by group, with the version of the weights that sampled each span. The updates follow
+from them: on a CPU the replay ends with the same parameters. It needs the model that the run began with, and neither
+its data, tools, rewards nor an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramet.cluster.check import check_cluster
+from ramet.cluster.interfaces import Policy
+from ramet.cluster.launch import open_policy
+from ramet.components.build import Components
+from ramet.config.checks import check
+from ramet.config.compose import compose
+from ramet.config.resolved import Resolved
+from ramet.config.schema import Config
+from ramet.config.secrets import HIDDEN
+from ramet.errors import ConfigError, raise_all
+from ramet.event_loop import run_async
+from ramet.export.job import find_checkpoint
+from ramet.models.check import check_model
+from ramet.models.torch_setup import check_torch, set_up_torch
+from ramet.policy.check import check_policy
+from ramet.policy.checkpoint.state import saved_weights
+from ramet.policy.checkpoint.store import Checkpoint, Checkpoints
+from ramet.policy.spec import CriticSpec, PolicySpec
+from ramet.rollout.record import GroupRecord, read_records
+from ramet.runs.manifest import Manifest, make_manifest, model_files, model_fingerprint, read_run
+from ramet.runs.own_files import file_rights
+from ramet.runs.resume import RunState, changes
+from ramet.runs.run_dir import RunDir
+from ramet.tracking import repeats
+from ramet.tracking.run_log import recording
+from ramet.tracking.trackers import open_trackers
+from ramet.train.groups import StepClock, reward_metrics, source_metrics
+from ramet.train.learning import Learner
+from ramet.train.preemption import Preemption
+from ramet.train.prefix_store import GROUPS, ORIGIN
+from ramet.train.run import TrainState
+from ramet.train.specs import critic_spec, policy_spec
+from ramet.train.step_rollouts import PlayedStep
+from ramet.types import Need, Tracker
+
+logger = logging.getLogger(__name__)
+OVERRIDES = "overrides.txt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """A finished replay."""
+
+    run: Path  # its directory
+    model: Path  # a Hugging Face folder
+    steps: int
+    difference: float  # the largest of any parameter to the run's own; 0: they are the same to the bit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """The run that is replayed: its newest whole checkpoint says how far it came."""
+
+    folder: Path
+    checkpoint: Checkpoint
+    manifest: Manifest
+    overrides: list[str]
+
+    @classmethod
+    def read(cls, folder: Path) -> _Source:
+        """Only reads. Raises `ConfigError`."""
+        saved = read_run(folder)
+        if saved.job != "train":
+            raise ConfigError(f"--replay: {folder} is a `ramet {saved.job}` run; updates are those of `ramet train`")
+        checkpoint = find_checkpoint(folder / "checkpoints", None)
+        file = folder / OVERRIDES
+        if not file.is_file():
+            raise ConfigError(f"--replay: {file} is missing; it says how the run was configured")
+        manifest = RunState.read(folder).manifest
+        overrides = [line for line in file.read_text(encoding="utf-8").splitlines() if HIDDEN not in line]
+        return cls(folder=folder, checkpoint=checkpoint, manifest=manifest, overrides=overrides)
+
+    @property
+    def n_tasks(self) -> int:
+        """Those that it trained on."""
+        data = self.manifest.data["train"]
+        return data.tasks - data.too_long - data.by_difficulty
+
+    def step(self, step: int, size: int) -> tuple[PlayedStep, list[GroupRecord]]:
+        """The groups of a step as they were learned from, `size` of them, and the records. Raises `ConfigError`."""
+        path = self.folder / "rollouts" / f"step_{step:06d}.jsonl.gz"
+        records = list(read_records(path))
+        if len(records) < size:
+            raise ConfigError(f"{path}: holds {len(records)} groups; a step of this run learned from {size}")
+        groups = [record.group for record in records]
+        numbers = tuple(record.number for record in records if record.number is not None)
+        greedy = tuple(reward for record in records for reward in record.greedy)
+        return PlayedStep(groups=groups[:size], replaced=groups[size:], numbers=numbers, greedy=greedy), records
+
+
+def run(folder: Path, overrides: Sequence[str] = (), *, config_dir: Path | None = None) -> ReplayResult:
+    """Replay the run in `folder` up to its newest checkpoint, into a run directory of its own.
+
+    `overrides` are keys beside those of the run, as `run.name=again`. Raises `ConfigErrors` before anything is written
+    if they, or what is installed, would make other updates than the run's.
+    """
+    source = _Source.read(folder)
+    own = [text for text in source.overrides if text.partition("=")[0].lstrip("+") != "run.name"]
+    resolved = compose([*own, *overrides], job="train", config_dir=config_dir)
+    config = resolved.config
+    components, manifest = Components(config), _checked(resolved, source)
+    total_steps = config.train.steps or max(1, source.n_tasks // config.train.tasks_per_step)
+    policy = policy_spec(config, components, total_steps)
+    critic = critic_spec(config, components, total_steps)
+    with Preemption(config.train.grace_s).listening(), file_rights(private=config.run.private), recording() as log:
+        set_up_torch(config.run)
+        with RunDir.open(config.run.root, config.run.name) as run_dir:
+            if run_dir.resumed:
+                raise ConfigError(f"run.name={run_dir.path.name}: there is a run already; a replay needs another name")
+            run_dir.record(resolved, manifest)
+            log.write_to(run_dir.log)
+            return run_async(_Replay(source, config, components, run_dir).run(policy, critic))
+
+
+def _checked(resolved: Resolved, source: _Source) -> Manifest:
+    """The manifest of the replay. Raises `ConfigErrors`."""
+    config = resolved.config
+    problems = [
+        *check(resolved, "train"),
+        *check_model(config.model),
+        *check_torch(config.run, config.model),
+        *check_cluster(config),
+        *check_policy(config, elsewhere=False),
+    ]
+    raise_all(dict.fromkeys(problems))
+    manifest = make_manifest(resolved, data=source.manifest.data, model=model_fingerprint(*model_files(config.model)))
+    found = changes(RunState.read(source.folder), RunState(config=resolved.text, manifest=manifest))
+    if not config.run.allow_config_change:
+        raise_all(
+            f"{text}; the updates would be others than those of {source.folder}: undo it, or set "
+            "run.allow_config_change=true"
+            for text in found.harmful
+        )
+    for text in found.harmful:
+        logger.warning("replay with a change that alters the numbers: %s", text)
+    return manifest
+
+
+class _Replay:
+    """One replay, into its run directory."""
+
+    def __init__(self, source: _Source, config: Config, components: Components, run_dir: RunDir) -> None:
+        self.source = source
+        self.config = config
+        self.estimator = components.advantage
+        self.run_dir = run_dir
+        self.state = TrainState.load(source.checkpoint.folder, source.manifest.data["train"].fingerprint)
+        self.steps = source.checkpoint.step
+
+    async def run(self, spec: PolicySpec, critic: CriticSpec | None) -> ReplayResult:
+        model = self.run_dir.path / "model"
+        logger.info("%s: replaying %d steps of %s", self.run_dir.path, self.steps, self.source.folder)
+        async with open_policy(self.config, spec, critic=critic, folder=self.run_dir.services) as policy:
+            learner = Learner(
+                self.config,
+                folder=self.run_dir.path,
+                policy=policy,
+                critic=critic,
+                estimator=self.estimator,
+                needs_reference=spec.needs_reference,
+                state=TrainState(data_fingerprint=self.state.data_fingerprint),
+                preemption=Preemption(self.config.train.grace_s),
+            )
+            with open_trackers(self.config, self.run_dir.path, self.steps) as tracker:
+                for step in range(1, self.steps + 1):
+                    await self._step(step, learner, tracker)
+            repeats.report(logger, self.steps)
+            saved = await self._save(policy)
+            await policy.export(model)
+        difference = largest_difference(self.source.checkpoint.folder, saved)
+        self._tell(difference)
+        return ReplayResult(run=self.run_dir.path, model=model, steps=self.steps, difference=difference)
+
+    async def _step(self, step: int, learner: Learner, tracker: Tracker) -> None:
+        played, records = self.source.step(step, self.config.train.tasks_per_step)
+        greedy = list(played.greedy[: len(played.groups)]) if Need.GREEDY_ROLLOUT in self.estimator.needs else None
+        if greedy == []:
+            raise ConfigError(
+                f"--replay: {self.source.folder} has no rewards of greedy rollouts in its records, which "
+                f"advantage={self.config.advantage.name} needs; they were written by an earlier version"
+            )
+        clock = StepClock()
+        metrics = {**reward_metrics(played.all), **source_metrics(played.all)}
+        metrics |= await learner.learn(step, played, greedy, clock)
+        again = read_records(self.run_dir.rollouts / f"step_{step:06d}.jsonl.gz")
+        if any(new.advantages != old.advantages for new, old in zip(again, records, strict=True)):
+            message = "step %d: the advantages are not those of the record"
+            repeats.warn(logger, "other advantages than recorded", message, step, by_step=True)
+        tracker.log(step, metrics | clock.metrics())
+
+    async def _save(self, policy: Policy) -> Path:
+        """A checkpoint as the run's own, from which training can go on."""
+        await policy.stage()
+        checkpoints = Checkpoints(self.run_dir.checkpoints, keep=self.config.train.keep_checkpoints)
+
+        def write(folder: Path) -> None:
+            policy.write_staged(folder)
+            self.state.save(folder)
+            for name in (GROUPS, ORIGIN):
+                if (file := self.source.checkpoint.folder / name).is_file():
+                    shutil.copyfile(file, folder / name)
+
+        return checkpoints.save(self.steps, write).folder
+
+    def _tell(self, difference: float) -> None:
+        if difference:
+            logger.warning(
+                "after %d steps the parameters differ from those of %s by at most %.3g: %s",
+                self.steps,
+                self.source.checkpoint.folder,
+                difference,
+                "GPUs add in an order of their own" if self.config.model.device != "cpu" else "they should not",
+            )
+            return
+        logger.info(
+            "after %d steps the parameters are those of %s, to the bit", self.steps, self.source.checkpoint.folder
+        )
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Of any parameter of two checkpoints of one model; infinite where their shapes or names differ."""
+    left, right = saved_weights(one), saved_weights(other)
+    if {name: tensor.shape for name, tensor in left.items()} != {name: tensor.shape for name, tensor in right.items()}:
+        return float("inf")
+    return max((float((left[name] - right[name]).abs().max()) for name in left if left[name].numel()), default=0.0)
