@@ -113,14 +113,14 @@ class _SharedAttention:
         return _attend(query, key, value, shared, kwargs["scaling"]), None
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attend(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scaling: float) -> Tensor:
     """`[1, S, heads, D]`; 0 at positions after those of the plan (padding of Ulysses)."""
     # Rotary embeddings give float32 under autocast.
     rows = [x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value)]  # [S, heads, D] each
-    queries = _gathered(rows[0], plan.queries).split([call.n_runs * call.n_queries for call in plan.calls])
+    queries = torch.split(_gathered(rows[0], plan.queries), [call.n_runs * call.n_queries for call in plan.calls])
     sizes = [call.n_runs * call.n_keys for call in plan.calls]
-    keys, values = (_gathered(x, plan.keys).split(sizes) for x in rows[1:])
+    keys, values = (torch.split(_gathered(x, plan.keys), sizes) for x in rows[1:])
     mixed = [_call(call, q, k, v, scaling) for call, q, k, v in zip(plan.calls, queries, keys, values, strict=True)]
     found = _gathered(torch.cat(mixed), plan.results)
     return pad(found, (0, 0, 0, 0, 0, len(rows[0]) - len(found)))[None]
@@ -128,7 +128,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scal
 
 def _call(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     """All `[n * X, heads, D]`; of the queries."""
-    query, key, value = (x.unflatten(0, (call.n_runs, -1)).transpose(1, 2) for x in (query, key, value))
+    query, key, value = (x.view(call.n_runs, -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
     groups = query.shape[1] // key.shape[1]
     in_kernel = groups > 1 and (call.mask is None or query.device.type == "cpu")  # on CUDA not beside a mask
     if groups > 1 and not in_kernel:
