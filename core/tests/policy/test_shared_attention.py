@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+import ramet.models.varlen
 from ramet.algorithms.logprobs import Entropy
 from ramet.policy.batching.packing import MicroBatch, PackedLayout, micro_batch, model_cost
 from ramet.policy.batching.rows import Row
@@ -158,6 +162,35 @@ def _installed() -> PreTrainedModel:
     model = build()
     install_shared_attention(model)
     return model
+
+
+def one_run_after_the_other(query: Tensor, key: Tensor, value: Tensor, *about: Any, **options: Any) -> Tensor:
+    """What torch documents of `varlen_attn` for causal windows and keys that are more than queries."""
+    starts, path_starts, longest, longest_path = about
+    assert starts.dtype == path_starts.dtype == torch.int32 and options["window_size"] == (-1, 0)
+    assert (longest, longest_path) == (int(starts.diff().max()), int(path_starts.diff().max()))
+    out = []
+    for (a, b), (c, d) in zip(pairwise(starts.tolist()), pairwise(path_starts.tolist()), strict=True):
+        parts = [x.transpose(0, 1)[None] for x in (query[a:b], key[c:d], value[c:d])]
+        mask = torch.ones(b - a, d - c, dtype=torch.bool).tril(d - c - (b - a))
+        mixed = scaled_dot_product_attention(
+            *parts, attn_mask=mask, scale=options["scale"], enable_gqa=options["enable_gqa"]
+        )
+        out.append(mixed[0].transpose(0, 1))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_the_kernel_of_varlen_is_given_runs_and_their_paths(
+    make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch, tree: str
+) -> None:
+    """The kernel itself needs a GPU, so another computes."""
+    monkeypatch.setattr(ramet.models.varlen, "_kernel", one_run_after_the_other)
+    ramet.models.varlen.register()
+    model = build()
+    model.config._attn_implementation = ramet.models.varlen.VARLEN
+    install_shared_attention(model)
+    assert_as_alone(model, TREES[tree](make_rows(6, seed=3)), 0)
 
 
 def test_gradients_of_shared_keys_are_added_up_in_float32() -> None:

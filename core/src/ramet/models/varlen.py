@@ -82,18 +82,30 @@ class _Attention:
             )
         if position_ids is not self._positions or self._borders is None:
             self._positions, self._borders = position_ids, borders(position_ids)
-        mixed = _kernel(  # [B * S, heads, D]
-            *(_flat(x).to(value.dtype) for x in (query, key, value)),  # rotary embeddings give float32 under autocast
-            self._borders.starts,
-            self._borders.starts,
-            self._borders.longest,
-            self._borders.longest,
-            scale=scaling,
-            window_size=CAUSAL,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        # [B * S, heads, D]; rotary embeddings give float32 under autocast
+        mixed = attend(*(_flat(x).to(value.dtype) for x in (query, key, value)), self._borders, self._borders, scaling)
         # [B, S, heads, D]
         return mixed.view(query.shape[0], query.shape[2], *mixed.shape[1:]), None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, own: Borders, seen: Borders, scaling: float) -> Tensor:
+    """Sequences one after another, `[S, heads, D]` each; queries and keys may be of different lengths.
+
+    `own` are the borders of the queries, `seen` those of keys and values, of as many sequences. The last query of a
+    sequence sees all of its keys, and each before it one less. Returns `[S, heads, D]` of the queries.
+    """
+    return _kernel(
+        query,
+        key,
+        value,
+        own.starts,
+        seen.starts,
+        own.longest,
+        seen.longest,
+        scale=scaling,
+        window_size=CAUSAL,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The attention of micro-batches in which every prefix is computed once (`batching/shared.py`).
 
 It is registered with transformers as one more attention, which wraps the model's own: a forward pass that is given a
-plan computes what the plan says with SDPA, and any other pass is what it was. The plan goes through the model's forward
+plan computes what the plan says, with SDPA or, where that is the model's attention, torch's `varlen`, and any other
+pass is what it was. The plan goes through the model's forward
 pass as a keyword, and so reaches every layer, also where activation checkpointing computes a layer again.
 
 Keys and values of a path are gathered for each run that needs them. The gradient of one that many runs read is the sum
@@ -12,7 +13,7 @@ Shapes: S positions in the packed row, D the size of a head; a call has n runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from ramet.config.schema import Attention, SharePrefixes
 from ramet.errors import raise_all
+from ramet.models.varlen import VARLEN, Borders
+from ramet.models.varlen import attend as varlen_attention
 from ramet.policy.batching.attention_plan import AttentionCall, AttentionPlan
 
 SHARED = "shared_"  # of the name under which transformers finds the wrapped attention
@@ -73,7 +76,8 @@ def shares_prefixes(wanted: SharePrefixes, config: PretrainedConfig, device: tor
 def install_shared_attention(model: PreTrainedModel) -> None:
     """Let the model's forward passes be given a plan (`shared_attention`); those without one stay as they are."""
     name = str(model.config._attn_implementation)
-    AttentionInterface.register(SHARED + name, _SharedAttention(ALL_ATTENTION_FUNCTIONS[name]))
+    attend = _attend_varlen if name == VARLEN else _attend
+    AttentionInterface.register(SHARED + name, _SharedAttention(ALL_ATTENTION_FUNCTIONS[name], attend))
     if name in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
         AttentionMaskInterface.register(SHARED + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
     model.config._attn_implementation = SHARED + name
@@ -94,8 +98,9 @@ def shared_attention(plan: AttentionPlan, device: torch.device) -> dict[str, Any
 class _SharedAttention:
     """transformers' attention interface."""
 
-    def __init__(self, own: Callable[..., tuple[Tensor, Any]]) -> None:
+    def __init__(self, own: Callable[..., tuple[Tensor, Any]], attend: Callable[..., Tensor]) -> None:
         self._own = own
+        self._attend = attend
 
     def __call__(
         self,
@@ -110,20 +115,30 @@ class _SharedAttention:
         """Returns `[1, S, heads, D]`."""
         if shared is None:
             return self._own(module, query, key, value, attention_mask, **kwargs)
-        return _attend(query, key, value, shared, kwargs["scaling"]), None
+        # [S, heads, D] each; rotary embeddings give float32 under autocast
+        rows = [x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value)]
+        found = self._attend(rows, shared, kwargs["scaling"])
+        # 0 at positions after those of the plan: the padding of Ulysses
+        return pad(found, (0, 0, 0, 0, 0, query.shape[2] - len(found)))[None], None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attend(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scaling: float) -> Tensor:
-    """`[1, S, heads, D]`; 0 at positions after those of the plan (padding of Ulysses)."""
-    # Rotary embeddings give float32 under autocast.
-    rows = [x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value)]  # [S, heads, D] each
+def _attend(rows: Sequence[Tensor], plan: AttentionPlan, scaling: float) -> Tensor:
+    """`[S, heads, D]` of queries, keys and values, a few calls with masks."""
     queries = torch.split(_gathered(rows[0], plan.queries), [call.n_runs * call.n_queries for call in plan.calls])
     sizes = [call.n_runs * call.n_keys for call in plan.calls]
     keys, values = (torch.split(_gathered(x, plan.keys), sizes) for x in rows[1:])
     mixed = [_call(call, q, k, v, scaling) for call, q, k, v in zip(plan.calls, queries, keys, values, strict=True)]
-    found = _gathered(torch.cat(mixed), plan.results)
-    return pad(found, (0, 0, 0, 0, 0, len(rows[0]) - len(found)))[None]
+    return _gathered(torch.cat(mixed), plan.results)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend_varlen(rows: Sequence[Tensor], plan: AttentionPlan, scaling: float) -> Tensor:
+    """As `_attend`, in one call without masks and padding."""
+    query = rows[0][: len(plan.results)]
+    key, value = (_gathered(x, plan.paths) for x in rows[1:])
+    runs, paths = Borders(plan.starts, plan.longest), Borders(plan.path_starts, plan.longest_path)
+    return varlen_attention(query, key, value, runs, paths, scaling)
 
 
 def _call(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
@@ -57,6 +58,12 @@ class AttentionPlan:
     queries: Tensor  # [sum of n * Q] positions on the packed row; those of padding are 0, which exists in every row
     keys: Tensor  # [sum of n * K] as well
     results: Tensor  # [S] of each position: its index in `queries`
+    # For kernels that take sequences of different lengths: the R runs are the packed row, one after another.
+    paths: Tensor  # [sum of k] positions of every run's path, in their order
+    starts: Tensor  # [R + 1] int32: where each run begins on the packed row; the last is S
+    path_starts: Tensor  # [R + 1] int32: where its path begins in `paths`
+    longest: int  # of the runs
+    longest_path: int
 
     def to(self, device: torch.device) -> AttentionPlan:
         return AttentionPlan(
@@ -64,6 +71,11 @@ class AttentionPlan:
             queries=self.queries.to(device),
             keys=self.keys.to(device),
             results=self.results.to(device),
+            paths=self.paths.to(device),
+            starts=self.starts.to(device),
+            path_starts=self.path_starts.to(device),
+            longest=self.longest,
+            longest_path=self.longest_path,
         )
 
 
@@ -78,7 +90,7 @@ class _Call:
 
 
 def attention_plan(runs: Sequence[Run], *, call_pairs: float) -> AttentionPlan:
-    """`call_pairs`: so many pairs of padding cost as much as another call."""
+    """Of the runs in their order on the packed row. `call_pairs`: so many pairs of padding cost as much as a call."""
     whole = [run for run in runs if run.n_own == len(run.path)]
     others = [run for run in runs if run.n_own < len(run.path)]
     found = [_causal_call(chosen) for chosen in _similar(whole, call_pairs)]
@@ -92,7 +104,16 @@ def attention_plan(runs: Sequence[Run], *, call_pairs: float) -> AttentionPlan:
         queries=torch.from_numpy(queries),
         keys=torch.from_numpy(np.concatenate([one.keys.ravel() for one in found])),
         results=torch.from_numpy(results),
+        paths=torch.from_numpy(np.concatenate([run.path for run in runs])),
+        starts=_borders([run.n_own for run in runs]),
+        path_starts=_borders([len(run.path) for run in runs]),
+        longest=max(run.n_own for run in runs),
+        longest_path=max(len(run.path) for run in runs),
     )
+
+
+def _borders(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
 class _Bin:
