@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -16,12 +17,19 @@ from torch import Tensor
 from ramet.algorithms.losses.config import PpoClipConfig
 from ramet.algorithms.losses.ppo_clip import PpoClip
 from ramet.errors import RametError
+from ramet.models.weight_files import WeightFiles
+from ramet.policy import models
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.critic import ValueModel
 from ramet.policy.distributed.ranks import gather_on_first, sum_over_ranks
+from ramet.policy.distributed.sharding import full_tensor
+from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.types import LossInputs, LossOutput, Need
+
+WEIGHT_ROWS = WeightFiles.rows
 
 
 @dataclass
@@ -172,3 +180,26 @@ def construct(spec: PolicySpec) -> str:
     except RametError as error:
         return str(error)
     return "nothing was raised"
+
+
+def read_parts(spec: PolicySpec, *, critic: bool = False) -> tuple[dict[str, Tensor], int]:
+    """The whole weights of a model whose ranks may read their own rows only, and how many numbers this rank read."""
+    read = 0
+
+    def counted(files: WeightFiles, wanted: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Tensor]]:
+        nonlocal read
+        for name, rows in WEIGHT_ROWS(files, wanted):
+            read += rows.numel()
+            yield name, rows
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("the whole model was loaded")
+
+    with patch.object(WeightFiles, "rows", counted), patch.object(models, "load_model", refused):
+        wrap = ValueModel if critic else LogprobModel
+        module = models.build_trainable(spec.model, spec.policy, wrap, seed=spec.seed, world_size=dist.get_world_size())
+    return {name: full_tensor(tensor).clone() for name, tensor in module.model.state_dict().items()}, read
+
+
+def whole_model(spec: PolicySpec) -> dict[str, Tensor]:
+    return whole_weights(worker_of(spec))

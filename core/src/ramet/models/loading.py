@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -124,6 +126,30 @@ def load_model(config: ModelConfig, *, device: torch.device | None = None) -> Pr
         )
     ready: PreTrainedModel = model.to(device or target).eval()
     return ready
+
+
+def model_without_weights(config: ModelConfig) -> PreTrainedModel:
+    """As `load_model`, with all parameters on the meta device; buffers are in host memory. Raises `ConfigError`."""
+    try:
+        described = AutoConfig.from_pretrained(
+            config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
+        )
+        with init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                described,
+                dtype=DTYPES[config.dtype],
+                attn_implementation=_attention(config, resolve_device(config)),
+                trust_remote_code=config.trust_remote_code,
+            )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"model.path: could not build the model that {config.path!r} describes: {error_text(error)}"
+        ) from error
+    model.tie_weights()  # every assignment above made a parameter of its own
+    if (generation := load_generation_config(config)) is not None:
+        model.generation_config = generation
+    model.train(False)
+    return model
 
 
 def load_generation_config(config: ModelConfig) -> GenerationConfig | None:

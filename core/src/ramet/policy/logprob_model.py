@@ -10,6 +10,7 @@ parameter of one group too.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,8 @@ from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.distributed.ulysses import join_values, ulysses_states
 from ramet.policy.shared_attention import shared_attention
+
+TRIED_TOKENS, LARGE_LOGIT = 64, 100.0  # of the check of the output head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +106,42 @@ def hidden_states(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 
 def check_head(model: PreTrainedModel) -> None:
-    """Raise `ConfigError` for a model that does more to its logits than its output head (soft caps, scales)."""
-    ids = torch.tensor([[0, 1]], device=model.device)
+    """Raise `ConfigError` for a model that does more to its logits than its output head (soft caps, scales).
+
+    Tried on a model of one block and few tokens with random weights, in host memory: `model` itself may have no weights
+    yet, and an attention that only its device computes.
+    """
+    small = _one_block(model)
+    weight = _head(small).get_parameter("weight")
+    ids = torch.tensor([[0, 1]])
     with torch.no_grad():
-        body: Any = model.base_model
-        ours = _head(model)(body(input_ids=ids, use_cache=False).last_hidden_state)
-        theirs = model(input_ids=ids, use_cache=False).logits
+        weight.mul_(LARGE_LOGIT / _logits(small, ids).abs().max())  # a soft cap changes only large logits
+        ours, theirs = _logits(small, ids), small(input_ids=ids, use_cache=False).logits
     if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
         raise ConfigError(
             f"model.path: {type(model).__name__} changes its logits after the output head; allowed: models whose "
             "logits are the head's output, such as Qwen2, Qwen3 and Llama"
         )
+
+
+def _one_block(model: PreTrainedModel) -> PreTrainedModel:
+    """Of the same class, with the first block's options; torch's random numbers go on as if it were not there."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers, config.vocab_size, config.pad_token_id = 1, TRIED_TOKENS, None
+    if vars(config).get("layer_types"):
+        config.layer_types = config.layer_types[:1]
+    config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        small: PreTrainedModel = type(model)(config)
+    small.float().train(False)  # type: ignore[no-untyped-call]
+    return small
+
+
+def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    body: Any = model.base_model
+    logits: Tensor = _head(model)(body(input_ids=ids, use_cache=False).last_hidden_state)
+    return logits
 
 
 def _head(model: PreTrainedModel) -> torch.nn.Module:

@@ -8,7 +8,6 @@ needs a `state_dict` only, whole or sharded, and an adapter can be merged into a
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,21 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ramet.errors import ConfigError, MissingHere
+from ramet.models.weight_files import WeightFiles
 from ramet.policy.distributed.sharding import full_tensor
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
+HOST = torch.device("cpu")
 SCALE = 2  # alpha / rank: with it the size of an update does not depend on the rank
 PEFT = "base_model.model."  # what peft puts before every name in its files
 BASE, FACTOR_A, FACTOR_B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 FILE_A, FILE_B = ".lora_A.weight", ".lora_B.weight"  # the same in peft's files
-COMPUTED = "rotary_emb.inv_freq"  # older files hold it as a weight; models make it from their configuration
 
 
 def check_lora() -> list[str]:
@@ -68,33 +67,40 @@ def add_adapter(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PreTrain
     linear = [name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)]
     inject_adapter_in_model(lora_config({name.rpartition(".")[2] for name in linear}, rank), model)
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        adapter = name.endswith((FACTOR_A, FACTOR_B))
-        parameter.requires_grad_(adapter)
-        if adapter:
-            parameter.data = parameter.data.float()
-        if name.endswith(FACTOR_A):
-            drawn = torch.empty(parameter.shape)
-            nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)  # as peft and nn.Linear do
-            parameter.data.copy_(drawn)
+    for name, parameter in list(model.named_parameters()):
+        parameter.requires_grad_(False)
+        if name.endswith((FACTOR_A, FACTOR_B)):
+            drawn = torch.zeros(parameter.shape)
+            if name.endswith(FACTOR_A):
+                nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)  # as peft and nn.Linear do
+            layer, _, last = name.rpartition(".")
+            device = HOST if parameter.is_meta else parameter.device  # only what files hold may be without values
+            setattr(model.get_submodule(layer), last, nn.Parameter(drawn.to(device)))
     return model
 
 
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Names and whole tensors of the plain model's `state_dict`, with the adapters merged; the model stays as it is.
 
-    One tensor is gathered at a time, in W's type. Under FSDP all ranks must iterate together. A model without
-    adapters gives its own weights.
+    One tensor is gathered at a time, on the model's device; in `dtype`, to which each rank takes its part before it is
+    gathered, or in W's type. Under FSDP all ranks must iterate together. A model without adapters gives its own
+    weights.
     """
     state = model.state_dict()
     for name, tensor in state.items():
         if ".lora_" in name:
             continue
-        weight = full_tensor(tensor)
+        weight = full_tensor(tensor if dtype is None else tensor.to(dtype))
         layer, found, kind = name.rpartition(BASE)
         if found and kind == "weight":
             weight = _merge(weight, full_tensor(state[layer + FACTOR_A]), full_tensor(state[layer + FACTOR_B]))
         yield (f"{layer}.{kind}" if found else name), weight
+
+
+def merged_shapes(model: nn.Module, dtype: torch.dtype) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    """Names, types and shapes of what `merged_weights` gives, in its order, without gathering anything."""
+    state = model.state_dict()
+    return [(name.replace(BASE, "."), dtype, tuple(state[name].shape)) for name in state if ".lora_" not in name]
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -124,7 +130,7 @@ class AdapterMerger:
         Raises `ConfigError` for an adapter of another model.
         """
         factors = {name.removeprefix(PEFT): tensor for name, tensor in adapter}
-        for name, tensor in _read(self.base):
+        for name, tensor in WeightFiles(self.base):
             layer = name.removesuffix(".weight")
             factor_a = factors.pop(layer + FILE_A, None)
             factor_b = factors.pop(layer + FILE_B, None)
@@ -134,19 +140,6 @@ class AdapterMerger:
                 yield name, _merge(tensor.to(factor_a), factor_a, factor_b)
         if factors:
             raise ConfigError(f"{self.base}: has no weight for {len(factors)} of the adapter's, such as {min(factors)}")
-
-
-def _read(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    index = folder / "model.safetensors.index.json"
-    try:
-        names = json.loads(index.read_text())["weight_map"].values() if index.is_file() else ["model.safetensors"]
-        for file in sorted(set(names)):
-            with safe_open(folder / file, framework="pt") as opened:
-                for name in opened.keys():
-                    if not name.endswith(COMPUTED):
-                        yield name, opened.get_tensor(name)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"{folder}: its safetensors files cannot be read: {error}") from error
 
 
 def _merge(weight: Tensor, factor_a: Tensor, factor_b: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -12,16 +14,18 @@ from transformers import PreTrainedModel
 
 from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig, SharePrefixes
 from ramet.errors import ConfigError
-from ramet.models.loading import load_model, resolve_device
+from ramet.models.loading import DTYPES, load_model, model_without_weights, resolve_device
 from ramet.models.varlen import VARLEN
+from ramet.models.weight_files import WeightFiles
 from ramet.policy.batching.packing import Cost, model_cost
-from ramet.policy.distributed.sharding import shard
+from ramet.policy.distributed.sharding import read_shards, shard
 from ramet.policy.distributed.ulysses import attention_name, install_ulysses
 from ramet.policy.logprob_model import LogprobModel, check_head
 from ramet.policy.lora import add_adapter
 from ramet.policy.shared_attention import SHARED, install_shared_attention, shares_prefixes
 from ramet.policy.spec import PolicySpec
 
+logger = logging.getLogger(__name__)
 SWITCH = "TORCHDYNAMO_DISABLE"
 HOST = torch.device("cpu")
 M = TypeVar("M", bound=torch.nn.Module)
@@ -48,7 +52,7 @@ def build_trainable(
     Raises `ConfigError` for a model that cannot be loaded or trained.
     """
     sharded = world_size > 1
-    model = load_model(config, device=HOST if sharded else None)
+    model, files = _load(config, sharded=sharded)
     if policy.lora_rank:
         add_adapter(model, policy.lora_rank, seed=seed)
     elif not sharded:
@@ -71,19 +75,25 @@ def build_trainable(
             compute=torch.bfloat16 if config.dtype is Dtype.BFLOAT16 else None,
             offload=policy.offload is Offload.ALL,
         )
+    if files is not None:
+        device = HOST if policy.offload is Offload.ALL else resolve_device(config)
+        read_shards(wrapped, model, files, device, DTYPES[config.dtype])
     return wrapped
 
 
 def reference_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGroup | None = None) -> LogprobModel:
     """The weights that the run starts from, in `model.dtype`, frozen; resuming does not change them."""
     sharded = world_size > 1
-    model = load_model(spec.model, device=HOST if sharded else None)
+    model, files = _load(spec.model, sharded=sharded)
     model.requires_grad_(False)
     _install_attention(model, spec.policy.share_prefixes, resolve_device(spec.model), group)
     wrapped = LogprobModel(model, group)
+    offload = spec.policy.offload is Offload.ALL
     if sharded:
-        offload = spec.policy.offload is Offload.ALL
         shard(wrapped, blocks_of(model), resolve_device(spec.model), offload=offload)
+    if files is not None:
+        device = HOST if offload else resolve_device(spec.model)
+        read_shards(wrapped, model, files, device, DTYPES[spec.model.dtype])
     return wrapped
 
 
@@ -95,6 +105,21 @@ def _install_attention(
         install_shared_attention(model)
     if group is not None:
         install_ulysses(model, group)
+
+
+def _load(config: ModelConfig, *, sharded: bool) -> tuple[PreTrainedModel, WeightFiles | None]:
+    """The model; to be sharded without weights, beside the files from which each rank reads its part once it is.
+
+    Models whose files are no safetensors, or name or cut tensors otherwise than the model does, are loaded whole by
+    every rank.
+    """
+    if sharded and WeightFiles.are_in(Path(config.path)):
+        model, files = model_without_weights(config), WeightFiles(Path(config.path))
+        if files.hold({name: tuple(parameter.shape) for name, parameter in model.named_parameters()}):
+            return model, files
+    if sharded:
+        logger.info("model.path: the files in %s are converted on loading: every rank loads the whole", config.path)
+    return load_model(config, device=HOST if sharded else None), None
 
 
 def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -20,6 +20,9 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from ramet.models.weight_files import WeightFiles
 
 
 def shard(
@@ -50,10 +53,49 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it adds
 
 
+def read_shards(
+    root: nn.Module, model: nn.Module, files: WeightFiles, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Give the parameters of `model` that are on the meta device memory on `device`, and this rank's part of the files.
+
+    `root` is what was sharded. Values pass through `dtype`, the type that a model which is loaded whole has first.
+    Nobody ever holds more than one tensor's part beside the shards. What is not on the meta device stays as it is.
+    """
+    empty = {name for name, parameter in model.named_parameters() if parameter.is_meta}
+
+    def allocated(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
+
+    root._apply(allocated)  # type: ignore[no-untyped-call]
+    targets = {file_name(name): parameter for name, parameter in model.named_parameters() if name in empty}
+    parts = {name: _own_rows(parameter) for name, parameter in targets.items()}
+    with torch.no_grad():
+        for name, rows in files.rows({name: part for name, part in parts.items() if part[0] < part[1]}):
+            parameter = targets[name]
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            local.copy_(rows.to(dtype))
+
+
+def file_name(name: str) -> str:
+    """The name in the model's files of a parameter to which an adapter may belong (`lora`)."""
+    return name.replace(".base_layer.", ".")
+
+
+def _own_rows(parameter: Tensor) -> tuple[int, int]:
+    """The rows of the whole parameter that this rank holds, `start` to `end`."""
+    if not isinstance(parameter, DTensor):
+        return 0, len(parameter)
+    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    return offset[0], offset[0] + shape[0]
+
+
 def reshard(root: nn.Module) -> None:
-    """Free what the root gathered: FSDP keeps it after a forward pass, for a backward pass that may follow."""
-    if isinstance(root, FSDPModule):
-        root.reshard()
+    """Free what was gathered. FSDP keeps the root's own weights after a forward pass, for a backward pass that may
+    follow, and those of a block in which a pass ended by an error.
+    """
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
