@@ -9,6 +9,7 @@ import pytest
 
 from ramet.cluster.check import check_cluster
 from ramet.config.schema import ClusterConfig, Config
+from ramet.engines.config import VllmEngineConfig
 
 
 def problems(device: str = "auto", **cluster: object) -> list[str]:
@@ -33,6 +34,41 @@ def test_defaults_are_fine():
 def test_settings_that_need_ray_are_refused_in_one_process_with_both_keys(settings, expected):
     [problem] = problems(**settings)
     assert problem.startswith(expected) and problem.endswith("set cluster=ray")
+
+
+@pytest.mark.parametrize(
+    ("transfer", "device", "cluster", "expected"),
+    [
+        (
+            "nccl",
+            "auto",
+            {},
+            "engine.params.transfer=nccl: with cluster.name=local weights go through host memory; leave it out, or set "
+            "cluster=ray",
+        ),
+        (
+            "nccl",
+            "auto",
+            {"name": "ray", "colocate": True},
+            "engine.params.transfer=nccl: engines share the policy's GPUs (cluster.colocate=true), and NCCL takes each "
+            "GPU once; allowed: ipc, host",
+        ),
+        (
+            "ipc",
+            "auto",
+            {"name": "ray"},
+            "engine.params.transfer=ipc: engines have GPUs of their own (cluster.colocate=false), where the policy's "
+            "memory is not; allowed: nccl, host",
+        ),
+        ("ipc", "cpu", {"name": "ray"}, None),
+        ("host", "auto", {}, None),
+    ],
+)
+def test_weights_cannot_be_sent_in_a_way_that_the_placement_forbids(transfer, device, cluster, expected):
+    config = Config(cluster=ClusterConfig(**cluster))
+    config.model.device = device
+    config.engine.params = VllmEngineConfig(transfer=transfer)
+    assert check_cluster(config) == ([] if expected is None else [expected])
 
 
 def test_a_missing_ray_is_reported_with_the_command_that_installs_it(monkeypatch):

@@ -25,7 +25,9 @@ from ramet.cluster.ray import policy, rollouts
 from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.placement import WorkerPlacement
+from ramet.cluster.ray.policy import RayPolicy
 from ramet.cluster.ray.rollouts import RayRollouts
+from ramet.cluster.ray.weight_transfers import HostTransfer
 from ramet.cluster.ray.weights import Bucket, buckets
 from ramet.components.toolbox import ToolNames
 from ramet.config.compose import compose
@@ -99,6 +101,8 @@ def test_no_room_is_reported_with_what_was_requested_what_there_is_and_what_to_c
 class StubPolicy(Actor):
     def start(self, address: str | None) -> None: ...
 
+    def rest(self) -> None: ...
+
     def rendezvous(self) -> str:
         return "tcp://here"
 
@@ -119,6 +123,9 @@ class StubEngine(Actor):
     async def sleep(self) -> bool:
         self._log_call("sleep")
         return True
+
+    async def wake_weights(self) -> None:
+        self._log_call("wake_weights")
 
     async def wake(self) -> None:
         self._log_call("wake")
@@ -149,6 +156,20 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
     chosen = config("auto", policy_workers=2, rollout_workers=1, colocate=True)
     chosen.engine.params = Params()
 
+    order: list[str] = []
+    rest, each = RayPolicy.rest, RayRollouts._call_each
+
+    async def noting_rest(self: RayPolicy) -> None:
+        order.append("policy rests")
+        await rest(self)
+
+    async def noting_each(self: RayRollouts, method: str) -> None:
+        order.append(method)
+        await each(self, method)
+
+    monkeypatch.setattr(RayPolicy, "rest", noting_rest)
+    monkeypatch.setattr(RayRollouts, "_call_each", noting_each)
+
     async def steps() -> list[str]:
         spec: Any = None  # the stub builds nothing
         backend = await RayBackend.start(chosen, spec, folder=tmp_path, tools=ToolNames())
@@ -158,6 +179,8 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
             await backend.policy.logprobs([])
             await backend.sync_weights(1)
             await backend.rollouts.run([task], step=2, plan=plan)
+            await backend.policy.logprobs([])
+            await backend.rollouts.run([task], step=3, plan=plan)  # no new weights: those of before come again
             return sorted(device for rank in backend.policy.ranks for device in rank.process.devices)
         finally:
             await backend.close()
@@ -169,10 +192,17 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
         "start",
         "run_group",
         "sleep",
-        "wake",
+        "wake_weights",
         "update_weights",
+        "wake",
+        "run_group",
+        "sleep",
+        "wake_weights",
+        "update_weights",
+        "wake",
         "run_group",
     ]
+    assert order == ["policy rests", *["policy rests", "wake_weights", "wake"] * 2]  # the first before engines start
     [seen] = {line.partition("GPUs ")[2] for line in logged}
     assert sorted(seen.split(",")) == devices and len(devices) == 2
 
@@ -263,11 +293,17 @@ def test_a_vllm_engine_in_an_actor_runs_groups_and_takes_weights(model, tmp_path
     chosen.rollout_step.name = "tags"
     bucket: list[Bucket] = list(buckets(load_model(chosen.model).state_dict().items()))
 
+    class Puts:
+        async def weights(self) -> list[Any]:
+            return [ray.put(one) for one in bucket]
+
     async def work() -> list[Group]:
         started = await RayRollouts.start(chosen, folder=tmp_path, tools=ToolNames())
         try:
             assert started.info.name == "vllm"
-            await started.update_weights([ray.put(one) for one in bucket], 7)
+            policy: Any = Puts()
+            started.transfer = HostTransfer(policy, timeout_s=300)
+            await started.update_weights(7)
             return await started.run([Task(id="t", prompt=user_prompt("hello"))], step=0, plan=RolloutPlan())
         finally:
             await started.close()

@@ -28,6 +28,7 @@ from ray import cloudpickle
 from ramet.cluster.ray import health_monitor, rollouts
 from ramet.cluster.ray.actor_base import Actor, Counts
 from ramet.cluster.ray.rollouts import RayRollouts
+from ramet.cluster.ray.weight_transfers import HostTransfer
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
 from ramet.engines.protocol import EngineInfo
@@ -124,6 +125,22 @@ def config(folder: Path, *, workers: int, step_s: float = 600.0, rollout_s: floa
     )
     config.run.root = str(folder)
     return config
+
+
+class Puts:
+    """A policy whose weights are a number: by how much engines that were given them get the version wrong."""
+
+    def __init__(self, weights: int) -> None:
+        self._weights = weights
+
+    async def weights(self) -> list[Any]:
+        return [ray.put(self._weights)]
+
+
+async def send(rollouts: RayRollouts, weights: int, *, version: int) -> None:
+    policy: Any = Puts(weights)
+    rollouts.transfer = HostTransfer(policy, timeout_s=60.0)
+    await rollouts.update_weights(version)
 
 
 @dataclass
@@ -275,7 +292,7 @@ def test_an_engine_that_serves_another_version_than_it_was_given_is_refused(shar
     """F6."""
 
     async def work(rollouts: RayRollouts) -> None:
-        await rollouts.update_weights([ray.put(-1)], 5)
+        await send(rollouts, -1, version=5)
 
     with pytest.raises(InfraError, match=r"was given the weights of version 5 and serves version 4: refused"):
         shared.do(work)
@@ -287,7 +304,7 @@ def test_a_worker_that_dies_is_replaced_with_the_current_weights_and_only_its_gr
     """F4, and F19 in what is logged."""
 
     async def work(rollouts: RayRollouts) -> tuple[list[Group], dict[str, float]]:
-        await rollouts.update_weights([ray.put(0)], 5)
+        await send(rollouts, 0, version=5)
         groups = await rollouts.run(tasks("short-0", "dies_once-1", "short-2", "short-3"), step=1, plan=PLAN)
         async with asyncio.timeout(60):
             while "is replaced after" not in caplog.text:

@@ -8,7 +8,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from ramet.cluster.ray.weights import BUCKET_BYTES, buckets, tensors
+from ramet.cluster.ray.weights import buckets, tensors
+from ramet.engines.weight_chunks import CHUNK_BYTES
 
 
 def test_weights_come_out_of_their_buckets_as_they_went_in():
@@ -28,4 +29,4 @@ def test_weights_come_out_of_their_buckets_as_they_went_in():
     assert list(found) == list(given)
     for name, tensor in given.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
-    assert len(list(buckets(given.items()))) == 1 and BUCKET_BYTES >= 1 << 20
+    assert len(list(buckets(given.items()))) == 1 and CHUNK_BYTES >= 1 << 20

@@ -122,7 +122,7 @@ def export(model: PreTrainedModel, folder: Path) -> ModelConfig:
 
 
 def start(config: ModelConfig, **options: Any) -> VllmEngine:
-    params = VllmEngineConfig(**{"slots": 8, "kv_cache_bytes": KV_BYTES, **options})
+    params = VllmEngineConfig(**{"slots": 8, "kv_cache_bytes": KV_BYTES, "seeds": True, **options})
     return VllmEngine(params, model=config, encoder=ENCODER, max_tokens=160)
 
 
@@ -270,10 +270,15 @@ def test_sleep_holds_requests_back_and_drops_caches(engines: Engines, caplog: py
         for _ in range(2):  # each call is one too many
             await engine.sleep()
             await engine.sleep()
-            with pytest.raises(RuntimeError, match="asleep; wake it"):
+            with pytest.raises(RuntimeError, match="asleep; call wake_weights before its weights are updated"):
                 await engine.update_weights(subject.model.state_dict().items(), 1)
             waits = asyncio.create_task(engine.generate(request))
             await asyncio.sleep(0.05)
+            assert not waits.done()
+            await engine.wake_weights()
+            with pytest.raises(RuntimeError, match="has dropped its weights; update them before it is woken"):
+                await engine.wake()
+            await engine.update_weights(subject.model.state_dict().items(), 1)
             assert not waits.done()
             await engine.wake()
             await engine.wake()
@@ -367,7 +372,7 @@ def test_a_training_step_has_the_same_loss_with_both_engines(engines: Engines) -
 
 
 def test_weights_in_many_chunks_are_the_same_weights(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramet.engines.vllm.weight_transfer.CHUNK_BYTES", 2**15)  # splits between the parts of a layer
+    monkeypatch.setattr("ramet.engines.weight_chunks.CHUNK_BYTES", 2**15)  # splits between the parts of a layer
     check_weight_update(engines.subject("qwen2"))
 
 
@@ -378,8 +383,10 @@ def test_a_sender_elsewhere_drives_the_same_update(engines: Engines) -> None:
     changed = changed_copy(subject.model)
 
     async def use(shared: Engine) -> None:
-        await engine.connect_weights({})
-        await engine.receive_weights(chunks(list(changed.state_dict().items())), 4)
+        await engine.begin_update()
+        for info in chunks(changed.state_dict().items()):
+            await engine.receive_chunk(info)
+        await engine.finish_update(4)
         request = subject.request("r")
         completion = await shared.generate(request)
         assert set(completion.policy_versions) == {4}

@@ -56,13 +56,6 @@ def test_a_setting_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) 
         prepare_environment(cpu=True)
 
 
-def test_weights_between_gpus_are_refused_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "find_spec", lambda name: object())
-    several = VllmEngineConfig(tensor_parallel=2, transfer="nccl")
-    (problem,) = check_vllm(ModelConfig(path="anywhere", device="cpu"), several)
-    assert "engine.params.transfer=nccl: the policy cannot send by it yet" in problem
-
-
 def test_more_devices_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "find_spec", lambda name: object())
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -69,7 +69,7 @@ def saved(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> M
 
 
 def start(config: ModelConfig, *, tensor_parallel: int) -> VllmEngine:
-    params = VllmEngineConfig(slots=8, kv_cache_bytes=16 * 2**20, tensor_parallel=tensor_parallel)
+    params = VllmEngineConfig(slots=8, kv_cache_bytes=16 * 2**20, tensor_parallel=tensor_parallel, seeds=True)
     return VllmEngine(params, model=config, encoder=ENCODER, max_tokens=160)
 
 

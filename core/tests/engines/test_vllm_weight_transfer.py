@@ -27,21 +27,19 @@ def weights() -> list[tuple[str, Tensor]]:
 
 
 @pytest.mark.parametrize(("limit", "count"), [(1, 4), (2000, 3), (10**6, 1)])
-def test_every_tensor_arrives_however_weights_are_split(
-    limit: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_tensor_arrives_however_weights_are_split(limit: int, count: int) -> None:
     from ramet.engines.vllm import weight_transfer
 
-    monkeypatch.setattr(weight_transfer, "CHUNK_BYTES", limit)
     sent = weights()
     arrived, segments = [], []
-    for info in weight_transfer.chunks(sent):
-        segments.append(info["segment"])
-        arrived += weight_transfer._copies(weight_transfer.HostMemoryChunk(**info), torch.device("cpu"))
-    assert len(segments) == count and len(set(segments)) == 1
+    for info in weight_transfer.chunks(sent, limit):
+        assert info["by"] == "host"
+        segments.append(info["told"]["segment"])
+        arrived += weight_transfer._copies(info["told"], torch.device("cpu"))
+    assert len(segments) == count
     for (name, tensor), (wanted, original) in zip(arrived, sent, strict=True):
         assert name == wanted and tensor.dtype == original.dtype and torch.equal(tensor, original)
-    assert not (weight_transfer.SHARED / segments[0]).exists()
+    assert not [segment for segment in segments if (weight_transfer.SHARED / segment).exists()]
 
 
 def test_a_full_shared_memory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,9 +62,6 @@ class Reports:
         self.version = version
         self.calls: list[str] = []
 
-    async def start_weight_update(self) -> None:
-        self.calls.append("start")
-
     async def update_weights(self, request: object) -> None:
         self.calls.append("update")
 
@@ -77,13 +72,16 @@ class Reports:
         return self.version
 
 
-def test_another_version_than_the_pushed_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_than_the_pushed_one_is_refused() -> None:
     from ramet.engines.vllm import weight_transfer
 
-    monkeypatch.setattr(weight_transfer, "CHUNK_BYTES", 2000)
-    good: Any = Reports("5")
-    asyncio.run(weight_transfer.update_workers(good, weight_transfer.chunks(weights()), 5))
-    assert good.calls == ["start", "update", "update", "update", "finish 5"]
-    stale: Any = Reports("default")
+    async def update(llm: Any) -> None:
+        for info in weight_transfer.chunks(weights(), 2000):
+            await weight_transfer.receive_chunk(llm, info)
+        await weight_transfer.finish_update(llm, 5)
+
+    good = Reports("5")
+    asyncio.run(update(good))
+    assert good.calls == ["update", "update", "update", "finish 5"]
     with pytest.raises(InfraError, match="reports weight version 'default' after an update to 5"):
-        asyncio.run(weight_transfer.update_workers(stale, weight_transfer.chunks(weights()), 5))
+        asyncio.run(update(Reports("default")))

@@ -511,3 +511,20 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused(make_spec: Ma
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="CohereForCausalLM changes its logits"):
         PolicyWorker(make_spec(model=ModelConfig(path=str(tmp_path))))
+
+
+def test_at_rest_memory_is_given_back_after_the_garbage_and_when_the_device_is_done(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = PolicyWorker(make_spec(kl_coef=0.1))
+    order: list[str] = []
+    monkeypatch.setattr("gc.collect", lambda: order.append("collect"))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: order.append(f"synchronize {device}"))
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: order.append("empty"))
+    monkeypatch.setattr("ramet.policy.train_rank.reshard", lambda module: order.append(type(module).__name__))
+    worker.rest()
+    assert order == ["LogprobModel", "LogprobModel", "collect"]  # the policy's and the reference's
+    order.clear()
+    worker._train_rank.device = torch.device("cuda")
+    worker.rest()
+    assert order[2:] == ["collect", "synchronize cuda", "empty"]

@@ -12,8 +12,10 @@ from ramet.errors import MissingHere
 def check_cluster(config: Config) -> list[str]:
     """Problems of the chosen backend with this machine and with the other settings."""
     if config.cluster.name == "local":
-        return list(_local(config.cluster))
-    return list(_ray(config)) if config.cluster.name == "ray" else []  # other names are refused with the configuration
+        return [*_local(config.cluster), *_local_transfer(config)]
+    return (
+        [*_ray(config), *_transfer(config)] if config.cluster.name == "ray" else []
+    )  # other names are refused with the configuration
 
 
 def _local(cluster: ClusterConfig) -> Iterator[str]:
@@ -41,6 +43,39 @@ def _ray(config: Config) -> Iterator[str]:
         )
     if config.cluster.colocate:
         yield from _colocated(config)
+
+
+def _local_transfer(config: Config) -> Iterator[str]:
+    if (transfer := getattr(config.engine.params, "transfer", None)) not in (None, "host"):
+        yield (
+            f"engine.params.transfer={transfer}: with cluster.name=local weights go through host memory; leave it out, "
+            "or set cluster=ray"
+        )
+
+
+def _transfer(config: Config) -> Iterator[str]:
+    transfer, colocate = getattr(config.engine.params, "transfer", None), config.cluster.colocate
+    if transfer == "nccl" and colocate:
+        yield (
+            "engine.params.transfer=nccl: engines share the policy's GPUs (cluster.colocate=true), and NCCL takes each "
+            "GPU once; allowed: ipc, host"
+        )
+    if transfer == "ipc" and not colocate and config.model.device != "cpu":
+        yield (
+            "engine.params.transfer=ipc: engines have GPUs of their own (cluster.colocate=false), where the policy's "
+            "memory is not; allowed: nccl, host"
+        )
+
+
+def chosen_transfer(config: Config, *, cuda: bool) -> str:
+    """How new weights reach the engines: host, ipc or nccl, as `engine.params.transfer` says or by placement.
+
+    Engines without the option take them from host memory.
+    """
+    wanted: str | None = getattr(config.engine.params, "transfer", "host")
+    if wanted is not None or config.cluster.name == "local" or not cuda:
+        return wanted or "host"
+    return "ipc" if config.cluster.colocate else "nccl"
 
 
 def could_colocate(config: Config) -> bool:

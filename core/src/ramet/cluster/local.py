@@ -26,7 +26,6 @@ from ramet.models.loading import build_encoder
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticWorker
-from ramet.policy.lora import AdapterMerger
 from ramet.policy.progress import PassProgress
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.policy.worker import PolicyWorker
@@ -65,7 +64,6 @@ class LocalRollouts:
         self.encoder = encoder
         self.engine = build_engine(config, encoder)
         self.version = self.engine.policy_version  # of the weights that the engine was given last
-        self._merge = AdapterMerger(Path(config.model.path)) if config.policy.lora_rank else None
         self._toolbox = tools
         policy = components.branch_policy if branching else NoBranching()
         method = LockstepWorker if isinstance(policy, LockstepPolicy) else RolloutWorker
@@ -132,9 +130,8 @@ class LocalRollouts:
         )
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """As the engine's; its replies must be by these weights from now on. With LoRA they are the adapters alone."""
+        """As the engine's; its replies must be by these weights from now on."""
         self.version = version
-        weights = weights if self._merge is None else self._merge(weights)
         await self.engine.update_weights(weights, version)
 
     async def metrics(self) -> dict[str, float]:
@@ -176,8 +173,17 @@ class LocalPolicy:
         return first_progress(self.worker, self.critic)
 
     async def weights(self) -> list[tuple[str, Tensor]]:
-        """What was trained: the worker's own tensors, to be copied before the next update changes them."""
-        return await self._do(lambda: list(self.worker.changed_weights()))
+        """The worker's own tensors, to be copied before the next update changes them; with LoRA, merged, in host
+        memory, since the device need not have room for a second model.
+        """
+        if self.worker.spec.policy.lora_rank:
+            return await self._do(lambda: [(name, tensor.cpu()) for name, tensor in self.worker.engine_weights()])
+        return await self._do(lambda: list(self.worker.weights()))
+
+    async def rest(self) -> None:
+        """Give back device memory that is not used, which an engine in another process is about to take."""
+        for worker in self._workers:
+            await self._do(worker.rest)
 
     async def stage(self) -> None:
         for worker in self._workers:
@@ -236,6 +242,7 @@ class LocalBackend:
         expected: Mapping[str, Schemas] | None = None,
     ) -> LocalBackend:
         policy = LocalPolicy(spec, critic)
+        await policy.rest()
         rollouts = await LocalRollouts.open(
             config,
             build_encoder(config),

@@ -14,7 +14,7 @@ from ramet.engines.openai import CAPABILITIES as OPENAI
 from ramet.engines.openai import OpenAIEngine, check_servers
 from ramet.engines.protocol import Capability, Engine
 from ramet.engines.torch import TorchEngine
-from ramet.engines.vllm import CAPABILITIES, VllmEngine, check_vllm
+from ramet.engines.vllm import VllmEngine, capabilities, check_vllm
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model
 from ramet.plugins import load_plugins
@@ -72,7 +72,7 @@ class VllmBuilder:
         return check_vllm(config.model, self.params)
 
     def capabilities(self, config: Config) -> frozenset[Capability]:
-        return CAPABILITIES
+        return capabilities(self.params)
 
     def build(self, config: Config, encoder: Encoder) -> Engine:
         return VllmEngine(

@@ -29,32 +29,35 @@ class VllmEngineConfig:
     """The engine `vllm`; it loads the folder `model.path` itself.
 
     tensor_parallel: devices that one copy of the model is spread over. timeout_s: deadline of a call to vLLM's
-    processes, as for new weights. transfer: how new weights reach them: host (memory of this machine); nccl and ipc are
-    refused: the engine could take them, but nobody sends so yet.
+    processes, as for new weights. transfer: how new weights reach them with cluster=ray: ipc (they stay on the GPUs
+    that engines share with the policy), nccl (broadcast to engines with GPUs of their own) or host (host memory and
+    Ray's object store); null: by placement, and host on a CPU.
     slots: sequences decoded at once. max_tokens: prompt and response of one sequence; null: what data and rollout
     allow. prefill_tokens: tokens of one round at most, prompts and decoding together; null: vLLM's choice. On a CPU
     prompts are computed whole, so it is at least max_tokens there.
     kv_cache_bytes: memory for keys and values; null: 1 GiB on a CPU, and on a GPU what gpu_memory_utilization, a share
     of its memory, leaves. enforce_eager: neither compile nor capture graphs; null: true on a CPU, false on a GPU.
+    seeds: each request's seed decides its tokens; vLLM then draws row by row, which costs milliseconds a step.
     """
 
     tensor_parallel: int = 1
     timeout_s: float = 600.0
-    transfer: str = "host"
+    transfer: str | None = None
     slots: int = 256
     max_tokens: int | None = None
     prefill_tokens: int | None = None
     kv_cache_bytes: int | None = None
     gpu_memory_utilization: float = 0.5
     enforce_eager: bool | None = None
+    seeds: bool = False
 
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise ValueError(f"slots must be at least 1, got {self.slots}")
         if self.tensor_parallel < 1:
             raise ValueError(f"tensor_parallel must be at least 1, got {self.tensor_parallel}")
-        if self.transfer not in ("host", "nccl", "ipc"):
-            raise ValueError(f"transfer must be host, nccl or ipc, got {self.transfer!r}")
+        if self.transfer not in (None, "host", "nccl", "ipc"):
+            raise ValueError(f"transfer must be null, host, nccl or ipc, got {self.transfer!r}")
         if self.timeout_s <= 0:
             raise ValueError(f"timeout_s must be over 0, got {self.timeout_s}")
         if not 0 < self.gpu_memory_utilization <= 1:

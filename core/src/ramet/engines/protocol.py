@@ -153,17 +153,23 @@ class Engine(Protocol):
 class Sleeper(Protocol):
     """An engine that can give back the memory of a device that it shares with the trainer (`cluster.colocate=true`).
 
-    A call while already asleep, or awake, does nothing.
+    `sleep`, `wake_weights`, `update_weights`, `wake` is the order: weights are lost, so they are given again, the same
+    or new ones, before there is a cache that could be in their way. A call while already asleep, or awake, does
+    nothing.
     """
 
     async def sleep(self) -> None:
         """Compute nothing and hold as little device memory as possible until `wake`.
 
-        Weights go to host memory and every cache is dropped. Running requests, and those that come, wait; weights may
-        not be updated meanwhile (`RuntimeError`).
+        Weights and every cache are dropped. Running requests, and those that come, wait; weights may not be updated
+        before `wake_weights` (`RuntimeError`). An update until `wake` waits for no request.
         """
         ...
 
+    async def wake_weights(self) -> None:
+        """Take back the memory of the weights; an update must follow."""
+        ...
+
     async def wake(self) -> None:
-        """Take the memory back and go on, with the same weights. It ends a `pause`, too."""
+        """Take back the rest and go on. It ends a `pause`, too. Raises `RuntimeError` if the weights are still lost."""
         ...

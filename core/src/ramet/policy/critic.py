@@ -177,6 +177,10 @@ class CriticWorker:
             "critic/skipped_updates": float(skipped),
         }
 
+    def rest(self) -> None:
+        """Hold as little device memory as possible until the next call: an engine on this device is about to work."""
+        self._train_rank.rest()
+
     def save(self, folder: Path) -> None:
         """Write what `load` needs to `folder/critic`. All ranks, the same folder. Raises `CheckpointError`."""
         self._train_rank.save(folder / FOLDER)
@@ -238,6 +242,7 @@ class CriticWorker:
 
 
 def _zero_head(model: PreTrainedModel) -> nn.Linear:
-    head = nn.Linear(model.config.hidden_size, 1, bias=False, device=model.device)
+    device = "cpu" if model.device.type == "meta" else model.device  # it has values from now on; no file holds it
+    head = nn.Linear(model.config.hidden_size, 1, bias=False, device=device)
     nn.init.zeros_(head.weight)
     return head

@@ -5,6 +5,7 @@ Its owner decides what is trained and by which loss. All ranks call all methods 
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -161,6 +162,18 @@ class TrainRank:
         self.optimizer.zero_grad(set_to_none=True)
         self._count_bad_steps(outcome, rows)
         return outcome
+
+    def rest(self, *others: nn.Module) -> None:
+        """Keep only this rank's shards on the device until the next call; `others` are models beside the trained one.
+
+        What a pass needed at its peak stays reserved by this process until it is given back, whoever else needs it.
+        """
+        for module in (self.module, *others):
+            reshard(module)
+        gc.collect()  # before the cache is emptied: what only a cycle holds would stay
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # memory that a running kernel uses cannot be given back
+            torch.cuda.empty_cache()
 
     def save(self, folder: Path) -> None:
         """Write weights, optimiser, counts and random number states. Raises `CheckpointError`."""

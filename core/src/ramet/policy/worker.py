@@ -24,7 +24,7 @@ from ramet.algorithms.aggregation import TokenCounts
 from ramet.algorithms.logprobs import Entropy
 from ramet.config.schema import OldLogprobs
 from ramet.errors import raise_all
-from ramet.models.loading import resolve_device
+from ramet.models.loading import DTYPES, resolve_device
 from ramet.policy.batching.packing import empty_micro_batch
 from ramet.policy.batching.partition import RankLayout
 from ramet.policy.batching.rows import Floats, Row
@@ -36,7 +36,7 @@ from ramet.policy.distributed.ranks import gather_on_all, gather_on_first, requi
 from ramet.policy.distributed.sharding import reshard
 from ramet.policy.errors import TrainingDiverged
 from ramet.policy.logprob_model import LogprobModel, LogprobResult, in_row_order
-from ramet.policy.lora import adapter_weights, merged_weights
+from ramet.policy.lora import merged_shapes, merged_weights
 from ramet.policy.metric_accumulator import MetricAccumulator
 from ramet.policy.models import reference_model, trainable_model
 from ramet.policy.objective import Objective
@@ -158,6 +158,10 @@ class PolicyWorker:
             "train/update_s": seconds,
         }
 
+    def rest(self) -> None:
+        """Hold as little device memory as possible until the next call: an engine on this device is about to work."""
+        self._train_rank.rest(*([self._reference] if self._reference is not None else []))
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of the Hugging Face model's `state_dict`, adapters merged.
 
@@ -167,13 +171,14 @@ class PolicyWorker:
         reshard(self._logprob_model)
         yield from merged_weights(self.model)
 
-    def changed_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What training has changed: as `weights` or, with LoRA, the adapters alone, for `lora.AdapterMerger`."""
-        if not self.spec.policy.lora_rank:
-            yield from self.weights()
-            return
+    def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As `weights`, in `model.dtype`, which engines compute in: ranks exchange half the bytes for bfloat16."""
         reshard(self._logprob_model)
-        yield from adapter_weights(self.model)
+        yield from merged_weights(self.model, DTYPES[self.spec.model.dtype])
+
+    def engine_shapes(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        """Names, types and shapes of `engine_weights`, in that order; needs no other rank."""
+        return merged_shapes(self.model, DTYPES[self.spec.model.dtype])
 
     def save(self, folder: Path) -> None:
         """Write weights, optimiser and random number states to `folder`, for `load`. All ranks, the same folder.

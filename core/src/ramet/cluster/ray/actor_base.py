@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ray
 from ray import cloudpickle
@@ -123,6 +123,8 @@ class _LogBuffer(logging.Handler):
 
 class Actor:
     """What all workers can do. `setup` is pickled: it may need modules that only `driver` makes importable here."""
+
+    ENVIRONMENT: ClassVar[Mapping[str, str]] = {}  # of its process from its start on, where the user has set nothing
 
     def __init__(self, driver: DriverEnvironment, setup: bytes, devices: Sequence[str] | None) -> None:
         driver.apply()

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 import ray
 from ray import ObjectRef
 
 from ramet.cluster.local import LocalRollouts, first_progress
 from ramet.cluster.ray.actor_base import SAVE, Actor, Counts, PolicySetup, RolloutSetup, node_address
+from ramet.cluster.ray.weight_senders import Broadcaster, stream
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
 from ramet.components.build import Components, needs_rewards, start_rewards
 from ramet.engines.protocol import EngineInfo, Sleeper
-from ramet.models.loading import build_encoder
+from ramet.engines.vllm import VllmEngine
+from ramet.models.loading import build_encoder, resolve_device
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
@@ -98,6 +102,30 @@ class RolloutActor(Actor):
         await self.rollouts.update_weights(found, version)
         return self.rollouts.engine.policy_version
 
+    async def connect_weights(self, source: Mapping[str, Any]) -> None:
+        """Wait for who will send weights (`weight_transfer.Source`)."""
+        await self._vllm.connect_weights(source)
+
+    async def begin_update(self) -> None:
+        """`receive_chunk` and `finish_update` follow."""
+        await self._vllm.begin_update()
+
+    async def receive_chunk(self, info: Mapping[str, Any]) -> None:
+        """Received when it returns (`weight_transfer.Arriving`)."""
+        await self._vllm.receive_chunk(info)
+
+    async def finish_update(self, version: int) -> int:
+        """Returns the version that the engine reports afterwards."""
+        await self._vllm.finish_update(version)
+        self.rollouts.version = version
+        return self.rollouts.engine.policy_version
+
+    @property
+    def _vllm(self) -> VllmEngine:
+        engine = self.rollouts.engine
+        assert isinstance(engine, VllmEngine), "engine.params.transfer is an option of the engine vllm"
+        return engine
+
     async def counts(self) -> Counts:
         return Counts(tools=self.rollouts.worker.take_tool_stats(), engine=dict(self.rollouts.engine.metrics()))
 
@@ -107,6 +135,11 @@ class RolloutActor(Actor):
             return False
         await self.rollouts.engine.sleep()
         return True
+
+    async def wake_weights(self) -> None:
+        """Make room for weights; `update_weights` must follow."""
+        if isinstance(self.rollouts.engine, Sleeper):
+            await self.rollouts.engine.wake_weights()
 
     async def wake(self) -> None:
         if isinstance(self.rollouts.engine, Sleeper):
@@ -122,6 +155,9 @@ class RolloutActor(Actor):
 
 class PolicyActor(Actor):
     """One rank of the policy, and of the critic if there is one."""
+
+    # Micro-batches differ in length: in fixed segments of memory each leaves pieces that the next cannot use.
+    ENVIRONMENT: ClassVar[Mapping[str, str]] = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
     def rendezvous(self) -> str:
         """An address for torch's rendezvous of all ranks, if this is the first: a port that is free now."""
@@ -160,13 +196,48 @@ class PolicyActor(Actor):
         assert self.critic is not None, "no critic was built: no algorithm needs values"
         return self.critic.update(replace(batch, rows=rows), step)
 
+    def rest(self) -> None:
+        for worker in self._workers:
+            worker.rest()
+
     def weights(self) -> list[ObjectRef[Bucket]]:
         """Put into the object store by the first rank; the others help to gather them and return nothing."""
+        weights = self.policy.engine_weights()
         if self.rank == 0:
-            return [ray.put(bucket) for bucket in buckets(self.policy.changed_weights())]
-        for _ in self.policy.changed_weights():
+            return [ray.put(bucket) for bucket in buckets(weights)]
+        for _ in weights:
             pass
         return []
+
+    def open_weights(self, writers: frozenset[int]) -> None:
+        """Begin to stream the weights; the ranks `writers` tell their engines where chunks are."""
+        device, shapes = resolve_device(self.policy.spec.model), self.policy.engine_shapes()
+        largest = max(math.prod(shape) * dtype.itemsize for _, dtype, shape in shapes)
+        weights = self.policy.engine_weights()
+        self._stream = stream(weights, writes=self.rank in writers, device=device, largest=largest)
+
+    def next_weights(self) -> dict[str, Any] | None:
+        """The next chunk (`weight_transfer.Arriving`), which stays where it is until the next is asked for. None: all
+        were given.
+        """
+        return next(self._stream, None)
+
+    def connect_engines(self, options: Mapping[str, Any]) -> None:
+        """Wait for the workers of all engines, if this is the first rank."""
+        if self.rank == 0:
+            self._broadcaster = Broadcaster(options, resolve_device(self.policy.spec.model))
+
+    def weight_shapes(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Names, types and shapes of what is broadcast."""
+        return [(name, str(dtype).removeprefix("torch."), shape) for name, dtype, shape in self.policy.engine_shapes()]
+
+    def broadcast_weights(self) -> None:
+        """To the workers of all engines, by the first rank; the others help to gather."""
+        weights = self.policy.engine_weights()
+        if self.rank == 0:
+            self._broadcaster.send(weights)
+        for _ in weights:
+            pass
 
     def stage(self) -> None:
         for worker in self._workers:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ramet.cluster.ray.policy import RayPolicy
 from ramet.cluster.ray.rollouts import RayRollouts
+from ramet.cluster.ray.weight_transfers import choose
 from ramet.cluster.ray.worker_pool import WorkerPool, run_together
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
@@ -39,7 +40,9 @@ class RayBackend:
         try:
             await pool.reserve()
             rollouts = RayRollouts(pool, branching=True, tools=tools, score_s=score_s, in_rounds=in_rounds)
-            backend = cls(pool, RayPolicy(pool, spec, critic), rollouts)
+            policy = RayPolicy(pool, spec, critic)
+            rollouts.transfer = choose(config, policy, cuda=pool.placement.uses_gpus)
+            backend = cls(pool, policy, rollouts)
             await pool.unless_failed(backend._open())
         except BaseException:
             await pool.close()
@@ -47,8 +50,7 @@ class RayBackend:
         return backend
 
     async def sync_weights(self, version: int) -> None:
-        weights = await self.policy.weights()
-        await self._pool.unless_failed(self.rollouts.update_weights(weights, version))
+        await self._pool.unless_failed(self.rollouts.update_weights(version))
 
     async def close(self) -> None:
         await self.rollouts.close()
@@ -60,6 +62,7 @@ class RayBackend:
             await run_together(self.policy.open(), self.rollouts.open({}))
             return
         await self.policy.open()
+        await self.policy.rest()  # vLLM takes its share of what is free now
         found = [rank.process.devices if rank.process is not None else () for rank in self.policy.ranks]
         devices = {
             number: tuple(device for rank in self._pool.placement.shared_ranks(number) for device in found[rank])
@@ -67,3 +70,4 @@ class RayBackend:
         }
         await self.rollouts.open(devices)
         self.policy.before_compute = self.rollouts.sleep
+        self.rollouts.before_wake = self.policy.rest

@@ -59,15 +59,15 @@ class WorkerPlacement:
         self._ranks = cluster.policy_workers if with_policy else 0
         self._engines = cluster.rollout_workers
         self._per_engine = engine_devices(config)
-        self._uses_gpus = _uses_gpus(config)
-        if self._colocate and not self._uses_gpus:
+        self.uses_gpus = _uses_gpus(config)
+        if self._colocate and not self.uses_gpus:
             raise ConfigError("cluster.colocate=true: workers take turns on GPUs, and the Ray cluster has none")
-        self._cpus = _cpu_share(self._ranks + self._engines, whole_machine=is_own and not self._uses_gpus)
+        self._cpus = _cpu_share(self._ranks + self._engines, whole_machine=is_own and not self.uses_gpus)
         self._requests = self._plan()
         self.groups: list[PlacementGroup] = []
 
     def _plan(self) -> list[SlotRequest]:
-        gpus = int(self._uses_gpus)
+        gpus = int(self.uses_gpus)
         if self._colocate:
             cpus = self._cpus * (self._per_engine + 1)
             return [SlotRequest(bundles=self._engines, cpus=cpus, gpus=self._per_engine, strategy="PACK")]
@@ -77,14 +77,16 @@ class WorkerPlacement:
 
     def policy_slot(self, rank: int) -> PlacementSlot:
         bundle = rank // self._per_engine if self._colocate else rank
-        return PlacementSlot(self.groups[0], bundle, self._cpus, float(self._uses_gpus))
+        return PlacementSlot(self.groups[0], bundle, self._cpus, float(self.uses_gpus))
 
     def engine_slot(self, number: int) -> PlacementSlot:
-        gpus = 0.0 if self._colocate else float(self._uses_gpus * self._per_engine)
+        gpus = 0.0 if self._colocate else float(self.uses_gpus * self._per_engine)
         return PlacementSlot(self.groups[-1], number, self._cpus, gpus)
 
     def shared_ranks(self, number: int) -> range:
-        """Ranks whose GPUs a co-located engine uses."""
+        """Ranks whose GPUs a co-located engine uses; the first if it has GPUs of its own, or there are none."""
+        if not self._colocate:
+            return range(1)
         return range(number * self._per_engine, (number + 1) * self._per_engine)
 
     async def reserve(self, timeout_s: float) -> None:
@@ -133,7 +135,7 @@ class WorkerPlacement:
             "engine.params.tensor_parallel": self._per_engine,
         }
         lower = " or ".join(key for key, count in counts.items() if count > 1)
-        colocate = self._uses_gpus and self._ranks and self._could_colocate
+        colocate = self.uses_gpus and self._ranks and self._could_colocate
         ways = [f"lower {lower}" if lower else "", "set cluster.colocate=true" if colocate else ""]
         text = ", or ".join([*filter(None, ways), "give the cluster more nodes"])
         return text[0].upper() + text[1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class RayPolicy:
 
     def __init__(self, pool: WorkerPool, spec: PolicySpec, critic: CriticSpec | None) -> None:
         self.ranks: list[RayWorker] = []
+        self.updates = 0  # of the policy, begun
         self.before_compute: Callable[[], Awaitable[None]] | None = None
         self._pool = pool
         self._spec = spec
@@ -67,6 +68,7 @@ class RayPolicy:
         return _copied(await self._compute("reference_logprobs", self._put(rows)))
 
     async def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        self.updates += 1
         return await self._train("update", batch, step)
 
     async def values(self, rows: Sequence[Row]) -> list[Floats]:
@@ -80,9 +82,44 @@ class RayPolicy:
         found: list[ObjectRef[Bucket]] = await self._compute("weights")
         return found
 
+    async def open_weights(self, writers: frozenset[int]) -> None:
+        """Begin to stream the weights to engines on the devices of these ranks."""
+        await self._call_all("open_weights", writers)
+
+    async def next_weights(self) -> list[dict[str, Any] | None]:
+        """By rank, what its engine is to receive; None: everything was given."""
+        return await self._pool.unless_failed(self._gather("next_weights", ()))
+
+    async def weight_shapes(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Names, types and shapes of what `broadcast_weights` sends."""
+        found: list[tuple[str, str, tuple[int, ...]]] = await self._call_all("weight_shapes")
+        return found
+
+    async def rendezvous(self) -> str:
+        """An address on the first rank's node, with a port that is free now."""
+        found: str = await self.ranks[0].call("rendezvous", timeout_s=self._pool.timeout_s)
+        return found
+
+    async def connect_engines(self, options: Mapping[str, Any]) -> None:
+        """Returns when the workers of all engines have joined."""
+        await self._call_all("connect_engines", options)
+
+    async def broadcast_weights(self) -> None:
+        """To the workers of all engines, which must have been told to receive them."""
+        await self._call_all("broadcast_weights")
+
+    async def weights_beside_engines(self) -> list[ObjectRef[Bucket]]:
+        """As `weights`, while co-located engines go on."""
+        found: list[ObjectRef[Bucket]] = await self._call_all("weights")
+        return found
+
     def progress(self) -> PassProgress | None:
         found = self.ranks[0].progress if self.ranks else None
         return found if isinstance(found, PassProgress) else None
+
+    async def rest(self) -> None:
+        """All ranks give back the device memory that they do not use, for engines on the same devices."""
+        await self._call_all("rest")
 
     async def stage(self) -> None:
         await self._call_all("stage")
@@ -91,6 +128,7 @@ class RayPolicy:
         asyncio.run_coroutine_threadsafe(self._call_all("write_staged", folder), self._loop).result()
 
     async def load(self, folder: Path) -> None:
+        self.updates += 1
         await self._call_all("load", folder)
 
     async def export(self, folder: Path) -> None:
@@ -116,9 +154,10 @@ class RayPolicy:
 
     async def _call_all(self, method: str, *arguments: Any) -> Any:
         """The first rank's result, once all have returned. Raises the cause of a rank's death, or a rank's error."""
-        return await self._pool.unless_failed(self._gather(method, arguments))
+        return (await self._pool.unless_failed(self._gather(method, arguments)))[0]
 
-    async def _gather(self, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def _gather(self, method: str, arguments: tuple[Any, ...]) -> list[Any]:
+        """By rank."""
         calls = [
             asyncio.create_task(
                 rank.call(method, *arguments, timeout_s=self._pool.timeout_s), name=f"{method} of {rank}"
@@ -132,7 +171,7 @@ class RayPolicy:
             failed = [error for call in calls if call.done() and (error := call.exception()) is not None]
             if failed:
                 raise next((_fatal(error) for error in failed if isinstance(error, WorkerLost)), failed[0])
-            return calls[0].result()
+            return [call.result() for call in calls]
         finally:
             for call in calls:
                 call.cancel()

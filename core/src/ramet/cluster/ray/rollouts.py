@@ -10,17 +10,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-
-from ray import ObjectRef
 
 from ramet.cluster.interfaces import OnGroup
 from ramet.cluster.ray.actor_base import Counts, RolloutSetup, total_metrics
 from ramet.cluster.ray.actors import RolloutActor
-from ramet.cluster.ray.weights import Bucket
+from ramet.cluster.ray.weight_transfers import Target, WeightTransfer
 from ramet.cluster.ray.worker import RayWorker, WorkerLost
 from ramet.cluster.ray.worker_pool import WorkerPool, run_together
 from ramet.components.toolbox import ToolNames
@@ -38,14 +36,6 @@ from ramet.types import Group, Task
 logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3  # of rollout workers, in one run of the command
 PATIENCE_S = 60.0  # for a group whose time is over to come back masked
-
-
-@dataclass(frozen=True, slots=True)
-class _EngineWeights:
-    """The weights that every engine has, or will have soon. They stay in the object store for engines started later."""
-
-    weights: list[ObjectRef[Bucket]]
-    version: int
 
 
 class _Dispatcher:
@@ -115,7 +105,8 @@ class RayRollouts:
         in_rounds: bool = False,
     ) -> None:
         """`score_s`: how long rewards may take where rollouts are scored while their group runs. `in_rounds`: the
-        branch policy plays all groups of a worker together.
+        branch policy plays all groups of a worker together. `before_wake` is awaited before co-located engines
+        take memory, so that the policy frees its own.
         """
         self.restarts = 0
         self._score_s = score_s
@@ -128,9 +119,13 @@ class RayRollouts:
         self._dispatcher = _Dispatcher(pool.config.rollout.max_concurrent)
         self._numbers: dict[RayWorker, int] = {}
         self._devices: dict[int, tuple[str, ...]] = {}
-        self._weights: _EngineWeights | None = None
+        self.transfer: WeightTransfer | None = None  # of engines that a policy is trained beside
+        self._version: int | None = None  # of the weights that every engine has, or will have soon
+        self._pending = False  # new weights are being prepared
+        self._changed = asyncio.Condition()  # of the two above
         self._info: EngineInfo | None = None
         self._owns_pool = owns_pool
+        self.before_wake: Callable[[], Awaitable[None]] | None = None
         self._asleep = False
         self._metrics = RolloutMetrics(pool.config.rollout.first_tokens)
         self._restarts_reported = 0
@@ -269,27 +264,61 @@ class RayRollouts:
         kept = stored.get(tasks[0].id)
         return [await worker.call("run_group", *part[0], step, plan, left, kept, timeout_s=timeout_s, key=key)]
 
-    async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int) -> None:
-        """Send them to every engine. Engines that are starting get them before their first group."""
-        self._weights = sent = _EngineWeights(weights, version)
-        await self.wake()
-        await run_together(*(self._send_or_replace(worker, sent) for worker in self._dispatcher.workers))
+    async def update_weights(self, version: int) -> None:
+        """Send the policy's weights to every engine. Engines that are starting get them before their first group."""
+        assert self.transfer is not None, "engines alone have no policy"
+        self._pending = True
+        await self.transfer.prepare()
+        async with self._changed:
+            self._version, self._pending = version, False
+            self._changed.notify_all()
+        await self._wake_with(self.transfer, version)
 
     async def sleep(self) -> None:
         """Co-located engines free their memory for the policy until `wake`."""
         if self._asleep:
             return
         self._asleep = True
-        able = [await worker.call("sleep", timeout_s=self._pool.timeout_s) for worker in self._dispatcher.workers]
+        able = await asyncio.gather(*(self._sleep(worker) for worker in self._dispatcher.workers))
         if not all(able):
             message = "cluster.colocate=true: engine %s cannot sleep and keeps its memory"
             repeats.warn(logger, "an engine cannot sleep", message, self.info.name, by_step=True)
 
     async def wake(self) -> None:
+        """With the weights that were sent last, since engines drop theirs."""
         if self._asleep:
-            self._asleep = False
-            for worker in self._dispatcher.workers:
-                await worker.call("wake", timeout_s=self._pool.timeout_s)
+            assert self.transfer is not None and self._version is not None, "engines slept before they had weights"
+            await self._wake_with(self.transfer, self._version)
+
+    async def _wake_with(self, transfer: WeightTransfer, version: int) -> None:
+        """All engines at once. Those that are asleep have room for weights before they have for their caches."""
+        woken, self._asleep = self._asleep, False
+        if woken:
+            if self.before_wake is not None:
+                await self.before_wake()
+            await self._call_each("wake_weights")
+        targets = [
+            Target(worker=worker, ranks=self._pool.placement.shared_ranks(self._numbers[worker]))
+            for worker in self._dispatcher.workers
+        ]
+        await transfer.send(targets, version, self._replace)
+        if woken:
+            await self._call_each("wake")
+
+    async def _call_each(self, method: str) -> None:
+        """Of every engine, at once; those that are lost are replaced."""
+
+        async def call(worker: RayWorker) -> None:
+            try:
+                await worker.call(method, timeout_s=self._pool.timeout_s)
+            except WorkerLost as error:
+                self._replace(worker, error)
+
+        await run_together(*map(call, self._dispatcher.workers))
+
+    async def _sleep(self, worker: RayWorker) -> bool:
+        able: bool = await worker.call("sleep", timeout_s=self._pool.timeout_s)
+        return able
 
     async def metrics(self) -> dict[str, float]:
         """Rollouts are counted here, where all groups pass; tools and engines by their workers. Counts add up, and
@@ -342,26 +371,35 @@ class RayRollouts:
     async def _prepare(self, worker: RayWorker) -> None:
         await worker.wait_started(self._pool.timeout_s)
         self._info = await worker.call("start", timeout_s=self._pool.timeout_s)
-        sent = None
-        while sent is not self._weights:  # others may arrive while these are sent
-            sent = self._weights
-            assert sent is not None
-            await self._send(worker, sent)
-        if self._asleep:
-            await worker.call("sleep", timeout_s=self._pool.timeout_s)
+        await self._give_weights(worker)
+        asleep = False
+        while self._asleep != asleep:  # it changes while this engine follows
+            if asleep:
+                await worker.call("wake_weights", timeout_s=self._pool.timeout_s)
+                await self._give_weights(worker)
+                await worker.call("wake", timeout_s=self._pool.timeout_s)
+            else:
+                await worker.call("sleep", timeout_s=self._pool.timeout_s)
+            asleep = not asleep
 
-    async def _send(self, worker: RayWorker, sent: _EngineWeights) -> None:
-        served = await worker.call("update_weights", sent.weights, sent.version, timeout_s=self._pool.timeout_s)
-        if served != sent.version:
-            raise InfraError(
-                f"{worker} was given the weights of version {sent.version} and serves version {served}: refused"
-            )
+    async def _give_weights(self, worker: RayWorker) -> None:
+        """To a new engine, the current ones; others may come while it is sent these."""
+        given: int | None = None
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._pending)
+            if self.transfer is None or self._version in (None, given):
+                return
+            version = self._version
+            if await self.transfer.send_late(worker, version):
+                given = version
+            else:
+                await self._other_version(version)
 
-    async def _send_or_replace(self, worker: RayWorker, sent: _EngineWeights) -> None:
-        try:
-            await self._send(worker, sent)
-        except WorkerLost as error:
-            self._replace(worker, error)
+    async def _other_version(self, version: int) -> None:
+        """Wait until engines are to have another."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._version != version)
 
     def _replace(self, worker: RayWorker, error: InfraError) -> None:
         """Start another worker in its slot. Called by all that find it lost; only the first call has an effect."""

@@ -1,7 +1,8 @@
 """Transfer of weights through Ray's object store, packed into buckets.
 
 The policy's first rank fills buckets, every engine reads them. Where reader and store share a machine nothing is
-copied: the tensors that an engine is given are views of shared memory.
+copied: the tensors that an engine is given are views of shared memory. From a GPU, a bucket is packed there and crosses
+into one of two buffers of pinned memory while the one before it goes into the store.
 """
 
 from __future__ import annotations
@@ -9,25 +10,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-BUCKET_BYTES = 256 << 20
-ALIGNMENT = 16  # bytes; a view of another dtype must begin at a multiple of its item
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """The position of one tensor in its bucket."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int  # bytes
+from ramet.engines.weight_chunks import CHUNK_BYTES, Named, Piece, grouped, laid_out, pack, unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +27,33 @@ class Bucket:
     data: NDArray[np.uint8]
 
 
-def buckets(weights: Iterable[tuple[str, Tensor]], limit: int = BUCKET_BYTES) -> Iterator[Bucket]:
-    """Pack named tensors, in order. A bucket holds up to `limit` bytes, or one larger tensor."""
-    found: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, tensor in weights:
-        if found and size + tensor.nbytes > limit:
-            yield _pack(found)
-            found, size = [], 0
-        found.append((name, tensor.detach()))
-        size += _padded(tensor.nbytes)
-    if found:
-        yield _pack(found)
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """A bucket on its way to the host; it is there when `arrived` is."""
+
+    pieces: tuple[Piece, ...]
+    memory: Tensor  # [size] uint8
+    arrived: torch.cuda.Event | None
+
+    def bucket(self) -> Bucket:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return Bucket(pieces=self.pieces, data=self.memory.numpy())
+
+
+def buckets(weights: Iterable[tuple[str, Tensor]], limit: int = CHUNK_BYTES) -> Iterator[Bucket]:
+    """Pack named tensors, in order. A bucket holds up to `limit` bytes, or one larger tensor. From a GPU, its memory is
+    used again when the next but one is asked for.
+    """
+    staging = _Staging(limit)
+    before: _Crossing | None = None
+    for group in grouped(weights, limit):
+        crossing = _from_gpu(group, staging) if group[0][1].is_cuda else _from_host(group)
+        if before is not None:
+            yield before.bucket()
+        before = crossing
+    if before is not None:
+        yield before.bucket()
 
 
 def tensors(found: Iterable[Bucket]) -> Iterator[tuple[str, Tensor]]:
@@ -60,22 +64,38 @@ def tensors(found: Iterable[Bucket]) -> Iterator[tuple[str, Tensor]]:
         else:
             with warnings.catch_warnings(action="ignore", category=UserWarning):  # that the memory cannot be written
                 memory = torch.from_numpy(bucket.data)
-        for piece in bucket.pieces:
-            count = int(np.prod(piece.shape, dtype=np.int64)) * piece.dtype.itemsize
-            yield piece.name, memory[piece.start : piece.start + count].view(piece.dtype).view(piece.shape)
+        yield from unpack(bucket.pieces, memory)
 
 
-def _pack(found: list[tuple[str, Tensor]]) -> Bucket:
-    pieces, end = [], 0
-    for name, tensor in found:
-        pieces.append(Piece(name=name, dtype=tensor.dtype, shape=tuple(tensor.shape), start=end))
-        end += _padded(tensor.nbytes)
-    data: NDArray[Any] = np.zeros(end, np.uint8)
-    memory = torch.from_numpy(data)
-    for piece, (_, tensor) in zip(pieces, found, strict=True):
-        memory[piece.start : piece.start + tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
-    return Bucket(pieces=tuple(pieces), data=data)
+class _Staging:
+    """Two buffers of pinned memory by turns, of `limit` bytes or of a tensor that is larger."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
+
+    def next(self, size: int) -> Tensor:
+        """`[size]` uint8."""
+        first, second = self._buffers
+        if len(first) < size:
+            first = torch.empty(max(size, self._limit), dtype=torch.uint8, pin_memory=True)
+        self._buffers = [second, first]
+        return first[:size]
 
 
-def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def _from_host(group: list[Named]) -> _Crossing:
+    pieces, size = laid_out(group)
+    memory = torch.empty(size, dtype=torch.uint8)
+    pack(group, pieces, memory)
+    return _Crossing(pieces, memory, None)
+
+
+def _from_gpu(group: list[Named], staging: _Staging) -> _Crossing:
+    pieces, size = laid_out(group)
+    packed = torch.empty(size, dtype=torch.uint8, device=group[0][1].device)
+    pack(group, pieces, packed)
+    memory = staging.next(size)
+    memory.copy_(packed, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+    return _Crossing(pieces, memory, arrived)

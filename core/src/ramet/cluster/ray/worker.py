@@ -53,7 +53,7 @@ class RayWorker:
                 num_gpus=slot.gpus,
                 max_restarts=0,  # a new process has none of the state; the owner of the worker makes a new one
                 scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, slot.bundle),
-                runtime_env={"env_vars": driver.settings},
+                runtime_env={"env_vars": {**actor_class.ENVIRONMENT, **driver.settings}},
             )
             .remote(driver, setup, devices)
         )

@@ -9,7 +9,7 @@ new weights.
 Only `launch`, `executors`, `service`, `worker_extension` and `weight_transfer` import vLLM.
 """
 
-from ramet.engines.vllm.engine import CAPABILITIES, VllmEngine
+from ramet.engines.vllm.engine import VllmEngine, capabilities
 from ramet.engines.vllm.environment import check_vllm
 
-__all__ = ["CAPABILITIES", "VllmEngine", "check_vllm"]
+__all__ = ["VllmEngine", "capabilities", "check_vllm"]

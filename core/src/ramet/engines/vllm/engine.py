@@ -34,8 +34,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MIN_TEMPERATURE = 0.01  # vLLM raises lower ones to it, silently for the caller
-CAPABILITIES = frozenset({Capability.ENTROPY, Capability.SEEDS, Capability.WEIGHT_UPDATE, Capability.TOP_LOGPROBS})
+CAPABILITIES = frozenset({Capability.ENTROPY, Capability.WEIGHT_UPDATE, Capability.TOP_LOGPROBS})
 logger = logging.getLogger(__name__)
+
+
+def capabilities(config: VllmEngineConfig) -> frozenset[Capability]:
+    """Of an engine with these options."""
+    return CAPABILITIES | {Capability.SEEDS} if config.seeds else CAPABILITIES
 
 
 class VllmEngine:
@@ -63,7 +68,7 @@ class VllmEngine:
         self._closed = False
         self.info = EngineInfo(
             name="vllm",
-            capabilities=CAPABILITIES,
+            capabilities=capabilities(config),
             vocab_size=self._shapes.config.vocab_size,
             max_tokens=config.max_tokens or max_tokens,
         )
@@ -117,26 +122,30 @@ class VllmEngine:
         """vLLM finds prefixes by their content and drops the least recently used: keys mean nothing to it."""
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Raises `ValueError`, and changes nothing, if names or shapes do not fit the model.
-
-        With another `transfer` than `host`, weights come by `receive_weights` (`RuntimeError`).
-        """
-        if self._config.transfer != "host":
-            raise RuntimeError(f"engine.params.transfer={self._config.transfer}: weights come by receive_weights")
+        """Raises `ValueError`, and changes nothing, if names or shapes do not fit the model."""
         given = list(weights)
         check_weights(self._shapes, given)
         await self._call(self._service.update(given, version, in_flight=self.in_flight))
 
-    async def connect_weights(self, info: Mapping[str, Any]) -> None:
-        """Connect vLLM's workers to who will send weights (`init_info` of the backend that `transfer` names)."""
-        await self._call(self._service.connect(info))
+    async def connect_weights(self, source: Mapping[str, Any]) -> None:
+        """Connect vLLM's workers to who will send weights (`weight_transfer.Source`)."""
+        await self._call(self._service.connect(source))
 
-    async def receive_weights(self, infos: Iterable[Mapping[str, Any]], version: int) -> None:
+    async def begin_update(self) -> None:
         """As `update_weights`, from a sender that holds the weights elsewhere; names and shapes are not checked.
 
-        `infos`: what it tells the workers (`update_info` of the backend), in order; all together are the whole model.
+        `receive_chunk` follows for what the sender tells (`weight_transfer.Arriving`), all together the whole model,
+        and `finish_update`.
         """
-        await self._call(self._service.receive(infos, version, in_flight=self.in_flight))
+        await self._call(self._service.begin_update(in_flight=self.in_flight))
+
+    async def receive_chunk(self, info: Mapping[str, Any]) -> None:
+        """Received and loaded when it returns."""
+        await self._call(self._service.receive_chunk(info))
+
+    async def finish_update(self, version: int) -> None:
+        """Serve by what was received."""
+        await self._call(self._service.finish_update(version))
 
     async def pause(self) -> None:
         await self._call(self._service.pause())
@@ -146,6 +155,9 @@ class VllmEngine:
 
     async def sleep(self) -> None:
         await self._call(self._service.sleep())
+
+    async def wake_weights(self) -> None:
+        await self._call(self._service.wake_weights())
 
     async def wake(self) -> None:
         await self._call(self._service.wake())
@@ -181,10 +193,11 @@ class VllmEngine:
             counters=self._counters,
             timeout_s=self._config.timeout_s,
             can_sleep=can_sleep,
+            seeds=self._config.seeds,
         )
         try:
-            if self._config.transfer == "host":
-                await service.connect({})
+            await service.record_sampling()
+            await service.connect({"by": "host"})
         except BaseException:
             service.end()
             raise

@@ -68,9 +68,4 @@ def _check_devices(config: VllmEngineConfig, *, cpu: bool) -> list[str]:
     if not cpu and wanted > visible:
         problem = f"engine.params.tensor_parallel={wanted}: visible GPUs: {visible}"
         problems.append(MissingHere(problem, missing="GPUs"))
-    if config.transfer != "host":
-        problems.append(
-            f"engine.params.transfer={config.transfer}: the policy cannot send by it yet, since it could not be tried "
-            "without GPUs; allowed: host"
-        )
     return problems

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import warnings
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from ramet.processes import ownership
 
 CPU_KV_CACHE_BYTES = 2**30
 CPU_BLOCK = 32  # tokens; the prefix cache works in whole blocks, and its CPU kernels need a multiple of this
+SEED = 0  # of vLLM's own generator, where requests bring theirs
 END_S = 10.0  # for vLLM to end its processes; then they are killed
 
 
@@ -44,7 +46,7 @@ async def launch(
         distributed_executor_backend=WorkersExecutor if config.tensor_parallel > 1 else OneWorkerExecutor,
         worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__name__}",
         logits_processors=[f"{LogprobProcessor.__module__}:{LogprobProcessor.__name__}"],
-        weight_transfer_config=WeightTransferConfig(backend=BACKEND if config.transfer == "host" else config.transfer),
+        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         enable_sleep_mode=can_sleep,
         enable_log_requests=False,
     )
@@ -104,7 +106,9 @@ def _reported(what: str, model: ModelConfig) -> Iterator[None]:
 
 
 def _options(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, *, cpu: bool) -> dict[str, Any]:
-    """Text stays outside: no tokenizer. Nothing is sampled ahead: a request that ends has ended everywhere."""
+    """Text stays outside: no tokenizer. On a GPU a step is scheduled while the one before it computes, so a token may
+    be sampled after one that ends its request; it is dropped. vLLM's CPU build has no such scheduling.
+    """
     options: dict[str, Any] = {}
     tokens = config.prefill_tokens
     if cpu:
@@ -122,7 +126,8 @@ def _options(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, *, c
         max_model_len=max_tokens,
         max_num_seqs=config.slots,
         enable_prefix_caching=True,
-        async_scheduling=False,
+        async_scheduling=not cpu,
+        seed=SEED if config.seeds else secrets.randbits(31),  # engines and resumed runs must not draw the same
         enforce_eager=cpu if config.enforce_eager is None else config.enforce_eager,
         kv_cache_memory_bytes=config.kv_cache_bytes or (CPU_KV_CACHE_BYTES if cpu else None),
         gpu_memory_utilization=config.gpu_memory_utilization,

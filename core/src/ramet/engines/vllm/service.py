@@ -10,9 +10,10 @@ import asyncio
 import logging
 import math
 from array import array
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, closing
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -29,7 +30,7 @@ from ramet.engines.sequence import RunningSequence, StopStrings
 from ramet.engines.vllm.launch import end_processes
 from ramet.engines.vllm.logprob_fetcher import LogprobFetcher, SampledNumbers
 from ramet.engines.vllm.update_barrier import UpdateBarrier
-from ramet.engines.vllm.weight_transfer import chunks, update_workers
+from ramet.engines.vllm.weight_transfer import chunks, finish_update, receive_chunk
 from ramet.engines.vllm.worker_extension import NAME_KEY
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
@@ -38,6 +39,14 @@ T = TypeVar("T")
 Ended = tuple[FinishReason, str | None]
 Report = Callable[[FirstReport], None]
 logger = logging.getLogger(__name__)
+
+
+class Weights(Enum):
+    """Of an engine that has slept, as its callers may count on it; on a CPU they are always there in truth."""
+
+    HERE = auto()
+    DROPPED = auto()
+    EMPTY = auto()  # their memory is back
 
 
 @dataclass(slots=True, eq=False)
@@ -54,16 +63,25 @@ class VllmService:
     """Serves until something breaks or it is ended; then everything raises `InfraError`."""
 
     def __init__(
-        self, llm: AsyncLLM, *, encoder: Encoder, counters: Counters, timeout_s: float, can_sleep: bool
+        self,
+        llm: AsyncLLM,
+        *,
+        encoder: Encoder,
+        counters: Counters,
+        timeout_s: float,
+        can_sleep: bool,
+        seeds: bool = False,
     ) -> None:
-        """`timeout_s` bounds each call to vLLM's workers."""
+        """`timeout_s` bounds each call to vLLM's workers. `seeds`: requests are drawn by their own."""
         self.version = 0  # of the weights
         self._llm = llm
         self._encoder = encoder
         self._counters = counters
         self._timeout_s = timeout_s
         self._can_sleep = can_sleep
+        self._seeds = seeds
         self._barrier = UpdateBarrier()
+        self._update = AsyncExitStack()  # what the update that is running has entered
         self._exclusive = asyncio.Lock()  # for what pauses vLLM, changes it, and lets it go on
         self._fetcher = LogprobFetcher(self._fetch)
         self._stops: dict[tuple[str, ...], StopStrings] = {}
@@ -72,6 +90,7 @@ class VllmService:
         self._steps = 0
         self._paused = False
         self._asleep = False
+        self._weights = Weights.HERE
         self._has_warned = False  # that sleep frees nothing
         self._cache_has_nan = False  # the cache of keys and values may hold numbers that are not finite
         self._broken: str | None = None  # why nothing can be served any more
@@ -108,25 +127,51 @@ class VllmService:
 
     async def update(self, weights: Sequence[tuple[str, Tensor]], version: int, *, in_flight: bool) -> None:
         """Send new weights, which were checked before, through host memory."""
-        with closing(chunks(weights)) as infos:
-            await self.receive(infos, version, in_flight=in_flight)
+        await self.begin_update(in_flight=in_flight)
+        try:
+            with closing(chunks(weights)) as infos:
+                for info in infos:
+                    await self.receive_chunk(info)
+        except Exception as error:  # the workers have a part of the new weights
+            await self._update.aclose()
+            raise self._break(f"the vllm engine failed: the weight update: {type(error).__name__}: {error}") from error
+        await self.finish_update(version)
 
-    async def connect(self, info: Mapping[str, Any]) -> None:
-        """Connect the workers to a sender of weights."""
+    async def record_sampling(self) -> None:
+        """Before the first request: let the workers note the numbers of what they sample."""
+        await self._call("recording", self._llm.collective_rpc("ramet_record_sampling"))
+
+    async def connect(self, source: Mapping[str, Any]) -> None:
+        """Connect the workers to a sender of weights (`weight_transfer.Source`)."""
         self._check_works()
-        request = WeightTransferInitRequest(init_info=dict(info))
+        request = WeightTransferInitRequest(init_info=dict(source))
         await self._call("connecting to the sender of weights", self._llm.init_weight_transfer_engine(request))
 
-    async def receive(self, infos: Iterable[Mapping[str, Any]], version: int, *, in_flight: bool) -> None:
-        """Let the workers receive new weights. Running requests wait meanwhile, and lose their caches."""
-        async with self._barrier.update(in_flight=in_flight):
+    async def begin_update(self, *, in_flight: bool) -> None:
+        """Running requests wait from now on until `finish_update`, and lose their caches."""
+        async with AsyncExitStack() as entered:
+            await entered.enter_async_context(self._barrier.update(in_flight=in_flight or self._asleep))
             self._check_works()
-            if self._asleep:
-                raise RuntimeError("the vllm engine is asleep; wake it before its weights are updated")
+            if self._asleep and self._weights is not Weights.EMPTY:
+                raise RuntimeError("the vllm engine is asleep; call wake_weights before its weights are updated")
+            await entered.enter_async_context(self._exclusive)
             cut = [running.sequence for running in self._running.values() if running.sequence.sampled]
-            await self._call("the weight update", self._replace(infos, version))
             again = sum(len(sequence.prompt) + len(sequence.sampled) for sequence in cut)
             self._counters.add(updates_in_flight=int(bool(cut)), recomputed_tokens=again)
+            await self._call("the weight update", self._start_update())
+            self._update = entered.pop_all()
+
+    async def receive_chunk(self, info: Mapping[str, Any]) -> None:
+        """Let the workers receive a part of the new weights (`weight_transfer.Arriving`)."""
+        self._check_works()
+        await self._call("the weight update", receive_chunk(self._llm, info))
+
+    async def finish_update(self, version: int) -> None:
+        """All parts were received: serve by them."""
+        entered, self._update = self._update, AsyncExitStack()
+        async with entered:
+            self._check_works()
+            await self._call("the weight update", self._finish_update(version))
 
     async def pause(self) -> None:
         self._check_works()
@@ -142,19 +187,29 @@ class VllmService:
         self._check_works()
         if not self._asleep:
             self._asleep = True
-            if self._can_sleep:
-                await self._call("falling asleep", self._llm.sleep(level=1, mode="keep"))
+            self._weights = Weights.DROPPED
+            if self._can_sleep:  # 1 would copy the weights to the host, 2 drops them
+                await self._call("falling asleep", self._llm.sleep(level=2, mode="keep"))
             else:
                 if not self._has_warned:
                     self._has_warned = True
                     logger.info("vLLM cannot free memory here (on a CPU, or cluster.colocate=false): asleep, it pauses")
                 await self._call("falling asleep", self._llm.pause_generation(mode="keep", clear_cache=True))
 
+    async def wake_weights(self) -> None:
+        self._check_works()
+        if self._weights is Weights.DROPPED:
+            if self._can_sleep:
+                await self._call("waking up", self._llm.wake_up(["weights"]))
+            self._weights = Weights.EMPTY
+
     async def wake(self) -> None:
         self._check_works()
         if self._asleep:
+            if self._weights is not Weights.HERE:
+                raise RuntimeError("the vllm engine has dropped its weights; update them before it is woken")
             if self._can_sleep:
-                await self._call("waking up", self._llm.wake_up())
+                await self._call("waking up", self._llm.wake_up(["kv_cache"]))
             self._asleep = self._paused = False
             await self._go_on()
 
@@ -181,7 +236,7 @@ class VllmService:
         if running.aborted:
             return FinishReason.ABORT, None
         request, sequence = running.sequence.request, running.sequence
-        stream = self._llm.generate(tokens_input(request.token_ids.tolist()), _params(running), running.name)
+        stream = self._llm.generate(tokens_input(request.token_ids.tolist()), self._params(running), running.name)
         async with aclosing(stream) as outputs:  # leaving early ends the request there, too
             async for output in outputs:
                 if not sequence.sampled:
@@ -234,13 +289,17 @@ class VllmService:
             recomputed_prefix_tokens=length - 1 - cached if is_fork else 0,
         )
 
-    async def _replace(self, infos: Iterable[Mapping[str, Any]], version: int) -> None:
-        async with self._exclusive:
+    async def _start_update(self) -> None:
+        if not self._asleep:  # then there is none
             await self._drop_cache()  # prefixes of old weights are silently wrong
-            await update_workers(self._llm, infos, version)
-            await self._llm.collective_rpc("ramet_set_version", args=(version,))
-            self.version = version
-            await self._go_on()
+        await self._llm.start_weight_update()
+
+    async def _finish_update(self, version: int) -> None:
+        await finish_update(self._llm, version)
+        await self._llm.collective_rpc("ramet_set_version", args=(version,))
+        self.version = version
+        self._weights = Weights.HERE
+        await self._go_on()
 
     async def _zero_cache_if_needed(self) -> None:
         """On a CPU, NaN that a failed request has left reaches who gets its memory next (vLLM 0.32.0)."""
@@ -264,6 +323,23 @@ class VllmService:
     async def _go_on(self) -> None:
         if not (self._paused or self._asleep):
             await self._call("the resume", self._llm.resume_generation())
+
+    def _params(self, running: RunningRequest) -> SamplingParams:
+        sampling = running.sequence.request.sampling
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=running.sequence.request.seed if self._seeds else None,
+            max_tokens=sampling.max_tokens,
+            logprobs=running.sequence.request.top_logprobs or None,
+            ignore_eos=True,  # the stop tokens are those of the request, looked for here
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args={NAME_KEY: running.name},
+        )
 
     async def _fetch(self, wanted: list[tuple[str, int]], ended: list[str]) -> list[SampledNumbers]:
         call = self._llm.collective_rpc("ramet_get_numbers", args=(wanted, ended))
@@ -296,21 +372,3 @@ class VllmService:
     def _check_works(self) -> None:
         if self._broken is not None:
             raise InfraError(self._broken)
-
-
-def _params(running: RunningRequest) -> SamplingParams:
-    sampling = running.sequence.request.sampling
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=running.sequence.request.seed,
-        max_tokens=sampling.max_tokens,
-        logprobs=running.sequence.request.top_logprobs or None,
-        ignore_eos=True,  # the stop tokens are those of the request, looked for here
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        extra_args={NAME_KEY: running.name},
-    )

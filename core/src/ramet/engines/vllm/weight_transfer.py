@@ -1,129 +1,206 @@
-"""New weights for vLLM's workers, through vLLM's native weight transfer: both sides of a backend in host memory.
+"""New weights for vLLM's workers, through vLLM's native weight transfer: the receivers, and sending by shared memory.
 
-The flow is the same for every backend: start, receive as often as there is something to, finish with the version, and
-vLLM must then report that version. What differs is what the workers are told to receive. In the backend of this module
-the sender writes a chunk of weights into shared memory and says where each tensor lies (`chunks`), and every worker
-copies it from there to its own device (`HostMemoryReceiver`): it needs no communicator, and works on a CPU, where
-vLLM's own backends do not. For those between GPUs (`nccl`, `ipc`) vLLM's trainer engine sends, beside the weights, what
-the workers are told (`WeightTransferTrainerFactory` in `vllm.distributed.weight_transfer`); those have not been run.
+The flow is the same wherever weights come from: start, receive as often as there is something to, finish with the
+version, and vLLM must then report that version. What differs is what the workers are told to receive:
+
+- `host`: a chunk is in shared memory of this machine; it needs no communicator, and works on a CPU, where vLLM's own
+  receivers do not;
+- `ipc`: a chunk is in memory of the worker's own GPU, which the trainer's process on it has exported (vLLM's receiver);
+- `nccl`: chunks are broadcast by the trainer's first rank (vLLM's receiver), on a CPU by gloo (ours).
+
+A worker connects to as many of them as it is told to, so that one which missed a broadcast is sent the host's.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
     WeightTransferUpdateRequest,
 )
+from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from ramet.engines import weight_chunks
+from ramet.engines.weight_chunks import Named, Piece, described, grouped, join_gloo, laid_out, pack, unpack
 from ramet.errors import InfraError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM  # the workers do not need it
 
-BACKEND = "ramet_host"  # `VllmEngineConfig.transfer=host`
-CHUNK_BYTES = 2**28  # a larger tensor is a chunk by itself
-ALIGNMENT = 64  # bytes
+BACKEND = "ramet"  # name of `WeightReceiver` in vLLM
 SHARED = Path("/dev/shm")
 
 
 @dataclass
-class HostMemoryInit(WeightTransferInitInfo):  # type: ignore[misc, unused-ignore]
-    """Nothing has to be agreed on."""
+class Source(WeightTransferInitInfo):  # type: ignore[misc, unused-ignore]
+    """Where weights will come from."""
+
+    by: str  # host, ipc, nccl or gloo
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
-class HostMemoryChunk(WeightTransferUpdateInfo):  # type: ignore[misc, unused-ignore]
-    """One chunk of weights, as the workers are told of it. The lists have one entry per tensor."""
+class Arriving(WeightTransferUpdateInfo):  # type: ignore[misc, unused-ignore]
+    """What the workers are told to receive, as `by` understands it."""
 
-    segment: str  # name of the shared memory
-    names: list[str]
-    dtypes: list[str]  # as in `torch.float32`
-    shapes: list[list[int]]
-    offsets: list[int]  # bytes
+    by: str
+    told: dict[str, Any]
 
 
-@dataclass(slots=True)
-class WeightChunk:
-    """Tensors that are sent together, and where each will lie, in bytes."""
+class Receiver(Protocol):
+    """In a worker: one way for weights to come."""
 
-    weights: list[tuple[str, Tensor]] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    size: int = 0
+    def load(self, told: dict[str, Any]) -> None:
+        """Receive what is told and load it into the worker's model; loaded when it returns."""
+        ...
 
-    def add(self, name: str, tensor: Tensor) -> None:
-        self.weights.append((name, tensor))
-        self.offsets.append(self.size)
-        self.size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    def finish(self) -> None:
+        """The last chunk of an update was loaded."""
+        ...
 
 
-def chunks(weights: Sequence[tuple[str, Tensor]]) -> Generator[dict[str, Any], None, None]:
-    """What workers are told, one chunk after the other: each is in shared memory until the next is asked for."""
-    found = _split(weights, CHUNK_BYTES)
-    with _segment(max(chunk.size for chunk in found)) as segment:
-        for chunk in found:
-            yield asdict(_write(chunk, segment))
-
-
-async def update_workers(llm: AsyncLLM, infos: Iterable[Mapping[str, Any]], version: int) -> None:
-    """Let every worker of a paused engine receive. Raises `InfraError` if vLLM then reports another version."""
-    await llm.start_weight_update()
-    for info in infos:
-        await llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
-    await llm.finish_weight_update(weight_version=str(version))
-    reported = await llm.get_weight_version()
-    if reported != str(version):
-        raise InfraError(f"vLLM reports weight version {reported!r} after an update to {version}")
-
-
-class HostMemoryReceiver(WeightTransferEngine[HostMemoryInit, HostMemoryChunk]):  # type: ignore[misc, unused-ignore]
+class WeightReceiver(WeightTransferEngine[Source, Arriving]):  # type: ignore[misc, unused-ignore]
     """In a worker: takes chunks of Hugging Face weights, in any order and split anywhere between tensors."""
 
-    init_info_cls = HostMemoryInit
-    update_info_cls = HostMemoryChunk
+    init_info_cls = Source
+    update_info_cls = Arriving
 
-    def init_transfer_engine(self, init_info: HostMemoryInit) -> None:
-        pass
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._receivers: dict[str, Receiver] = {}
+
+    def init_transfer_engine(self, init_info: Source) -> None:
+        self._receivers[init_info.by] = self._receiver(init_info)
 
     def start_weight_update(self) -> None:
         # vLLM packs weights on loading: only a reload by layers finds the way back to its parameters.
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Copied when it returns: nothing is queued, and on a CPU there is no accelerator to wait for."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: HostMemoryChunk) -> None:
-        model: Any = self.model  # torch does not know the methods of vLLM's models
-        model.load_weights(_copies(update_info, self.device))
+    def receive_weights(self, update_info: Arriving) -> None:
+        self._receivers[update_info.by].load(update_info.told)
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call, unused-ignore]
+        for receiver in self._receivers.values():
+            receiver.finish()
 
     def shutdown(self) -> None:
-        pass
+        self._receivers.clear()
+
+    def _receiver(self, source: Source) -> Receiver:
+        about = (self.config, self.vllm_config, self.device, self.model)
+        match source.by:
+            case "host":
+                return _FromSharedMemory(self.model, self.device)
+            case "gloo":
+                return _FromGloo(self.model, self.device, self.parallel_config.rank, source.options)
+            case "ipc":
+                return _FromVllm(IPCWeightTransferEngine(*about), source.options)
+        return _FromVllm(NCCLWeightTransferEngine(*about), source.options)
 
 
-def _split(weights: Sequence[tuple[str, Tensor]], limit: int) -> list[WeightChunk]:
-    """Chunks of at most `limit` bytes, split between tensors, in their order."""
-    found: list[WeightChunk] = []
-    for name, tensor in weights:
-        if not found or found[-1].size + tensor.nbytes > limit:
-            found.append(WeightChunk())
-        found[-1].add(name, tensor)
-    return found
+class _FromSharedMemory:
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+
+    def load(self, told: dict[str, Any]) -> None:
+        self._model.load_weights(_copies(told, self._device))
+
+    def finish(self) -> None:
+        """Nothing is kept."""
+
+
+class _FromGloo:
+    def __init__(self, model: Any, device: torch.device, rank: int, options: dict[str, Any]) -> None:
+        self._model = model
+        self._device = device
+        self._group = join_gloo(
+            options["master_address"],
+            options["master_port"],
+            rank=options["rank_offset"] + rank,
+            size=options["world_size"],
+            timeout_s=options["timeout_s"],
+        )
+
+    def load(self, told: dict[str, Any]) -> None:
+        shapes = zip(told["names"], told["dtype_names"], told["shapes"], strict=True)
+        for group in grouped(described(shapes), told["limit"]):
+            pieces, size = laid_out(group)
+            memory = torch.empty(size, dtype=torch.uint8)
+            self._group.broadcast(memory, root=0).wait()
+            self._model.load_weights([(name, tensor.to(self._device)) for name, tensor in unpack(pieces, memory)])
+
+    def finish(self) -> None:
+        """Nothing is kept."""
+
+
+class _FromVllm:
+    """One of vLLM's own receivers. Between processes only plain values travel."""
+
+    def __init__(self, engine: Any, options: dict[str, Any]) -> None:
+        self._engine = engine
+        engine.init_transfer_engine(engine.parse_init_info(options))
+
+    def load(self, told: dict[str, Any]) -> None:
+        if handles := told.get("ipc_handles"):
+            told = told | {"ipc_handles": {gpu: rebuilt_handle(values) for gpu, values in handles.items()}}
+        self._engine.update_weights(told)
+
+    def finish(self) -> None:
+        if isinstance(self._engine, IPCWeightTransferEngine):
+            self._engine.shutdown()  # lets the trainer have its buffer back
+
+
+def plain_handle(handle: tuple[Any, ...]) -> list[Any]:
+    """What torch's `reduce_tensor` says of a flat buffer of bytes on a GPU, without the types that it names."""
+    _, size, stride, offset, _, _, *rest = handle
+    return [list(size), list(stride), offset, *rest]
+
+
+def rebuilt_handle(values: list[Any]) -> tuple[Any, ...]:
+    """The inverse of `plain_handle`."""
+    size, stride, offset, *rest = values
+    return torch.Tensor, torch.Size(size), tuple(stride), offset, torch.storage.TypedStorage, torch.uint8, *rest
+
+
+def chunks(weights: Iterable[Named], limit: int | None = None) -> Generator[dict[str, Any], None, None]:
+    """What workers of this machine are told, chunk by chunk: each is in shared memory until the next is asked for."""
+    for group in grouped(weights, limit or weight_chunks.CHUNK_BYTES):
+        pieces, size = laid_out(group)
+        with _segment(size) as segment:
+            memory = torch.frombuffer(segment.buf, dtype=torch.uint8)
+            pack(group, pieces, memory)
+            del memory  # or the segment could not be closed
+            yield asdict(Arriving(by="host", told={"segment": segment.name, "pieces": [asdict(p) for p in pieces]}))
+
+
+async def receive_chunk(llm: AsyncLLM, info: Mapping[str, Any]) -> None:
+    """Let every worker receive. `info` is an `Arriving`."""
+    await llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
+
+
+async def finish_update(llm: AsyncLLM, version: int) -> None:
+    """Raises `InfraError` if vLLM then reports another version."""
+    await llm.finish_weight_update(weight_version=str(version))
+    reported = await llm.get_weight_version()
+    if reported != str(version):
+        raise InfraError(f"vLLM reports weight version {reported!r} after an update to {version}")
 
 
 @contextmanager
@@ -135,7 +212,7 @@ def _segment(size: int) -> Iterator[SharedMemory]:
             f"sending weights to vLLM's workers needs {size:,} bytes of shared memory, and {SHARED} has {free:,} left; "
             "enlarge it (in a container: --shm-size)"
         )
-    segment = SharedMemory(create=True, size=size)
+    segment = SharedMemory(create=True, size=max(size, 1))
     try:
         yield segment
     finally:
@@ -143,32 +220,13 @@ def _segment(size: int) -> Iterator[SharedMemory]:
         segment.unlink()
 
 
-def _write(chunk: WeightChunk, segment: SharedMemory) -> HostMemoryChunk:
-    for (_, tensor), offset in zip(chunk.weights, chunk.offsets, strict=True):
-        target = torch.frombuffer(segment.buf, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-        target.view(tensor.shape).copy_(tensor)
-    return HostMemoryChunk(
-        segment=segment.name,
-        names=[name for name, _ in chunk.weights],
-        dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in chunk.weights],
-        shapes=[list(tensor.shape) for _, tensor in chunk.weights],
-        offsets=chunk.offsets,
-    )
-
-
-def _copies(chunk: HostMemoryChunk, device: torch.device) -> list[tuple[str, Tensor]]:
+def _copies(told: dict[str, Any], device: torch.device) -> list[Named]:
     """Copies, since a layer whose other weights come with the next chunk is loaded then, from memory written anew."""
-    segment = SharedMemory(name=chunk.segment)
+    pieces = [Piece(**piece | {"shape": tuple(piece["shape"])}) for piece in told["pieces"]]
+    segment = SharedMemory(name=told["segment"])
     try:
-        return [
-            (name, _copy(segment, getattr(torch, dtype), shape, offset, device))
-            for name, dtype, shape, offset in zip(chunk.names, chunk.dtypes, chunk.shapes, chunk.offsets, strict=True)
-        ]
+        memory = torch.frombuffer(segment.buf, dtype=torch.uint8)
+        return [(name, tensor.to(device, copy=True)) for name, tensor in unpack(pieces, memory)]
     finally:
+        del memory
         segment.close()
-
-
-def _copy(segment: SharedMemory, dtype: torch.dtype, shape: list[int], offset: int, device: torch.device) -> Tensor:
-    count = torch.Size(shape).numel()
-    view = torch.frombuffer(segment.buf, dtype=dtype, count=count, offset=offset)
-    return view.view(shape).to(device, copy=True)

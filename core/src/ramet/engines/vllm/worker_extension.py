@@ -1,34 +1,37 @@
 """What runs inside vLLM's workers: exact numbers of every sampled token, and the version of the weights it is from.
 
 vLLM's own log-probabilities are those before the temperature or those of a cut-off distribution; its logits processors
-see the whole distribution of every row before both. So a processor that changes nothing keeps one step's log-softmax at
-each request's temperature until the tokens of this step are known, and then their numbers until the engine's process
-fetches them. vLLM imports this module in each worker (`worker_extension_cls`), and with it the weight transfer through
-host memory becomes known there.
+see the whole distribution of every row before both. So a processor that changes nothing computes one step's log-softmax
+at each request's temperature, and a hook after the sampler takes from it what was sampled: on the device, so that the
+next step need not wait. The engine's process fetches the numbers. vLLM imports this module in each worker
+(`worker_extension_cls`), and with it the receiver of new weights becomes known there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from ramet.engines.vllm.logprob_fetcher import SampledNumbers
-from ramet.engines.vllm.weight_transfer import BACKEND, HostMemoryReceiver
+from ramet.engines.vllm.weight_transfer import BACKEND, WeightReceiver
 from ramet.processes import end_by_parent_alone, end_with_owner
 
+ROWS = 32  # whose entropies are computed at once
+MAX_WAITING = 256  # steps
 NAME_KEY = "ramet"  # of `SamplingParams.extra_args`: the request's name, as vLLM knows it
 
-WeightTransferEngineFactory.register_engine(BACKEND, HostMemoryReceiver)
+WeightTransferEngineFactory.register_engine(BACKEND, WeightReceiver)
 
 
 @dataclass(slots=True)
@@ -40,8 +43,11 @@ class SequenceNumbers:
     versions: list[int] = field(default_factory=list)
 
     def put(self, position: int, logprob: float, entropy: float, version: int) -> None:
-        if position != len(self.logprobs):
+        """At `position`. What was there is replaced: it was sampled after a part of a prompt, and vLLM dropped it."""
+        if position > len(self.logprobs):
             raise RuntimeError(f"sampled token {position} was measured after {len(self.logprobs)} others")
+        for numbers in (self.logprobs, self.entropies, self.versions):
+            del numbers[position:]
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
         self.versions.append(version)
@@ -49,7 +55,9 @@ class SequenceNumbers:
 
 @dataclass(frozen=True, slots=True)
 class BatchedRequest:
-    """A request in the batch. `output` is vLLM's own list of its sampled tokens, which grows."""
+    """A request in the batch. `output` is vLLM's own list of its sampled tokens, which grows: by placeholders where
+    steps are scheduled ahead of the tokens.
+    """
 
     name: str
     temperature: float
@@ -58,46 +66,54 @@ class BatchedRequest:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step whose tokens are not known yet. R requests, V tokens of the vocabulary."""
+    """R requests, V tokens of the vocabulary."""
 
-    logps: Tensor  # [R, V]
+    logps: Tensor  # [R, V]; [R] of the sampled tokens, once they are known
     entropies: Tensor  # [R]
-    requests: Sequence[tuple[BatchedRequest, int]]  # [R], each with the position of its token
+    tokens: Sequence[tuple[str, int]]  # [R], each request's name and the position of its token
     version: int
 
 
 class LogprobRecorder:
-    """The numbers of a worker's requests. They wait for their tokens one step, and then for being fetched."""
+    """The numbers of a worker's requests. They wait on the device, where they are computed, for being fetched."""
 
     def __init__(self) -> None:
         self.version = 0  # of the weights
         self.steps = 0
         self._numbers: dict[str, SequenceNumbers] = {}
-        self._step: MeasuredStep | None = None
+        self._step: MeasuredStep | None = None  # its tokens are being sampled
+        self._sampled: list[MeasuredStep] = []
 
     def measure(self, logits: Tensor, temperatures: Tensor, requests: Sequence[BatchedRequest]) -> None:
-        """Measure a step: logits `[R, V]`, temperatures `[R]`."""
-        self.settle()  # also frees the last step's log-softmax before another as large is made
+        """Measure a step before it is sampled: logits `[R, V]`, temperatures `[R]`."""
         logps = torch.log_softmax(logits / temperatures[:, None], dim=-1)
-        entropies = -(logps.exp().mul_(logps)).sum(dim=-1)
-        positions = [(request, len(request.output)) for request in requests]
-        self._step = MeasuredStep(logps, entropies, positions, self.version)
+        # By rows, since what is computed here is no part of the memory that vLLM has measured.
+        entropies = torch.cat([-(rows.exp().mul_(rows)).sum(dim=-1) for rows in torch.split(logps, ROWS)])
+        tokens = [(request.name, len(request.output)) for request in requests]
+        self._step = MeasuredStep(logps, entropies, tokens, self.version)
         self.steps += 1
 
-    def settle(self) -> None:
-        """Look the tokens of the last step up. A row without one was part of a prompt that is computed in parts."""
+    def sampled(self, tokens: Tensor) -> None:
+        """The tokens `[R]` of the step that was measured last; it is not waited for."""
         step, self._step = self._step, None
-        if step is None:
+        if step is not None:  # vLLM also samples from dummies, which are not measured
+            found = step.logps.gather(1, tokens[: len(step.tokens), None].long()).squeeze(1)
+            self._sampled.append(replace(step, logps=found))
+        if len(self._sampled) >= MAX_WAITING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Bring what was measured to the host."""
+        if not self._sampled:
             return
-        sampled = [i for i, (request, position) in enumerate(step.requests) if len(request.output) > position]
-        if not sampled:
-            return
-        rows = torch.tensor(sampled, device=step.logps.device)
-        ids = [step.requests[i][0].output[step.requests[i][1]] for i in sampled]
-        logprobs = step.logps[rows, torch.tensor(ids, device=step.logps.device)].tolist()
-        for i, logprob, entropy in zip(sampled, logprobs, step.entropies[rows].tolist(), strict=True):
-            request, position = step.requests[i]
-            self._numbers.setdefault(request.name, SequenceNumbers()).put(position, logprob, entropy, step.version)
+        steps, self._sampled = self._sampled, []
+        both = torch.stack([torch.cat([s.logps for s in steps]), torch.cat([s.entropies for s in steps])]).tolist()
+        rows = [(name, position, step.version) for step in steps for name, position in step.tokens]
+        for (name, position, version), logprob, entropy in zip(rows, *both, strict=True):
+            if position == 0:
+                self._numbers[name] = SequenceNumbers()
+            if name in self._numbers:  # else it has ended: a step was scheduled before that was known
+                self._numbers[name].put(position, logprob, entropy, version)
 
     def get(self, wanted: Sequence[tuple[str, int]]) -> list[SampledNumbers]:
         """The numbers of each request's first tokens."""
@@ -146,6 +162,10 @@ class WorkerExtension:
 
     model_runner: Any  # the worker's
 
+    def ramet_record_sampling(self) -> None:
+        """From now on numbers are noted, in the first worker."""
+        self.model_runner.sampler.register_forward_hook(_note_sampled)
+
     def ramet_get_numbers(self, wanted: list[tuple[str, int]], ended: list[str]) -> tuple[list[SampledNumbers], int]:
         """Numbers of these requests' first tokens, and the steps so far; the requests in `ended` are forgotten."""
         numbers = _RECORDER.get(wanted)
@@ -159,8 +179,11 @@ class WorkerExtension:
 
     def ramet_set_version(self, version: int) -> None:
         """Whatever is sampled from now on is of this version."""
-        _RECORDER.settle()
         _RECORDER.version = version
+
+
+def _note_sampled(_sampler: nn.Module, _inputs: object, output: SamplerOutput) -> None:
+    _RECORDER.sampled(output.sampled_token_ids[:, 0])
 
 
 def _batched_request(params: SamplingParams, _prompt: list[int] | None, output: list[int]) -> BatchedRequest:

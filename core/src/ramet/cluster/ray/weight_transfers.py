@@ -1,0 +1,228 @@
+"""The three ways in which an update's weights reach the engines, behind one interface; `choose` takes one by placement.
+
+- `host`: the policy's first rank puts them into Ray's object store, and engines read them there. Works everywhere, and
+  keeps them for engines that start later.
+- `ipc`: engines share GPUs with ranks (`cluster.colocate`): each rank hands chunks that it has gathered to the engine
+  on its GPU, where nothing leaves the device. On a CPU, memory that processes of one machine share.
+- `nccl`: engines have GPUs of their own: the first rank broadcasts to all their workers. On a CPU, gloo.
+
+With the last two an engine that starts later is sent the weights through the object store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from ray import ObjectRef
+
+from ramet.cluster.check import chosen_transfer
+from ramet.cluster.ray.placement import engine_devices
+from ramet.cluster.ray.policy import RayPolicy
+from ramet.cluster.ray.weights import Bucket
+from ramet.cluster.ray.worker import RayWorker, WorkerLost
+from ramet.cluster.ray.worker_pool import run_together
+from ramet.config.schema import Config
+from ramet.engines.weight_chunks import CHUNK_BYTES
+from ramet.errors import InfraError
+
+OnLost = Callable[[RayWorker, InfraError], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """An engine that is sent weights, and the policy ranks whose devices its workers are on, if it shares them."""
+
+    worker: RayWorker
+    ranks: range
+
+
+class WeightTransfer(Protocol):
+    """Sends the policy's current weights."""
+
+    async def prepare(self) -> None:
+        """What can be done before engines have room for weights."""
+        ...
+
+    async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
+        """To all of these; `on_lost` is told of those that are lost meanwhile. Raises `InfraError`."""
+        ...
+
+    async def send_late(self, worker: RayWorker, version: int) -> bool:
+        """To an engine that has just started. False: they are no longer there, so it has to wait for the next. Raises
+        `WorkerLost`.
+        """
+        ...
+
+
+class HostTransfer:
+    """Through Ray's object store, which holds the weights of one version."""
+
+    def __init__(self, policy: RayPolicy, timeout_s: float) -> None:
+        self._policy = policy
+        self._timeout_s = timeout_s
+        self._weights: list[ObjectRef[Bucket]] = []
+
+    async def prepare(self) -> None:
+        self._weights = []  # or the store needs room for both
+        self._weights = await self._policy.weights()
+
+    async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
+        await run_together(*(self._send(target.worker, version, on_lost) for target in targets))
+
+    async def send_late(self, worker: RayWorker, version: int) -> bool:
+        served = await worker.call("update_weights", self._weights, version, timeout_s=self._timeout_s)
+        check_served(worker, served, version)
+        return True
+
+    async def _send(self, worker: RayWorker, version: int, on_lost: OnLost) -> None:
+        try:
+            await self.send_late(worker, version)
+        except WorkerLost as error:
+            on_lost(worker, error)
+
+
+def check_served(worker: RayWorker, served: int, version: int) -> None:
+    if served != version:
+        raise InfraError(f"{worker} was given the weights of version {version} and serves version {served}: refused")
+
+
+class _Streamed:
+    """What `ipc` and `nccl` have in common: they send what the policy has now."""
+
+    def __init__(self, policy: RayPolicy, timeout_s: float) -> None:
+        self._policy = policy
+        self._timeout_s = timeout_s
+        self._updates: int | None = None  # of the policy, when it was sent first
+
+    async def prepare(self) -> None:
+        """Nothing is kept, so these are other weights than those before."""
+        self._updates = None
+
+    async def send_late(self, worker: RayWorker, version: int) -> bool:
+        """Through the object store, beside engines that may be running."""
+        if self._updates != self._policy.updates:
+            return False
+        weights = await self._policy.weights_beside_engines()
+        if self._updates != self._policy.updates:
+            return False
+        check_served(worker, await self._call(worker, "update_weights", weights, version), version)
+        return True
+
+    def _note_updates(self) -> None:
+        if self._updates not in (None, self._policy.updates):
+            raise RuntimeError("the policy was trained since its weights were sent; engines need the new ones")
+        self._updates = self._policy.updates
+
+    async def _call(self, worker: RayWorker, method: str, *arguments: Any) -> Any:
+        return await worker.call(method, *arguments, timeout_s=self._timeout_s)
+
+    async def _finish(self, worker: RayWorker, version: int) -> None:
+        check_served(worker, await self._call(worker, "finish_update", version), version)
+
+
+class SharedMemoryTransfer(_Streamed):
+    """`ipc`: chunk by chunk, each read by all engines before the ranks gather the next."""
+
+    async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
+        self._note_updates()
+        left = await self._each(targets, on_lost, lambda target: self._call(target.worker, "begin_update"))
+        await self._policy.open_weights(frozenset(rank for target in targets for rank in target.ranks))
+        while (told := await self._policy.next_weights())[0] is not None:
+            found = [one or {} for one in told]
+            left = await self._each(left, on_lost, partial(self._receive, found))
+        await self._each(left, on_lost, lambda target: self._finish(target.worker, version))
+        await self._policy.rest()  # the chunk's buffer, before engines take memory for their caches
+
+    async def _receive(self, told: Sequence[Mapping[str, Any]], target: Target) -> None:
+        await self._call(target.worker, "receive_chunk", joined(told, target.ranks))
+
+    async def _each(
+        self, targets: Sequence[Target], on_lost: OnLost, call: Callable[[Target], Coroutine[Any, Any, Any]]
+    ) -> list[Target]:
+        """Of all at once; those that were not lost."""
+
+        async def one(target: Target) -> bool:
+            try:
+                await call(target)
+            except WorkerLost as error:
+                on_lost(target.worker, error)
+                return False
+            return True
+
+        kept = await asyncio.gather(*map(one, targets))
+        return [target for target, is_left in zip(targets, kept, strict=True) if is_left]
+
+
+def joined(told: Sequence[Mapping[str, Any]], ranks: range) -> dict[str, Any]:
+    """What the workers of an engine are told by the ranks on their devices: the same tensors in the memory of each."""
+    first = dict(told[ranks[0]])
+    if first["by"] == "ipc":
+        handles = {gpu: handle for rank in ranks for gpu, handle in told[rank]["told"]["ipc_handles"].items()}
+        first["told"] = first["told"] | {"ipc_handles": handles}
+    return first
+
+
+class BroadcastTransfer(_Streamed):
+    """`nccl`: all workers of all engines at once. One of them missing, the others wait for it: then the run ends."""
+
+    def __init__(self, policy: RayPolicy, timeout_s: float, *, by: str, workers_per_engine: int) -> None:
+        super().__init__(policy, timeout_s)
+        self._by = by
+        self._workers_per_engine = workers_per_engine
+        self._connected: list[RayWorker] = []
+
+    async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
+        self._note_updates()
+        engines = [target.worker for target in targets]
+        try:
+            if engines != self._connected:
+                await self._connect(engines)
+            names, dtypes, shapes = zip(*await self._policy.weight_shapes(), strict=True)
+            told = {"names": list(names), "dtype_names": list(dtypes), "shapes": [list(shape) for shape in shapes]}
+            limit = {"limit": CHUNK_BYTES} if self._by == "gloo" else {}  # NCCL's receivers know it since they joined
+            info = {"by": self._by, "told": told | limit}
+            await run_together(*(self._call(engine, "begin_update") for engine in engines))
+            await run_together(
+                self._policy.broadcast_weights(), *(self._call(engine, "receive_chunk", info) for engine in engines)
+            )
+            await run_together(*(self._finish(engine, version) for engine in engines))
+        except WorkerLost as error:
+            raise InfraError(
+                f"{error}. It was lost while weights were broadcast to all engines, which cannot be taken up again: "
+                "resume from the last checkpoint, or set engine.params.transfer=host, which goes on without it"
+            ) from error
+
+    async def _connect(self, engines: list[RayWorker]) -> None:
+        """A new group, of the first rank and the workers of these engines."""
+        host, _, port = (await self._policy.rendezvous()).removeprefix("tcp://").rpartition(":")
+        options: dict[str, Any] = {
+            "master_address": host,
+            "master_port": int(port),
+            "world_size": 1 + len(engines) * self._workers_per_engine,
+            "packed_buffer_size_bytes": CHUNK_BYTES,
+        } | ({"timeout_s": self._timeout_s} if self._by == "gloo" else {"packed": True})
+        sources = [
+            {"by": self._by, "options": options | {"rank_offset": 1 + number * self._workers_per_engine}}
+            for number in range(len(engines))
+        ]
+        joining = [
+            self._call(engine, "connect_weights", source) for engine, source in zip(engines, sources, strict=True)
+        ]
+        await run_together(self._policy.connect_engines(options), *joining)
+        self._connected = engines
+
+
+def choose(config: Config, policy: RayPolicy, *, cuda: bool) -> WeightTransfer:
+    """As `engine.params.transfer` says, or by where the engines are."""
+    timeout_s = config.cluster.timeout_s
+    match chosen_transfer(config, cuda=cuda):
+        case "ipc":
+            return SharedMemoryTransfer(policy, timeout_s)
+        case "nccl":
+            by = "nccl" if cuda else "gloo"
+            return BroadcastTransfer(policy, timeout_s, by=by, workers_per_engine=engine_devices(config))
+    return HostTransfer(policy, timeout_s)

@@ -1,0 +1,273 @@
+"""What is sent, in which order and to whom, by each transfer: shared memory in ipc's place and gloo in nccl's.
+
+Ranks and engines are objects of this process; memory, sockets and the receivers are those of a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("ray")
+from ramet.cluster.check import chosen_transfer
+from ramet.cluster.ray.weight_senders import Broadcaster, stream
+from ramet.cluster.ray.weight_transfers import (
+    BroadcastTransfer,
+    HostTransfer,
+    SharedMemoryTransfer,
+    Target,
+    joined,
+)
+from ramet.cluster.ray.worker import RayWorker, WorkerLost
+from ramet.config.schema import ClusterConfig, ComponentConfig, Config
+from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
+from ramet.engines.weight_chunks import described, grouped
+from ramet.errors import InfraError
+
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (requirements-vllm-cpu.txt)")
+
+CPU = torch.device("cpu")
+LIMIT = 2000  # bytes of a chunk: three of them
+
+
+def weights(version: int = 1) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(version)
+    shapes = {"embed": (300, 7), "norm": (7,), "scalar": (), "head": (7, 300)}
+    return {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
+
+
+class Ranks:
+    """Two policy ranks; the first dies when it is asked for chunk `dies_at`."""
+
+    def __init__(self, *, dies_at: int = -1) -> None:
+        self.updates = 0
+        self.calls: list[str] = []
+        self.now = weights()
+        self._dies_at = dies_at
+        self._asked = 0
+
+    async def open_weights(self, writers: frozenset[int]) -> None:
+        self._streams = [
+            stream(self.now.items(), writes=rank in writers, device=CPU, largest=4200) for rank in range(2)
+        ]
+
+    async def next_weights(self) -> list[dict[str, Any] | None]:
+        self.calls.append("next")
+        if self._asked == self._dies_at:
+            raise WorkerLost("policy rank 0 is lost: its process ended at once")
+        self._asked += 1
+        return [next(one, None) for one in self._streams]
+
+    async def rest(self) -> None:
+        self.calls.append("rest")
+
+    async def weights_beside_engines(self) -> list[dict[str, Tensor]]:
+        return [self.now]
+
+    async def rendezvous(self) -> str:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            return f"tcp://127.0.0.1:{found.getsockname()[1]}"
+
+    async def connect_engines(self, options: Mapping[str, Any]) -> None:
+        self.broadcaster = await asyncio.to_thread(Broadcaster, options, CPU)
+
+    async def weight_shapes(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        return [(name, "bfloat16", tuple(tensor.shape)) for name, tensor in self.now.items()]
+
+    async def broadcast_weights(self) -> None:
+        await asyncio.to_thread(self.broadcaster.send, self.now.items())
+
+
+class Loads:
+    """A model that keeps what it is given, in order."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, Tensor]] = []
+
+    def load_weights(self, given: list[tuple[str, Tensor]]) -> None:
+        self.given += given
+
+
+class Engine:
+    """One engine of one worker, which dies when `dies_at` is called."""
+
+    def __init__(self, *, dies_at: str = "") -> None:
+        self.calls: list[str] = []
+        self.model = Loads()
+        self.dies_at = dies_at
+        self.receiver: Any = None
+
+    async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+        self.calls.append(method)
+        if method == self.dies_at:
+            raise WorkerLost("rollout worker 1 is lost")
+        return await asyncio.to_thread(getattr(self, f"_{method}", lambda *_: None), *arguments)
+
+    def _receive_chunk(self, info: dict[str, Any]) -> None:
+        from ramet.engines.vllm.weight_transfer import _FromSharedMemory
+
+        receiver = _FromSharedMemory(self.model, CPU) if info["by"] == "host" else self.receiver
+        receiver.load(info["told"])
+
+    def _connect_weights(self, source: dict[str, Any]) -> None:
+        from ramet.engines.vllm.weight_transfer import _FromGloo
+
+        assert source["by"] == "gloo"
+        self.receiver = _FromGloo(self.model, CPU, 0, source["options"])
+
+    def _finish_update(self, version: int) -> int:
+        return version
+
+    def _update_weights(self, found: list[dict[str, Tensor]], version: int) -> int:
+        self.model.load_weights(list(found[0].items()))
+        return version
+
+
+def targets(engines: list[Engine]) -> list[Target]:
+    return [Target(worker=cast(RayWorker, one), ranks=range(i, i + 1)) for i, one in enumerate(engines)]
+
+
+def shared(ranks: Ranks) -> SharedMemoryTransfer:
+    return SharedMemoryTransfer(cast(Any, ranks), timeout_s=30.0)
+
+
+def broadcast(ranks: Ranks) -> BroadcastTransfer:
+    return BroadcastTransfer(cast(Any, ranks), timeout_s=30.0, by="gloo", workers_per_engine=1)
+
+
+def sent_to(engines: list[Engine], transfer: Any, lost: list[RayWorker] | None = None) -> None:
+    def on_lost(worker: RayWorker, error: InfraError) -> None:
+        (lost if lost is not None else []).append(worker)
+
+    asyncio.run(transfer.send(targets(engines), 3, on_lost))
+
+
+def same(found: list[tuple[str, Tensor]], wanted: dict[str, Tensor]) -> bool:
+    return [name for name, _ in found] == list(wanted) and all(torch.equal(t, wanted[name]) for name, t in found)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ramet.cluster.ray.weight_senders", "ramet.cluster.ray.weight_transfers"):
+        monkeypatch.setattr(f"{module}.CHUNK_BYTES", LIMIT)
+
+
+def test_each_rank_hands_its_engine_chunk_after_chunk() -> None:
+    ranks, engines = Ranks(), [Engine(), Engine()]
+    sent_to(engines, shared(ranks))
+    for engine in engines:
+        assert engine.calls == ["begin_update", *["receive_chunk"] * 3, "finish_update"]
+        assert same(engine.model.given, ranks.now)
+        assert sum(tensor.nbytes for _, tensor in engine.model.given) == 2 * sum(t.numel() for t in ranks.now.values())
+    assert ranks.calls == [*["next"] * 4, "rest"]
+
+
+def test_an_engine_that_is_lost_is_left_out_and_the_others_get_all() -> None:
+    engines, lost = [Engine(), Engine(dies_at="receive_chunk")], list[RayWorker]()
+    ranks = Ranks()
+    sent_to(engines, shared(ranks), lost)
+    assert same(engines[0].model.given, ranks.now)
+    assert engines[1].calls == ["begin_update", "receive_chunk"] and lost == [engines[1]]
+
+
+def test_a_rank_that_is_killed_in_the_middle_ends_the_update_unfinished() -> None:
+    engines = [Engine(), Engine()]
+    with pytest.raises(WorkerLost, match="policy rank 0 is lost"):
+        sent_to(engines, shared(Ranks(dies_at=1)))
+    assert [engine.calls for engine in engines] == [["begin_update", "receive_chunk"]] * 2
+
+
+def test_all_workers_get_a_broadcast_and_the_group_is_kept_while_engines_are_the_same() -> None:
+    ranks, engines = Ranks(), [Engine(), Engine()]
+    transfer = broadcast(ranks)
+    sent_to(engines, transfer)
+    assert all(same(engine.model.given, ranks.now) for engine in engines)
+    assert engines[0].calls == ["connect_weights", "begin_update", "receive_chunk", "finish_update"]
+    asyncio.run(transfer.prepare())
+    ranks.now = weights(2)
+    sent_to(engines, transfer)
+    assert engines[1].calls[4:] == ["begin_update", "receive_chunk", "finish_update"]
+    assert same(engines[1].model.given[4:], ranks.now)
+
+
+def test_an_engine_that_is_lost_in_a_broadcast_ends_the_run_with_what_helps() -> None:
+    with pytest.raises(InfraError) as caught:
+        sent_to([Engine(), Engine(dies_at="begin_update")], broadcast(Ranks()))
+    assert str(caught.value) == (
+        "rollout worker 1 is lost. It was lost while weights were broadcast to all engines, which cannot be taken up "
+        "again: resume from the last checkpoint, or set engine.params.transfer=host, which goes on without it"
+    )
+
+
+def test_a_late_engine_gets_the_weights_of_then_or_waits_for_the_next() -> None:
+    ranks, late = Ranks(), Engine()
+    transfer = shared(ranks)
+    sent_to([Engine()], transfer)
+    assert asyncio.run(transfer.send_late(cast(RayWorker, late), 3))
+    assert same(late.model.given, ranks.now)
+    ranks.updates = 1  # trained since
+    assert not asyncio.run(transfer.send_late(cast(RayWorker, Engine()), 3))
+    with pytest.raises(RuntimeError, match="the policy was trained since its weights were sent"):
+        sent_to([Engine()], transfer)
+
+
+def test_an_engine_over_several_devices_is_told_of_the_memory_on_each() -> None:
+    def told(gpu: str) -> dict[str, Any]:
+        return {"by": "ipc", "told": {"names": ["a"], "ipc_handles": {gpu: [[1], [1], 0, gpu]}}}
+
+    found = joined([told("GPU-0"), told("GPU-1"), told("GPU-2"), told("GPU-3")], range(2, 4))
+    assert found["told"]["ipc_handles"].keys() == {"GPU-2", "GPU-3"} and found["told"]["names"] == ["a"]
+
+
+def test_a_handle_travels_as_plain_values() -> None:
+    from ramet.engines.vllm.weight_transfer import plain_handle, rebuilt_handle
+
+    handle = (torch.Tensor, torch.Size([8]), (1,), 0, torch.storage.TypedStorage, torch.uint8, 3, b"h", 8, 0, False)
+    plain = plain_handle(handle)
+    assert plain == [[8], [1], 0, 3, b"h", 8, 0, False] and rebuilt_handle(plain) == handle
+
+
+def test_a_receiver_groups_as_its_sender_does() -> None:
+    shapes = [(name, "bfloat16", tuple(tensor.shape)) for name, tensor in weights().items()]
+    ours = [[name for name, _ in group] for group in grouped(weights().items(), LIMIT)]
+    assert ours == [[name for name, _ in group] for group in grouped(described(shapes), LIMIT)]
+    assert ours == [["embed"], ["norm", "scalar"], ["head"]]
+
+
+@pytest.mark.parametrize(
+    ("params", "colocate", "cuda", "expected"),
+    [
+        (VllmEngineConfig(), True, True, "ipc"),
+        (VllmEngineConfig(), False, True, "nccl"),
+        (VllmEngineConfig(), False, False, "host"),
+        (VllmEngineConfig(transfer="host"), True, True, "host"),
+        (TorchEngineConfig(), False, True, "host"),
+    ],
+)
+def test_placement_chooses_unless_the_user_does(params: object, colocate: bool, cuda: bool, expected: str) -> None:
+    config = Config(
+        engine=ComponentConfig(name="x", params=params), cluster=ClusterConfig(name="ray", colocate=colocate)
+    )
+    assert chosen_transfer(config, cuda=cuda) == expected
+
+
+def test_the_object_store_holds_one_version() -> None:
+    held: list[int] = []
+
+    class Puts:
+        async def weights(self) -> list[int]:
+            held.append(len(transfer._weights))
+            return [1, 2]
+
+    transfer = HostTransfer(cast(Any, Puts()), timeout_s=1.0)
+    for _ in range(2):
+        asyncio.run(transfer.prepare())
+    assert held == [0, 0]
