@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from ramet.algorithms.losses.config import PpoClipConfig
 from ramet.algorithms.losses.ppo_clip import PpoClip
@@ -20,9 +20,20 @@ from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.torch.cache import KVCache
 from ramet.errors import ConfigError
 from ramet.models.tiny import make_tiny_model
-from ramet.planning.memory import CONTEXTS, ROLLOUTS, UPDATE, Inputs, critic_shape, estimate
+from ramet.planning.memory import (
+    ASIDE,
+    CONTEXTS,
+    PROCESS_BYTES,
+    PROCESSES,
+    ROLLOUTS,
+    STORED,
+    UPDATE,
+    Inputs,
+    critic_shape,
+    estimate,
+)
 from ramet.planning.memory_engine import CACHE, CUDA_CONTEXT, ENGINE_WEIGHTS
-from ramet.planning.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, TrainedModel, state
+from ramet.planning.memory_policy import GRADIENTS, OPTIMISER, PAGE, RESERVED, WEIGHTS, TrainedModel, reserved, state
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.model_shape import count, read_shape, shape_of
 from ramet.planning.placement import Machine, check_placement, idle_devices, machine_of, plan_devices
@@ -169,7 +180,7 @@ def test_engines_alone_are_planned_as_evaluation_has_them(make_inputs: MakeInput
     plan = estimate(inputs)
     assert str(plan.placement) == "cluster ray: 2 rollout workers with engine vllm: engine on cuda 0 to 1"
     (device,) = plan.devices
-    assert device.phases.keys() == {ROLLOUTS} and WEIGHTS not in device.phases[ROLLOUTS] and plan.host == 0
+    assert device.phases.keys() == {ROLLOUTS} and WEIGHTS not in device.phases[ROLLOUTS] and plan.host_parts[ASIDE] == 0
     assert not [line for line in table(plan) if "policy" in line]
     one = replace(inputs, machine=Machine(cuda=True, devices=1, device_bytes=80 * GIB))
     assert check_placement(one.config, one.machine, trains=False) == [
@@ -196,9 +207,9 @@ def test_what_is_offloaded_waits_in_host_memory(make_inputs: MakeInputs) -> None
     inputs = make_inputs(policy={"offload": Offload.OPTIMIZER})
     plan = estimate(inputs)
     (device,) = plan.devices
-    assert plan.host == 8 * n and OPTIMISER not in device.phases[ROLLOUTS]
+    assert plan.host_parts[ASIDE] == 8 * n and OPTIMISER not in device.phases[ROLLOUTS]
     everything = estimate(make_inputs(policy={"offload": Offload.ALL}, train={"async_save": True}))
-    assert everything.host == 16 * n + 12 * n
+    assert everything.host_parts[ASIDE] == 16 * n + 12 * n
     (device,) = everything.devices
     assert not {WEIGHTS, GRADIENTS, OPTIMISER} & device.phases[UPDATE].keys()
 
@@ -251,7 +262,7 @@ def test_gpus_that_one_process_would_leave_idle_are_told_with_what_uses_them(mak
     (problem,) = check_memory(estimate(make_inputs(cluster=alone, machine=machine)))
     advice = problem.partition("what helps most, each alone: ")[2]
     assert advice.startswith(
-        "cluster=ray cluster.policy_workers=8 cluster.rollout_workers=8 cluster.colocate=true (67.6 GiB), "
+        "cluster=ray cluster.policy_workers=8 cluster.rollout_workers=8 cluster.colocate=true (68.3 GiB), "
     )
     assert advice.endswith(f"; {idle}")
     fits = estimate(make_inputs("qwen2.5-1.5b", cluster=alone, machine=machine, share=0.5, prompt=512, response=512))
@@ -273,6 +284,42 @@ def test_gpus_that_one_process_would_leave_idle_are_told_with_what_uses_them(mak
 def test_idle_gpus(make_inputs: MakeInputs, cluster: dict[str, Any], trains: bool, told: str) -> None:
     inputs = make_inputs(cluster=cluster)
     assert idle_devices(inputs.config, inputs.machine, trains=trains) == told
+
+
+@pytest.mark.parametrize(("model", "n"), [("qwen2.5-7b", 7_615_616_512), ("qwen3-14b", 14_768_307_200)])
+def test_host_memory_is_that_of_saves_stored_weights_and_processes(model: str, n: int, make_inputs: MakeInputs) -> None:
+    """Engines share the policy's GPUs: weights stay there, and sleeping engines drop theirs."""
+    ours = estimate(make_inputs(model, train={"async_save": True})).host_parts
+    assert ours == {ASIDE: 12 * n, STORED: 0, PROCESSES: 17 * PROCESS_BYTES}
+    params = VllmEngineConfig(transfer="host")
+    stored = estimate(make_inputs(model, engine=ComponentConfig(name="vllm", params=params)))
+    assert stored.host_parts[STORED] == 2 * n + 2 * 2**30 and stored.host_parts[ASIDE] == 0
+    assert any(line.startswith("host memory of all nodes: ") for line in table(stored))
+
+
+def test_reserved_memory_is_whole_pages_and_a_share_of_what_passes_need(make_inputs: MakeInputs) -> None:
+    (device,) = estimate(make_inputs()).devices
+    assert 0 < device.phases[ROLLOUTS][RESERVED] < device.phases[UPDATE][RESERVED] < 0.1 * device.need
+    shape = shape_of(AutoModelForCausalLM.from_config(_tall()).config)
+    model = TrainedModel(shape=shape, config=make_inputs().config, ranks=1, cuda=True)
+    sizes = [4 * np.prod(one) for one in shape.parameters]
+    pages = sum(-(-size // PAGE) * PAGE - size for size in sizes if size > PAGE // 2)
+    assert reserved(model, {WEIGHTS: 1}) == pages and reserved(model, {WEIGHTS: 1, OPTIMISER: 2}) == 3 * pages
+    on_cpu = estimate(make_inputs(machine=Machine(cuda=False, devices=1, device_bytes=GIB)))
+    assert all(RESERVED not in parts for device in on_cpu.devices for parts in device.phases.values())
+
+
+def _tall() -> PretrainedConfig:
+    return AutoConfig.for_model(
+        "qwen2",
+        vocab_size=3001,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
 
 
 def test_an_engine_without_room_for_one_rollout_is_refused(make_inputs: MakeInputs) -> None:

@@ -11,14 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ramet.cluster.check import chosen_transfer
 from ramet.config.schema import Config, Dtype, Offload
+from ramet.engines.weight_chunks import CHUNK_BYTES
 from ramet.errors import ConfigError
 from ramet.planning.memory_engine import CUDA_CONTEXT, EngineMemory, engine_memory
-from ramet.planning.memory_policy import TrainedModel, host, phases, resident, sharded
+from ramet.planning.memory_policy import RESERVED, TrainedModel, host, phases, reserved, resident, sharded
 from ramet.planning.model_shape import ModelShape, read_shape
 from ramet.planning.placement import DevicePlan, Devices, Machine, plan_devices
 from ramet.types import Need
 
+ASIDE, STORED, PROCESSES = "offloaded and being saved", "new weights for engines", "processes"
+PROCESS_BYTES = 4 * 2**30  # libraries, CUDA's pinned memory and torch's, of a process that uses a GPU: an assumption
 REFERENCE, CRITIC, CONTEXTS = "reference", "critic", "CUDA contexts"
 UPDATE, CRITIC_UPDATE, ROLLOUTS = "update", "critic's update", "rollouts"
 
@@ -58,7 +62,11 @@ class MemoryPlan:
     devices: tuple[DeviceMemory, ...]
     engine: EngineMemory | None
     tokens: int  # of one micro-batch on one rank
-    host: int  # bytes in host memory for what is offloaded or being saved, all ranks
+    host_parts: Mapping[str, int]  # bytes in host memory, of all processes; with GPUs only
+
+    @property
+    def host(self) -> int:
+        return sum(self.host_parts.values())
 
     @property
     def need(self) -> int:
@@ -96,8 +104,23 @@ def estimate(inputs: Inputs) -> MemoryPlan:
         ),
         engine=engine,
         tokens=model.tokens,
-        host=placement.ranks * (host(model) + (host(critic) if has_critic else 0)),
+        host_parts=_host_parts(inputs, placement, [model, critic] if has_critic else [model]),
     )
+
+
+def _host_parts(inputs: Inputs, placement: DevicePlan, models: list[TrainedModel]) -> dict[str, int]:
+    """What is offloaded or being saved; with GPUs also new weights in the object store with the two buffers through
+    which they go there, and the processes themselves. An engine that sleeps drops its weights and keeps nothing here.
+    """
+    aside = placement.ranks * sum(map(host, models))
+    if not inputs.machine.cuda:
+        return {ASIDE: aside}
+    size = 2 if inputs.config.model.dtype is Dtype.BFLOAT16 else 4
+    stored = inputs.trains and chosen_transfer(inputs.config, cuda=True) == "host"
+    weights = sharded(inputs.shape.parameters, 1, size) + 2 * CHUNK_BYTES
+    processes = 1 if placement.cluster == "local" else 1 + placement.ranks
+    workers = 0 if placement.engine == "torch" and placement.cluster == "local" else placement.engines
+    return {ASIDE: aside, STORED: weights if stored else 0, PROCESSES: (processes + workers) * PROCESS_BYTES}
 
 
 def critic_shape(shape: ModelShape) -> ModelShape:
@@ -121,11 +144,17 @@ def _phases(
         if critic is not None:
             policy = {"policy": sum(resident(model).values())}
             by_phase[CRITIC_UPDATE] = _added(_worst(critic), frozen, policy, beside, contexts)
+            if inputs.machine.cuda:
+                by_phase[CRITIC_UPDATE] |= {RESERVED: reserved(critic, _worst(critic))}
+        if inputs.machine.cuda:
+            by_phase[UPDATE] |= {RESERVED: reserved(model, _worst(model))}
     if group.engines and engine is not None:
         stays = [resident(model), _reference(inputs, model)] if group.ranks else []
         if group.ranks and critic is not None:
             stays.append({CRITIC: sum(resident(critic).values())})
         by_phase[ROLLOUTS] = _added(engine.parts, *stays, contexts)
+        if group.ranks and inputs.machine.cuda:  # the rest of what the update had is given back (policy/train_rank.py)
+            by_phase[ROLLOUTS] |= {RESERVED: reserved(model, resident(model))}
     return by_phase or {ROLLOUTS: {}}
 
 

@@ -7,7 +7,7 @@ autocast, where d = 4.
 
 Weights, gradients and optimiser state are exact. The rest follows what autograd keeps of transformers' Qwen2, Qwen3 and
 Llama blocks and what FSDP2 holds in flight (`core/tests/planning/test_memory.py` traces both at true shapes and holds
-them to 5 %). Not counted: NCCL's buffers, fragments, and the CUDA context, which `memory` adds.
+them to 5 %). Not counted: NCCL's buffers, and the CUDA context, which `memory` adds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from ramet.config.schema import Attention, Config, Dtype, Offload
 from ramet.planning.model_shape import ModelShape, Shape, adapters, count
 from ramet.policy.batching.packing import CPU_TOKENS
 
+PAGE = 2**21  # bytes, of a GPU's memory that is mapped at once
 MASTER = 4  # bytes of weights, gradients and moments that are trained: float32 (policy/models.py)
 LOGIT_BYTES = 16  # of one logit in the backward pass: itself, log-probability, and two gradients of it
 WEIGHTS, GRADIENTS, OPTIMISER = "weights", "gradients", "optimiser"
 FLIGHT, ACTIVATIONS, WORK = "gathered weights", "activations", "working memory"
+RESERVED = "reserved and unused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,17 @@ def resident(model: TrainedModel) -> dict[str, int]:
     return {WEIGHTS: held[WEIGHTS]} | ({} if offload is Offload.OPTIMIZER else {OPTIMISER: held[OPTIMISER]})
 
 
+def reserved(model: TrainedModel, parts: Mapping[str, int]) -> int:
+    """What torch's allocator holds on a GPU beyond `parts`: tensors of over 1 MiB are in whole pages of 2 MiB each, and
+    5 % of what a pass needs besides is lost between pieces of other sizes (an assumption: no GPU was there to measure).
+    """
+    passing = sum(parts.get(name, 0) for name in (FLIGHT, ACTIVATIONS, WORK))
+    sizes = [sharded((shape,), model.ranks, MASTER) for shape in model.trained]
+    lost = sum(-size % PAGE for size in sizes if size > PAGE // 2)
+    kinds = (WEIGHTS in parts) + (GRADIENTS in parts) + 2 * (OPTIMISER in parts)
+    return kinds * lost + passing // 20
+
+
 def host(model: TrainedModel) -> int:
     """Bytes that one rank keeps in host memory: what is offloaded, and the copy of an asynchronous save."""
     held = state(model)
@@ -167,7 +180,7 @@ def phases(model: TrainedModel) -> dict[str, dict[str, int]]:
         "embedding": computing | {FLIGHT: flight["ends"]},
     }
     if held:
-        found["optimiser step"] = held | {WORK: held[GRADIENTS] if model.cuda else 0}  # foreach: one more of its size
+        found["optimiser step"] = held  # fused on a GPU, and a tensor at a time on a CPU: no copies
     return found
 
 

@@ -37,7 +37,8 @@ def table(plan: MemoryPlan | str) -> list[str]:
             f"tokens of an engine, all slots at full length would want {engine.wanted // engine.token_bytes:,}"
         )
     if plan.inputs.machine.cuda and plan.host:
-        lines.append(f"host memory: {gib(plan.host)} GiB over all ranks")
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.host_parts.items() if size)
+        lines.append(f"host memory of all nodes: {gib(plan.host)} GiB ({parts})")
     idle = idle_devices(plan.inputs.config, plan.inputs.machine, trains=plan.inputs.trains)
     return [*lines, _verdict(plan), *([idle] if idle else [])]
 
