@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ramet.config.schema import Dtype, LossAggregation, ModelConfig, Offload
 from ramet.errors import InfraError
+from ramet.models.loading import DTYPES
+from ramet.models.weight_files import WeightFiles
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.distributed.ranks import gather_on_first, join_ranks, require_ranks, sum_over_ranks
@@ -332,7 +335,8 @@ def test_a_broken_file_is_one_error_on_all_ranks(
     rows = make_rows(4)
     ranks("save", make_spec(), rows, make_advantages(rows), tmp_path, in_thread=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".metadata", "__0_0.distcp", "__1_0.distcp", "rank_00000.pt", "rank_00001.pt",
+        ".hashes_00000", ".hashes_00001", ".metadata",
+        "__0_0.distcp", "__1_0.distcp", "rank_00000.pt", "rank_00001.pt",
     ]  # fmt: skip
     for name in ("__1_0.distcp", "rank_00001.pt", ".metadata"):
         whole = (tmp_path / name).read_bytes()
@@ -341,3 +345,46 @@ def test_a_broken_file_is_one_error_on_all_ranks(
             assert text.startswith(f"CheckpointError: {tmp_path}: could not read the policy: ")
             assert text.endswith("(at once)"), text
         (tmp_path / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_ranks_read_their_own_rows_of_the_files(
+    ranks: OnRanks, make_spec: MakeSpec, tiny: Path, untied: Path, tied: bool, dtype: Dtype
+) -> None:
+    model = ModelConfig(path=str(tiny if tied else untied), dtype=dtype)
+    files = dict(WeightFiles(Path(model.path)))
+    (weights, first), (_, second) = ranks("read_parts", make_spec(model=model))
+    for name, tensor in files.items():
+        assert torch.equal(weights[name], tensor.to(DTYPES[dtype]).float()), name
+    head = weights["lm_head.weight"]
+    assert torch.equal(head, weights["model.embed_tokens.weight"]) == tied
+    assert first + second == sum(tensor.numel() for tensor in files.values())
+    assert 0.9 < first / second < 1.2
+
+
+def test_adapters_and_the_critics_head_are_no_part_of_the_files(
+    ranks: OnRanks, make_spec: MakeSpec, tiny: Path
+) -> None:
+    pytest.importorskip("peft")
+    spec = make_spec(lora_rank=2)
+    [(weights, _), _] = ranks("read_parts", spec)
+    expected = PolicyWorker(spec).model.state_dict()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
+    [(weights, _), _] = ranks("read_parts", make_spec(), critic=True)
+    body = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
+    assert not weights["lm_head.weight"].any() and weights["lm_head.weight"].shape == (1, 32)
+    files = dict(WeightFiles(tiny))
+    assert all(torch.equal(tensor, files[name]) for name, tensor in body.items())
+
+
+def test_files_that_are_no_safetensors_are_loaded_whole(
+    ranks: OnRanks, make_spec: MakeSpec, tiny: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    tensors = dict(WeightFiles(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    [weights, _] = ranks("whole_model", make_spec(model=ModelConfig(path=str(tmp_path))))
+    assert all(torch.equal(weights[name], tensor) for name, tensor in tensors.items())

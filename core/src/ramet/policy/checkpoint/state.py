@@ -28,6 +28,7 @@ from ramet.config.schema import ModelConfig
 from ramet.io.os_errors import naming, os_error_text
 from ramet.models.loading import DTYPES, load_tokenizer
 from ramet.policy.checkpoint.dcp import read_tensors, read_whole, shapes, write_tensors
+from ramet.policy.checkpoint.store import note_hashes
 from ramet.policy.distributed.ranks import gather_on_all
 from ramet.policy.errors import CheckpointError
 
@@ -79,6 +80,8 @@ def write_state(folder: Path, staged: Staged, group: dist.ProcessGroup | None = 
             torch.save(staged.own, file)
             file.flush()
             os.fsync(file.fileno())  # it may be on another machine than the process that writes the manifest
+        written = [path.name for path in folder.glob(f"__{staged.rank}_*")]  # by torch.distributed.checkpoint
+        note_hashes(folder, staged.rank, [*written, own.name])
     except OSError as error:
         raise CheckpointError(f"{folder}: could not write the policy: {os_error_text(error)}") from error
 

@@ -28,6 +28,7 @@ from ramet.policy.errors import CheckpointError, CheckpointNotWritten
 logger = logging.getLogger(__name__)
 MANIFEST = "MANIFEST.json"
 SCORE = "SCORE.json"
+HASHES = ".hashes_"  # and a rank: until the manifest is written
 NAME = re.compile(r"step_(\d{6,})")
 LEFTOVER = re.compile(r"\.tmp_step_(\d{6,})_\d+")  # of a save that was killed
 _NO_MANIFEST = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -265,15 +266,33 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def note_hashes(folder: Path, rank: int, names: Iterable[str]) -> None:
+    """For `Checkpoints.save`: the hashes of files that a rank has written to `folder`, so that ranks hash beside each
+    other, and none what another has just written.
+    """
+    found = {name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
+    write_file(folder / f"{HASHES}{rank:05d}", json.dumps(found))
+
+
+def _take_hashes(folder: Path) -> dict[Path, dict[str, int | str]]:
+    """What ranks have noted in `folder` or below, which is deleted."""
+    found: dict[Path, dict[str, int | str]] = {}
+    for file in folder.rglob(f"{HASHES}*"):
+        found |= {file.parent / name: entry for name, entry in json.loads(file.read_text()).items()}
+        file.unlink()
+    return found
+
+
 def _seal(folder: Path) -> None:
     """Make all files and folders durable, then write the manifest.
 
     The score is not listed: a later validation may replace it, and the checkpoint is whole without it.
     """
+    noted = _take_hashes(folder)
     sync_tree(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = {
-        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": _sha256(file)}
+        file.relative_to(folder).as_posix(): noted.get(file) or {"size": file.stat().st_size, "sha256": _sha256(file)}
         for file in files
         if file != folder / SCORE
     }
