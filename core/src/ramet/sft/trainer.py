@@ -29,6 +29,7 @@ from ramet.runs.stopped import StopListener, Stopped
 from ramet.sft.batches import Collator, EvenShuffle, Examples
 from ramet.sft.checkpoints import SftLayout, finish_deleting, newest_complete, remove_oldest, step_of
 from ramet.sft.encode import Example
+from ramet.sft.loss import bound_loss
 from ramet.sft.progress import SftProgress
 from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
 from ramet.sft.world import ALONE, World
@@ -83,6 +84,8 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
         max_grad_norm=MAX_GRAD_NORM,
         optim="adamw_torch",
         bf16=config.model.dtype is Dtype.BFLOAT16,
+        gradient_checkpointing=not use_cpu,  # activations of real sizes are more than a GPU has
+        gradient_checkpointing_kwargs={"use_reentrant": False},
         use_cpu=use_cpu,
         deepspeed=deepspeed_config(sft.strategy),
         fsdp=True if fsdp is not None else None,  # type: ignore[arg-type]  # its type is for command lines
@@ -190,6 +193,7 @@ def train(
     checkpoint = world.from_first(lambda: _checkpoint(run, config, steps))
     device = resolve_device(config.model) if world.joins else next(model.parameters()).device
     progress = SftProgress(tracker, config.sft, signals, world)
+    bound_loss(model, config.sft.batch_size * config.sft.max_tokens)
     trainer = _Trainer(
         model=model,
         args=training_arguments(config, run, steps=steps, use_cpu=device.type == "cpu"),
