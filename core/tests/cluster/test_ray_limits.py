@@ -113,6 +113,39 @@ def test_places_reasons_and_refusals_cross_processes(limiters: RayLimiters) -> N
     assert str(refused) == "the index is down" and 55 < (refused.retry_after_s or 0) < 61
 
 
+def test_a_process_that_is_lost_is_started_again_and_no_call_fails_or_hangs(limiters: RayLimiters) -> None:
+    async def main() -> None:
+        limiter = limiters.limiter("lost", 10, 1)
+        async with limiter.place(600):
+            waiting = [asyncio.create_task(limiter.wait()) for _ in range(30)]
+            await asyncio.sleep(0.3)
+            ray.kill(limiters._actor, no_restart=False)
+            await limiter.pause(0.1)
+            async with asyncio.timeout(30):
+                await asyncio.gather(*waiting)
+        async with asyncio.timeout(10), limiter.place(600):
+            pass
+
+    asyncio.run(main())
+
+
+def test_a_process_that_does_not_come_back_is_infrastructure_that_calls_wait_for_elsewhere(
+    limiters: RayLimiters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ramet.cluster.ray.limits.RESTART_S", 0.5)
+
+    async def main() -> InfraError:
+        limiter = limiters.limiter("gone", RATE)
+        await limiter.wait()
+        ray.kill(limiters._actor)
+        with pytest.raises(InfraError) as caught:
+            await limiter.wait()
+        return caught.value
+
+    error = asyncio.run(main())
+    assert str(error).startswith("the process that keeps the limiters is lost: ") and error.retry_after_s == 0.5
+
+
 def test_a_place_given_to_a_caller_that_was_cancelled_meanwhile_is_given_back(limiters: RayLimiters) -> None:
     async def main() -> None:
         limiter = limiters.limiter("cancelled", RATE, 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -12,11 +13,13 @@ import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 
-from ramet.cluster.ray.worker import translated
+from ramet.cluster.ray.worker import WorkerLost, translated
 from ramet.components.services import LocalLimiters, check_limits, check_same_limits
+from ramet.errors import InfraError
 from ramet.types import Limiter
 
 T = TypeVar("T")
+RESTART_S, RESTART_POLL_S = 20.0, 0.2  # for a lost process to be there again, and between two looks
 MAX_WAITING = 100_000  # concurrent calls; an actor allows 1,000 by default
 WHO = "the process that keeps the limiters"
 
@@ -73,27 +76,56 @@ class _RemoteLimiter:
         self._limits = limits
 
     async def wait(self, n: int = 1, *, at_most_s: float | None = None) -> None:
-        await _answer(self._actor.wait.remote(self._limits, n, at_most_s))
+        begun = time.monotonic()
+
+        def ask() -> ObjectRef[None]:
+            left = None if at_most_s is None else max(0.0, at_most_s - (time.monotonic() - begun))
+            asked: ObjectRef[None] = self._actor.wait.remote(self._limits, n, left)
+            return asked
+
+        await _answered(ask)
 
     async def pause(self, seconds: float, *, reason: str = "", slower: bool = False) -> None:
-        await _answer(self._actor.pause.remote(self._limits, seconds, reason, slower))
+        await _answered(lambda: self._actor.pause.remote(self._limits, seconds, reason, slower))
 
     @contextlib.asynccontextmanager
     async def place(self, held_at_most_s: float) -> AsyncIterator[None]:
-        taken: ObjectRef[int] = self._actor.take_place.remote(self._limits, held_at_most_s)
+        taken: ObjectRef[int] | None = None
+
+        def take() -> ObjectRef[int]:
+            nonlocal taken
+            taken = self._actor.take_place.remote(self._limits, held_at_most_s)
+            return taken
+
         try:
-            lease: int = await _answer(taken)
+            lease = await _answered(take)
         except asyncio.CancelledError:
-            taken.future().add_done_callback(self._give_back)  # the place may have been given at the same moment
+            if taken is not None:
+                taken.future().add_done_callback(self._give_back)  # the place may have been given at the same moment
             raise
         try:
             yield
         finally:
-            self._actor.leave_place.remote(self._limits, lease)
+            self._actor.leave_place.remote(self._limits, lease)  # to a process that was started since it does nothing
 
     def _give_back(self, taken: Future[int]) -> None:
         if not taken.cancelled() and taken.exception() is None:
             self._actor.leave_place.remote(self._limits, taken.result())
+
+
+async def _answered(ask: Callable[[], ObjectRef[T]]) -> T:
+    """What the process answers. Ray starts it again if it is lost: limits then begin anew, and who waited asks again.
+
+    Raises `InfraError` with `retry_after_s` if it does not come back, which holds nobody's slot.
+    """
+    ends_at = time.monotonic() + RESTART_S
+    while True:
+        try:
+            return await _answer(ask())
+        except WorkerLost as error:
+            if time.monotonic() >= ends_at:
+                raise InfraError(str(error), retry_after_s=RESTART_S) from error
+            await asyncio.sleep(RESTART_POLL_S)
 
 
 async def _answer(ref: ObjectRef[T]) -> T:
