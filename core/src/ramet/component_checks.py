@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ramet.types import (
@@ -22,6 +22,7 @@ from ramet.types import (
     RolloutStep,
     Services,
     Stateful,
+    Task,
     Tool,
     ToolSet,
 )
@@ -45,6 +46,23 @@ class _Starts:
     async def start(self, services: Services) -> None: ...
 
 
+class _ChecksTasks:
+    """What rewards may have besides."""
+
+    def check_task(self, task: Task) -> str | None: ...
+
+
+class _ChecksTools:
+    def check_tools(self, tools: Sequence[str]) -> Sequence[str]: ...  # type: ignore[empty-body]
+
+
+OPTIONAL: dict[str, tuple[type[Any], tuple[str, ...]]] = {  # method -> its form, and the kinds that may have it
+    "start": (_Starts, ("tool", "reward")),
+    "check_task": (_ChecksTasks, ("reward",)),
+    "check_tools": (_ChecksTools, ("reward",)),
+}
+
+
 def is_tool_set(built: object) -> bool:
     """Whether a factory of hook 5 returned a set: it has `open` and no schema of its own."""
     return hasattr(built, "open") and not hasattr(built, "schema")
@@ -61,7 +79,9 @@ def misfits(built: object, kind: str) -> list[str]:
         found += [] if owner is None else [f"its attribute 'state_owner' {one}" for one in _stateful(owner, kind)]
     else:
         return []
-    return found + (list(_methods(built, _Starts)) if kind in ("tool", "reward") and hasattr(built, "start") else [])
+    for name, (form, kinds) in OPTIONAL.items():
+        found += _methods(built, form) if kind in kinds and hasattr(built, name) else ()
+    return found
 
 
 def _stateful(built: object, kind: str) -> Iterator[str]:

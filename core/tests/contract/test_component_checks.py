@@ -22,6 +22,13 @@ class SyncReward:
         return []
 
 
+class CheckingReward:
+    async def __call__(self, group: Any) -> list[float]:
+        return []
+
+    async def check_task(self, task: Any) -> None: ...
+
+
 class RewardOfOneRollout:
     async def __call__(self, rollout: Any, gold: str) -> float:
         return 0.0
@@ -106,6 +113,7 @@ async def opens_by_rollout(self: Any, rollout: str) -> None:
         ("reward", None, ["lacks `async def __call__(group)`"]),
         ("reward", SyncReward(), ["has a plain `__call__`; expected `async def __call__(group)`"]),
         ("reward", RewardOfOneRollout(), ["has `__call__(rollout: 'Any', gold: 'str') -> 'float'`; expected `async"]),
+        ("reward", CheckingReward(), ["has an async `check_task`; expected `def check_task(task)`"]),
         ("reward", SyncReward, ["is the class SyncReward itself; the factory must return an object"]),
         ("branch policy", AsyncPolicy(), ["has an async `decide`; expected `def decide(event, group, rng)`"]),
         ("branch policy", PolicyWithoutRandomness(), ["expected `def decide(event, group, rng)`"]),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ramet.config.schema import ColumnsConfig, OnBadRow
 from ramet.data.filter import leave_out_by_difficulty, leave_out_long, warn_of_chat_markup, warn_of_overlap
 from ramet.data.tasks import load_tasks
 from ramet.errors import ConfigError, ConfigErrors
-from ramet.types import Message, Task, user_prompt
+from ramet.types import BenchmarkInfo, Message, Task, user_prompt
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "rl"
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1?"}]
@@ -192,6 +192,42 @@ def test_bad_rows_can_be_skipped_and_are_counted(lines):
     assert (len(found.tasks), found.skipped) == (1, 2)
     with pytest.raises(ConfigError, match=r"no tasks in .*: 1 rows, 1 bad"):
         load_tasks([lines(b"{")], on_bad_row=OnBadRow.SKIP)
+
+
+class Numbers:
+    """A benchmark whose third task has no number for an answer."""
+
+    info = BenchmarkInfo(description="n", splits=("test",), metrics=("em",), source="here", licence="MIT")
+
+    def load(self, split: str, limit: int | None) -> Iterator[Task]:
+        for number, answer in enumerate(["1", "2", "many", "4"]):
+            yield Task(id=f"n/{number}", prompt=user_prompt("?"), answer=(answer,))
+
+    async def score(self, rollout: Any) -> dict[str, float | None]:
+        return {"em": 1.0}
+
+
+def is_number(task: Task) -> str | None:
+    return None if task.answer[0].isdecimal() else f"rewards.sums: the gold answer {task.answer[0]!r} is no number"
+
+
+def test_what_a_reward_cannot_judge_is_a_bad_row_of_files_and_benchmarks(lines):
+    first = lines({"prompt": "q", "answer": "1"}, {"prompt": "q", "answer": "many"}, name="one.jsonl")
+    other = lines({"prompt": "q", "answer": "many"}, {"prompt": "", "answer": "few"}, name="two.jsonl")
+    paths = [first, other, "benchmark:numbers/test"]
+    with pytest.raises(ConfigErrors) as caught:
+        load_tasks(paths, build=lambda name: Numbers(), check=is_number)
+    assert caught.value.problems == [
+        f"{first}, row 2; {other}, row 1; benchmark:numbers/test, row 3: rewards.sums: the gold answer 'many' is no "
+        "number",
+        f"{other}, row 2: column prompt: expected a text that is not empty, got ''",
+    ]
+    options = {"build": lambda name: Numbers(), "check": is_number, "on_bad_row": OnBadRow.SKIP}
+    found = load_tasks(paths, **options)
+    assert ([task.id for task in found.tasks], found.skipped) == (["one/0", "n/0", "n/1", "n/3"], 4)
+    judged_by_itself = load_tasks(paths, **options, check_benchmarks=False)
+    assert len(judged_by_itself.tasks) == 1 + 4
+    assert load_tasks(paths, **options, limit=2).benchmarks == {"n/0": "numbers"}
 
 
 def test_a_column_that_no_row_has_is_reported_once_with_how_to_name_it(lines, parquet):

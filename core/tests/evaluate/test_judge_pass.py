@@ -14,7 +14,8 @@ from core.tests.evaluate.test_results import HEADER, played, score
 
 from ramet.cli.app import main
 from ramet.config.compose import compose
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, ConfigErrors
+from ramet.evaluate import judge_pass
 from ramet.evaluate.agreement import Verdicts, agreement, with_verdicts
 from ramet.evaluate.compare import load_results
 from ramet.evaluate.judge_pass import run
@@ -134,6 +135,33 @@ def test_another_judge_needs_another_name(result: Path, judges: dict[str, Judge]
         f"{result.with_name('results.judge-kind.json')}: holds what another judge said, or of other rollouts (it "
         "differs in: options); give this judge a name of its own, as in rewards.kind_2.use=kind, or remove the file"
     )
+
+
+def test_where_a_named_model_is_asked_and_how_patiently_is_no_other_judge(
+    result: Path, judges: dict[str, Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(**server: object) -> None:
+        params = {"prompt": "p", "deadline_s": server["timeout_s"], "server": server}
+        monkeypatch.setattr(judge_pass, "stored_entry", lambda *_: {"params": params})
+
+    choose(urls=["http://a/v1"], model="large", timeout_s=1.0)
+    run(result, compose(keys("kind"), job="judge"))
+    choose(urls=["http://b/v1"], model="large", timeout_s=2.0)
+    run(result, compose(keys("kind"), job="judge"))
+    for other in ({"urls": ["http://b/v1"], "model": "small"}, {"urls": ["http://b/v1"], "model": None}):
+        choose(**other, timeout_s=2.0)
+        with pytest.raises(ConfigError, match="it differs in: options"):
+            run(result, compose(keys("kind"), job="judge"))
+
+
+def test_tasks_that_a_judge_can_never_judge_are_told_together_before_the_first_is_judged(
+    result: Path, judges: dict[str, Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Judge, "check_task", lambda _, task: "no gold" if task.id in "ac" else None, raising=False)
+    with pytest.raises(ConfigErrors) as caught:
+        run(result, compose(keys("kind"), job="judge"))
+    assert caught.value.problems == [f"{result}, task {name}: rewards.kind: no gold" for name in "ac"]
+    assert judges["kind"].asked == []
 
 
 def test_the_command_says_how_many_were_judged_and_how_judges_agree(

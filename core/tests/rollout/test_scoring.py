@@ -45,6 +45,39 @@ def returning(*scores: Any) -> Callable[[Sequence[Rollout]], Any]:
     return reward
 
 
+class Picky:
+    """Judges no task with a gold answer of 5, and knows one tool."""
+
+    per_rollout = True
+
+    def check_task(self, task: Task) -> str | None:
+        return "five is no answer" if "5" in task.answer else None
+
+    def check_tools(self, tools: Sequence[str]) -> Sequence[str]:
+        return [f"tool: {name} is unknown" for name in tools if name != "python"]
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | None]:
+        return [1.0] * len(group)
+
+
+def test_rewards_are_asked_about_the_tasks_that_they_judge_and_about_tools() -> None:
+    scorer = Scorer([weighted(per_rollout(length)), weighted(Picky(), "picky", sources=frozenset({"sums"}))])
+    assert scorer.task_problem(TASK) == "rewards.picky: five is no answer"
+    assert scorer.task_problem(replace(TASK, data_source="facts")) is None
+    assert scorer.task_problem(replace(TASK, answer=("6",))) is None
+    assert scorer.tool_problems(["python", "search"]) == ["rewards.picky.params.tool: search is unknown"]
+
+
+def test_a_check_that_raises_is_a_defect_of_the_plugin() -> None:
+    class Broken(Picky):
+        def check_task(self, task: Task) -> str | None:
+            raise KeyError("gold")
+
+    with pytest.raises(PluginError) as caught:
+        Scorer([weighted(Broken(), "broken")]).task_problem(TASK)
+    assert str(caught.value).startswith("reward 'broken' of plugin 'mine' raised KeyError in check_task: 'gold' (")
+
+
 def score(one: Group, *rewards: WeightedReward) -> ScoredGroup:
     return asyncio.run(Scorer(rewards).score(one))
 

@@ -53,6 +53,21 @@ def test_a_reward_whose_source_no_task_has_is_refused_with_the_sources_there_are
     ]
 
 
+def test_answers_that_no_reward_can_judge_and_costs_of_tools_that_there_are_not_are_told_at_once(given, tmp_path: Path):
+    chosen = given(
+        "rewards=[math,tool_cost]", "+rewards.tool_cost.params.costs={serch: 1}", f"data.valid={tmp_path}/v.jsonl"
+    )
+    for name in ("train", "v"):
+        rows = [{"prompt": "?", "answer": answer} for answer in ("1", "\\boxed{}", "\\boxed{2}")]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wrong = "row 2: rewards.math: no gold answer, or one with nothing in its box; got ['\\\\boxed{}']"
+    assert problems(chosen) == [
+        f"{tmp_path}/train.jsonl, {wrong}",
+        f"{tmp_path}/v.jsonl, {wrong}",
+        "rewards.tool_cost.params.costs names 'serch'; allowed: tools, that is none",
+    ]
+
+
 def test_the_nearest_source_is_named_whatever_its_case_and_validation_counts(given, tmp_path: Path):
     valid = f"data.valid={tmp_path}/valid.jsonl"
     rewards = ["rewards=[math,format]", "rewards.math.sources=[dr_grpo_mix,essays]"]

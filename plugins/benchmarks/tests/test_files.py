@@ -103,15 +103,34 @@ def test_a_reward_that_there_is_not_is_named_with_its_metric() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"answer": "solution"}, ", row 1: no key 'solution' (or null); found q, gold, name"),
-        ({"id": "key"}, ", row 1: no key 'key' (or null); found q, gold, name"),
+        ({"answer": "solution"}, "no key 'solution' (or null); found q, gold, name"),
+        ({"id": "key"}, "no key 'key' (or null); found q, gold, name"),
     ],
 )
 def test_a_missing_column_names_file_and_row(tmp_path: Path, options: dict[str, str], said: str) -> None:
     path = written(tmp_path, ROWS)
     with pytest.raises(ConfigError) as caught:
         list(made(path, **options).load("test", None))
-    assert str(caught.value) == f"{path}{said}"
+    assert str(caught.value).splitlines() == [f"{path}, row {number}: {said}" for number in range(1, len(ROWS) + 1)]
+
+
+@needs_rewards
+def test_all_bad_rows_are_told_at_once_also_those_that_no_metric_can_judge(tmp_path: Path) -> None:
+    answers = ["1", r"\boxed{}", "2", None, r"\boxed{}"]
+    path = written(tmp_path, [{"question": "?", "answer": answer} for answer in answers])
+    found = []
+    with pytest.raises(ConfigError) as caught:
+        found += made(path, question="question", answer="answer", metrics={"right": "math"}).load("test", None)
+    no_gold = r"metric right: no gold answer, or one with nothing in its box; got ['\\boxed{}']"
+    assert str(caught.value).splitlines() == [
+        f"{path}, row 2: {no_gold}",
+        f"{path}, row 4: no key 'answer' (or null); found question, answer",
+        f"{path}, row 5: {no_gold}",
+    ]
+    many = written(tmp_path, [{"question": "?", "answer": r"\boxed{}"}] * 30, "many.jsonl")
+    with pytest.raises(ConfigError) as caught:
+        list(made(many, question="question", answer="answer", metrics={"right": "math"}).load("test", 3))
+    assert str(caught.value).splitlines()[19:] == [f"{many}, row 20: {no_gold}", "what follows was not read"]
 
 
 @needs_rewards

@@ -16,7 +16,7 @@ from ramet_rewards.config import LengthConfig, RepetitionConfig, ToolCostConfig
 from ramet_rewards.length import make as length
 from ramet_rewards.repetition import make as repetition
 from ramet_rewards.repetition import repeated_share
-from ramet_rewards.tool_cost import make as tool_cost
+from ramet_rewards.tool_cost import ToolCost as tool_cost
 
 
 def written(*turns: str, results: tuple[str, ...] = ()) -> Rollout:
@@ -51,6 +51,15 @@ def test_every_call_costs_up_to_a_limit() -> None:
     assert values(tool_cost(priced), *rollouts) == pytest.approx([0, 0, -0.5])
     [score] = asyncio.run(tool_cost(ToolCostConfig())([rollouts[2]]))
     assert score.parts == {"calls": 3.0}  # type: ignore[union-attr]
+
+
+def test_costs_are_of_tools_that_there_are() -> None:
+    priced = tool_cost(ToolCostConfig(costs={"serch": 0.3, "python": 0.1, "bing": 1.0}))
+    assert priced.check_tools(["python", "search"]) == [
+        "costs names 'serch', 'bing'; allowed: tools, that is python, search"
+    ]
+    assert priced.check_tools([]) == ["costs names 'serch', 'python', 'bing'; allowed: tools, that is none"]
+    assert priced.check_tools(["python", "serch", "bing"]) == tool_cost(ToolCostConfig()).check_tools([]) == []
 
 
 def test_repeated_ngrams_cost_their_share() -> None:

@@ -10,14 +10,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ramet import ConfigError, Score
+from ramet import ConfigError, Score, Task, reward_named, user_prompt
 from ramet.testing.reward import check_reward
-from ramet_rewards import processes
+from ramet_rewards import cpu_budget, processes
 from ramet_rewards.config import MathConfig
+from ramet_rewards.cpu_budget import CpuBudget
 from ramet_rewards.math import MathReward
 from ramet_rewards.processes import Lost, ScorerPool
 
@@ -107,6 +109,26 @@ def test_a_task_without_a_gold_answer_is_refused(reward: MathReward, write: Any)
         _scores(reward, [write.answer("1")])
 
 
+NO_GOLD = r"no gold answer, or one with nothing in its box; got ['\\boxed{}']"
+
+
+@pytest.mark.parametrize(
+    ("name", "golds", "problem"),
+    [
+        *((name, (r"\boxed{}",), NO_GOLD) for name in ("math", "math_dapo", "deep_research", "format_correct")),
+        ("llm_judge", (), "no gold answer, or one with nothing in its box; got []"),
+        ("math", (r"\boxed{}", "1"), None),
+        ("gsm8k", ("It is 3. #### 18",), None),
+        ("gsm8k", ("18", "many"), "the gold answer 'many' is no number, and does not end in #### and one"),
+    ],
+)
+def test_tasks_that_cannot_be_judged_are_found_before_the_start(
+    name: str, golds: tuple[str, ...], problem: str | None
+) -> None:
+    reward: Any = reward_named(name)
+    assert reward.check_task(Task(id="t", prompt=user_prompt("?"), answer=golds)) == problem
+
+
 def test_the_reward_keeps_the_contract_and_pickles(reward: MathReward) -> None:
     check_reward(reward)
     assert pickle.loads(pickle.dumps(reward)).config == MathConfig(workers=1)
@@ -119,9 +141,40 @@ def test_an_answer_that_takes_too_much_cpu_time_is_wrong_and_the_next_one_is_jud
     started = time.monotonic()
     assert _scores(reward, [write.answer(SLOW, r"\sqrt{2}")]) == [0.0]
     assert time.monotonic() - started < 20.0
-    assert first.wait() == -signal.SIGPROF
+    assert _processes(reward) == [first]  # only a copy of it has ended
     assert _scores(reward, [write.answer(r"\frac{\sqrt{8}}{2}", r"\sqrt{2}")]) == [1.0]
     reward.comparer._pool.close()
+
+
+def test_a_batch_of_answers_that_are_never_computed_to_an_end_costs_its_budget_and_is_wrong(write: Any) -> None:
+    """And not as many times the limit as there are answers, which the time-out of the reward would mask."""
+    reward = MathReward(MathConfig(timeout_s=3.0, budget_s=3.0, workers=1))
+    bombs = [write.answer(f"{SLOW} + {i}", r"\sqrt{2}", id=str(i)) for i in range(4)]
+    right = write.answer(r"\frac{\sqrt{8}}{2}", r"\sqrt{2}", id="right")
+    scores = asyncio.run(reward([*bombs, right]))  # type: ignore[arg-type]
+    counted = [(score.value, score.parts["expensive"]) for score in scores]  # type: ignore[union-attr]
+    assert counted == [(0.0, 1.0)] * 4 + [(1.0, 0.0)]
+    [process] = _processes(reward)
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    of_copies = sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")  # cutime and cstime (proc(5))
+    assert 3.0 < of_copies < 9.0  # three seconds, then three quarters, and the gold answer in each copy; not twelve
+    reward.comparer._pool.close()
+
+
+def test_the_budget_of_expensive_answers_fills_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
+    budget = CpuBudget(timeout_s=5.0, budget_s=10.0)
+    budget.spend(5.0)
+    assert budget.allowed_s() == 5.0
+    budget.spend(5.0)
+    assert budget.allowed_s() == 0.25
+    now[0] += 1.0
+    assert budget.allowed_s() == 5.0
+    budget.spend(5.0)
+    now[0] += 50.0
+    assert budget.allowed_s() == 5.0
+    assert CpuBudget(timeout_s=0.1, budget_s=1.0).allowed_s() == 0.1
 
 
 def test_a_gold_answer_that_cannot_be_computed_is_not_the_answers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +213,7 @@ def test_a_process_that_answers_nothing_is_given_up(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(processes, "START_S", 2.0)
     stopped = pool._idle.get_nowait()
     pool._idle.put(stopped)
-    os.kill(stopped._process.pid, signal.SIGSTOP)
+    os.killpg(stopped._process.pid, signal.SIGSTOP)
     with pytest.raises(Lost) as caught:
         pool.compare("1/2", "0.5").result()
     assert caught.value.by_request is False
@@ -181,7 +234,7 @@ def test_an_answer_whose_process_somebody_ended_is_not_judged(write: Any, monkey
     reward = MathReward(MathConfig(workers=1))
 
     class Gone:
-        def submit(self, request: Any) -> Any:
+        def submit(self, request: Any, when_sent: Any) -> Any:
             future: Any = concurrent.futures.Future()
             future.set_exception(Lost("the process ended", by_request=False))
             return future
@@ -191,5 +244,8 @@ def test_an_answer_whose_process_somebody_ended_is_not_judged(write: Any, monkey
 
 
 def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="timeout_s must be over 0, got -1; workers must be over 0, got 0"):
-        MathConfig(timeout_s=-1, workers=0)
+    with pytest.raises(ValueError) as caught:
+        MathConfig(timeout_s=-1, budget_s=0, workers=0)
+    assert str(caught.value) == (
+        "timeout_s must be over 0, got -1; budget_s must be over 0, got 0; workers must be over 0, got 0"
+    )

@@ -19,7 +19,7 @@ from ramet_rewards.config import (
     MathDapoConfig,
     MultipleChoiceConfig,
 )
-from ramet_rewards.gsm8k import make as gsm8k
+from ramet_rewards.gsm8k import Gsm8k as gsm8k
 from ramet_rewards.math_dapo import MathDapo
 from ramet_rewards.multiple_choice import make as multiple_choice
 

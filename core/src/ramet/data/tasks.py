@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from ramet.types import Task
 
 logger = logging.getLogger(__name__)
 SHOWN = 20  # problems in one report
+CheckTask = Callable[[Task], str | None]  # why it is of no use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +73,14 @@ def load_tasks(
     on_bad_row: OnBadRow = OnBadRow.ERROR,
     build: Build | None = None,
     shares: Mapping[str, int] | None = None,
+    check: CheckTask | None = None,
+    check_benchmarks: bool = True,
 ) -> TaskSet:
     """Read the tasks of these files and patterns, then of benchmarks (`benchmark:NAME/SPLIT`; `build` builds them), the
     first `limit` of all. `shares`: how many of a benchmark, an even share of its data sources. Raises `ConfigErrors`.
+
+    `check`: what makes a row bad although it is a task, as a gold answer that its reward cannot read. Tasks of
+    benchmarks are left alone without `check_benchmarks`: those that their benchmark judges itself.
     """
     columns = columns or ColumnsConfig()
     benchmarks = [path for path in paths if is_benchmark(path)]
@@ -83,8 +89,8 @@ def load_tasks(
     for path, prefix in zip(files, id_prefixes(files), strict=True):
         left = None if limit is None else limit - len(found.tasks)
         if left is None or left > 0:
-            problems += _collect(path, prefix, columns, left, found)
-    problems += _collect_benchmarks(benchmarks, build, limit, shares, found)
+            problems += _collect(path, prefix, columns, left, found, check)
+    problems += _collect_benchmarks(benchmarks, build, limit, shares, found, check if check_benchmarks else None)
     problems += _duplicates(found)
     if on_bad_row == OnBadRow.ERROR:
         problems += grouped(found.bad)
@@ -140,7 +146,9 @@ def read_tasks(path: Path, prefix: str, columns: ColumnsConfig) -> Iterator[Read
         )
 
 
-def _collect(path: Path, prefix: str, columns: ColumnsConfig, limit: int | None, found: _Collected) -> list[str]:
+def _collect(
+    path: Path, prefix: str, columns: ColumnsConfig, limit: int | None, found: _Collected, check: CheckTask | None
+) -> list[str]:
     """Add the file's tasks and bad rows. Returns what is wrong with the file as a whole."""
     rows: list[DataRow] = []
     good = 0
@@ -150,9 +158,12 @@ def _collect(path: Path, prefix: str, columns: ColumnsConfig, limit: int | None,
             if good == limit:
                 break
             rows.append(read.row)
-            if read.problem is not None:
-                bad.append(read.problem)
-            if read.task is None:
+            problem = read.problem
+            if read.task is not None and check is not None and (reason := check(read.task)) is not None:
+                problem = RowProblem(file=str(path), row=read.row.number, reason=reason)
+            if problem is not None:
+                bad.append(problem)
+            if read.task is None or problem is not None:
                 continue
             good += 1
             found.tasks.append(read.task)
@@ -172,8 +183,9 @@ def _collect_benchmarks(
     limit: int | None,
     shares: Mapping[str, int] | None,
     found: _Collected,
+    check: CheckTask | None,
 ) -> list[str]:
-    """Add the tasks of benchmarks. Returns what is wrong with them."""
+    """Add the tasks of benchmarks, and what `check` finds as bad rows. Returns what is wrong with benchmarks."""
     problems = []
     for source in sources:
         left = None if limit is None else limit - len(found.tasks)
@@ -186,9 +198,14 @@ def _collect_benchmarks(
         except ConfigError as error:
             problems.append(str(error))
             continue
-        found.tasks += tasks
-        found.locations += [f"{source}, task {number}" for number in range(1, len(tasks) + 1)]
-        found.benchmarks |= {task.id: name for task in tasks}
+        for number, task in enumerate(tasks, start=1):
+            if check is not None and (reason := check(task)) is not None:
+                found.bad.append(RowProblem(file=source, row=number, reason=reason))
+                continue
+            found.tasks.append(task)
+            found.locations.append(f"{source}, task {number}")
+            found.benchmarks[task.id] = name
+        found.rows += len(tasks)
     return problems
 
 

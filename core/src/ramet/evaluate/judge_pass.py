@@ -33,11 +33,12 @@ from ramet.io.json_lines import append_line, cut_torn_line
 from ramet.openai_client.exchanges import collected
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.runs.own_files import SERVICES
-from ramet.types import Group
+from ramet.types import Group, Task
 
 logger = logging.getLogger(__name__)
 SCHEMA = 1
 UNUSED = ("weight", "clip", "combine")  # how several rewards become one
+SHOWN = 20  # problems in one report
 AT_ONCE = 64  # tasks that are judged at the same time; a judge's own `concurrency` bounds its requests
 
 
@@ -80,6 +81,7 @@ async def _run(file: Path, body: Mapping[str, Any], resolved: Resolved) -> list[
         for benchmark, record in read_rollouts(file, body)
     ]
     scorer = Components(resolved.config).scorer
+    _check_tasks(file, scorer, [group.task for _, group in groups])
     passes = [_Pass(file, body, one, _options(resolved, one.name)) for one in scorer.rewards]
     services = RunServices(folder=file.parent.absolute() / SERVICES, seed=resolved.config.run.seed)
     try:
@@ -89,10 +91,31 @@ async def _run(file: Path, body: Mapping[str, Any], resolved: Resolved) -> list[
         await scorer.aclose()
 
 
+def _check_tasks(file: Path, scorer: Scorer, tasks: Sequence[Task]) -> None:
+    """Raise `ConfigErrors` with every task that a reward can never judge, before the first is judged."""
+    found = [(task.id, scorer.task_problem(task)) for task in tasks]
+    bad = [f"{file}, task {id}: {problem}" for id, problem in found if problem is not None]
+    more = [f"and {len(bad) - SHOWN} more tasks"] if len(bad) > SHOWN else []
+    raise_all([*bad[:SHOWN], *more])
+
+
 def _options(resolved: Resolved, name: str) -> dict[str, Any]:
     """What decides what the judge says; YAML's secrets are not in it."""
     chosen = stored_entry(resolved.text, "rewards", name)
     return {key: chosen[key] for key in ("use", "params", "sources") if key in chosen}
+
+
+def _deciding(options: Any) -> Any:
+    """Without what changes no verdict of a judge: where its server is, as long as the model is named, and patience."""
+    params = options.get("params") if isinstance(options, Mapping) else None
+    if not isinstance(params, Mapping):
+        return options
+    kept = {key: value for key, value in params.items() if key not in ("cache", "deadline_s")}
+    server = kept.get("server")
+    if isinstance(server, Mapping):
+        names = ("urls", "model") if server.get("model") is None else ("model",)
+        kept["server"] = {name: server.get(name) for name in names}
+    return {**options, "params": kept}
 
 
 class _Pass:
@@ -163,7 +186,7 @@ class _Pass:
         return verdicts
 
     def _check(self, found: Mapping[str, Any], file: Path) -> None:
-        other = [key for key, value in self._header.items() if found.get(key) != value]
+        other = [key for key, value in self._header.items() if _deciding(found.get(key)) != _deciding(value)]
         if other:
             name = self._reward.name
             raise ConfigError(

@@ -13,17 +13,19 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from ramet.errors import ConfigError, PluginError
 from ramet.event_loop import is_cancelled
 from ramet.output_checks import as_number, score_problem, scores_problem
-from ramet.plugin_code import defined_at, named, raised_at
+from ramet.plugin_code import defined_at, failed, named, raised_at
 from ramet.tracking import repeats
 from ramet.types import Fault, Group, Reward, Rollout, RolloutScore, Score, Task
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 MAX_FAILED = 0.05  # share of a step's rollouts that rewards may fail to score
 FEW = 3  # so many failures never stop a run: of 16 rollouts, one is more than 5 %
 CLOSE_TIMEOUT_S = 10.0
@@ -81,6 +83,29 @@ class Scorer:
     def applies_to(self, task: Task) -> bool:
         """Whether any reward scores this task."""
         return any(reward.applies_to(task) for reward in self.rewards)
+
+    def task_problem(self, task: Task) -> str | None:
+        """Why one of the rewards that apply cannot judge a task, whatever is answered; None if all of them can.
+
+        Raises `PluginError` if a reward's `check_task` fails.
+        """
+        for reward in self.rewards:
+            check = getattr(reward.reward, "check_task", None)
+            if check is None or not reward.applies_to(task):
+                continue
+            problem = _asked(reward, "check_task", lambda check=check: check(task))
+            if problem is not None:
+                return f"rewards.{reward.name}: {problem}"
+        return None
+
+    def tool_problems(self, tools: Sequence[str]) -> list[str]:
+        """What rewards have to say of the names of all tools. Raises `PluginError` if one's `check_tools` fails."""
+        problems = []
+        for reward in self.rewards:
+            check = getattr(reward.reward, "check_tools", None)
+            found = [] if check is None else _asked(reward, "check_tools", lambda check=check: list(check(tools)))
+            problems += [f"rewards.{reward.name}.params.{problem}" for problem in found]
+        return problems
 
     async def score(self, group: Group, *, leave_out: bool = True) -> ScoredGroup:
         """`leave_out` False: what a reward leaves out of training (`Score.masked`) has its value as its reward.
@@ -152,6 +177,13 @@ class Scorer:
         if problem is not None:
             raise _broken(reward, rollouts[0].task, problem)
         return [_checked(value, reward, rollout) for value, rollout in zip(raw, rollouts, strict=True)]
+
+
+def _asked(reward: WeightedReward, method: str, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except Exception as error:
+        raise failed(error, f"reward {reward.name!r} of plugin {reward.plugin!r}", f" in {method}") from error
 
 
 def _scored_before(rollout: Rollout, score: RolloutScore) -> ScoredRollout:

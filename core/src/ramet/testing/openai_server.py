@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ class RawReply:
     body: bytes | str = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     promised: int | None = None  # the Content-Length that is sent; null: the body's own
+    reset: bool = False  # nothing is sent, and the connection is reset
 
 
 Answer = Callable[[dict[str, Any]], "str | RawReply"]
@@ -84,6 +87,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(answer)
 
     def _send(self, reply: RawReply) -> None:
+        if reply.reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            self.close_connection = True
+            return
         body = reply.body.encode() if isinstance(reply.body, str) else reply.body
         try:
             self.send_response(reply.status)

@@ -25,7 +25,7 @@ from ramet.data.filter import (
     warn_of_overlap,
 )
 from ramet.data.sampler import Sampler
-from ramet.data.tasks import TaskSet, fingerprint, load_tasks
+from ramet.data.tasks import CheckTask, TaskSet, fingerprint, load_tasks
 from ramet.errors import ConfigError, ConfigErrors, MissingHere, RametError, raise_all, set_aside_missing
 from ramet.models.check import check_model, has_tokenizer
 from ramet.models.encoder import Encoder
@@ -74,14 +74,18 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedRun:
     tools = _collect(lambda: tool_names(config), problems)
     if tools is not None and not problems:
         problems += check_prompts(components.step, config, tools) + check_forks(components, tools.stateful)
-    if config.data.train:  # otherwise `check` has said so
-        train = _collect(lambda: _load_train(config, components), problems)
+    scorer = _collect(lambda: components.scorer, problems)
+    check = None if scorer is None else scorer.task_problem
+    if config.data.train:  # otherwise the settings' check has said so
+        train = _collect(lambda: _load_train(config, components, check), problems)
     if config.data.valid:
         names = None if tools is None else tools.all
-        loaded = _collect(lambda: load_valid(config, components, names), problems)
+        loaded = _collect(lambda: load_valid(config, components, names, check), problems)
     valid, played = (None, ValidData()) if loaded is None else loaded
     if tools is not None:
         problems += check_task_tools([task for found in (train, valid) if found for task in found.tasks], tools)
+        if scorer is not None:
+            problems += _collect(lambda: scorer.tool_problems([*tools.schemas]), problems) or []
     if train is not None and (valid is not None or not config.data.valid):
         problems += check_sources(config, train, valid)
     if valid is not None and not problems:
@@ -145,10 +149,15 @@ def _check_keep_best(config: Config, components: Components, valid: ValidData) -
     return [f"train.keep_best={wanted}: no metric of the validation; allowed: {', '.join(allowed)}"]
 
 
-def _load_train(config: Config, components: Components) -> TaskSet:
+def _load_train(config: Config, components: Components, check: CheckTask | None) -> TaskSet:
     data = config.data
     return load_tasks(
-        data.train, data.columns, limit=data.limit, on_bad_row=data.on_bad_row, build=components.benchmark
+        data.train,
+        data.columns,
+        limit=data.limit,
+        on_bad_row=data.on_bad_row,
+        build=components.benchmark,
+        check=check,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ramet.components.build import Components
 from ramet.config.schema import BenchmarkConfig, Config, EvaluateConfig
 from ramet.data.benchmarks import is_benchmark
-from ramet.data.tasks import TaskSet, fingerprint, load_tasks
+from ramet.data.tasks import CheckTask, TaskSet, fingerprint, load_tasks
 from ramet.errors import raise_all
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, warn_of_missing_tools
 from ramet.rollout.scoring import Scorer
@@ -49,8 +49,11 @@ class ValidData:
         return names
 
 
-def load_valid(config: Config, components: Components, tools: Sequence[str] | None) -> tuple[TaskSet, ValidData]:
-    """What `data.valid` names, as a set and with the benchmarks. Raises `ConfigErrors`.
+def load_valid(
+    config: Config, components: Components, tools: Sequence[str] | None, check: CheckTask | None
+) -> tuple[TaskSet, ValidData]:
+    """What `data.valid` names, as a set and with the benchmarks. `check`: of tasks that rewards judge. Raises
+    `ConfigErrors`.
 
     `tools`: names of the configured tools and tool sets; None: not known, so the benchmarks' rules are neither checked
     nor applied.
@@ -63,6 +66,8 @@ def load_valid(config: Config, components: Components, tools: Sequence[str] | No
         on_bad_row=data.on_bad_row,
         build=components.benchmark,
         shares={name: one.limit for name, one in config.benchmarks.items() if one.limit is not None},
+        check=check,
+        check_benchmarks=False,
     )
     raise_all(_problems(config))
     names = dict.fromkeys(name for task in found.tasks if (name := found.benchmarks.get(task.id)) is not None)

@@ -30,6 +30,11 @@ class Reward(Protocol):
     a wrong number of scores stops the run. Optional: `async def start(self, services: Services) -> None` before the
     first call, and `async def aclose(self) -> None` for the end of the run.
 
+    Optional, before anything starts and before `start`: `def check_task(self, task: Task) -> str | None`, why a task
+    that it will judge cannot be judged (no gold answer, or one that it cannot read), reported with file and row; and
+    `def check_tools(self, tools: Sequence[str]) -> Sequence[str]`, what is wrong with its options where these are the
+    names of all tools.
+
     `per_rollout` True says that a score depends on its own rollout alone; the core may then score a rollout as soon as
     it ends, in a group of one (what branch policies with `Need.REWARDS` ask for).
     """

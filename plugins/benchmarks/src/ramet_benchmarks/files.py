@@ -61,7 +61,7 @@ class FilesBenchmark:
             metadata=None,
             read=self._with_id,
         )
-        return tasks_of(file_rows(path), form, path.stem, path.stem)
+        return tasks_of(file_rows(path), form, path.stem, path.stem, check=self.metrics.check_task)
 
     def _with_id(self, row: Values) -> Values:
         """Raises `ValueError` for a row without the id that the file should have."""

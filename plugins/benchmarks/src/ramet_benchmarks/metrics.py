@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from ramet import ConfigError, InfraError, Reward, Rollout, Score, Services, reward_named
+from ramet import ConfigError, InfraError, Reward, Rollout, Score, Services, Task, reward_named
 from ramet_benchmarks.config import JudgeConfig
 
 JUDGE = "judge"  # the metric of a language model
@@ -46,6 +46,15 @@ class Metrics:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.rewards)
+
+    def check_task(self, task: Task) -> str | None:
+        """Why one of the metrics cannot judge a task, whatever is answered; None if all of them can."""
+        for name, reward in self.rewards.items():
+            check = getattr(reward, "check_task", None)
+            problem = None if check is None else check(task)
+            if problem is not None:
+                return f"metric {name}: {problem}"
+        return None
 
     async def start(self, services: Services) -> None:
         for reward in self.rewards.values():

@@ -67,7 +67,8 @@ class PublishedBenchmark:
         name = self.about.name
         if split not in self.info.splits:
             raise ConfigError(f"benchmarks.{name} has no split {split!r}; allowed: {', '.join(self.info.splits)}")
-        tasks = tasks_of(self._rows(split), self.about.form, name, f"{name}/{split}")
+        rows, check = self._rows(split), self.metrics.check_task
+        tasks = tasks_of(rows, self.about.form, name, f"{name}/{split}", check=check)
         return itertools.islice(tasks, limit)
 
     async def start(self, services: Services) -> None:

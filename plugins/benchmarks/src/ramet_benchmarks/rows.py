@@ -16,6 +16,7 @@ from ramet import ConfigError, Task, json_rows, user_prompt
 Values = Mapping[str, Any]
 Row = tuple[str, int, Values]  # where it is, its number from 0, its columns
 SAMPLES = Path(__file__).with_name("samples")
+SHOWN = 20  # bad rows in one report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,28 +45,52 @@ class HubData:
         return f"https://huggingface.co/datasets/{self.name}"
 
 
-def tasks_of(rows: Iterable[Row], form: RowForm, name: str, prefix: str) -> Iterator[Task]:
-    """Tasks with the data source `name` and ids `PREFIX/…`. Raises `ConfigError`, also for an id that comes twice."""
+def tasks_of(
+    rows: Iterable[Row], form: RowForm, name: str, prefix: str, *, check: Callable[[Task], str | None] | None = None
+) -> Iterator[Task]:
+    """Tasks with the data source `name` and ids `PREFIX/…`. `check`: why a task cannot be scored.
+
+    Raises `ConfigError` with all bad rows after the good ones, of which none comes any more once one is bad: rows that
+    make no task, that cannot be scored, and ids that come twice.
+    """
     seen: dict[str, str] = {}
+    problems: list[str] = []
     for where, number, values in rows:
         try:
-            row = form.read(values)
-            if not form.wanted(row):
+            task = _task(values, number, form, name, prefix)
+            if task is None:
                 continue
-            found = _first(row, form.id)
-            task = Task(
-                id=f"{prefix}/{number if found is None else found}",
-                prompt=user_prompt(_question(row, form.question)),
-                answer=_golds(row, form.answer),
-                data_source=name,
-                metadata=_metadata(row, form),
-            )
+            problem = None if check is None else check(task)
+            if task.id in seen:
+                problem = f"the id {task.id!r} is also that of {seen[task.id]}; ids must be unique"
+            if problem is not None:
+                raise ValueError(problem)
         except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        if task.id in seen:
-            raise ConfigError(f"{where}: the id {task.id!r} is also that of {seen[task.id]}; ids must be unique")
+            problems.append(f"{where}: {error}")
+            if len(problems) == SHOWN:
+                problems.append("what follows was not read")
+                break
+            continue
         seen[task.id] = where
-        yield task
+        if not problems:
+            yield task
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _task(values: Values, number: int, form: RowForm, name: str, prefix: str) -> Task | None:
+    """None for a row that is left out. Raises `ValueError`."""
+    row = form.read(values)
+    if not form.wanted(row):
+        return None
+    found = _first(row, form.id)
+    return Task(
+        id=f"{prefix}/{number if found is None else found}",
+        prompt=user_prompt(_question(row, form.question)),
+        answer=_golds(row, form.answer),
+        data_source=name,
+        metadata=_metadata(row, form),
+    )
 
 
 def file_rows(path: Path) -> Iterator[Row]:

@@ -12,7 +12,7 @@ ramet_contract = "1"
 def register_rewards(register: Register[Reward]) -> None:
     register("math", "ramet_rewards.math:MathReward", config=config.MathConfig)
     register("math_dapo", "ramet_rewards.math_dapo:MathDapo", config=config.MathDapoConfig)
-    register("gsm8k", "ramet_rewards.gsm8k:make", config=config.Gsm8kRewardConfig)
+    register("gsm8k", "ramet_rewards.gsm8k:Gsm8k", config=config.Gsm8kRewardConfig)
     register("qa_em", "ramet_rewards.qa:em", config=config.QaEmConfig)
     register("qa_f1", "ramet_rewards.qa:f1", config=config.QaConfig)
     register("multiple_choice", "ramet_rewards.multiple_choice:make", config=config.MultipleChoiceConfig)
@@ -24,5 +24,5 @@ def register_rewards(register: Register[Reward]) -> None:
     register("custom", "ramet_rewards.custom:Custom", config=config.CustomConfig)
     register("length", "ramet_rewards.length:make", config=config.LengthConfig)
     register("overlong", "ramet_rewards.overlong:make", config=config.OverlongConfig)
-    register("tool_cost", "ramet_rewards.tool_cost:make", config=config.ToolCostConfig)
+    register("tool_cost", "ramet_rewards.tool_cost:ToolCost", config=config.ToolCostConfig)
     register("repetition", "ramet_rewards.repetition:make", config=config.RepetitionConfig)

@@ -34,11 +34,12 @@ def _not_negative(values: Mapping[str, float]) -> Iterable[str]:
 @dataclass(kw_only=True, slots=True)
 class MathConfig:
     timeout_s: float = 5.0  # CPU time for one answer; an answer that takes more scores 0
+    budget_s: float = 60.0  # CPU time of such answers together; beyond it an answer has 0.25 s, until time has passed
     workers: int = 2  # processes that compare; they start with the first answer that is not plainly equal
     allow_terms: bool = False  # where the gold answer is a number, also a term of its value is right (17*23 for 391)
 
     def __post_init__(self) -> None:
-        _raise(_over_zero({"timeout_s": self.timeout_s, "workers": self.workers}))
+        _raise(_over_zero({"timeout_s": self.timeout_s, "budget_s": self.budget_s, "workers": self.workers}))
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ramet import CallStatus, Rollout, Score
+from ramet import CallStatus, Rollout, Score, Task
 from ramet_rewards.accuracy import Accuracy
 from ramet_rewards.boxed import final, last_boxed
-from ramet_rewards.comparison import gold_answers
+from ramet_rewards.comparison import gold_answers, gold_problem
 from ramet_rewards.config import DeepResearchConfig
 from ramet_rewards.format import Format
 
@@ -29,6 +29,9 @@ class DeepResearch:
         self.config = config
         self._format = Format(config.tags)
         self._accuracy = Accuracy(config.accuracy)
+
+    def check_task(self, task: Task) -> str | None:
+        return gold_problem(task)
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
         golds = gold_answers(group[0], "deep_research")

@@ -4,13 +4,18 @@ Formulas can keep a computer algebra system busy for ever, also inside one C cal
 kernel keeps the limit: SIGPROF, sent after so much CPU time of this process, ends it by its default action. A loaded
 host takes no CPU time, so it cannot make an answer wrong. Gold answers are parsed and computed first, under a limit of
 their own: what they cost is not the answer's doing.
+
+The process itself only imports; a copy of it compares. Whatever ends the copy, the next one is there at once, since it
+imports nothing: a batch of answers that each end one costs the time that they are allowed, and no starts.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import logging
+import os
 import resource
 import signal
 import socket
@@ -22,27 +27,56 @@ from typing import TextIO
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy.core.random import seed
 
-from ramet_rewards.processes import end_with
+from ramet_rewards.processes import ENDED_BY, end_with
 
 MEMORY = 4 << 30  # bytes of address space above what the imports took
+PR_SET_PDEATHSIG = 1
 GOLDS_S = 60.0  # CPU time for the gold answers of a task
+FIRST = r"\frac{x^2 + 1}{\sqrt{2}}"
 
 
 def main() -> None:
     logging.disable()  # math-verify warns that it keeps no deadline; this process has one
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    _limit_memory()
+    any_equal([_parse(FIRST)], FIRST)  # what the first comparison loads is there for all copies
     with socket.socket(fileno=int(sys.argv[1])) as client, client.makefile("rw", encoding="ascii") as lines:
-        end_with(client)
         _reply(lines, "ready")
-        for line in lines:
-            request = json.loads(line)
-            with _cpu_limit(GOLDS_S):
-                golds = [_gold(gold) for gold in request["golds"]]
-            _reply(lines, "prepared")
-            with _cpu_limit(request["timeout_s"]):
-                verdict = any_equal(golds, request["answer"])
-            _reply(lines, verdict)
+        while (code := _wait_for_copy(client, lines)) != 0:
+            _reply(lines, {ENDED_BY: max(0, -code)})
+
+
+def _wait_for_copy(client: socket.socket, lines: TextIO) -> int:
+    """Run one to its end. Its exit code, negative for a signal; 0 if there is nothing more to do."""
+    own = os.getpid()
+    copy = os.fork()
+    if copy:
+        return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    code = 1
+    try:
+        _end_with_parent(own)
+        end_with(client)
+        _limit_memory()
+        _compare_all(lines)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _end_with_parent(parent: int) -> None:
+    """The kernel ends this process then (prctl(2)): a thread could not, while algebra computes inside one C call."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != parent:
+        os._exit(1)
+
+
+def _compare_all(lines: TextIO) -> None:
+    for line in lines:
+        request = json.loads(line)
+        with _cpu_limit(GOLDS_S):
+            golds = [_gold(gold) for gold in request["golds"]]
+        _reply(lines, "prepared")
+        with _cpu_limit(request["timeout_s"]):
+            verdict = any_equal(golds, request["answer"])
+        _reply(lines, verdict)
 
 
 def any_equal(golds: Sequence[list[object]], answer: str) -> bool:

@@ -7,9 +7,10 @@ compared by value: `$1,234.00` is 1234. Only what the policy wrote is read.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 
-from ramet import ConfigError, Reward, Rollout, per_rollout
+from ramet import ConfigError, Rollout, Score, Task
 from ramet_rewards.boxed import final
 from ramet_rewards.config import Gsm8kMethod, Gsm8kRewardConfig
 from ramet_rewards.equality import number
@@ -22,14 +23,29 @@ _NUMBER = re.compile(r"(?:(?<![\w)])-)?\\?\$?(?:\d(?:[\d,]*\d)?(?:\.\d+)?|\.\d+)
 LAST_CHARS = 20_000  # of a text; what is before them is not read
 
 
-def make(config: Gsm8kRewardConfig) -> Reward:
-    def score(rollout: Rollout) -> float:
-        found = _stated(rollout, config.method)
+class Gsm8k:
+    per_rollout = True
+
+    def __init__(self, config: Gsm8kRewardConfig) -> None:
+        self.config = config
+
+    def check_task(self, task: Task) -> str | None:
+        try:
+            for gold in task.answer:
+                gold_number(gold)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
+        golds = {gold_number(gold) for gold in group[0].task.answer}
+        return [self._score(golds, rollout) for rollout in group]
+
+    def _score(self, golds: Collection[Fraction], rollout: Rollout) -> float:
+        found = _stated(rollout, self.config.method)
         if found is None:
             return 0.0
-        return 1.0 if found in map(gold_number, rollout.task.answer) else config.format_score
-
-    return per_rollout(score)
+        return 1.0 if found in golds else self.config.format_score
 
 
 def gold_number(gold: str) -> Fraction:

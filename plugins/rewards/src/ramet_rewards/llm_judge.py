@@ -13,9 +13,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ramet import ChatReply, InfraError, OpenAIClient, RequestRefused, Rollout, Score, Services, user_prompt
+from ramet import ChatReply, InfraError, OpenAIClient, RequestRefused, Rollout, Score, Services, Task, user_prompt
 from ramet_rewards.boxed import final
-from ramet_rewards.comparison import gold_answers
+from ramet_rewards.comparison import gold_answers, gold_problem
 from ramet_rewards.config import LlmJudgeConfig
 from ramet_rewards.equality import plainly_equal
 from ramet_rewards.judge_prompts import fill, load_prompt, verdict
@@ -39,6 +39,9 @@ class LlmJudge:
         kept = Path(self.config.cache).expanduser() if self.config.cache else services.folder / "verdicts.sqlite"
         await self.client.start(services, cache=kept)
         await self.client.check()
+
+    def check_task(self, task: Task) -> str | None:
+        return gold_problem(task)
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
         golds = tuple(gold_answers(group[0], "llm_judge"))

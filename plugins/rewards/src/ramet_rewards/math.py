@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ramet import Rollout, Score
-from ramet_rewards.comparison import MathComparer, Verdict, gold_answers
+from ramet import Rollout, Score, Task
+from ramet_rewards.comparison import MathComparer, Verdict, gold_answers, gold_problem
 from ramet_rewards.config import MathConfig
 
 
@@ -21,6 +21,9 @@ class MathReward:
 
     def __reduce__(self) -> tuple[type[MathReward], tuple[MathConfig]]:
         return MathReward, (self.config,)
+
+    def check_task(self, task: Task) -> str | None:
+        return gold_problem(task)
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
         golds = gold_answers(group[0], "math")

@@ -9,9 +9,9 @@ import asyncio
 import re
 from collections.abc import Sequence
 
-from ramet import Rollout, Score
+from ramet import Rollout, Score, Task
 from ramet_rewards.boxed import last_boxed
-from ramet_rewards.comparison import MathComparer, Verdict, gold_answers
+from ramet_rewards.comparison import MathComparer, Verdict, gold_answers, gold_problem
 from ramet_rewards.config import MathDapoConfig
 from ramet_rewards.math import score_of
 
@@ -25,6 +25,9 @@ class MathDapo:
     def __init__(self, config: MathDapoConfig) -> None:
         self.config = config
         self._comparer = MathComparer(config.math)
+
+    def check_task(self, task: Task) -> str | None:
+        return gold_problem(task)
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | Score | None]:
         golds = gold_answers(group[0], "math_dapo")

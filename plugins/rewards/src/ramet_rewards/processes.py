@@ -1,8 +1,10 @@
 """Scorers in processes of their own, with deadlines. Threads wait for the processes, so no event loop is bound.
 
 A process runs a module of this package: it says `"ready"`, then answers each JSON line with two, `"prepared"` and the
-result. Why there is no result decides what happens. Work that used its CPU time up, or crashed its process, is the
-answer's doing (`Lost.by_request`). A process that got no CPU time, or that somebody killed, is the host's: not judged.
+result. If a copy of it does the work, `{"ended_by": SIGNAL}` in place of either says that the copy has ended, and that
+the next one waits for work. Why there is no result decides what happens. Work that used its CPU time up, or crashed its
+process, is the answer's doing (`Lost.by_request`). A process that got no CPU time, or that somebody killed, is the
+host's: not judged.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +27,7 @@ from ramet import InfraError
 
 START_S = 120.0
 GRACE_S = 2.0  # from the end of a process's socket to its own
+ENDED_BY = "ended_by"
 OF_THE_REQUEST = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
@@ -34,6 +37,14 @@ class Lost(Exception):
     def __init__(self, message: str, *, by_request: bool) -> None:
         super().__init__(message)
         self.by_request = by_request
+
+
+class _CopyEnded(Exception):
+    """What worked in the process has ended by this signal; 0: by itself."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def end_with(client: socket.socket) -> None:
@@ -64,9 +75,12 @@ class ScorerPool:
         self._closed = False
         self._lock = threading.Lock()
 
-    def submit(self, request: Mapping[str, Any]) -> Future[Any]:
-        """The result; raises `Lost`, and `InfraError` if the process did not come up."""
-        return self._threads.submit(self._ask, dict(request))
+    def submit(self, request: Mapping[str, Any], when_sent: Callable[[], Mapping[str, Any]] = dict) -> Future[Any]:
+        """The result; raises `Lost`, and `InfraError` if the process did not come up.
+
+        `when_sent`: more of the request, asked for in a thread when a process has become free for it.
+        """
+        return self._threads.submit(self._ask, dict(request), when_sent)
 
     def close(self) -> None:
         """End the processes. Nobody waits for what they work on: a run that was interrupted ends now."""
@@ -79,15 +93,18 @@ class ScorerPool:
             while True:
                 self._idle.get_nowait().close()
 
-    def _ask(self, request: dict[str, Any]) -> Any:
-        line = json.dumps(request) + "\n"
+    def _ask(self, request: dict[str, Any], when_sent: Callable[[], Mapping[str, Any]]) -> Any:
         worker = self._take()
         with self._lock:
             self._busy.add(worker)
             if self._closed:
                 worker.kill()
         try:
-            result = worker.ask(line, self.deadline_s)
+            result = worker.ask(json.dumps({**request, **when_sent()}) + "\n", self.deadline_s)
+        except _CopyEnded as error:
+            by_request = worker.prepared and error.number in OF_THE_REQUEST
+            self._idle.put(worker)
+            raise Lost("the process ended", by_request=by_request) from error
         except (OSError, EOFError) as error:
             if isinstance(error, TimeoutError):
                 worker.close()
@@ -122,7 +139,7 @@ class _Worker:
                 start_new_session=True,
                 env={**os.environ, "PYTHONHASHSEED": "0"},  # sets have one order, so the same answer has one score
             )
-        self._prepared = False
+        self.prepared = False  # the newest request: what it takes from here on is the answer's doing
         self._socket, self._lines = ours, ours.makefile("rw", encoding="ascii")
         try:
             self._receive(START_S)
@@ -135,13 +152,16 @@ class _Worker:
         return self._process.poll() is None
 
     def ask(self, line: str, deadline_s: float) -> Any:
-        """Raises OSError or EOFError without a result; then `ended_by_the_request` tells why and ends the process."""
-        self._prepared = False
+        """Raises OSError or EOFError without a result; then `ended_by_the_request` tells why and ends the process.
+
+        `_CopyEnded`: there is none either, and the process serves on.
+        """
+        self.prepared = False
         self._socket.settimeout(START_S)
         self._lines.write(line)
         self._lines.flush()
         self._receive(START_S)
-        self._prepared = True
+        self.prepared = True
         return self._receive(deadline_s)
 
     def ended_by_the_request(self) -> bool:
@@ -150,7 +170,7 @@ class _Worker:
             self._process.wait(GRACE_S)  # its socket closes a moment before it is gone
         code = self._process.poll()
         self.close()
-        return self._prepared and code is not None and -code in OF_THE_REQUEST
+        return self.prepared and code is not None and -code in OF_THE_REQUEST
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -170,4 +190,7 @@ class _Worker:
         line = self._lines.readline()
         if not line:
             raise EOFError("the process ended")
-        return json.loads(line)
+        found = json.loads(line)
+        if isinstance(found, dict) and ENDED_BY in found:
+            raise _CopyEnded(found[ENDED_BY])
+        return found
