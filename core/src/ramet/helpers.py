@@ -29,6 +29,7 @@ class _FunctionTool:
         self.schema = schema
         self._nullable = nullable
         self._signature = inspect.signature(function)
+        self._is_async = inspect.iscoroutinefunction(function)
 
     async def __call__(self, call: ToolCall) -> ToolResult:
         try:
@@ -38,7 +39,7 @@ class _FunctionTool:
         for name, value in bound.arguments.items():
             if value is not None or name not in self._nullable:
                 _check_type(self.schema, name, value)
-        if inspect.iscoroutinefunction(self.user_function):
+        if self._is_async:
             return ToolResult(text=str(await self.user_function(*bound.args, **bound.kwargs)))
         return ToolResult(text=str(await run_blocking(self.user_function, *bound.args, **bound.kwargs)))
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from ramet.io.json_values import as_object
 from ramet.runs.resume import config_differences, is_safe
 from ramet.types import BenchmarkInfo
 
@@ -35,7 +36,7 @@ class Header:
     plugins: list[Mapping[str, Any]]  # the table of `ramet plugins --json`
 
     def body(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, **plain(asdict(self))}
+        return {"schema": SCHEMA, **plain(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,5 +95,5 @@ def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str 
 
 
 def plain(value: Any) -> Any:
-    """What JSON gives back: tuples as lists, enumerations as strings."""
-    return json.loads(json.dumps(value, allow_nan=False))
+    """What JSON gives back: dataclasses as objects, tuples as lists, enumerations as strings."""
+    return json.loads(json.dumps(value, allow_nan=False, default=as_object))

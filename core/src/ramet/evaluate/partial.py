@@ -107,10 +107,11 @@ class PartialResults:
                 raise ValueError(f"task {result.task!r} of benchmark {result.benchmark!r} was added before")
             result = earlier.superseded(by=result)
         line = result.line() if record is None else line_with_record(result.line(), record)
-        self._lines.add(key, self.path.stat().st_size, len(line))
         now = time.monotonic()
-        append_line(self.path, line, sync=now >= self._synced + SYNC_S)
-        self._synced = now if now >= self._synced + SYNC_S else self._synced
+        sync = now >= self._synced + SYNC_S
+        start = append_line(self.path, line, sync=sync)
+        self._lines.add(key, start, len(line))
+        self._synced = now if sync else self._synced
         self._tasks[key] = result
 
     def results(self) -> Results:
@@ -120,7 +121,7 @@ class PartialResults:
         """Write the file of rollouts and the results file, remove the partial one and return the results."""
         results = self.results()
         keys = [(one.name, task.task) for one in results.benchmarks for task in one.tasks]
-        about = write_rollouts(rollouts_path(self.out), self._lines.records(keys))
+        about = write_rollouts(rollouts_path(self.out), self._lines.lines(keys))
         results = replace(results, rollouts=about)
         write_file(self.out, json.dumps(results.body(), indent=1, allow_nan=False) + "\n")
         self.path.unlink()

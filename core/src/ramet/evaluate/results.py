@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.evaluate.header import SCHEMA, Header, plain
 from ramet.evaluate.statistics import MetricSummary, summarise
 from ramet.evaluate.tasks import TaskResult, ToolStatistics, answers_of, scores_of, tool_statistics
+from ramet.io.json_values import as_object
 from ramet.rollout.stateful import DEFECT
 
 
@@ -58,7 +59,7 @@ class Results:
 
     def body(self) -> dict[str, Any]:
         """The content of the file."""
-        found = [{**asdict(b), "judged": b.judged} for b in self.benchmarks]
+        found = [{**as_object(b), "judged": b.judged} for b in self.benchmarks]
         return {**self.header.body(), "rollouts": self.rollouts, "results": plain(found)}
 
     def metrics(self) -> dict[str, float]:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ramet.errors import ConfigError
-from ramet.rollout.record import GroupRecord, read_records, record_line, record_of, write_records
+from ramet.rollout.record import GroupRecord, read_records, record_line, record_of, write_lines
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import Group
 
 SUFFIX = ".rollouts.jsonl.gz"
 RECORD = "record"  # its key in a line of the partial file
+BEFORE = f', "{RECORD}": '.encode("ascii")
+RECORD_BEGINS = BEFORE + b'{"schema":'  # its last one: in texts quotes are escaped, and in records is no space
 
 
 def rollouts_path(out: Path) -> Path:
@@ -43,7 +45,7 @@ def group_record(group: Group, scores: Sequence[Mapping[str, float | None]], met
 
 def line_with_record(line: str, record: GroupRecord) -> str:
     """`line` is a JSON object; the record becomes its last key."""
-    return f'{line[:-1]}, "{RECORD}": {record_line(record).decode("ascii").strip()}}}'
+    return f"{line[:-1]}{BEFORE.decode('ascii')}{record_line(record).decode('ascii').strip()}}}"
 
 
 class LinesOfTasks:
@@ -59,15 +61,28 @@ class LinesOfTasks:
 
     def records(self, keys: Iterable[tuple[str, str]]) -> Iterator[GroupRecord]:
         """One per task, in this order; what was played later is in the place of what it supersedes."""
+        for key, found in self._found(keys):
+            yield self._merged(key, found)
+
+    def lines(self, keys: Iterable[tuple[str, str]]) -> Iterator[bytes]:
+        """As `records`, each as `record_line` writes it. Most tasks are played once: they are not read anew."""
+        for key, found in self._found(keys):
+            yield found[0] if len(found) == 1 else record_line(self._merged(key, found))
+
+    def _found(self, keys: Iterable[tuple[str, str]]) -> Iterator[tuple[tuple[str, str], list[bytes]]]:
+        """Of each task, the records of all its lines; tasks without any are left out."""
         with self.path.open("rb") as file:
             for key in keys:
                 found = []
                 for start, length in self._places[key]:
                     file.seek(start)
-                    body = json.loads(file.read(length)).get(RECORD)
-                    found += [] if body is None else [record_of(body, f"{self.path}, task {key[1]}")]
+                    _, begins, record = file.read(length).rpartition(RECORD_BEGINS)
+                    found += [RECORD_BEGINS[len(BEFORE) :] + record[:-1] + b"\n"] if begins else []
                 if found:
-                    yield merged(found)
+                    yield key, found
+
+    def _merged(self, key: tuple[str, str], found: Iterable[bytes]) -> GroupRecord:
+        return merged([record_of(json.loads(line), f"{self.path}, task {key[1]}") for line in found])
 
 
 def merged(records: Sequence[GroupRecord]) -> GroupRecord:
@@ -77,17 +92,17 @@ def merged(records: Sequence[GroupRecord]) -> GroupRecord:
     return replace(records[0], group=group)
 
 
-def write_rollouts(path: Path, records: Iterable[GroupRecord]) -> dict[str, Any] | None:
+def write_rollouts(path: Path, lines: Iterable[bytes]) -> dict[str, Any] | None:
     """Write them all; what the results say of the file. Without any there is no file, and nothing to say."""
     n = 0
 
-    def counted() -> Iterator[GroupRecord]:
+    def counted() -> Iterator[bytes]:
         nonlocal n
-        for record in records:
+        for line in lines:
             n += 1
-            yield record
+            yield line
 
-    write_records(path, counted())
+    write_lines(path, counted())
     if not n:
         path.unlink()
         return None

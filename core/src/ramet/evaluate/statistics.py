@@ -8,6 +8,7 @@ was masked or not judged is None: it is left out and counted, never a failure.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ def over_tasks(values: Sequence[float]) -> Estimate:
     return Estimate(mean=mean, standard_error=error, half_width=student_t(n - 1) * error, n_tasks=n)
 
 
+@functools.cache  # every metric of an evaluation asks for the same one
 def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
     """The two-sided quantile: |t| stays below it with probability `confidence`. Found by bisection.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from ramet.config.secrets import hide
 from ramet.evaluate.statistics import CORRECT
+from ramet.io.json_values import as_object
 from ramet.openai_client.exchanges import ChatExchange
 from ramet.types import CallStatus, Fault, Group, Rollout, SegmentKind, ToolRecord
 
@@ -65,7 +66,7 @@ class TaskResult:
     rollouts: tuple[RolloutResult, ...]
 
     def line(self) -> str:
-        return json.dumps(asdict(self), allow_nan=False)
+        return json.dumps(self, allow_nan=False, default=as_object)
 
     def missing(self, metric: str, k: int) -> tuple[int, ...]:
         """Numbers, of k rollouts, of those without a score in this metric: not played, masked, or not judged."""

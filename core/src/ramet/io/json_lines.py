@@ -11,8 +11,9 @@ from ramet.io.os_errors import naming
 logger = logging.getLogger(__name__)
 
 
-def append_line(path: Path, line: str, *, sync: bool = True) -> None:
-    """Append `line`, ASCII without its end, whole or not at all: a failed write (full disk) is cut off again.
+def append_line(path: Path, line: str, *, sync: bool = True) -> int:
+    """Append `line`, ASCII without its end, whole or not at all: a failed write (full disk) is cut off again. Returns
+    the byte at which it begins.
 
     It is on disk when this returns; without `sync` it survives the end of this process, but not that of the machine. An
     `OSError` names `path`.
@@ -29,6 +30,7 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
         except OSError:
             file.truncate(start)
             raise
+    return start
 
 
 def cut_torn_line(path: Path) -> bytes:

@@ -6,10 +6,12 @@ Names in data and weight files, what tools raise, and what a policy writes all e
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 MAX_NESTING = 64  # levels of lists and objects; deeper ones break recursive readers, pickle among them
+SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 def visible_lines(text: str) -> Iterator[str]:
@@ -33,7 +35,7 @@ def too_deep(value: Any, most: int = MAX_NESTING) -> bool:
     """Whether lists and objects are nested more than `most` levels deep; `[]` is one level. Looks no deeper."""
     level = [value]
     for _ in range(most):
-        level = [item for one in level for item in _items(one)]
+        level = [item for one in level for item in _items(one) if type(item) not in SCALARS]
         if not level:
             return False
     return any(isinstance(one, Mapping | list | tuple) for one in level)
@@ -55,7 +57,17 @@ def json_fault(value: Any) -> str | None:
     return None
 
 
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else []
+def as_object(value: Any) -> dict[str, Any]:
+    """For `json.dumps(…, default=as_object)`: a dataclass is written as an object of its fields, as `asdict` has it.
+
+    Without the copies that `asdict` makes of everything in it. Raises `TypeError` for anything else.
+    """
+    if not is_dataclass(value) or isinstance(value, type):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, list | tuple):
+        return value
+    return value.values() if isinstance(value, Mapping) else ()

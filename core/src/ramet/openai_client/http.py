@@ -61,31 +61,32 @@ class Http:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         method = "GET" if body is None else "POST"
         request = self._session.request(method, url, json=body, timeout=timeout)
-        url = without_password(url)  # in messages
         try:
             async with request as reply:
                 content = await _read(reply)
         except TimeoutError as error:
-            raise AttemptFailed(f"{url}: no reply within {timeout_s:g} s") from error
+            raise AttemptFailed(f"{without_password(url)}: no reply within {timeout_s:g} s") from error
         except self._errors as error:
             refused = isinstance(error, self._certificates)
-            raise AttemptFailed(self._clean(f"{url}: {error or type(error).__name__}"), again=not refused) from error
+            raise AttemptFailed(self._said(url, str(error) or type(error).__name__), again=not refused) from error
         if reply.status != 200:
             raise AttemptFailed(
-                self._clean(f"{url}: {reply.status} {reply.reason}{_explained(content)}"),
+                self._said(url, f"{reply.status} {reply.reason}{_explained(content)}"),
                 again=reply.status in AGAIN or reply.status >= 500,
                 status=reply.status,
                 retry_after_s=_retry_after(reply.headers.get("Retry-After")),
             )
         try:
-            return _object(url, content)
-        except AttemptFailed as error:
-            raise AttemptFailed(self._clean(str(error))) from error
+            return _object(content)
+        except ValueError as error:
+            raise AttemptFailed(self._said(url, f"{error}: {cut(content)}")) from error
 
     async def aclose(self) -> None:
         await self._session.close()
 
-    def _clean(self, text: str) -> str:
+    def _said(self, url: str, text: str) -> str:
+        """What a server said, or did not, without key and password."""
+        text = f"{without_password(url)}: {text}"
         return visible(" ".join((text.replace(self._key, "***") if self._key else text).split()))
 
 
@@ -104,13 +105,14 @@ async def _read(reply: aiohttp.ClientResponse) -> bytes:
     return bytes(content)
 
 
-def _object(url: str, content: bytes) -> dict[str, Any]:
+def _object(content: bytes) -> dict[str, Any]:
+    """Raises `ValueError`."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise AttemptFailed(f"{url}: the reply is no JSON: {cut(content)}") from error
+        raise ValueError("the reply is no JSON") from error
     if not isinstance(found, dict) or too_deep(found):
-        raise AttemptFailed(f"{url}: the reply is no JSON object: {cut(content)}")
+        raise ValueError("the reply is no JSON object")
     return found
 
 

@@ -41,7 +41,7 @@ class Servers:
         ready = [one for one in self.all if one.resting_until <= now and one not in tried]
         if not ready:
             return min((one for one in self.all if one not in tried), key=_rest, default=min(self.all, key=_rest))
-        if affinity:
+        if affinity and len(ready) > 1:
             return max(ready, key=lambda one: hashlib.sha256(f"{affinity}\n{one.url}".encode()).digest())
         return min(ready, key=lambda one: one.in_flight)
 

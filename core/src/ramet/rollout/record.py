@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from ramet.config.secrets import hide
 from ramet.errors import ConfigError
 from ramet.io.atomic import open_atomic
+from ramet.io.json_values import as_object
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import (
     CallStatus,
@@ -60,13 +61,18 @@ class GroupRecord:
 
 def write_records(path: Path, records: Iterable[GroupRecord]) -> None:
     """Write `.jsonl.gz`. The same records give the same bytes; the file appears whole or not at all."""
+    write_lines(path, map(record_line, records))
+
+
+def write_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """As `write_records`, of what `record_line` gave."""
     path = Path(path)
     with (
         open_atomic(path) as raw,
         gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
     ):
-        for record in records:
-            packed.write(record_line(record))
+        for line in lines:
+            packed.write(line)
 
 
 def read_records(path: Path) -> Iterator[GroupRecord]:
@@ -133,13 +139,13 @@ def record_line(record: GroupRecord) -> bytes:
     data = {
         "schema": SCHEMA,
         "step": record.step,
-        "task": asdict(record.group.task),
+        "task": record.group.task,
         "segments": [_segment_data(segment) for _, segment in segments.values()],
         "rollouts": [_rollout_data(s, index, record.advantages) for s in record.group.rollouts],
         **({} if record.number is None else {"number": record.number}),
         **({"greedy": list(record.greedy)} if record.greedy else {}),
     }
-    return json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"
+    return json.dumps(data, separators=(",", ":"), default=as_object).encode("ascii") + b"\n"
 
 
 def _segment_data(segment: Segment) -> dict[str, Any]:
