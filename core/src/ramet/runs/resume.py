@@ -39,9 +39,11 @@ ABSENT = "(absent)"
 # What else may change in the course of an evaluation: it decides how much fails, not what is measured.
 EVAL_SAFE = re.compile(
     r"rollout\.(max_concurrent|step_deadline_s|max_infra_rate)|tools\.\w+\.concurrency"
-    r"|engine\.params\.(slots|kv_cache_bytes|gpu_memory_utilization|tensor_parallel)"
+    r"|engine\.params\.(slots|kv_cache_bytes|gpu_memory_utilization|tensor_parallel|server\.per_s|server\.max_requests)"
 )
-EVAL_RAISED = re.compile(r"rollout\.deadline_s|tools\.\w+\.(timeout_s|retries)|engine\.params\.timeout_s")
+EVAL_RAISED = re.compile(
+    r"rollout\.deadline_s|tools\.\w+\.(timeout_s|retries)|engine\.params\.(server\.)?(timeout_s|retries)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
