@@ -41,7 +41,11 @@ task = Task(dataset=dataset, solver=[use_tools(search()), generate()], scorer=in
 with tempfile.TemporaryDirectory() as folder:
     wall, cpu = time.perf_counter(), time.process_time()
     limits = {"max_connections": in_flight, "max_samples": in_flight, "max_tasks": 1}
-    (log,) = eval(task, model="openai/tiny", log_dir=folder, display="none", **limits)
+    # Compatible servers have chat completions, and not all the API of responses that is the default.
+    options = {"model_args": {"responses_api": False}, "log_dir": folder, "display": "none"}
+    (log,) = eval(task, model="openai/tiny", **options, **limits)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-right = log.results.scores[0].metrics["accuracy"].value if log.results else 0.0
+if log.status != "success" or log.results is None:
+    sys.exit(f"inspect_ai: {log.status}: {log.error.message if log.error else 'no results'}")
+right = log.results.scores[0].metrics["accuracy"].value
 print(json.dumps({"samples_per_s": samples / wall, "cpu_ms": 1000 * cpu / samples, "right": right}))

@@ -1,10 +1,11 @@
 """`ramet eval` with the engine `openai` against a server that computes nothing: what does measuring itself cost?
 
-    python bench/eval/run.py [--repeats 5] [--inspect ENV/bin/python]
+    python bench/eval/run.py [--repeats 5] [--inspect ENV/bin/python] [--verifiers ENV/bin/python]
 
 Every sample makes one tool call of 0.2 s and two requests over HTTP; the server is a process of its own on the same
 machine. Rollouts are scored, recorded with their token ids and written to disk, as in any evaluation. With `--inspect`,
-the Python of an environment with inspect_ai 0.3.285 (`pip install inspect-ai==0.3.285 "openai>=3.4"`), both take turns.
+the Python of an environment with inspect_ai 0.3.285 (`pip install inspect-ai==0.3.285 "openai>=3.4"`), and
+`--verifiers`, of one with verifiers 0.3.1 (`pip install verifiers==0.3.1`), they take turns.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -32,7 +34,8 @@ from harness import measured, print_table, shown, spread, write_results
 HERE = Path(__file__).resolve().parent
 CALL, ANSWER = "<search>the weather</search>", "<answer>sunny</answer>"
 LATENCY_S = 0.2
-IN_FLIGHT = {64: 512, 256: 1024}  # -> samples
+IN_FLIGHT = {64: 2048, 256: 2048}  # -> samples; beginning and end of an evaluation have fewer in flight
+PEERS = {"inspect_ai": "inspect_task.py", "verifiers": "verifiers_task.py"}
 GOALS = {"share_of_ceiling_at_64": 0.7, "times_the_better_peer_at_256": 5.0, "cpu_ms_per_sample": 3.0}
 
 
@@ -137,20 +140,26 @@ def play(work: Path, port: int, in_flight: int, number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def play_inspect(python: str, port: int, in_flight: int) -> dict[str, Any]:
-    samples = in_flight * 2  # it takes ten times as long for each
-    command = [python, str(HERE / "inspect_task.py"), str(port), str(in_flight), str(samples)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def play_peer(name: str, python: str, port: int, in_flight: int) -> dict[str, Any]:
+    samples = in_flight * 2  # it takes several times as long for each
+    load = os.getloadavg()[0]
+    done = subprocess.run(
+        [python, str(HERE / PEERS[name]), str(port), str(in_flight), str(samples)], capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.pop("right") == 1.0, "other work was done than was asked for"
-    return {"peer": "inspect_ai", "in_flight": in_flight, "samples": samples, **found}
+    return {"peer": name, "in_flight": in_flight, "samples": samples, "load": load, **found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="rounds; one more comes first and is not counted")
     parser.add_argument("--inspect", metavar="PYTHON", help="of an environment with inspect_ai")
+    parser.add_argument("--verifiers", metavar="PYTHON", help="of an environment with verifiers")
     options = parser.parse_args()
+    peers = {name: at for name, at in (("inspect_ai", options.inspect), ("verifiers", options.verifiers)) if at}
     logging.disable(logging.WARNING)
     from ramet.models.tiny import make_tiny_model
 
@@ -163,8 +172,8 @@ def main() -> None:
             for number in range(options.repeats + 1):
                 for in_flight in IN_FLIGHT:
                     found = [play(work, port, in_flight, number)]
-                    if options.inspect and number <= 2:
-                        found.append(play_inspect(options.inspect, port, in_flight))
+                    if 1 <= number <= 2:
+                        found += [play_peer(name, python, port, in_flight) for name, python in peers.items()]
                     runs += found if number else []
     report(runs, options.repeats)
 
