@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from ramet.errors import ConfigError, PluginError
@@ -93,7 +94,7 @@ class Scorer:
             check = getattr(reward.reward, "check_task", None)
             if check is None or not reward.applies_to(task):
                 continue
-            problem = _asked(reward, "check_task", lambda check=check: check(task))
+            problem: str | None = _asked(reward, "check_task", partial(check, task))
             if problem is not None:
                 return f"rewards.{reward.name}: {problem}"
         return None
@@ -103,8 +104,9 @@ class Scorer:
         problems = []
         for reward in self.rewards:
             check = getattr(reward.reward, "check_tools", None)
-            found = [] if check is None else _asked(reward, "check_tools", lambda check=check: list(check(tools)))
-            problems += [f"rewards.{reward.name}.params.{problem}" for problem in found]
+            if check is not None:
+                found: Sequence[str] = _asked(reward, "check_tools", partial(check, tools))
+                problems += [f"rewards.{reward.name}.params.{problem}" for problem in found]
         return problems
 
     async def score(self, group: Group, *, leave_out: bool = True) -> ScoredGroup:
