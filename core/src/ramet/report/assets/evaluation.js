@@ -26,13 +26,13 @@ const withInterval = ([value, half]) => number(value) + (half === null ? "" : " 
 
 function scoreTable(benchmarks) {
   const rows = benchmarks.flatMap((one) => one.metrics.map((metric, i) => [
-    i ? "" : one.name, metric.name, interval(metric.avg), withInterval(metric.avg), passText(metric.passes),
+    i ? "" : one.name, metric.name, withInterval(metric.avg), interval(metric.avg), passText(metric.passes),
     number(metric.maj), metric.judged, i ? "" : String(one.n_tasks)]));
-  return el("div", {}, table(["benchmark", "metric", "0 to 1", "avg@k (95 %)", "pass@k", "maj@k", "judged", "tasks"], rows, "numbers scores"),
+  return el("div", {}, table(["benchmark", "metric", "avg@k (95 %)", "0 to 1", "pass@k", "maj@k", "judged", "tasks"], rows, "numbers scores"),
     el("p", { class: "hint" }, "The interval is that of the mean over tasks."));
 }
 
-const passText = (passes) => passes.map(([k, value]) => `@${k} ${number(value)}`).join("  ");
+const passText = (passes) => passes.map(([k, value]) => `@${k}\u00a0${number(value)}`).join(", ");
 
 // The mean as a dot, its interval as a line, cut at 0 and 1.
 function interval([value, half]) {
@@ -49,8 +49,8 @@ function interval([value, half]) {
 
 function sourceTable(benchmarks) {
   const rows = benchmarks.flatMap((one) => one.sources.map((source, i) => [
-    i ? "" : one.name, source.name || "(none)", interval(source.avg), withInterval(source.avg), source.judged, String(source.n_tasks)]));
-  return rows.length ? table(["benchmark", "data source", "0 to 1", "avg@k (95 %)", "judged", "tasks"], rows, "numbers scores") : null;
+    i ? "" : one.name, source.name || "(none)", withInterval(source.avg), interval(source.avg), source.judged, String(source.n_tasks)]));
+  return rows.length ? table(["benchmark", "data source", "avg@k (95 %)", "0 to 1", "judged", "tasks"], rows, "numbers scores") : null;
 }
 
 function toolTables(benchmarks) {
@@ -73,6 +73,6 @@ function missingTable(benchmarks) {
 }
 
 function judgeTable(judges) {
-  const rows = judges.map((one) => [one.judge, one.benchmark, interval(one.avg), withInterval(one.avg), one.judged]);
-  return rows.length ? table(["judge", "benchmark", "0 to 1", "avg@k (95 %)", "judged"], rows, "numbers scores") : null;
+  const rows = judges.map((one) => [one.judge, one.benchmark, withInterval(one.avg), interval(one.avg), one.judged]);
+  return rows.length ? table(["judge", "benchmark", "avg@k (95 %)", "0 to 1", "judged"], rows, "numbers scores") : null;
 }
