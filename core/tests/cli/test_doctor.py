@@ -101,6 +101,54 @@ def test_a_check_sees_the_options_of_the_run_and_prints_no_key(
     }
 
 
+def test_json_is_a_list_of_packages_and_the_exit_code_says_whether_there_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(monkeypatch, healthy=healthy)
+    assert main(["doctor", "--offline", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "name": "core",
+            "distribution": "ramet",
+            "findings": [{"what": "disk", "severity": "ok", "text": "much", "mend": None}],
+        },
+        {
+            "name": "healthy",
+            "distribution": "ramet-healthy",
+            "findings": [{"what": "cache", "severity": "ok", "text": "12 entries", "mend": None}],
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--nonsense", "unrecognized arguments: --nonsense; see `ramet doctor --help`"),
+        ("words", "cannot read 'words': missing EQUAL at '<EOF>'; write key=value"),
+        ("trian.steps=1", "trian.steps: no such key"),
+        ("train.steps=0", None),  # a key of another job says nothing of this machine
+    ],
+)
+def test_wrong_input_is_one_line_and_nothing_is_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argument: str, said: str | None
+) -> None:
+    offer(monkeypatch, healthy=healthy)
+    code = main(["doctor", "--json", argument])
+    out, err = capsys.readouterr()
+    assert (code, out) == (1, "") if said else code == 0
+    assert err.startswith(f"error: {said}") if said else err == ""
+
+
+def test_what_the_cores_own_checks_find_is_hidden_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(monkeypatch)
+    found = Finding(what="cluster", severity=Severity.PROBLEM, text="ray://me:p@ss@head: gone", mend="ask me:x")
+    monkeypatch.setattr(job, "check_host", lambda config: [found])
+    assert main(["doctor"]) == 1
+    assert "ray://me:***@head: gone" in capsys.readouterr().out
+
+
 def test_options_without_a_configured_component_are_the_defaults() -> None:
     context = DoctorContext(options={"tools.a": 1, "tools.b": "x"})
     assert context.configured(int, "tools.c") == {"tools.a": 1}

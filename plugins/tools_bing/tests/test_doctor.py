@@ -48,6 +48,14 @@ def test_a_service_is_asked_once(bing: Any, behaviour: str, severity: Severity, 
     bing.session(lambda query, n: behaviour, steps)
 
 
+def test_what_helps_depends_on_who_does_not_answer() -> None:
+    found = checked(SearchConfig(provider="retrieval", url="http://127.0.0.1:9/x", cache="off"))
+    assert (found["search answer"].severity, found["search answer"].mend) == (
+        Severity.PROBLEM,
+        "look at tools.search.params.url, and whether the server runs",
+    )
+
+
 def test_offline_nobody_is_asked(bing: Any) -> None:
     found = checked(bing.options("http://127.0.0.1:9/"), offline=True)
     assert found["search answer"].severity is Severity.NOTE

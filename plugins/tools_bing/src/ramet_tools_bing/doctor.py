@@ -82,9 +82,19 @@ async def _answer(tool: str, config: SearchConfig, offline: bool) -> Finding:
         finally:
             await provider.aclose()
     except (ProviderError, ConfigError, InfraError) as error:
-        mend = f"look at key, account and zone; tools.{tool}.params.parse names the form of results"
+        mend = _mend(tool, config)
         return Finding(what=what, severity=Severity.PROBLEM, text=str(error), mend=mend)
     return Finding(what=what, severity=Severity.OK, text=f"{len(items)} results for {PROBE!r}")
+
+
+def _mend(tool: str, config: SearchConfig) -> str:
+    """Of a provider that did not answer."""
+    provider, key = chosen_provider(config), f"tools.{tool}.params"
+    if provider == "brightdata":
+        return f"look at key, account and zone; {key}.parse names the form of results"
+    if provider == "corpus":
+        return f"look at {key}.corpus; `ramet corpus build` makes a new one"
+    return f"look at {key}.url, and whether the server runs" if provider == "retrieval" else "look at key and account"
 
 
 def _cache(tool: str, config: SearchConfig) -> Iterator[Finding]:
