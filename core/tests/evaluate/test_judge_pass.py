@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,13 @@ from ramet.evaluate.judge_pass import run
 from ramet.evaluate.partial import PartialResults
 from ramet.plugins import load_plugins
 from ramet.registry import Entry
+from ramet.testing import OpenAIServer
 from ramet.types import Rollout
+
+needs_judge = pytest.mark.skipif(
+    "llm_judge" not in load_plugins().registries.rewards or find_spec("aiohttp") is None,
+    reason="needs ramet-rewards[judge]",
+)
 
 
 class Judge:
@@ -162,6 +169,31 @@ def test_tasks_that_a_judge_can_never_judge_are_told_together_before_the_first_i
         run(result, compose(keys("kind"), job="judge"))
     assert caught.value.problems == [f"{result}, task {name}: rewards.kind: no gold" for name in "ac"]
     assert judges["kind"].asked == []
+
+
+@needs_judge
+def test_a_pass_goes_on_with_other_limits_of_its_server_and_not_with_another_prompt(
+    result: Path, tmp_path: Path
+) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("Q {question} G {gold} A {answer}")
+    with OpenAIServer(lambda body: "VERDICT: correct") as server:
+
+        def judge(*more: str) -> int:
+            options = [f"server.urls=[{server.url}]", "server.model=tiny", f"prompt={prompt}", *more]
+            run(
+                result,
+                compose([*keys("llm_judge"), *(f"rewards.llm_judge.params.{one}" for one in options)], job="judge"),
+            )
+            return len(server.requests)
+
+        before = judge()
+        assert judge("server.timeout_s=500", "server.retries=9", f"server.urls=[{server.url}/]") == before
+        with pytest.raises(ConfigError, match=r"\(it differs in: options\); give this judge a name of its own"):
+            judge("max_tokens=9")
+        prompt.write_text("Question {question} G {gold} A {answer}")
+        with pytest.raises(ConfigError, match=r"\(it differs in: files\); give this judge a name of its own"):
+            judge()
 
 
 def test_the_command_says_how_many_were_judged_and_how_judges_agree(

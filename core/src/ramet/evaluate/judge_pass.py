@@ -32,6 +32,7 @@ from ramet.io.atomic import write_file
 from ramet.io.json_lines import append_line, cut_torn_line
 from ramet.openai_client.exchanges import collected
 from ramet.rollout.scoring import Scorer, WeightedReward
+from ramet.runs.manifest import input_files
 from ramet.runs.own_files import SERVICES
 from ramet.types import Group, Task
 
@@ -82,7 +83,7 @@ async def _run(file: Path, body: Mapping[str, Any], resolved: Resolved) -> list[
     ]
     scorer = Components(resolved.config).scorer
     _check_tasks(file, scorer, [group.task for _, group in groups])
-    passes = [_Pass(file, body, one, _options(resolved, one.name)) for one in scorer.rewards]
+    passes = [_Pass(file, body, one, _decisive(resolved, one.name)) for one in scorer.rewards]
     services = RunServices(folder=file.parent.absolute() / SERVICES, seed=resolved.config.run.seed)
     try:
         await start_rewards(scorer.rewards, services)
@@ -99,10 +100,13 @@ def _check_tasks(file: Path, scorer: Scorer, tasks: Sequence[Task]) -> None:
     raise_all([*bad[:SHOWN], *more])
 
 
-def _options(resolved: Resolved, name: str) -> dict[str, Any]:
-    """What decides what the judge says; YAML's secrets are not in it."""
+def _decisive(resolved: Resolved, name: str) -> dict[str, Any]:
+    """What decides what the judge says: its options (YAML's secrets are not in them), and hashes of files they name."""
     chosen = stored_entry(resolved.text, "rewards", name)
-    return {key: chosen[key] for key in ("use", "params", "sources") if key in chosen}
+    prefix = f"rewards.{name}.params."
+    files = {key.removeprefix(prefix): one for key, one in input_files(resolved).items() if key.startswith(prefix)}
+    options = {key: chosen[key] for key in ("use", "params", "sources") if key in chosen}
+    return {"options": options, **({"files": files} if files else {})}
 
 
 def _deciding(options: Any) -> Any:
@@ -121,7 +125,9 @@ def _deciding(options: Any) -> Any:
 class _Pass:
     """One reward over all rollouts."""
 
-    def __init__(self, file: Path, body: Mapping[str, Any], reward: WeightedReward, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, file: Path, body: Mapping[str, Any], reward: WeightedReward, decisive: Mapping[str, Any]
+    ) -> None:
         self._body = body
         self._reward = replace(reward, weight=1.0, clip=None, multiplies=False)
         self.out = file.with_name(f"{file.name.removesuffix('.json')}{JUDGES}{reward.name}.json")
@@ -129,7 +135,7 @@ class _Pass:
         self._header = plain({
             "schema": SCHEMA,
             "judge": reward.name,
-            "options": options,
+            **decisive,
             "rollouts": body["rollouts"]["sha256"],
         })  # fmt: skip
         self._verdicts = self._earlier()

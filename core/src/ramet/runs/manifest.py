@@ -131,7 +131,7 @@ def make_manifest(
         plugins=_plugins(),
         data=dict(data or {}),
         model=model,
-        files=_input_files(resolved),
+        files=input_files(resolved),
         attempts=[
             Attempt(
                 started=now(),
@@ -202,7 +202,7 @@ def model_files(model: ModelConfig) -> list[Path]:
     return [Path(name) for name in dict.fromkeys(named) if name is not None]
 
 
-def _input_files(resolved: Resolved) -> dict[str, str]:
+def input_files(resolved: Resolved) -> dict[str, str]:
     """Of all components whose options have `input_files()`: option -> path of a file that decides what they give."""
     found: dict[str, str] = {}
     for group in COMPONENTS:
