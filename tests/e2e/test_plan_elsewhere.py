@@ -62,6 +62,7 @@ def test_a_recipe_for_gpus_is_planned_from_config_json_alone(ramet, laptop: Path
     ]
     assert plan["memory"][0].split() == "cuda 0 to 7: policy and engine, GiB each update rollouts".split()
     assert "of 80.0 GiB" in plan["memory"][-1]
+    assert plan["tools"] == ["python, search"]
     assert plan["not checked"] == ["because this machine has no", WEIGHTS, TOKENIZER, VLLM, RAY]
     ended = ramet(*planned, "--on", "4x80GiB", cwd=laptop, **WITHOUT)
     assert ended.errors == [
