@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import Parameter
 
 from ramet.config.schema import PolicyConfig, Schedule
+from ramet.policy.checkpoint.state import Progress, load_state, stage_state, write_state
 from ramet.policy.optim import clip_gradients, learning_rate, make_optimizer
 
 
@@ -42,3 +45,22 @@ def test_the_optimiser_takes_its_options_from_the_configuration() -> None:
     config = PolicyConfig(lr=0.1, beta1=0.8, beta2=0.95, weight_decay=0.5)
     options = make_optimizer([torch.nn.Parameter(torch.zeros(1))], config).param_groups[0]
     assert (options["lr"], options["betas"], options["weight_decay"]) == (0.1, (0.8, 0.95), 0.5)
+
+
+def test_on_a_gpu_a_step_is_fused_and_its_count_is_there_after_a_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A CPU has fused AdamW, too, so what a GPU would do is done here."""
+    config = PolicyConfig(lr=0.1)
+    assert make_optimizer([Parameter(torch.ones(2))], config).defaults["fused"] is None
+    monkeypatch.setattr(Parameter, "is_cuda", True, raising=False)
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimizer = make_optimizer(model.parameters(), config)
+    assert optimizer.defaults["fused"] is True
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    write_state(tmp_path, stage_state(model, optimizer, Progress(step=1), rank=0, world_size=1, copy=False))
+    load_state(tmp_path, model, optimizer, rank=0, world_size=1, seed=1)
+    count = optimizer.state[model.weight]["step"]
+    assert count.device == model.weight.device and float(count) == 1.0
+    optimizer.step()

@@ -250,5 +250,7 @@ def _load_targets(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         for key, entry in kept.items():
             like = entry.size == parameter.shape and parameter.dim()
             new = torch.zeros_like(parameter) if like else torch.zeros(entry.size, dtype=entry.properties.dtype)
+            if not like and optimizer.defaults["fused"]:
+                new = new.to(parameter.device)  # a fused step counts there, others in host memory
             optimizer.state[parameter][key] = new.detach()
     return own | _optimizer_tensors(model, optimizer)
