@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ import pytest
 from ramet.cli import main
 from ramet.cli.commands import COMMANDS
 from ramet.cli.job import JobCommand
-from ramet.config.request import sweep_points
+from ramet.config.request import SweptOverrides, sweep_points
 
 JOB = '''
 """Notes what it was told, one file for each point."""
@@ -156,6 +157,55 @@ def test_choices_ranges_and_choice_of_groups_are_swept_too(points):
     assert train("branch_policy=none,random", "train.steps=range(1,3)", "policy.lr=choice(0.5)") == 0
     assert len(points()) == 2  # files are named by steps and rate only
     assert {told["params"] for told in points()} == {"RandomBranchConfig"}
+
+
+def test_instances_can_be_swept_which_hydra_does_not_know():
+    swept = SweptOverrides((
+        "benchmarks=[own]", "benchmarks.own.use=files", "+benchmarks.own.limit=1,2", "hydra.sweep.dir=x",
+        "tools=glob(*)", "run.name=a",
+    ))  # fmt: skip
+    assert swept.for_hydra() == ["hydra.sweep.dir=x", "+swept.value_0=1,2", "tools=glob(*)"]
+    assert swept.point(["+swept.value_0=2", "tools=python", "train.steps=3"]) == [
+        "benchmarks=[own]", "benchmarks.own.use=files", "benchmarks.own.limit=2", "tools=python", "run.name=a",
+        "train.steps=3",
+    ]  # fmt: skip
+
+
+EVALUATION = """
+import os
+from types import SimpleNamespace
+from pathlib import Path
+from core.tests.evaluate.test_results import HEADER, played, score
+from ramet.errors import InfraError
+from ramet.evaluate.partial import PartialResults
+
+def run(resolved):
+    hot = resolved.config.evaluate.temperature
+    if hot == 2:
+        raise InfraError("down")
+    file = Path(os.environ["SWEEP_OUT"], f"{resolved.config.run.name}.json")
+    partial = PartialResults(file, HEADER)
+    partial.add(*played("a", [0, 1], [score(hot), score(hot)]))
+    partial.finish()
+    return SimpleNamespace(file=file)
+"""
+
+
+def test_a_sweep_of_evaluations_ends_with_one_table(points, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """Also if a point fails: of those that ended well."""
+    (tmp_path / "site/sweep_job/evaluation.py").write_text(EVALUATION)
+    monkeypatch.delitem(sys.modules, "sweep_job", raising=False)  # of an earlier test
+    job = JobCommand("eval", "sweep_job.evaluation", "as a test")
+    monkeypatch.setitem(COMMANDS, "eval", replace(COMMANDS["eval"], run=job.run))
+    monkeypatch.setenv("COLUMNS", "200")
+    overrides = ["model.path=m", "run.name=hot", "evaluate.temperature=0,2,1", "evaluate.k=2"]
+    assert main(["eval", "-m", *overrides]) == 2
+    table = [[cell.strip() for cell in line.split("│")[1:4]] for line in capsys.readouterr().out.splitlines()]
+    rows = [row for row in table if row and row[0][0].isdigit()]
+    assert rows == [
+        ["0: evaluate.temperature=0", "arithmetic", "accuracy"], ["0: evaluate.temperature=0", "arithmetic", "f1"],
+        ["2: evaluate.temperature=1", "arithmetic", "accuracy"], ["2: evaluate.temperature=1", "arithmetic", "f1"],
+    ]  # fmt: skip
 
 
 def test_a_dry_run_of_a_sweep_shows_every_plan_and_runs_nothing(points, tmp_path: Path, capsys):

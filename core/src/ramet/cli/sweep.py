@@ -17,7 +17,7 @@ from pathlib import Path
 from ramet.cli.terminal import print_problems, say
 from ramet.config.compose import compose
 from ramet.config.hydra_adapter import SweepRefused, sweep
-from ramet.config.request import sweep_points
+from ramet.config.request import SweptOverrides, sweep_points
 from ramet.config.resolved import Resolved
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError, RametError, raise_all
 from ramet.tracking.log import set_up_logging
@@ -33,11 +33,13 @@ class Point:
     module: str
     config_dir: Path | None
     debug: bool
+    swept: SweptOverrides
     measured: Path  # folder for what evaluations say of their results; one on another machine cannot reach it
 
     def __call__(self, number: int, overrides: list[str]) -> None:
         """Prints what went wrong and raises it: the launcher goes on with the other points."""
         set_up_logging(logging.DEBUG if self.debug else logging.INFO)
+        overrides = self.swept.point(overrides)
         logger.info("point %d: %s", number, " ".join(overrides))
         try:
             resolved = self.resolved(number, overrides)
@@ -60,7 +62,14 @@ def run_sweep(
     """Run all points, or print the plan of each. Raises before the first for what is wrong with any, or at the end."""
     with tempfile.TemporaryDirectory(prefix="ramet-sweep-") as folder:
         debug = logging.getLogger("ramet").isEnabledFor(logging.DEBUG)
-        point = Point(job=job, module=module, config_dir=config_dir, debug=debug, measured=Path(folder))
+        point = Point(
+            job=job,
+            module=module,
+            config_dir=config_dir,
+            debug=debug,
+            swept=SweptOverrides(tuple(overrides)),
+            measured=Path(folder),
+        )
         _plan_or_run(overrides, point, dry_run=dry_run)
 
 
@@ -70,15 +79,15 @@ def _plan_or_run(overrides: Sequence[str], point: Point, *, dry_run: bool) -> No
         raise ConfigError("--dry-run: which points another sweeper than Hydra's own will choose is not known before")
     found = _composed(point, points or [])
     if not dry_run:
-        _run(overrides, point)
+        _run(point)
         return
     plan = importlib.import_module(point.module).plan
     say("\n\n".join(f"point {n}: {' '.join(one.overrides)}\n{plan(one)}" for n, one in enumerate(found)))
 
 
-def _run(overrides: Sequence[str], point: Point) -> None:
+def _run(point: Point) -> None:
     try:
-        sweep(overrides, point, config_dir=point.config_dir)
+        sweep(point.swept.for_hydra(), point, config_dir=point.config_dir)
     except SweepRefused:
         raise
     except RametError as error:

@@ -102,6 +102,51 @@ def wrong_choices(request: JobRequest, catalog: Catalog) -> dict[str, list[str]]
     return wrong
 
 
+@dataclass(frozen=True, slots=True)
+class SweptOverrides:
+    """What was typed for a sweep. Hydra composes every point before Ramet does, and knows no instances
+    (`GROUP.NAME.use`): it is told only which values are swept, under names of its own.
+    """
+
+    typed: tuple[str, ...]
+
+    def for_hydra(self) -> list[str]:
+        """Its own keys, and what is swept. Raises `ConfigError` for what cannot be read."""
+        own = [text for text in self.typed if text.lstrip("+").startswith("hydra")]
+        swept = [(name, self._last[key]) for name, key in self._names.items()]
+        globs = [text for text in self._last.values() if _is_glob(parse(text))]
+        return [*own, *(f"+{name}={text.partition('=')[2]}" for name, text in swept), *globs]
+
+    def point(self, chosen: Sequence[str]) -> list[str]:
+        """The overrides of a point, in the order in which they were typed; `chosen` are those that Hydra gives it."""
+        values = dict(text.lstrip("+").split("=", 1) for text in chosen)
+        swept = {key: values.pop(name) for name, key in self._names.items() if name in values}
+        found = []
+        for text in self.typed:
+            key = text.partition("=")[0].lstrip("+")
+            if not key.startswith("hydra"):
+                value = swept.get(key, values.pop(key, None))
+                found.append(text if value is None else f"{key}={value}")
+        return [*found, *(f"{key}={value}" for key, value in values.items())]
+
+    @property
+    def _last(self) -> dict[str, str]:
+        """Key -> the override of it that counts, without Hydra's."""
+        keys = ((text.partition("=")[0].lstrip("+"), text) for text in self.typed)
+        return {key: text for key, text in keys if not key.startswith("hydra")}
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """Name for Hydra -> key, of what is swept. A glob is over the options of a group, so it keeps that name."""
+        read = ((key, parse(text)) for key, text in self._last.items())
+        swept = [key for key, one in read if one.is_sweep_override() and not _is_glob(one)]
+        return {f"swept.value_{i}": key for i, key in enumerate(swept)}
+
+
+def _is_glob(override: Override) -> bool:
+    return override.is_sweep_override() and override.get_value_string().startswith("glob(")
+
+
 def sweep_points(overrides: Sequence[str]) -> list[list[str]] | None:
     """The overrides of every point of a sweep, in order; None if another sweeper than Hydra's own chooses them.
 
