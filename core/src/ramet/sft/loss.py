@@ -37,7 +37,7 @@ def bound_loss(model: PreTrainedModel, tokens: int) -> None:
     except ConfigError as error:
         logger.warning("the loss holds the logits of all %d tokens of a batch at once: %s", tokens, error)
         return
-    model.forward = partial(_forward, model)  # type: ignore[method-assign]
+    model.forward = partial(_forward, model)
 
 
 def _forward(
