@@ -7,6 +7,7 @@ judged", which would take it out of the training.
 
 from __future__ import annotations
 
+import math
 import re
 
 from ramet_rewards.equality import MAX_DIGITS, NAME, without_dollars
@@ -18,6 +19,7 @@ MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 1000
 _SPACE = re.compile(r"\\!")  # a narrow one, and no factorial
 _BETWEEN = re.compile(r",|;|\\(?:text|mathrm)\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b")  # several values
+_POWER = re.compile(r"(?:\^|\*\*)\s*[({]?\s*[+-]?\s*(\d+)(?:\s*(?:\^|\*\*)\s*[({]?\s*[+-]?\s*(\d+))?")  # of a number
 _RELATION = re.compile(r"=|<|>|\\(?:leq?|geq?|neq?|lt|gt|approx|equiv|sim|in)\b|≤|≥|≠|≈|≡")
 
 
@@ -102,8 +104,13 @@ def _tower(text: str) -> int:
 
 
 def _largest_exponent(text: str) -> int:
-    found = re.findall(r"(?:\^|\*\*)\s*[({]?\s*[+-]?\s*(\d+)", text)
-    return max((int(digits[:12]) for digits in found), default=0)
+    found = _POWER.findall(text)
+    return max((_power(int(base[:12]), int(digits[:12] or "1")) for base, digits in found), default=0)
+
+
+def _power(base: int, exponent: int) -> int:
+    """`base ** exponent`, or a number beyond every bound."""
+    return base**exponent if base < 2 or exponent * math.log10(base) < 12 else 10**12
 
 
 def _largest_factorial(text: str) -> int:
