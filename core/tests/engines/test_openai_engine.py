@@ -150,7 +150,7 @@ def test_the_rollouts_of_a_task_stay_at_one_server_while_it_works(encoder: Encod
     async def ask() -> None:
         with OpenAIServer(lambda body: "x") as one, OpenAIServer(lambda body: "x") as other:
             async with engine_of(encoder, one.url, other.url, token_ids=False) as engine:
-                for task in "abcdefgh":
+                for task in "abcdefghijklmnopqrst":
                     before = len(one.requests), len(other.requests)
                     await asyncio.gather(*(engine.generate(request(encoder, f"{task}{i}", task)) for i in range(3)))
                     grown = len(one.requests) - before[0], len(other.requests) - before[1]
