@@ -82,8 +82,9 @@ class _Attention:
             )
         if position_ids is not self._positions or self._borders is None:
             self._positions, self._borders = position_ids, borders(position_ids)
-        # [B * S, heads, D]; rotary embeddings give float32 under autocast
-        mixed = attend(*(_flat(x).to(value.dtype) for x in (query, key, value)), self._borders, self._borders, scaling)
+        # [B * S, heads, D] each; rotary embeddings give float32 under autocast
+        queries, keys, values = (_flat(x).to(value.dtype) for x in (query, key, value))
+        mixed = attend(queries, keys, values, self._borders, self._borders, scaling)
         # [B, S, heads, D]
         return mixed.view(query.shape[0], query.shape[2], *mixed.shape[1:]), None
 
