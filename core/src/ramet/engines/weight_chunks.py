@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
+from torch.distributed import ProcessGroupGloo, TCPStore
 
 CHUNK_BYTES = 2**30  # a larger tensor is a chunk by itself
 ALIGNMENT = 16  # bytes; a view of another dtype must begin at a multiple of its item

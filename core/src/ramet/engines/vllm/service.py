@@ -41,7 +41,7 @@ Report = Callable[[FirstReport], None]
 logger = logging.getLogger(__name__)
 
 
-class Weights(Enum):
+class WeightState(Enum):
     """Of an engine that has slept, as its callers may count on it; on a CPU they are always there in truth."""
 
     HERE = auto()
@@ -90,7 +90,7 @@ class VllmService:
         self._steps = 0
         self._paused = False
         self._asleep = False
-        self._weights = Weights.HERE
+        self._weights = WeightState.HERE
         self._has_warned = False  # that sleep frees nothing
         self._cache_has_nan = False  # the cache of keys and values may hold numbers that are not finite
         self._broken: str | None = None  # why nothing can be served any more
@@ -152,7 +152,7 @@ class VllmService:
         async with AsyncExitStack() as entered:
             await entered.enter_async_context(self._barrier.update(in_flight=in_flight or self._asleep))
             self._check_works()
-            if self._asleep and self._weights is not Weights.EMPTY:
+            if self._asleep and self._weights is not WeightState.EMPTY:
                 raise RuntimeError("the vllm engine is asleep; call wake_weights before its weights are updated")
             await entered.enter_async_context(self._exclusive)
             cut = [running.sequence for running in self._running.values() if running.sequence.sampled]
@@ -187,7 +187,7 @@ class VllmService:
         self._check_works()
         if not self._asleep:
             self._asleep = True
-            self._weights = Weights.DROPPED
+            self._weights = WeightState.DROPPED
             if self._can_sleep:  # 1 would copy the weights to the host, 2 drops them
                 await self._call("falling asleep", self._llm.sleep(level=2, mode="keep"))
             else:
@@ -198,15 +198,15 @@ class VllmService:
 
     async def wake_weights(self) -> None:
         self._check_works()
-        if self._weights is Weights.DROPPED:
+        if self._weights is WeightState.DROPPED:
             if self._can_sleep:
                 await self._call("waking up", self._llm.wake_up(["weights"]))
-            self._weights = Weights.EMPTY
+            self._weights = WeightState.EMPTY
 
     async def wake(self) -> None:
         self._check_works()
         if self._asleep:
-            if self._weights is not Weights.HERE:
+            if self._weights is not WeightState.HERE:
                 raise RuntimeError("the vllm engine has dropped its weights; update them before it is woken")
             if self._can_sleep:
                 await self._call("waking up", self._llm.wake_up(["kv_cache"]))
@@ -298,7 +298,7 @@ class VllmService:
         await finish_update(self._llm, version)
         await self._llm.collective_rpc("ramet_set_version", args=(version,))
         self.version = version
-        self._weights = Weights.HERE
+        self._weights = WeightState.HERE
         await self._go_on()
 
     async def _zero_cache_if_needed(self) -> None:

@@ -44,7 +44,7 @@ SHARED = Path("/dev/shm")
 
 
 @dataclass
-class Source(WeightTransferInitInfo):  # type: ignore[misc, unused-ignore]
+class TransferSource(WeightTransferInitInfo):  # type: ignore[misc, unused-ignore]
     """Where weights will come from."""
 
     by: str  # host, ipc, nccl or gloo
@@ -71,17 +71,17 @@ class Receiver(Protocol):
         ...
 
 
-class WeightReceiver(WeightTransferEngine[Source, Arriving]):  # type: ignore[misc, unused-ignore]
+class WeightReceiver(WeightTransferEngine[TransferSource, Arriving]):  # type: ignore[misc, unused-ignore]
     """In a worker: takes chunks of Hugging Face weights, in any order and split anywhere between tensors."""
 
-    init_info_cls = Source
+    init_info_cls = TransferSource
     update_info_cls = Arriving
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._receivers: dict[str, Receiver] = {}
 
-    def init_transfer_engine(self, init_info: Source) -> None:
+    def init_transfer_engine(self, init_info: TransferSource) -> None:
         self._receivers[init_info.by] = self._receiver(init_info)
 
     def start_weight_update(self) -> None:
@@ -102,7 +102,7 @@ class WeightReceiver(WeightTransferEngine[Source, Arriving]):  # type: ignore[mi
     def shutdown(self) -> None:
         self._receivers.clear()
 
-    def _receiver(self, source: Source) -> Receiver:
+    def _receiver(self, source: TransferSource) -> Receiver:
         about = (self.config, self.vllm_config, self.device, self.model)
         match source.by:
             case "host":

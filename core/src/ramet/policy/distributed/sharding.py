@@ -20,7 +20,6 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ramet.models.weight_files import WeightFiles
 
@@ -85,8 +84,13 @@ def _own_rows(parameter: Tensor) -> tuple[int, int]:
     """The rows of the whole parameter that this rank holds, `start` to `end`."""
     if not isinstance(parameter, DTensor):
         return 0, len(parameter)
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    return offset[0], offset[0] + shape[0]
+    start, end = 0, len(parameter)
+    for axis, placement in enumerate(parameter.placements):
+        if placement.is_shard(0):  # FSDP cuts as `torch.chunk` does: all parts but the last are equally long
+            each = -(-(end - start) // parameter.device_mesh.size(axis))
+            first = start + each * parameter.device_mesh.get_local_rank(axis)
+            start, end = min(first, end), min(first + each, end)
+    return start, end
 
 
 def reshard(root: nn.Module) -> None:
