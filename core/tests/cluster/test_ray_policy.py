@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("ray")
 
-from ramet.cluster.ray import policy
+from ramet.cluster.ray import actor_base, policy
+from ramet.cluster.ray.actor_base import ActorProcess, interface_of, use_node_interface
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 
@@ -49,3 +52,60 @@ def test_the_rows_of_a_step_are_put_into_the_object_store_once(monkeypatch: pyte
         ("update_critic", "ref 2", "ref 1", 1),
         ("update", "ref 2", "ref 1", 1),
     ]
+
+
+def test_ranks_are_numbered_by_node_and_gpu_whatever_order_ray_has_started_them_in() -> None:
+    places = [("10.0.0.2", "1"), ("10.0.0.1", "10"), ("10.0.0.2", "0"), ("10.0.0.1", "9")]
+    told: dict[str, list[Any]] = {}
+
+    class Worker:
+        def __init__(self, slot: int) -> None:
+            self.name, self.slot = f"policy rank {slot}", slot
+            node, device = places[slot]
+            self.process = ActorProcess(node=node, pid=1, devices=(device,))
+
+        async def wait_started(self, timeout_s: float) -> None: ...
+
+        async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+            told.setdefault(method, []).append((self.slot, *arguments))
+            return "tcp://here:1"
+
+    class Pool:
+        timeout_s = 1.0
+        config = SimpleNamespace(cluster=SimpleNamespace(policy_workers=4), run=None)
+        placement = SimpleNamespace(
+            policy_slot=lambda slot: slot, shared_slots=lambda engine: range(2 * engine, 2 * engine + 2)
+        )
+
+        def start(self, actor: object, name: str, slot: int, setup: object, on_lost: object) -> Worker:
+            return Worker(slot)
+
+        async def unless_failed(self, work: Any) -> Any:
+            return await work
+
+    async def open_all() -> policy.RayPolicy:
+        pool, spec = cast(Any, Pool()), cast(Any, None)
+        ranks = policy.RayPolicy(pool, spec, None)
+        await ranks.open()
+        return ranks
+
+    ranks = asyncio.run(open_all())
+    assert [cast(Any, worker).slot for worker in ranks.ranks] == [3, 1, 2, 0]  # 10.0.0.1: 9, 10; 10.0.0.2: 0, 1
+    assert sorted(told["take_rank"]) == [(0, 3), (1, 1), (2, 2), (3, 0)]
+    assert told["rendezvous"] == [(3,)] and [worker.name for worker in ranks.ranks][3] == "policy rank 3"
+    assert ranks.ranks_beside(0) == [3, 1] and ranks.ranks_beside(1) == [2, 0]
+
+
+def test_gloo_and_nccl_use_the_interface_of_the_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert interface_of("127.0.0.1") == "lo" and interface_of("192.0.2.1") is None
+    monkeypatch.setattr(actor_base, "node_address", lambda: "10.0.0.1")
+    monkeypatch.setattr(actor_base, "interface_of", lambda address: "eth1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    use_node_interface()
+    assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ.pop("NCCL_SOCKET_IFNAME")) == ("mine", "=eth1")
+    monkeypatch.setattr(actor_base, "interface_of", lambda address: "lo")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    use_node_interface()
+    assert os.environ.pop("GLOO_SOCKET_IFNAME") == "lo" and "NCCL_SOCKET_IFNAME" not in os.environ

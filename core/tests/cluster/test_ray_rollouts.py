@@ -323,7 +323,7 @@ def test_a_worker_that_dies_is_replaced_with_the_current_weights_and_only_its_gr
     [message] = [record.message for record in caplog.records if "is lost" in record.message]
     assert re.match(
         r"rollout worker \d \(node [\d.]+, pid \d+\) is lost: its process ended at once: killed \(SIGKILL, out of "
-        r"memory\) or crashed \(.*\); replacing it \(1 of at most 3 in this run\), and its groups are run again$",
+        r"memory\) or crashed \(.*\); replacing it \(1 of at most 3 within 30 minutes\), and its groups are run again$",
         message,
     )
     assert re.search(r"rollout worker \d: ready", caplog.text)
@@ -409,9 +409,21 @@ def test_after_so_many_replacements_the_run_stops(with_rollouts, tmp_path, monke
     async def work(rollouts: RayRollouts) -> None:
         await rollouts.run(tasks("dies-0"), step=1, plan=PLAN)
 
-    with pytest.raises(InfraError, match="at most 1 rollout workers are replaced in one run, so it stops"):
+    with pytest.raises(InfraError, match="at most 1 rollout workers are replaced within 30 minutes, so the run stops"):
         with_rollouts(work, workers=1)
     assert len(list(tmp_path.glob("dies-0.*"))) == 2
+
+
+def test_only_replacements_of_the_last_while_count(with_rollouts, monkeypatch):
+    monkeypatch.setattr(rollouts, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(rollouts, "RESTART_WINDOW_S", 0.0)
+
+    async def work(rollouts: RayRollouts) -> int:
+        for step in (1, 2):
+            await rollouts.run(tasks(f"dies_once-{step}"), step=step, plan=PLAN)
+        return rollouts.restarts
+
+    assert with_rollouts(work, workers=1) == 2
 
 
 def test_a_node_with_other_plugins_is_refused_with_both_versions(with_rollouts, monkeypatch):

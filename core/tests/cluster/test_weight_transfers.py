@@ -53,6 +53,9 @@ class Ranks:
         self._dies_at = dies_at
         self._asked = 0
 
+    def ranks_beside(self, engine: int) -> list[int]:
+        return [engine]
+
     async def open_weights(self, writers: frozenset[int]) -> None:
         self._streams = [
             stream(self.now.items(), writes=rank in writers, device=CPU, largest=4200) for rank in range(2)
@@ -132,7 +135,7 @@ class Engine:
 
 
 def targets(engines: list[Engine]) -> list[Target]:
-    return [Target(worker=cast(RayWorker, one), ranks=range(i, i + 1)) for i, one in enumerate(engines)]
+    return [Target(worker=cast(RayWorker, one), number=i) for i, one in enumerate(engines)]
 
 
 def shared(ranks: Ranks) -> SharedMemoryTransfer:
@@ -223,7 +226,7 @@ def test_an_engine_over_several_devices_is_told_of_the_memory_on_each() -> None:
     def told(gpu: str) -> dict[str, Any]:
         return {"by": "ipc", "told": {"names": ["a"], "ipc_handles": {gpu: [[1], [1], 0, gpu]}}}
 
-    found = joined([told("GPU-0"), told("GPU-1"), told("GPU-2"), told("GPU-3")], range(2, 4))
+    found = joined([told("GPU-0"), told("GPU-1"), told("GPU-2"), told("GPU-3")], [2, 3])
     assert found["told"]["ipc_handles"].keys() == {"GPU-2", "GPU-3"} and found["told"]["names"] == ["a"]
 
 

@@ -5,6 +5,7 @@ The estimator sees what its `needs` name; what it returns is checked before anyt
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -90,10 +91,11 @@ class Learner:
             baseline = "" if greedy is None else " and a greedy one"
             message = "step %d: no group has two valid rollouts%s; nothing to learn from"
             repeats.warn(logger, "no group has two valid rollouts", message, step, baseline, by_step=True)
-            record_step(self._folder, step, played, greedy=greedy)
+            await asyncio.to_thread(record_step, self._folder, step, played, greedy=greedy)
             return metrics | {"train/updates": 0.0}
         batch, reported = await self._train_batch(rows, greedy, clock)
-        record_step(self._folder, step, played, batch, greedy=greedy)
+        # Not on the loop, where rollouts of the next step may be running. It is there before any weight changes.
+        await asyncio.to_thread(record_step, self._folder, step, played, batch, greedy=greedy)
         clock.lap("record")
         self._preemption.check()  # the last point at which the weights are those of the step before
         updated = await self._update(batch, step)

@@ -6,8 +6,12 @@ by methods, never by `__init__`: only a method's error reaches the driver as it 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 
 HEALTH = "health"  # concurrency group of pings
 SAVE = "save"  # of writing checkpoints while training continues
+SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
+LOOPBACK = "lo"
 MAX_LOG_LINES = 10_000  # kept for the next ping
 
 
@@ -80,7 +86,6 @@ class PolicySetup:
     timeout_s: float
     spec: PolicySpec
     critic: CriticSpec | None
-    rank: int
     world_size: int
 
 
@@ -104,6 +109,27 @@ def total_metrics(found: Sequence[Counts]) -> dict[str, float]:
 def node_address() -> str:
     """This node's address."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def use_node_interface() -> None:
+    """Let gloo and NCCL connect over the interface of the address by which Ray knows this node, unless the user has
+    chosen one: by itself gloo takes what the host's name resolves to, which may be the loopback, or another network.
+    """
+    name = interface_of(node_address())
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        if name != LOOPBACK:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # this one, not all whose names begin so
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this IPv4 address; None if none has it."""
+    for _, name in socket.if_nameindex():
+        request = struct.pack("256s", name.encode()[:15])
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            if socket.inet_ntoa(fcntl.ioctl(asked.fileno(), SIOCGIFADDR, request)[20:24]) == address:
+                return name
+    return None
 
 
 class _LogBuffer(logging.Handler):

@@ -15,7 +15,15 @@ import ray
 from ray import ObjectRef
 
 from ramet.cluster.local import LocalRollouts, first_progress
-from ramet.cluster.ray.actor_base import SAVE, Actor, Counts, PolicySetup, RolloutSetup, node_address
+from ramet.cluster.ray.actor_base import (
+    SAVE,
+    Actor,
+    Counts,
+    PolicySetup,
+    RolloutSetup,
+    node_address,
+    use_node_interface,
+)
 from ramet.cluster.ray.weight_senders import Broadcaster, stream
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
 from ramet.components.build import Components, needs_rewards, start_rewards
@@ -38,6 +46,7 @@ class RolloutActor(Actor):
 
     async def start(self) -> EngineInfo:
         setup: RolloutSetup = self._read_setup()
+        use_node_interface()  # vLLM's processes inherit it
         set_up_torch(setup.config.run)
         components = Components(setup.config)
         self.scorer = components.scorer if setup.branching and needs_rewards(components.branch_policy) else None
@@ -165,14 +174,18 @@ class PolicyActor(Actor):
             found.bind(("", 0))
             return f"tcp://{node_address()}:{found.getsockname()[1]}"
 
+    def take_rank(self, rank: int) -> None:
+        """Known when all have started, and with them where each is."""
+        self.rank = rank
+
     def start(self, address: str | None) -> None:
-        """`address` is the rendezvous; None if there is one rank."""
+        """`address` is the rendezvous; None if there is one rank. After `take_rank`."""
         setup: PolicySetup = self._read_setup()
+        use_node_interface()
         set_up_torch(setup.run)
         if address is not None:
-            join_ranks(rank=setup.rank, world_size=setup.world_size, address=address, timeout_s=setup.timeout_s)
-        ranks = {"rank": setup.rank, "world_size": setup.world_size}
-        self.rank = setup.rank
+            join_ranks(rank=self.rank, world_size=setup.world_size, address=address, timeout_s=setup.timeout_s)
+        ranks = {"rank": self.rank, "world_size": setup.world_size}
         self.policy = PolicyWorker(setup.spec, **ranks)
         self.critic = None if setup.critic is None else CriticWorker(setup.critic, **ranks)
         self._progress = partial(first_progress, self.policy, self.critic)

@@ -65,7 +65,7 @@ class RayBackend:
         await self.policy.rest()  # vLLM takes its share of what is free now
         found = [rank.process.devices if rank.process is not None else () for rank in self.policy.ranks]
         devices = {
-            number: tuple(device for rank in self._pool.placement.shared_ranks(number) for device in found[rank])
+            number: tuple(device for rank in self.policy.ranks_beside(number) for device in found[rank])
             for number in range(self._pool.config.cluster.rollout_workers)
         }
         await self.rollouts.open(devices)

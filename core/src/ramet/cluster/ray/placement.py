@@ -83,8 +83,8 @@ class WorkerPlacement:
         gpus = 0.0 if self._colocate else float(self.uses_gpus * self._per_engine)
         return PlacementSlot(self.groups[-1], number, self._cpus, gpus)
 
-    def shared_ranks(self, number: int) -> range:
-        """Ranks whose GPUs a co-located engine uses; the first if it has GPUs of its own, or there are none."""
+    def shared_slots(self, number: int) -> range:
+        """Slots of the policy whose GPUs a co-located engine uses; the first if it has its own, or there are none."""
         if not self._colocate:
             return range(1)
         return range(number * self._per_engine, (number + 1) * self._per_engine)

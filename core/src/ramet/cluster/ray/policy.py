@@ -29,6 +29,7 @@ class RayPolicy:
 
     def __init__(self, pool: WorkerPool, spec: PolicySpec, critic: CriticSpec | None) -> None:
         self.ranks: list[RayWorker] = []
+        self.ranks_of_slots: list[int] = []  # by slot, the rank of the worker in it
         self.updates = 0  # of the policy, begun
         self.before_compute: Callable[[], Awaitable[None]] | None = None
         self._pool = pool
@@ -41,22 +42,32 @@ class RayPolicy:
     async def open(self) -> None:
         """Start all ranks and connect them to each other."""
         timeout_s = self._pool.timeout_s
-        self.ranks = [self._start_rank(rank) for rank in range(self._pool.config.cluster.policy_workers)]
-        await asyncio.gather(*(rank.wait_started(timeout_s) for rank in self.ranks))
+        slots = [self._start_worker(slot) for slot in range(self._pool.config.cluster.policy_workers)]
+        await asyncio.gather(*(worker.wait_started(timeout_s) for worker in slots))
+        self.ranks = sorted(slots, key=_place)
+        self.ranks_of_slots = [self.ranks.index(worker) for worker in slots]
+        for rank, worker in enumerate(self.ranks):
+            worker.name = f"policy rank {rank}"
+        await asyncio.gather(
+            *(worker.call("take_rank", rank, timeout_s=timeout_s) for rank, worker in enumerate(self.ranks))
+        )
         address = await self.ranks[0].call("rendezvous", timeout_s=timeout_s) if len(self.ranks) > 1 else None
         await self._call_all("start", address)
 
-    def _start_rank(self, rank: int) -> RayWorker:
+    def ranks_beside(self, engine: int) -> list[int]:
+        """The ranks on whose GPUs a co-located engine is; the first of them if it has GPUs of its own."""
+        return [self.ranks_of_slots[slot] for slot in self._pool.placement.shared_slots(engine)]
+
+    def _start_worker(self, slot: int) -> RayWorker:
         setup = PolicySetup(
             run=self._pool.config.run,
             timeout_s=self._pool.timeout_s,
             spec=self._spec,
             critic=self._critic,
-            rank=rank,
             world_size=self._pool.config.cluster.policy_workers,
         )
-        slot = self._pool.placement.policy_slot(rank)
-        return self._pool.start(PolicyActor, f"policy rank {rank}", slot, setup, self._on_lost)
+        place = self._pool.placement.policy_slot(slot)
+        return self._pool.start(PolicyActor, f"policy rank {slot}", place, setup, self._on_lost)
 
     def _on_lost(self, worker: RayWorker, error: WorkerLost) -> None:
         self._pool.fail(_fatal(error))
@@ -175,6 +186,12 @@ class RayPolicy:
         finally:
             for call in calls:
                 call.cancel()
+
+
+def _place(worker: RayWorker) -> tuple[str, list[int]]:
+    """Node and GPU: neighbouring ranks, which may share sequences, are on one node. Ray promises no order of slots."""
+    assert worker.process is not None, "not started"
+    return worker.process.node, [int(device) for device in worker.process.devices if device.isdecimal()]
 
 
 def _fatal(error: WorkerLost) -> WorkerLost:

@@ -34,7 +34,8 @@ from ramet.tracking import repeats
 from ramet.types import Group, Task
 
 logger = logging.getLogger(__name__)
-MAX_RESTARTS = 3  # of rollout workers, in one run of the command
+MAX_RESTARTS = 3  # of rollout workers, within RESTART_WINDOW_S: a long run may lose one now and then
+RESTART_WINDOW_S = 1800.0
 PATIENCE_S = 60.0  # for a group whose time is over to come back masked
 
 
@@ -109,6 +110,7 @@ class RayRollouts:
         take memory, so that the policy frees its own.
         """
         self.restarts = 0
+        self._recent: list[float] = []  # when workers were replaced, within the window
         self._score_s = score_s
         self._in_rounds = in_rounds
         self._pool = pool
@@ -297,10 +299,7 @@ class RayRollouts:
             if self.before_wake is not None:
                 await self.before_wake()
             await self._call_each("wake_weights")
-        targets = [
-            Target(worker=worker, ranks=self._pool.placement.shared_ranks(self._numbers[worker]))
-            for worker in self._dispatcher.workers
-        ]
+        targets = [Target(worker=worker, number=self._numbers[worker]) for worker in self._dispatcher.workers]
         await transfer.send(targets, version, self._replace)
         if woken:
             await self._call_each("wake")
@@ -408,16 +407,22 @@ class RayRollouts:
         self._dispatcher.remove(worker)
         self._pool.stop(worker)
         self.restarts += 1
-        if self.restarts > MAX_RESTARTS:
+        now = time.monotonic()
+        self._recent = [*(at for at in self._recent if now - at < RESTART_WINDOW_S), now]
+        if len(self._recent) > MAX_RESTARTS:
             self._pool.fail(
-                InfraError(f"{error}; at most {MAX_RESTARTS} rollout workers are replaced in one run, so it stops")
+                InfraError(
+                    f"{error}; at most {MAX_RESTARTS} rollout workers are replaced within {RESTART_WINDOW_S / 60:g} "
+                    "minutes, so the run stops"
+                )
             )
             return
         logger.warning(
-            "%s; replacing it (%d of at most %d in this run), and its groups are run again",
+            "%s; replacing it (%d of at most %d within %g minutes), and its groups are run again",
             error,
-            self.restarts,
+            len(self._recent),
             MAX_RESTARTS,
+            RESTART_WINDOW_S / 60,
         )
         self._pool.create_task(self._restart(number))
 

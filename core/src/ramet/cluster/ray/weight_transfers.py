@@ -34,10 +34,10 @@ OnLost = Callable[[RayWorker, InfraError], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An engine that is sent weights, and the policy ranks whose devices its workers are on, if it shares them."""
+    """An engine that is sent weights, and its number."""
 
     worker: RayWorker
-    ranks: range
+    number: int
 
 
 class WeightTransfer(Protocol):
@@ -130,7 +130,8 @@ class SharedMemoryTransfer(_Streamed):
     async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
         self._note_updates()
         left = await self._each(targets, on_lost, lambda target: self._call(target.worker, "begin_update"))
-        await self._policy.open_weights(frozenset(rank for target in targets for rank in target.ranks))
+        writers = frozenset(rank for target in targets for rank in self._policy.ranks_beside(target.number))
+        await self._policy.open_weights(writers)
         while (told := await self._policy.next_weights())[0] is not None:
             found = [one or {} for one in told]
             left = await self._each(left, on_lost, partial(self._receive, found))
@@ -138,7 +139,7 @@ class SharedMemoryTransfer(_Streamed):
         await self._policy.rest()  # the chunk's buffer, before engines take memory for their caches
 
     async def _receive(self, told: Sequence[Mapping[str, Any]], target: Target) -> None:
-        await self._call(target.worker, "receive_chunk", joined(told, target.ranks))
+        await self._call(target.worker, "receive_chunk", joined(told, self._policy.ranks_beside(target.number)))
 
     async def _each(
         self, targets: Sequence[Target], on_lost: OnLost, call: Callable[[Target], Coroutine[Any, Any, Any]]
@@ -157,7 +158,7 @@ class SharedMemoryTransfer(_Streamed):
         return [target for target, is_left in zip(targets, kept, strict=True) if is_left]
 
 
-def joined(told: Sequence[Mapping[str, Any]], ranks: range) -> dict[str, Any]:
+def joined(told: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any]:
     """What the workers of an engine are told by the ranks on their devices: the same tensors in the memory of each."""
     first = dict(told[ranks[0]])
     if first["by"] == "ipc":
