@@ -8,6 +8,7 @@ its data, tools, rewards nor an engine.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 from collections.abc import Sequence
@@ -216,7 +217,8 @@ class _Replay:
                 if (file := self.source.checkpoint.folder / name).is_file():
                     shutil.copyfile(file, folder / name)
 
-        return checkpoints.save(self.steps, write).folder
+        saved = await asyncio.to_thread(checkpoints.save, self.steps, write)  # ranks answer through this event loop
+        return saved.folder
 
     def _tell(self, difference: float) -> None:
         if difference:
