@@ -20,7 +20,7 @@ from ramet.config.compose import compose
 from ramet.evaluate.header import Header
 from ramet.evaluate.judge_pass import JudgedResult
 from ramet.evaluate.judge_pass import run as judge
-from ramet.evaluate.results import PartialResults
+from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.rollouts_file import group_record
 from ramet.evaluate.tasks import task_result
 from ramet.openai_client import client as client_module
@@ -124,7 +124,7 @@ def result(tmp_path: Path) -> Path:
     for fault in ("none", *FAULTS):
         group = Group(task=task(fault), rollouts=tuple(rollouts_of(task(fault))))
         scores = [{"rules": 0.5}] * len(ANSWERS)
-        partial.add(task_result("facts", group, prompt="p", scores=scores), group_record(group, scores, "rules"))
+        partial.add(task_result("facts", group, scores=scores), group_record(group, scores, "rules"))
     partial.finish()
     return tmp_path / "results.json"
 
