@@ -22,7 +22,7 @@ from ramet.evaluate.judge_pass import JudgedResult
 from ramet.evaluate.judge_pass import run as judge
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.rollouts_file import group_record
-from ramet.evaluate.tasks import task_result
+from ramet.evaluate.tasks import Judgement, task_result
 from ramet.openai_client import client as client_module
 from ramet.plugins import load_plugins
 from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward, n_unjudged
@@ -124,7 +124,8 @@ def result(tmp_path: Path) -> Path:
     for fault in ("none", *FAULTS):
         group = Group(task=task(fault), rollouts=tuple(rollouts_of(task(fault))))
         scores = [{"rules": 0.5}] * len(ANSWERS)
-        partial.add(task_result("facts", group, scores=scores), group_record(group, scores, "rules"))
+        judged = [Judgement(scores=found) for found in scores]
+        partial.add(task_result("facts", group, judged), group_record(group, scores, "rules"))
     partial.finish()
     return tmp_path / "results.json"
 
