@@ -109,7 +109,7 @@ def _decisive(resolved: Resolved, name: str) -> dict[str, Any]:
     return {"options": options, **({"files": files} if files else {})}
 
 
-def _deciding(options: Any) -> Any:
+def _as_compared(options: Any) -> Any:
     """Without what changes no verdict of a judge: where its server is, as long as the model is named, and patience."""
     params = options.get("params") if isinstance(options, Mapping) else None
     if not isinstance(params, Mapping):
@@ -192,7 +192,7 @@ class _Pass:
         return verdicts
 
     def _check(self, found: Mapping[str, Any], file: Path) -> None:
-        other = [key for key, value in self._header.items() if _deciding(found.get(key)) != _deciding(value)]
+        other = [key for key, value in self._header.items() if _as_compared(found.get(key)) != _as_compared(value)]
         if other:
             name = self._reward.name
             raise ConfigError(
