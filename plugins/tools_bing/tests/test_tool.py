@@ -18,6 +18,7 @@ from ramet.testing import local_services
 from ramet_tools_bing import DeepSearchConfig, PageConfig, SearchConfig, SearchTool
 from ramet_tools_bing.cache_commands import cache
 from ramet_tools_bing.config import deep_problems, page_problems, search_problems
+from ramet_tools_bing.corpus import build_corpus
 from ramet_tools_bing.formats import NOTHING, default, release
 from ramet_tools_bing.providers.brightdata import BrightData
 from ramet_tools_bing.results import SearchItem
@@ -41,6 +42,25 @@ def test_it_answers_at_once_without_key_and_says_who_does(caplog: pytest.LogCapt
     assert found.text.startswith("[1] Canberra\nCanberra is the capital of Australia.")
     assert found.metadata["provider"] == "corpus" and not found.error
     assert caplog.messages == ["search: answered by the offline corpus (the sample of ramet-tools-bing), 47 passages"]
+    assert caplog.records[0].name.startswith("ramet.")  # whose news a run shows
+
+
+def test_a_run_that_searches_the_sample_is_warned(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    async def start(config: SearchConfig) -> None:
+        tool = SearchTool(config)
+        with local_services() as services:
+            await tool.start(services)
+        await tool.aclose()
+
+    build_corpus([SearchItem(text="a lamp")], tmp_path / "corpus")
+    asyncio.run(start(SearchConfig(corpus=str(tmp_path / "corpus"))))
+    assert caplog.messages == []
+    asyncio.run(start(SearchConfig()))
+    assert caplog.messages == [
+        "search: the sample of ramet-tools-bing answers, which is there to be looked at and not to train on: set the "
+        "variable of a service's key (BRIGHTDATA_API_KEY, SERPER_API_KEY, TAVILY_API_KEY, BRAVE_API_KEY), or "
+        "tools.search.params.corpus=FILE (`ramet corpus build`)"
+    ]
 
 
 @pytest.mark.parametrize(
