@@ -34,6 +34,8 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/cli/test_sweep.py",
     "core/tests/policy/test_ulysses.py",
     "core/tests/cluster/test_ray_limits.py",
+    "core/tests/cluster/test_weight_transfers.py",
+    "core/tests/engines/test_vllm_recorder.py",
     "core/tests/sft/test_job.py",
     "core/tests/policy/test_critic.py",
     "core/tests/policy/test_state.py",

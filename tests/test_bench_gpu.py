@@ -12,6 +12,11 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "bench" / "gpu" / "run.sh"
 ROWS = {
+    "a rank, attention sdpa",
+    "weights to engines",
+    "drawing tokens",
+    "pinned memory",
+    "a checkpoint",
     "packed against alone, sdpa, float32",
     "packed against alone, eager, float32",
     "engine torch, 4 slots",

@@ -10,8 +10,8 @@ PACKAGES = {  # and the oldest that is known to do
     "transformers": (5, 16, 1),
     "numpy": (1, 26),
     "pluggy": (1, 5),
-    "hydra-core": (1, 3, 8),
     "omegaconf": (2, 3),
+    "accelerate": (1, 10),
 }
 MEMORY_GIB = 38  # the 1.5B model with its optimiser alone takes 23
 

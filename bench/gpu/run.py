@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -16,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import first
 import torch
 from engine import run_engine
 from harness import print_table, write_results
@@ -28,7 +31,7 @@ from update import run_update
 from ramet.config.schema import Attention, ModelConfig
 from ramet.errors import RametError
 
-LIMIT_S = 540  # after it no further part begins
+LIMIT_S = 420  # after it no further part begins
 UPDATES = (  # (checkpointing, compile, attention)
     (False, False, Attention.AUTO),
     (False, True, Attention.AUTO),
@@ -43,8 +46,10 @@ Cells = dict[str, str]
 class Bench:
     """Runs part after part as long as there is time. `cells[row][column]` is the table."""
 
-    def __init__(self, *, cuda: bool) -> None:
+    def __init__(self, *, cuda: bool, rows: Path | None = None) -> None:
+        """`rows`: a file to which each row is added as soon as it is there."""
         self.cuda = cuda
+        self._rows = rows
         self.cells: dict[str, Cells] = {}
         self.raw: list[dict[str, Any]] = []
         self._started = time.monotonic()
@@ -53,6 +58,8 @@ class Bench:
         device = torch.device("cuda" if self.cuda else "cpu")
         with tempfile.TemporaryDirectory(prefix="ramet-gpu-") as folder:
             model = make_model(size, Path(folder), device)
+            if not self.cells:
+                self._first(size, model)
             self._part(size, "packing", lambda: self._packing(size, model))
             self._part(size, "engine torch", lambda: self._engine(size, model))
             for checkpointing, compiled, attention in UPDATES if self.cuda else UPDATES[:1]:
@@ -62,6 +69,20 @@ class Bench:
             for compiled in (False, True) if self.cuda else (False,):
                 name = "FSDP, one rank, with checkpointing" + " compiled" * compiled
                 self._part(size, name, partial(self._sharded, size, model, name, compiled))
+
+    def _first(self, size: Size, model: ModelConfig) -> None:
+        """What reading found to be in doubt, with the smallest model."""
+        attentions = (Attention.SDPA, Attention.FLASH, Attention.VARLEN) if self.cuda else (Attention.SDPA,)
+        parts: dict[str, Callable[[], str]] = {
+            f"a rank, attention {attention}": partial(first.start_and_reserve, model, size, attention)
+            for attention in attentions
+        }
+        parts["weights to engines"] = partial(first.transports, model)
+        parts["drawing tokens"] = partial(first.draws, model)
+        parts["pinned memory"] = partial(first.pinned, model)
+        parts["a checkpoint"] = partial(first.checkpoint, model)
+        for name, check in parts.items():
+            self._part(size, name, lambda name=name, check=check: self._write(size, name, check(), {}))  # type: ignore[misc]
 
     def _packing(self, size: Size, model: ModelConfig) -> None:
         lengths = [700, 60, 300, 5] if self.cuda else [9, 3, 12, 5]
@@ -108,6 +129,9 @@ class Bench:
 
     def _write(self, size: Size, row: str, text: str, raw: dict[str, Any]) -> None:
         self.cells.setdefault(row, {})[size.name] = text
+        if self._rows is not None:
+            with self._rows.open("a", encoding="utf-8") as file:  # a run that is cut off leaves what it had
+                file.write(json.dumps({"size": size.name, "row": row, "text": text}) + "\n")
         if raw:
             self.raw.append({"size": size.name, "part": row, **raw})
 
@@ -124,7 +148,8 @@ def main() -> int:
     disable_progress_bar()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     sizes = CPU if rehearsal else GPU
-    bench = Bench(cuda=not rehearsal)
+    folder = os.environ.get("OUT")
+    bench = Bench(cuda=not rehearsal, rows=None if folder is None else Path(folder) / "rows.jsonl")
     for size in sizes:
         bench.measure(size)
     where = "a CPU (rehearsal: tiny shapes, no measurement)" if rehearsal else torch.cuda.get_device_name()

@@ -1,0 +1,151 @@
+"""What reading the code found to be in doubt on a GPU, one short check each; they run before anything that takes long.
+
+Each gives one row. On a CPU the same code runs with tiny shapes, and says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rows import random_rows
+from sizes import Size
+from update import synchronise
+
+from ramet.algorithms.logprobs import Entropy
+from ramet.cluster.ray.weights import buckets
+from ramet.config.schema import Attention, ModelConfig, PolicyConfig
+from ramet.engines.weight_chunks import grouped, laid_out, pack
+from ramet.policy.batching.packing import micro_batches
+from ramet.policy.checkpoint.dcp import write_tensors
+from ramet.policy.distributed.ranks import join_ranks
+from ramet.policy.distributed.sharding import reshard
+from ramet.policy.logprob_model import LogprobModel
+from ramet.policy.models import attention_cost, build_trainable
+from ramet.policy.optim import make_optimizer
+
+GIB = 2**30
+BUDGET = 8192  # tokens of a micro-batch
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """A group of this process alone: models are sharded over it as over several."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    join_ranks(rank=0, world_size=1, address=f"tcp://127.0.0.1:{port}", timeout_s=60)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def start_and_reserve(config: ModelConfig, size: Size, attention: Attention) -> str:
+    """A rank's start with this attention, an update, and what it holds before and after it is at rest."""
+    cuda, device = config.device == "cuda", torch.device(config.device)
+    options = PolicyConfig(activation_checkpointing=True)
+    own = ModelConfig(path=config.path, dtype=config.dtype, device=config.device, attention=attention)
+    with one_rank():
+        started = time.perf_counter()
+        model = build_trainable(own, options, LogprobModel, seed=1, world_size=2)
+        synchronise()
+        seconds = time.perf_counter() - started
+        optimizer = make_optimizer(model.parameters(), options)
+        rows = random_rows(size.sequences, size.prompt, [size.response], size.shape["vocab_size"])
+        for batch in micro_batches(rows, budget=BUDGET, cost=attention_cost(model.model, device)):
+            model.token_logprobs(batch.to(device), 1.0, Entropy.DETACHED).logprobs.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        text = f"starts in {seconds:.1f} s, one update"
+        if cuda:
+            before = torch.cuda.memory_reserved()
+            reshard(model)
+            gc.collect()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            held = f"{torch.cuda.memory_allocated() / GIB:.1f} of {torch.cuda.memory_reserved() / GIB:.1f}"
+            text += f"; reserved {before / GIB:.1f} GiB, at rest {held}"
+    return text
+
+
+def transports(config: ModelConfig) -> str:
+    """GB/s of what `host` and `ipc` do on the policy's side with 2 GiB of weights."""
+    device, count = torch.device(config.device), 2**30 if config.device == "cuda" else 2**18
+    weights = [(f"layer {i}", torch.ones(count // 16, dtype=torch.bfloat16, device=device)) for i in range(16)]
+    size = sum(tensor.nbytes for _, tensor in weights)
+
+    def to_host() -> None:
+        for _ in buckets(weights, size // 4):
+            pass
+
+    def packed() -> None:
+        for group in grouped(weights, size // 4):
+            pieces, width = laid_out(group)
+            pack(group, pieces, torch.empty(width, dtype=torch.uint8, device=device))
+
+    def pageable() -> None:
+        for _, tensor in weights:
+            tensor.to("cpu", copy=True)
+
+    names = {"pinned buckets": to_host, "pageable": pageable, "packed on the device": packed}
+    return ", ".join(f"{name} {size / _seconds(work) / 1e9:.1f} GB/s" for name, work in names.items())
+
+
+def draws(config: ModelConfig) -> str:
+    """A step of 256 requests drawn row by row, as seeds need it, and together."""
+    device, shape = torch.device(config.device), (256, 151_936) if config.device == "cuda" else (8, 304)
+    noise = torch.empty(shape, device=device)
+    generators = [torch.Generator(device=device).manual_seed(i) for i in range(shape[0])]
+
+    def by_row() -> None:
+        for row, generator in zip(noise, generators, strict=True):
+            row.exponential_(generator=generator)
+
+    def together() -> None:
+        noise.exponential_()
+
+    return f"seeded {1e3 * _seconds(by_row):.2f} ms a step, together {1e3 * _seconds(together):.2f} ms"
+
+
+def pinned(config: ModelConfig) -> str:
+    """How much of the host a pinned block of 272 MiB takes: torch rounds up to powers of two."""
+    if config.device != "cuda":
+        return "needs a GPU"
+    block = torch.empty(272 * 2**20, dtype=torch.uint8, pin_memory=True)
+    stats = torch.cuda.host_memory_stats()
+    return f"{block.nbytes / 2**20:.0f} MiB take {stats.get('allocated_bytes.current', 0) / 2**20:.0f} MiB"
+
+
+def checkpoint(config: ModelConfig) -> str:
+    """Writing and hashing 1 GiB from the device."""
+    device, count = torch.device(config.device), 2**28 if config.device == "cuda" else 2**16
+    tensors = {f"t{i}": torch.ones(count // 8, device=device) for i in range(8)}
+    with tempfile.TemporaryDirectory(prefix="ramet-gpu-") as folder:
+        started = time.perf_counter()
+        write_tensors(Path(folder), tensors, None)
+        written = time.perf_counter()
+        for file in Path(folder).iterdir():
+            with file.open("rb") as opened:
+                hashlib.file_digest(opened, "sha256")
+        hashed = time.perf_counter()
+    size = 4 * count / 1e9
+    return f"written {size / (written - started):.2f} GB/s, hashed {size / (hashed - written):.2f} GB/s"
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    """Of the second time."""
+    work()
+    synchronise()
+    started = time.perf_counter()
+    work()
+    synchronise()
+    return max(time.perf_counter() - started, 1e-9)
