@@ -333,8 +333,8 @@ def test_sampled_ids_that_their_text_would_not_give_are_kept_and_counted(play: P
                 values[:] = values[:1] * len(done.token_ids)
             return done
 
-    played = play(None, engine=Drifting(lambda *_: ANSWER, encoder), group_size=2)
-    assert played.metrics["rollout/retokenization_drift"] == 2
+    played = play(None, engine=Drifting(lambda *_: ANSWER, encoder), group_size=6)
+    assert played.metrics["rollout/retokenization_drift"] == 2  # every fourth rollout is looked at: 0 and 4
     kept = encoder.untrusted("<answer>") + encoder.markup("2</answer>")
     assert all(list(r.segments[1].token_ids) == list(kept) for r in played.rollouts)
 
