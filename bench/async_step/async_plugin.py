@@ -47,7 +47,9 @@ class Calls:
 
 @dataclass(kw_only=True, slots=True)
 class SlowConfig:
-    latency_s: float = 0.2  # mean; single calls take between half and one and a half times as long
+    latency_s: float = 0.2  # mean of most calls, which take between half and one and a half times as long
+    slow_share: float = 0.0  # of the calls, which take `slow_factor` times as long
+    slow_factor: float = 20.0
 
 
 class Slow:
@@ -61,7 +63,9 @@ class Slow:
         self.config = config
 
     async def __call__(self, call: ToolCall) -> ToolResult:
-        await asyncio.sleep(self.config.latency_s * (0.5 + Random(f"{call.rollout}:{call.turn}").random()))
+        rng, config = Random(f"{call.rollout}:{call.turn}"), self.config
+        factor = config.slow_factor if rng.random() < config.slow_share else 1.0
+        await asyncio.sleep(factor * config.latency_s * (0.5 + rng.random()))
         return ToolResult(text="ok")
 
 
