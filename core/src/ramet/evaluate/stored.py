@@ -66,7 +66,7 @@ def _running(out: Path) -> StoredEvaluation:
                     body.pop(RECORD, None)
                     task = TaskResult.from_body(body)
                     tasks[task.benchmark, task.task] = task
-                    lines.add((task.benchmark, task.task), start, len(line))
+                    lines.add((task.benchmark, task.task), start, len(line) - 1)  # without its end
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigError(f"{path}: not a readable file of an unfinished evaluation: {error}") from error
             start += len(line)
