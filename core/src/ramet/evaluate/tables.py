@@ -27,7 +27,7 @@ class TextTable:
     def rich(self) -> Table:
         table = Table(title=self.title or None, caption=self.caption or None)
         for column in self.columns:
-            table.add_column(column)
+            table.add_column(column, overflow="fold")  # names are never cut
         for row in self.rows:
             table.add_row(*row)
         return table
