@@ -24,6 +24,7 @@ LONGEST = (  # each takes about ten seconds or more
     "core/tests/engines/test_vllm_parallel.py",
     "core/tests/engines/test_vllm_engine.py",
     "tests/e2e/test_vllm_serve.py",
+    "tests/faults/test_judge.py",
     "tests/faults/test_ray_faults.py",
     "core/tests/sft/test_ranks.py",
     "core/tests/cluster/test_ray_backend.py",
