@@ -50,7 +50,7 @@ KILL_POINTS = {
     "scored": KillPoint("ramet.train.learning:rows_of"),
     "estimated": KillPoint("ramet.train.learning:estimate", after=True),
     "recording": KillPoint("ramet.rollout.record:record_line", call=2, after=True),
-    "recorded": KillPoint("ramet.train.learning:write_records", after=True),
+    "recorded": KillPoint("ramet.train.recording:write_records", after=True),
     "update": KillPoint("ramet.policy.worker:PolicyWorker._optimizer_step", after=True),  # half of the mini-batches
     "updated": KillPoint("ramet.policy.worker:PolicyWorker.update", after=True),
     "sync": KillPoint("ramet.engines.torch.model_runner:ModelRunner.load", after=True),  # in the engine's thread
