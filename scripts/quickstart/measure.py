@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from ramet import Benchmark, Group, Rollout, Task, Tool, ToolCall, ToolResult
+from kind import QuickstartKind, unchanged
+
+from ramet import Benchmark, Group, Rollout, Task, Tool
 from ramet.cluster.local import LocalRollouts
 from ramet.components.build import Components
 from ramet.components.services import RunServices
@@ -21,7 +24,10 @@ SAMPLES = 4  # rollouts per problem at temperature 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Shares in [0, 1] over all rollouts; `tool_accuracy` over the sampled ones that used the tool."""
+    """Shares in [0, 1] over all rollouts. A rollout uses the tool if it calls it as often as a right answer takes.
+
+    `tool_accuracy` is over the sampled ones that use it.
+    """
 
     greedy: float
     sampled: float
@@ -30,54 +36,49 @@ class Measured:
     tool_accuracy: float
 
 
-async def measure(config: Config, benchmark: Benchmark, tasks: Sequence[Task]) -> Measured:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misled:
+    """Greedy, with a tool that misleads: shares of answers that are right, and that are what the tool said last."""
+
+    accuracy: float
+    follows: float
+
+
+async def measure(config: Config, benchmark: Benchmark, tasks: Sequence[Task], kind: QuickstartKind) -> Measured:
     """Greedy once and `SAMPLES` times at temperature 1, through the rollout code that trains."""
-    rollouts = await _open(config, lambda tool: tool)
-    try:
+    async with _opened(config) as rollouts:
         greedy = await _play(rollouts, tasks, size=1, temperature=0.0)
         sampled = await _play(rollouts, tasks, size=SAMPLES, temperature=1.0)
-    finally:
-        await rollouts.close()
-    with_tool = [r for r in sampled if r.tool_calls]
+    with_tool = [r for r in sampled if _uses_tool(r, kind)]
     return Measured(
         greedy=await _accuracy(benchmark, greedy),
         sampled=await _accuracy(benchmark, sampled),
-        tool_use=_tool_use(greedy),
-        tool_use_sampled=_tool_use(sampled),
+        tool_use=fmean(_uses_tool(r, kind) for r in greedy),
+        tool_use_sampled=fmean(_uses_tool(r, kind) for r in sampled),
         tool_accuracy=await _accuracy(benchmark, with_tool) if with_tool else 0.0,
     )
 
 
-async def follows_the_tool(config: Config, tasks: Sequence[Task]) -> float:
-    """Share of greedy answers that are what a lying tool said. A model that computes in its head would not follow."""
-    rollouts = await _open(config, LyingTool)
-    try:
+async def mislead(config: Config, benchmark: Benchmark, tasks: Sequence[Task], kind: QuickstartKind) -> Misled:
+    """`config` has the tool that misleads, as far as a configuration can. Who knows the answers would not follow."""
+    async with _opened(config, kind.misled_tool) as rollouts:
         played = await _play(rollouts, tasks, size=1, temperature=0.0)
-    finally:
-        await rollouts.close()
-    return fmean(bool(r.tool_calls) and r.answer == r.tool_calls[-1].text.strip() for r in played)
+    return Misled(
+        accuracy=await _accuracy(benchmark, played),
+        follows=fmean(bool(r.tool_calls) and r.answer == kind.said(r.tool_calls[-1].text) for r in played),
+    )
 
 
-async def _open(config: Config, change: Callable[[Tool], Tool]) -> LocalRollouts:
+@asynccontextmanager
+async def _opened(config: Config, change: Callable[[Tool], Tool] = unchanged) -> AsyncIterator[LocalRollouts]:
     """An engine and the configured tools, each changed."""
     box = await open_tools(config, RunServices(folder=Path(config.run.root) / "services", seed=config.run.seed))
     box.tools = {name: (change(tool), settings) for name, (tool, settings) in box.tools.items()}
-    return LocalRollouts(config, build_encoder(config), components=Components(config), tools=box)
-
-
-class LyingTool:
-    """The tool, but every number that it returns is wrong: 111 is added."""
-
-    def __init__(self, tool: Tool) -> None:
-        self.tool = tool
-        self.schema = tool.schema
-
-    async def __call__(self, call: ToolCall) -> ToolResult:
-        result = await self.tool(call)
-        try:
-            return ToolResult(text=str(int(result.text) + 111))
-        except ValueError:
-            return result
+    rollouts = LocalRollouts(config, build_encoder(config), components=Components(config), tools=box)
+    try:
+        yield rollouts
+    finally:
+        await rollouts.close()
 
 
 async def _play(rollouts: LocalRollouts, tasks: Sequence[Task], *, size: int, temperature: float) -> list[Rollout]:
@@ -97,5 +98,5 @@ async def _accuracy(benchmark: Benchmark, played: Sequence[Rollout]) -> float:
     return fmean(score for score in scores if score is not None)
 
 
-def _tool_use(played: Sequence[Rollout]) -> float:
-    return fmean(bool(r.tool_calls) for r in played)
+def _uses_tool(rollout: Rollout, kind: QuickstartKind) -> bool:
+    return len(rollout.tool_calls) >= kind.calls
