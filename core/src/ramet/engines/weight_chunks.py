@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroupGloo, TCPStore
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 CHUNK_BYTES = 2**30  # a larger tensor is a chunk by itself
 ALIGNMENT = 16  # bytes; a view of another dtype must begin at a multiple of its item
