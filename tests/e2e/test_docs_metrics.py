@@ -26,8 +26,9 @@ OPEN = (
     "tool",
     "valid",
     "eval",
-)  # areas where a run gives names; `train/NAME` is for plugins alone
+)  # areas where a run gives names; `train/NAME`: plugins alone
 PREFIXES = {"tool/{}"}  # of names, and no names
+PASSES = "{}/pass@{}"  # what `BenchmarkResult.means` says besides each metric
 TESTING = ROOT / "core/src/ramet/testing"  # doubles, which no run has
 
 
@@ -37,14 +38,17 @@ def on_page() -> set[str]:
 
 
 def in_source() -> set[str]:
+    """Names of the source, `{}` where a value is."""
+    found = all_texts()
+    names = {text for text in found if NAME.fullmatch(text)}
+    if PASSES in found:
+        names |= {f"{name.removesuffix(HOLE)}{PASSES}" for name in names if name.endswith(f"/{HOLE}/{HOLE}")}
+    return names
+
+
+def all_texts() -> set[str]:
     files = [file for part in ("core/src", "plugins") for file in (ROOT / part).rglob("*.py") if "/src/" in str(file)]
-    return {
-        text
-        for file in files
-        if TESTING not in file.parents
-        for text in texts(ast.parse(file.read_text()))
-        if NAME.fullmatch(text)
-    }
+    return {text for file in files if TESTING not in file.parents for text in texts(ast.parse(file.read_text()))}
 
 
 def texts(tree: ast.AST) -> set[str]:
