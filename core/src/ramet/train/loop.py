@@ -207,7 +207,7 @@ class Loop:
         return await play(rollouts, self.scorer, tasks, step=step, plan=self.plan, stored=stored, unscored=unscored)
 
     async def _play_group(self, task: Task, step: int) -> PlayedGroup:
-        """With its greedy rollout, if that is needed: behind all groups that have started, a step would wait for it."""
+        """With its greedy rollout, if that is needed: after all groups that have started, a step would wait for it."""
         unscored: list[Group] = []
         (scored,) = await self._play([task], step, unscored)
         greedy = await self._play_greedy([task], step) if self._needs_greedy else []
