@@ -19,8 +19,11 @@ import pytest
 pytest.importorskip("torch")
 
 from ramet import ToolCall
+from ramet.errors import ConfigError, ConfigErrors
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
+from ramet.runs.lock import RunLock
+from ramet.runs.manifest import Attempt, Manifest, write_manifest
 from ramet_tools_bing import SearchConfig, SearchTool
 from ramet_tools_bing.corpus import Corpus
 
@@ -182,3 +185,50 @@ def test_every_promise_that_is_missed_is_named(load, search) -> None:
         "a step while it learned had less than 1 forks per group",
     ]
     assert replace(kept, kind=load("arithmetic").KIND, forks=0.0).missed() == []
+
+
+def left_by(run: Path, *programs: str) -> None:
+    """A run on which these worked, one after the other."""
+    run.mkdir()
+    attempts = [Attempt(started="", host="h", pid=1, argv=[program, "train"]) for program in programs]
+    manifest = Manifest(
+        job="train", seed=1, deterministic=False, resume_level="exact", git=None, versions={}, plugins=[],
+        attempts=attempts,
+    )  # fmt: skip
+    write_manifest(run / "manifest.json", manifest)
+
+
+@pytest.mark.parametrize("programs", [("/bin/ramet",), (str(SCRIPT), "/bin/ramet"), ("mine/quickstart",)])
+def test_a_run_on_which_another_program_worked_is_never_removed(load, tmp_path: Path, programs) -> None:
+    run, inputs = tmp_path / "quickstart_search", tmp_path / "quickstart_search-inputs"
+    left_by(run, *programs)
+    inputs.mkdir()
+    (inputs / "mine").touch()
+    with pytest.raises(ConfigErrors) as caught:
+        load("folders").claim(run, inputs)
+    text = "exists, and no quickstart made it; move it away, or choose another folder with --root"
+    assert caught.value.problems == [f"{run} {text}", f"{inputs} {text}"]
+    assert (run / "manifest.json").exists() and (inputs / "mine").exists()
+
+
+def test_what_quickstarts_left_is_removed_and_not_while_one_runs(load, tmp_path: Path) -> None:
+    run, inputs, claim = tmp_path / "run", tmp_path / "inputs", load("folders").claim
+    claim(run, inputs).release()
+    left_by(run, str(SCRIPT), "scripts/quickstart/__main__.py")
+    (inputs / "data").mkdir()
+    lock = claim(run, inputs)
+    assert isinstance(lock, RunLock)
+    assert not run.exists() and [path.name for path in inputs.iterdir()] == ["quickstart.lock"]
+    left_by(run, str(SCRIPT))
+    with pytest.raises(ConfigError, match=rf"^run directory '{inputs}' is in use by pid \d+ on "):
+        claim(run, inputs)
+    assert run.exists()
+    lock.release()
+
+
+def test_a_link_of_that_name_is_not_followed(load, tmp_path: Path) -> None:
+    left_by(tmp_path / "elsewhere", str(SCRIPT))
+    (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigErrors, match="no quickstart made it"):
+        load("folders").claim(tmp_path / "run", tmp_path / "inputs")
+    assert (tmp_path / "elsewhere" / "manifest.json").exists()

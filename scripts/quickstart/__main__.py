@@ -13,27 +13,31 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import arithmetic
 import search
+from folders import claim
 from kind import QuickstartKind
 from measure import measure, mislead
 from summary import Outcome, forks_while_learning, plot, show, write
 
 from ramet import Benchmark, Task
+from ramet.cli.terminal import print_problems
 from ramet.components.build import Components
 from ramet.config.compose import compose
 from ramet.config.resolved import Resolved
+from ramet.errors import RametError
 from ramet.models.tiny import make_tiny_model
 from ramet.report.html import write_report
 from ramet.sft import job as sft
 from ramet.train import training as train
 
 KINDS = {"search": search.KIND, "python": arithmetic.KIND}  # by the tool
+MAX_SEED = 2**32 - 1  # of NumPy
 
 logger = logging.getLogger("ramet.quickstart")
 
@@ -97,12 +101,17 @@ def main() -> int:
     options = _options()
     quickstart, phases = Quickstart(KINDS[options.tool], options), Phases()
     run = quickstart.run
-    _remove({run: "manifest.json", quickstart.inputs: "init/config.json"})
-    outcome = _teach(quickstart, phases)
-    with phases("report", "writing curves and report"):
+    for job in ("sft", "train", "eval"):
+        quickstart.compose(job)  # what is wrong with the options is said before anything is removed
+    lock = claim(run, quickstart.inputs)
+    try:
+        outcome = _teach(quickstart, phases)
+        with phases("report", "writing curves and report"):
+            write(outcome, run)
+            curves, report = plot(run, quickstart.kind), write_report(run)
         write(outcome, run)
-        curves, report = plot(run, quickstart.kind), write_report(run)
-    write(outcome, run)
+    finally:
+        lock.release()
     show(outcome, [run / "summary.json", curves, report], _next(quickstart))
     for text in outcome.missed():
         logger.error("not reached: %s", text)
@@ -145,28 +154,28 @@ def _teach(quickstart: Quickstart, phases: Phases) -> Outcome:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="quickstart", description=__doc__)
     parser.add_argument("--tool", choices=KINDS, default=next(iter(KINDS)), help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=_seed, default=1, help="(default: %(default)s)")
     parser.add_argument("--root", default="runs", help="where the run directory is made (default: %(default)s)")
     smaller = parser.add_argument_group("for a shorter one, which may not reach what is promised")
-    smaller.add_argument("--sft-rows", type=int, metavar="N", help="traces of SFT")
-    smaller.add_argument("--steps", type=int, metavar="N", help="steps of RL")
-    smaller.add_argument("--problems", type=int, metavar="N", help="held-out problems that are measured")
+    smaller.add_argument("--sft-rows", type=_positive, metavar="N", help="traces of SFT")
+    smaller.add_argument("--steps", type=_positive, metavar="N", help="steps of RL")
+    smaller.add_argument("--problems", type=_positive, metavar="N", help="held-out problems that are measured")
     options = parser.parse_args()
     if options.sft_rows is None:
         options.sft_rows = KINDS[options.tool].sft_rows
     return options
 
 
-def _remove(marks: Mapping[Path, str]) -> None:
-    """What an earlier quickstart left: its folders, each known by a file in it. Ends the process if one is not."""
-    for folder, mark in marks.items():
-        if folder.exists() and not (folder / mark).is_file():
-            sys.exit(
-                f"error: {folder} exists, and no quickstart made it; move it away, or choose another folder with --root"
-            )
-    for folder in marks:
-        if folder.exists():
-            shutil.rmtree(folder)
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) > MAX_SEED:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: 0 to {MAX_SEED}")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: whole numbers from 1")
+    return int(text)
 
 
 def _prepare(quickstart: Quickstart) -> tuple[Benchmark, list[Task]]:
@@ -196,4 +205,8 @@ def _next(quickstart: Quickstart) -> list[str]:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("ramet").setLevel(logging.INFO)
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except RametError as error:
+        print_problems(error)
+        sys.exit(1)
