@@ -14,7 +14,16 @@ from ramet.config.sections import without_model
 from ramet.errors import ConfigError
 from ramet.evaluate.agreement import Verdicts, agreement, judge_files, with_verdicts
 from ramet.evaluate.compare import PairedComparison, compare, load_results
-from ramet.evaluate.tables import TextTable, comparison_cells, number, pair_cells, results_cells, tool_cells
+from ramet.evaluate.setting_differences import SettingDifference, setting_differences
+from ramet.evaluate.tables import (
+    TextTable,
+    comparison_cells,
+    number,
+    pair_cells,
+    results_cells,
+    setting_cells,
+    tool_cells,
+)
 
 FORMATS = ("table", "markdown", "json")
 
@@ -24,8 +33,8 @@ def run_compare(arguments: Sequence[str]) -> int:
         prog="ramet compare",
         add_help=False,
         usage="ramet compare A [B …] [--format table|markdown|json]",
-        description="The difference of two evaluations by task, with its interval, and the tasks won and lost. Of one "
-        "result: its tables. Of more than two: each of them against the first.",
+        description="The difference of two evaluations by task, with its interval, the tasks won and lost, and which "
+        "settings differ besides the model. Of one result: its tables. Of more than two: each against the first.",
         epilog="A result is a results file, or the directory or name of a run that holds one. What `ramet judge` wrote "
         "beside it is compared too, as the metric judge-NAME.",
     )
@@ -41,15 +50,21 @@ def run_compare(arguments: Sequence[str]) -> int:
     if len(loaded) == 1:
         _print([results_cells(body), tool_cells(body)], found.format, body)
         return 0
-    pairs = [(str(file), compare(body, other)) for file, other in loaded[1:]]
-    tables = [table for file, compared in pairs for table in _tables(compared, str(first), file)]
-    _print(tables, found.format, [{"a": str(first), "b": file, "metrics": _json(compared)} for file, compared in pairs])
+    pairs = [(str(file), compare(body, other), setting_differences(body, other)) for file, other in loaded[1:]]
+    tables = [table for file, compared, settings in pairs for table in _tables(compared, settings, str(first), file)]
+    objects = [
+        {"a": str(first), "b": file, "metrics": _json(compared), "settings": [asdict(one) for one in settings]}
+        for file, compared, settings in pairs
+    ]
+    _print(tables, found.format, objects)
     return 0
 
 
-def _tables(compared: Sequence[PairedComparison], before: str, after: str) -> list[TextTable]:
+def _tables(
+    compared: Sequence[PairedComparison], settings: Sequence[SettingDifference], before: str, after: str
+) -> list[TextTable]:
     changed = [one for one in compared if one.won or one.lost]
-    return [comparison_cells(compared, before, after), *map(pair_cells, changed)]
+    return [comparison_cells(compared, before, after), setting_cells(settings), *map(pair_cells, changed)]
 
 
 def _json(compared: Sequence[PairedComparison]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ramet.evaluate.compare import PairedComparison, TaskPair
+from ramet.evaluate.setting_differences import SettingDifference
 
 SHOWN = 10  # tasks that are listed as won or lost
 RESULT_COLUMNS = ("benchmark", "metric", "avg@k", "pass@k", "maj@k", "tool use", "judged")
@@ -87,6 +88,16 @@ def comparison_cells(found: Sequence[PairedComparison], before: str, after: str)
         rows=[_comparison_row(one) for one in found],
         title=f"A: {before}, B: {after}",
         caption="paired by task; bootstrap interval of the mean difference; * leaves 0 out",
+    )
+
+
+def setting_cells(found: Sequence[SettingDifference]) -> TextTable:
+    """What was set differently, without rows if nothing was."""
+    return TextTable(
+        columns=("setting", "A", "B"),
+        rows=[[one.setting, one.before, one.after] for one in found],
+        title="measured differently",
+        caption="B - A is not that of the models alone",
     )
 
 

@@ -1,0 +1,87 @@
+"""What was set differently in two evaluations, apart from the model: then a difference is not the model's alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ramet.config.sections import REPLACED
+from ramet.runs.resume import ABSENT, config_differences, is_safe
+
+SECTIONS = ("rollout", "rollout_step", "tools")
+KEYS = ("data.max_prompt_tokens", "run.seed")  # outside of those sections and of the benchmarks
+RULES = ("tools", "limits", "sampling", "prompt", "system_prompt")  # of a benchmark: as they held is in its rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingDifference:
+    """One setting. Values as the configuration writes them, `(absent)` where there is none."""
+
+    setting: str  # its dotted key, or `NAME: RULE` of a benchmark
+    before: str
+    after: str
+
+
+def setting_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[SettingDifference]:
+    """Of two results files: k, sampling, rollout step, tools and limits, those of the benchmarks that both have.
+
+    What cannot alter a score is left out, and what belongs to the model: its files, template, engine and hardware.
+    """
+    both = {one["name"] for one in before["results"]} & {one["name"] for one in after["results"]}
+    found = [("evaluate.k", before.get("k"), after.get("k"))]
+    for name in sorted(both):
+        rules = [(body.get("rules") or {}).get(name) or {} for body in (before, after)]
+        found += _rule_differences(name, rules[0], rules[1])
+    found += _configured(_config(before), _config(after), both)
+    return [SettingDifference(setting=key, before=_text(a), after=_text(b)) for key, a, b in found if a != b]
+
+
+def _rule_differences(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Those of a benchmark, each value of its sampling for itself."""
+    if not before or not after:
+        return []
+    flat = [
+        {**{key: rules[key] for key in rules if key != "sampling"}, **rules["sampling"]} for rules in (before, after)
+    ]
+    return [(f"{name}: {key}", flat[0].get(key, ABSENT), flat[1].get(key, ABSENT)) for key in {**flat[0], **flat[1]}]
+
+
+def _configured(before: str, after: str, benchmarks: set[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Of the two configurations. Options of a tool or step that only one has are not listed: it is named alone."""
+    changes = {key: (a, b) for key, a, b in config_differences(before, after) if _counts(key, a, b, benchmarks)}
+    tools = [_tools(before), _tools(after)]
+    for name in sorted(tools[0] ^ tools[1]):
+        yield f"tools.{name}", *("given" if name in names else ABSENT for names in tools)
+    one_sided = tuple(f"tools.{name}." for name in tools[0] ^ tools[1])
+    other_step = ("rollout_step.params.",) if "rollout_step.name" in changes else ()
+    for key, (a, b) in changes.items():
+        if not key.startswith((*one_sided, *other_step)):
+            yield key, a, b
+
+
+def _counts(key: str, before: Any, after: Any, benchmarks: set[str]) -> bool:
+    """Whether a change of this key, in either direction, may alter the scores of these benchmarks."""
+    if key in REPLACED["eval"] or is_safe("eval", key, before, after) or is_safe("eval", key, after, before):
+        return False
+    section, _, rest = key.partition(".")
+    if section == "benchmarks":
+        name, _, option = rest.partition(".")
+        return name in benchmarks and option.partition(".")[0] not in RULES
+    return section in SECTIONS or key in KEYS
+
+
+def _config(body: Mapping[str, Any]) -> str:
+    return str((body.get("settings") or {}).get("config") or "")
+
+
+def _tools(config: str) -> set[str]:
+    return set(OmegaConf.create(config).get("tools") or {})
+
+
+def _text(value: Any) -> str:
+    """As YAML and JSON write it; a text without quotation marks."""
+    return value if isinstance(value, str) else json.dumps(value)
