@@ -222,6 +222,39 @@ def test_a_late_engine_gets_the_weights_of_then_or_waits_for_the_next() -> None:
         sent_to([Engine()], transfer)
 
 
+def test_a_late_engine_need_not_wait_for_the_others_to_have_the_new_weights() -> None:
+    ranks, late = Ranks(), Engine()
+    transfer = shared(ranks)
+    sent_to([Engine()], transfer)
+    ranks.updates, ranks.now = 1, weights(2)  # trained since
+    asyncio.run(transfer.prepare())  # the others are being woken
+    assert asyncio.run(transfer.send_late(cast(RayWorker, late), 4))
+    assert same(late.model.given, ranks.now)
+
+
+def test_weights_of_an_update_that_came_in_between_are_not_given_as_those_before_it() -> None:
+    ranks, late = Ranks(), Engine()
+    transfer = shared(ranks)
+    sent_to([Engine()], transfer)
+
+    async def after_update() -> list[dict[str, Tensor]]:
+        ranks.updates, ranks.now = 1, weights(2)
+        await transfer.prepare()
+        return [ranks.now]
+
+    ranks.weights_beside_engines = after_update  # type: ignore[method-assign]
+    assert not asyncio.run(transfer.send_late(cast(RayWorker, late), 3)) and late.calls == []
+
+
+def test_a_broadcast_to_no_engine_connects_nobody_and_a_late_one_gets_the_weights() -> None:
+    ranks, late = Ranks(), Engine()
+    transfer = broadcast(ranks)
+    sent_to([], transfer)
+    assert not hasattr(ranks, "broadcaster")
+    assert asyncio.run(transfer.send_late(cast(RayWorker, late), 3))
+    assert same(late.model.given, ranks.now)
+
+
 def test_an_engine_over_several_devices_is_told_of_the_memory_on_each() -> None:
     def told(gpu: str) -> dict[str, Any]:
         return {"by": "ipc", "told": {"names": ["a"], "ipc_handles": {gpu: [[1], [1], 0, gpu]}}}

@@ -96,18 +96,19 @@ class _Streamed:
     def __init__(self, policy: RayPolicy, timeout_s: float) -> None:
         self._policy = policy
         self._timeout_s = timeout_s
-        self._updates: int | None = None  # of the policy, when it was sent first
+        self._updates: int | None = None  # of the policy, in the weights that engines have or are about to get
 
     async def prepare(self) -> None:
-        """Nothing is kept, so these are other weights than those before."""
-        self._updates = None
+        """Nothing is kept. From now on engines that start late get these weights, also before the others have them."""
+        self._updates = self._policy.updates
 
     async def send_late(self, worker: RayWorker, version: int) -> bool:
         """Through the object store, beside engines that may be running."""
-        if self._updates != self._policy.updates:
+        updates = self._policy.updates
+        if self._updates != updates:
             return False
         weights = await self._policy.weights_beside_engines()
-        if self._updates != self._policy.updates:
+        if self._policy.updates != updates:  # an update was before it on the ranks: these may be newer weights
             return False
         check_served(worker, await self._call(worker, "update_weights", weights, version), version)
         return True
@@ -179,6 +180,8 @@ class BroadcastTransfer(_Streamed):
     async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
         self._note_updates()
         engines = [target.worker for target in targets]
+        if not engines:  # all are being replaced: those that follow are sent the weights when they have started
+            return
         try:
             if engines != self._connected:
                 await self._connect(engines)
