@@ -29,6 +29,7 @@ from ramet.cluster.ray import health_monitor, rollouts
 from ramet.cluster.ray.actor_base import Actor, Counts
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import HostTransfer
+from ramet.cluster.ray.worker import RayWorker, WorkerLost
 from ramet.components.toolbox import ToolNames
 from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
 from ramet.engines.protocol import EngineInfo
@@ -272,6 +273,30 @@ def test_no_worker_is_given_more_than_it_admits(shared):
         return sorted(began.count(pid) for pid in set(began))
 
     assert shared.do(work) == [2, 2], "8 rollouts each are two groups; five groups wait for a free worker"
+
+
+def test_a_worker_that_is_lost_while_it_falls_asleep_is_replaced(shared, monkeypatch):
+    replaced: list[tuple[RayWorker, str]] = []
+    monkeypatch.setattr(RayRollouts, "_replace", lambda _, worker, error: replaced.append((worker, str(error))))
+
+    async def work(rollouts: RayRollouts) -> None:
+        first, second = rollouts._dispatcher.workers
+        asked: list[str] = []
+
+        async def lost(method: str, *, timeout_s: float) -> bool:
+            raise WorkerLost("rollout worker 0 is lost")
+
+        async def able(method: str, *, timeout_s: float) -> bool:
+            asked.append(method)
+            return True
+
+        monkeypatch.setattr(first, "call", lost)
+        monkeypatch.setattr(second, "call", able)
+        await rollouts.sleep()
+        rollouts._asleep = False  # as the next test expects it
+        assert replaced == [(first, "rollout worker 0 is lost")] and asked == ["sleep"]
+
+    shared.do(work)
 
 
 def test_an_error_in_a_worker_is_the_drivers_as_it_was_and_others_say_where_they_come_from(shared):

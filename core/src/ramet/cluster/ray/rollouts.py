@@ -263,7 +263,12 @@ class RayRollouts:
         await run_together(*map(call, self._dispatcher.workers))
 
     async def _sleep(self, worker: RayWorker) -> bool:
-        able: bool = await worker.call("sleep", timeout_s=self._pool.timeout_s)
+        """Whether it can. One that is lost is replaced, by one that falls asleep when it has started."""
+        try:
+            able: bool = await worker.call("sleep", timeout_s=self._pool.timeout_s)
+        except WorkerLost as error:
+            self._replace(worker, error)
+            return True
         return able
 
     async def metrics(self) -> dict[str, float]:
