@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor
 
 pytest.importorskip("ray")
 from ramet.cluster.check import chosen_transfer
-from ramet.cluster.ray.weight_senders import Broadcaster, stream
+from ramet.cluster.ray.weight_senders import Broadcaster, stream, unwritten
 from ramet.cluster.ray.weight_transfers import (
     BroadcastTransfer,
     HostTransfer,
@@ -230,6 +231,29 @@ def test_a_late_engine_need_not_wait_for_the_others_to_have_the_new_weights() ->
     asyncio.run(transfer.prepare())  # the others are being woken
     assert asyncio.run(transfer.send_late(cast(RayWorker, late), 4))
     assert same(late.model.given, ranks.now)
+
+
+@pytest.mark.parametrize("limit", [4200, 4214, 8500])
+def test_a_rank_whose_engine_was_lost_gathers_in_the_chunks_of_those_that_write(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own producer, with its buffer on the CPU. A norm of 14 bytes is no multiple of anything."""
+    from vllm.distributed.weight_transfer import packed_tensor
+
+    empty = torch.empty
+    monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda _: (None, ()))
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, dtype=options["dtype"]))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+
+    def gathered(log: list[str]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights().items():
+            log.append(name)
+            yield name, tensor
+
+    ours, theirs = list[str](), list[str]()
+    producer = packed_tensor.packed_ipc_producer(gathered(theirs), "gpu", lambda item: item[1], limit)
+    writers = [list(theirs) for _ in producer]
+    assert [list(ours) for _ in unwritten(gathered(ours), limit)] == writers
 
 
 def test_weights_of_an_update_that_came_in_between_are_not_given_as_those_before_it() -> None:

@@ -22,11 +22,12 @@ def stream(weights: Iterable[Named], *, writes: bool, device: torch.device, larg
 
     A chunk may be read until the next is asked for. `largest`: bytes of the largest tensor.
     """
-    if not writes:
+    if device.type == "cuda":
+        limit = max(CHUNK_BYTES, largest)
+        yield from _exported(weights, device, limit) if writes else unwritten(weights, limit)
+    elif not writes:
         for _ in grouped(weights, CHUNK_BYTES):
             yield {}
-    elif device.type == "cuda":
-        yield from _exported(weights, device, largest)
     else:
         from ramet.engines.vllm.weight_transfer import chunks  # vLLM is an extra
 
@@ -78,7 +79,21 @@ class Broadcaster:
             self._group.broadcast(memory, root=0).wait()
 
 
-def _exported(weights: Iterable[Named], device: torch.device, largest: int) -> Generator[dict[str, Any], None, None]:
+def unwritten(weights: Iterable[Named], limit: int) -> Iterator[dict[str, Any]]:
+    """For each chunk of vLLM's `packed_ipc_producer`, nothing: all ranks must gather up to the same tensor, or one that
+    writes waits for ever for one whose engine was lost.
+    """
+    size = 0
+    for _, tensor in weights:
+        if size and size + tensor.nbytes > limit:
+            yield {}
+            size = 0
+        size += tensor.nbytes
+    if size:
+        yield {}
+
+
+def _exported(weights: Iterable[Named], device: torch.device, limit: int) -> Generator[dict[str, Any], None, None]:
     """By vLLM's own classes, through one buffer on this GPU that the engine's worker there maps."""
     from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_producer
 
@@ -88,7 +103,7 @@ def _exported(weights: Iterable[Named], device: torch.device, largest: int) -> G
         iterator=iter(weights),
         gpu_uuid=str(torch.cuda.get_device_properties(device).uuid),
         post_iter_func=lambda item: item[1],
-        buffer_size_bytes=max(CHUNK_BYTES, largest),
+        buffer_size_bytes=limit,
     )
     with _fixed_segments():
         chunk = next(chunks, None)  # makes the buffer
