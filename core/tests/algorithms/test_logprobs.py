@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 
-from ramet.algorithms.logprobs import Entropy, logprobs_from_hidden, logprobs_from_logits
+from ramet.algorithms.logprobs import Entropy, logprobs_from_hidden, logprobs_from_logits, n_pieces
 
 
 def test_log_probabilities_and_entropies_are_those_at_the_temperature() -> None:
@@ -44,20 +46,37 @@ def test_only_a_wanted_gradient_flows_through_entropies() -> None:
         assert len(entropies) == (0 if entropy is Entropy.NONE else 2)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 10, 100])
-def test_pieces_give_the_values_and_gradients_of_the_whole(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "least"), [(1, 1), (3, 1), (3, 6), (10, 1), (10, 3), (100, 1), (100, 2)])
+def test_pieces_give_the_values_and_gradients_of_the_whole(rows: int, least: int) -> None:
     torch.manual_seed(0)
     head, hidden, targets = torch.nn.Linear(8, 20), torch.randn(10, 8), torch.randint(20, (10,))
 
-    def run(chunk: int) -> list[torch.Tensor]:
+    calls: list[int] = []
+
+    def counted(states: torch.Tensor) -> torch.Tensor:
+        calls.append(len(states))
+        return cast("torch.Tensor", head(states))
+
+    def run(chunk: int, least: int = 1) -> list[torch.Tensor]:
         states = hidden.clone().requires_grad_()
         head.zero_grad()
         logprobs, entropies = logprobs_from_hidden(
-            states, head, targets, 0.7, vocab_size=20, entropy=Entropy.GRADIENT, chunk_elements=chunk
+            states,
+            counted,
+            targets,
+            0.7,
+            vocab_size=20,
+            entropy=Entropy.GRADIENT,
+            chunk_elements=chunk,
+            min_pieces=least,
         )
+        forward.append(len(calls))
         (logprobs.sum() + 0.3 * entropies.square().sum()).backward()
         assert states.grad is not None and head.weight.grad is not None
         return [logprobs.detach(), entropies.detach(), states.grad, head.weight.grad.clone()]
 
-    for found, expected in zip(run(20 * rows), run(10**9), strict=True):
+    forward: list[int] = []
+    pieces = run(20 * rows, least)
+    assert forward == [max(least, n_pieces(10, 20, 20 * rows))] and len(calls) == forward[0] * (1 + (forward[0] > 1))
+    for found, expected in zip(pieces, run(10**9), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

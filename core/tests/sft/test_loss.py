@@ -41,7 +41,7 @@ def loss_and_gradients(model: PreTrainedModel, **options: object) -> tuple[Tenso
 def test_loss_and_gradients_are_those_of_transformers(
     folder: Path, items: int | None, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss.logprobs_from_hidden, "__kwdefaults__", {**KWDEFAULTS, "chunk_elements": 5 * 256})
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 5 * 256)
     options = {} if items is None else {"num_items_in_batch": torch.tensor(items)}
     plain, ours = (AutoModelForCausalLM.from_pretrained(folder).train() for _ in range(2))
     loss.bound_loss(ours, MANY)
@@ -51,9 +51,6 @@ def test_loss_and_gradients_are_those_of_transformers(
     found, gradients = loss_and_gradients(ours, **options)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-7)
-
-
-KWDEFAULTS = dict(loss.logprobs_from_hidden.__kwdefaults__ or {})
 
 
 def test_a_batch_without_trained_tokens_costs_nothing_and_moves_nothing(folder: Path) -> None:

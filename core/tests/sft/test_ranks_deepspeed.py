@@ -26,6 +26,10 @@ from ramet.config.compose import compose
 from ramet.sft.job import run
 run(compose(sys.argv[1:], job="sft"))
 """
+IN_PIECES = """
+import ramet.sft.loss
+ramet.sft.loss.CHUNK_ELEMENTS = 5 * 256  # five tokens at a time
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +47,11 @@ def check_model(run: Path, one_rank: Path) -> None:
 
 @pytest.fixture(scope="module")
 def under_torchrun(sft_arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Runs the job as torchrun starts it, once as each of two ranks; returns the run's directory."""
+    """Runs the job as torchrun starts it, once as each of two ranks, which have different numbers of pieces in their
+    losses; returns the run's directory.
+    """
     script = tmp_path_factory.mktemp("script") / "job.py"
-    script.write_text(SCRIPT)
+    script.write_text(IN_PIECES + SCRIPT)
     root = next(text for text in sft_arguments if text.startswith("run.root=")).partition("=")[2]
 
     def start(name: str, *more: str) -> Path:
@@ -57,12 +63,14 @@ def under_torchrun(sft_arguments: list[str], tmp_path_factory: pytest.TempPathFa
     return start
 
 
-@pytest.mark.parametrize(("strategy", "launcher"), [("zero0", "sft_run"), ("zero2", "under_torchrun")])
+@pytest.mark.parametrize(
+    ("strategy", "launcher"), [("zero0", "sft_run"), ("zero2", "under_torchrun"), ("zero3", "under_torchrun")]
+)
 def test_two_ranks_train_as_one_with_twice_the_batches(
     strategy: str, launcher: str, one_rank: Path, losses: Any, request: pytest.FixtureRequest
 ) -> None:
     start = request.getfixturevalue(launcher)
-    run = start(strategy, f"sft.strategy={strategy}", "cluster.policy_workers=2")
+    run = start(f"{strategy}_{launcher}", f"sft.strategy={strategy}", "cluster.policy_workers=2")
     assert losses(run) == pytest.approx(losses(one_rank), abs=1e-4)
     check_model(run, one_rank)
     layout, newest = SftLayout(strategy=Strategy(strategy), workers=2), run / "checkpoints/checkpoint-16"

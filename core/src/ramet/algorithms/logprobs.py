@@ -50,21 +50,36 @@ def logprobs_from_hidden(
     vocab_size: int,
     entropy: Entropy = Entropy.NONE,
     chunk_elements: int = CHUNK_ELEMENTS,
+    min_pieces: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """As `logprobs_from_logits`, from hidden states `[n, H]` through the output head, piece by piece."""
+    """As `logprobs_from_logits`, from hidden states `[n, H]` through the output head, piece by piece.
+
+    `min_pieces` is for a head whose every call is a collective of ranks: if a rank has fewer, empty ones follow.
+    """
 
     def piece(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         return logprobs_from_logits(head(states), wanted, temperature, entropy)
 
     # Pieces of so many positions that their logits [rows, V] have at most `chunk_elements`.
-    rows = max(1, chunk_elements // vocab_size)
-    if len(targets) <= rows:
+    rows = _piece_rows(vocab_size, chunk_elements)
+    if len(targets) <= rows and min_pieces <= 1:
         return piece(hidden, targets)
+    cut = list(zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True))
+    cut += [(hidden[:0], targets[:0])] * (min_pieces - len(cut))
     pieces = []
-    for states, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
+    for states, wanted in cut:
         if torch.is_grad_enabled():
             result = checkpoint(piece, states, wanted, use_reentrant=False, preserve_rng_state=False)
         else:
             result = piece(states, wanted)
         pieces.append(cast("tuple[Tensor, Tensor]", result))
     return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+
+
+def n_pieces(n: int, vocab_size: int, chunk_elements: int = CHUNK_ELEMENTS) -> int:
+    """How often `logprobs_from_hidden` calls the head for `n` positions."""
+    return max(1, -(-n // _piece_rows(vocab_size, chunk_elements)))
+
+
+def _piece_rows(vocab_size: int, chunk_elements: int) -> int:
+    return max(1, chunk_elements // vocab_size)

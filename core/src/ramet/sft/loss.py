@@ -3,7 +3,7 @@
 
 As in training with rewards (`ramet.algorithms.logprobs`), only positions that predict a trained token go through the
 output head, a piece at a time, and pieces are computed again in the backward pass. The numbers are those of
-transformers' own loss, up to rounding.
+transformers' own loss, up to rounding. All ranks have as many pieces: under ZeRO-3 they gather the head for each.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import logging
 from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from ramet.algorithms.logprobs import CHUNK_ELEMENTS, logprobs_from_hidden
+from ramet.algorithms.logprobs import CHUNK_ELEMENTS, logprobs_from_hidden, n_pieces
 from ramet.errors import ConfigError
 from ramet.policy.logprob_model import check_head
 from ramet.sft.batches import IGNORED
@@ -52,12 +54,24 @@ def _forward(
     hidden = body(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]  # [B, S - 1, H]
     targets = labels[:, 1:]
     trained = targets != IGNORED
+    wanted, vocab_size = targets[trained], int(model.config.vocab_size)
     logprobs, _entropies = logprobs_from_hidden(
         hidden[trained],
         model.get_output_embeddings(),  # type: ignore[no-untyped-call]
-        targets[trained],
+        wanted,
         1.0,
-        vocab_size=model.config.vocab_size,
+        vocab_size=vocab_size,
+        chunk_elements=CHUNK_ELEMENTS,
+        min_pieces=_most(n_pieces(len(wanted), vocab_size, CHUNK_ELEMENTS), wanted.device),
     )
     count = num_items_in_batch if num_items_in_batch is not None else trained.sum().clamp(min=1)
     return CausalLMOutput(loss=-logprobs.sum() / count)  # type: ignore[arg-type]
+
+
+def _most(value: int, device: torch.device) -> int:
+    """The largest value of all ranks, which call this together."""
+    if not dist.is_initialized():
+        return value
+    most = torch.tensor(value, device=device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return int(most)
