@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
 import ramet.models.varlen
 from ramet.algorithms.logprobs import Entropy
@@ -191,6 +194,31 @@ def test_the_kernel_of_varlen_is_given_runs_and_their_paths(
     model.config._attn_implementation = ramet.models.varlen.VARLEN
     install_shared_attention(model)
     assert_as_alone(model, TREES[tree](make_rows(6, seed=3)), 0)
+
+
+def test_flash_attention_is_called_under_its_own_name_for_passes_without_a_plan(
+    make_rows: MakeRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers loads the kernel of that name, and asks its hub for any that it does not know."""
+    seen: list[tuple[str, type[object]]] = []
+
+    def flash(module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: object, **kwargs: Any) -> Any:
+        seen.append((module.config._attn_implementation, type(next(module.modules()))))
+        mixed = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=kwargs["scaling"], enable_gqa=True
+        )
+        return mixed.transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", flash)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", lambda *_, **__: None)
+    plain, model = build(), build()
+    model.config._attn_implementation = "flash_attention_2"
+    install_shared_attention(model)
+    batch = micro_batch(make_rows(1), [0], PackedLayout.PADDED)
+    found, expected = (token_logprobs(one, batch, 1.0, Entropy.NONE).logprobs for one in (model, plain))
+    torch.testing.assert_close(found, expected)
+    assert seen == [("flash_attention_2", Qwen2Attention)] * 2
+    assert model.config._attn_implementation == "shared_flash_attention_2"
 
 
 def test_gradients_of_shared_keys_are_added_up_in_float32() -> None:

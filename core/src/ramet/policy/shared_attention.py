@@ -13,6 +13,7 @@ Shapes: S positions in the packed row, D the size of a head; a call has n runs.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,7 +78,10 @@ def install_shared_attention(model: PreTrainedModel) -> None:
     """Let the model's forward passes be given a plan (`shared_attention`); those without one stay as they are."""
     name = str(model.config._attn_implementation)
     attend = _attend_varlen if name == VARLEN else _attend
-    AttentionInterface.register(SHARED + name, _SharedAttention(ALL_ATTENTION_FUNCTIONS[name], attend))
+    own = ALL_ATTENTION_FUNCTIONS[name]
+    if "flash" in name:
+        own = _under_its_name(own, name)
+    AttentionInterface.register(SHARED + name, _SharedAttention(own, attend))
     if name in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys():
         AttentionMaskInterface.register(SHARED + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
     model.config._attn_implementation = SHARED + name
@@ -93,6 +97,28 @@ def shared_attention(plan: AttentionPlan, device: torch.device) -> dict[str, Any
     Where a mask of four dimensions is given, transformers builds none; its content is not read.
     """
     return {"shared": plan, "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)}
+
+
+def _under_its_name(own: Callable[..., tuple[Tensor, Any]], name: str) -> Callable[..., tuple[Tensor, Any]]:
+    """For flash-attention, which is loaded by the name that the module's configuration has when it is called."""
+
+    def attend(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        return own(_Named(module, name), *args, **kwargs)
+
+    disabled: Callable[..., tuple[Tensor, Any]] = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+class _Named:
+    """An attention module whose configuration has another attention's name."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        self._module = module
+        self.config: Any = copy.copy(module.config)
+        self.config._attn_implementation = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 class _SharedAttention:
