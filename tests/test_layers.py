@@ -30,6 +30,7 @@ CONTRACT = {
     "helpers",
     "limiter",
     "hookspecs",
+    "instance_keys",
     "openai_client",
     "output_checks",
     "plugin_code",

@@ -9,23 +9,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from ramet.errors import ConfigError
+from ramet.instance_keys import instance_key, instance_of
 from ramet.plugins import load_plugins
 from ramet.types import Reward
 
 
-def reward_named(name: str, options: Mapping[str, Any] | None = None) -> Reward:
+def reward_named(name: str, options: Mapping[str, Any] | None = None, *, key: str | None = None) -> Reward:
     """The reward of this name that an installed plugin offers, built as `rewards.NAME.params` would build it.
 
-    Options may be nested mappings, and the texts of enumerations. The caller owns the reward: it calls `start`, if
-    there is one, before the first score, and `aclose` at the end. Raises `ConfigError` for a name that is not
-    installed and for options that it does not take, `PluginError` if it cannot be built.
+    Options may be nested mappings, and the texts of enumerations. `key` is where the caller has them from
+    (`benchmarks.gaia.params.judge`), for the reward's messages, which say `rewards.NAME.params` without it. The caller
+    owns the reward: it calls `start`, if there is one, before the first score, and `aclose` at the end. Raises
+    `ConfigError` for a name that is not installed and for options that it does not take, `PluginError` if it cannot be
+    built.
     """
     entry = load_plugins().get("rewards", name)
     if entry.config is None:
         if options:
             raise ConfigError(f"the reward {name!r} takes no options, got {', '.join(options)}")
         return typing.cast(Reward, entry.build())
-    return typing.cast(Reward, entry.build(_options(entry.config, options or {}, f"reward {name!r}")))
+    params, declared = _options(entry.config, options or {}, f"reward {name!r}"), f"rewards.{name}.params"
+    with instance_of(declared, declared if key is None else instance_key(key)):
+        return typing.cast(Reward, entry.build(params))
 
 
 def _options(config: type[Any], given: Mapping[str, Any], where: str) -> Any:

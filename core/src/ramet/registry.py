@@ -12,12 +12,14 @@ from typing import Any, Generic, TypeVar
 
 from ramet.component_checks import misfits
 from ramet.errors import ConfigError, PluginError, RametError
+from ramet.instance_keys import instance_of
 from ramet.plugin_code import named, raised_at
 from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
 
 T = TypeVar("T")
 BUILTIN = "core"  # the plugin name of what Ramet itself offers
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+KIND_GROUPS = {"reward": "rewards", "benchmark": "benchmarks"}  # kinds whose instances may have own names
 FACTORY = re.compile(r"\w+(\.\w+)*:\w+", re.ASCII)
 
 
@@ -32,20 +34,23 @@ class Entry(Generic[T]):
     plugin: str
     distribution: str
 
-    def build(self, params: Any = None) -> T:
-        """Build the object; `params` is an instance of `config`, None for its defaults.
+    def build(self, params: Any = None, *, key: str | None = None) -> T:
+        """Build the object; `params` is an instance of `config`, None for its defaults. Messages name it by `key`
+        (`rewards.second`), if its key is not `GROUP.NAME`.
 
         Raises `PluginError` that names plugin and distribution, chained to what the factory raised.
         """
         factory = self._load()
+        declared = f"{KIND_GROUPS.get(self.kind, self.kind)}.{self.name}"
         try:
-            if self.config is None:
-                built = factory()
-            else:
-                built = factory(self.config() if params is None else params)
+            with instance_of(declared, key or declared):
+                if self.config is None:
+                    built = factory()
+                else:
+                    built = factory(self.config() if params is None else params)
         except ConfigError as error:
             who = f"{self.kind} {self.name!r} of plugin {self.plugin!r} ({self.distribution})"
-            raise named(error, who, self.name) from error
+            raise named(error, who, self.name if key is None or key == declared else key) from error
         except RametError:
             raise
         except Exception as error:

@@ -12,7 +12,7 @@ import pytest
 from ramet import ConfigError
 from ramet.plugins import load_plugins
 from ramet.testing.benchmark import check_benchmark
-from ramet_benchmarks.config import FilesConfig
+from ramet_benchmarks.config import FilesConfig, JudgeConfig
 from ramet_benchmarks.files import FilesBenchmark
 
 needs_rewards = pytest.mark.skipif(
@@ -97,6 +97,17 @@ def test_a_reward_that_there_is_not_is_named_with_its_metric() -> None:
     with pytest.raises(ConfigError) as caught:
         made("own.jsonl", metrics={"em": "no_such"})
     assert str(caught.value).startswith("benchmarks.files.params.metrics.em: rewards: no reward named 'no_such'.")
+
+
+@needs_rewards
+def test_an_instance_and_its_judge_are_named_by_their_keys() -> None:
+    entry = load_plugins().get("benchmarks", "files")
+    with pytest.raises(ConfigError) as caught:
+        entry.build(FilesConfig(paths=["own.jsonl"]), key="benchmarks.mine")
+    said = "metrics is empty; name at least one with its reward, as in {em: qa_em}"
+    assert str(caught.value) == f"benchmarks.mine.params.{said}"
+    built = entry.build(FilesConfig(paths=["own.jsonl"], judge=JudgeConfig(ask=True)), key="benchmarks.mine")
+    assert built.metrics.rewards["judge"].client.name == "benchmarks.mine.params.judge.server"
 
 
 @needs_rewards

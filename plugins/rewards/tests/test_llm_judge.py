@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ramet import ConfigError, InfraError, OpenAIOptions, Rollout, Score
+from ramet.instance_keys import instance_of
 from ramet.openai_client import client as client_module
 from ramet.testing import OpenAIServer, RawReply, check_reward, local_services
 from ramet_rewards.config import LlmJudgeConfig
@@ -191,3 +192,30 @@ def test_a_prompt_of_ones_own_holds_all_fields(tmp_path: Path, write: Any) -> No
 def test_the_reward_keeps_the_contract() -> None:
     with OpenAIServer(knows_paris) as server:
         check_reward(LlmJudge(LlmJudgeConfig(server=OpenAIOptions(urls=[server.url]))))
+
+
+def test_the_news_of_two_judges_name_each_by_its_key(write: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """`rewards.second.use=llm_judge`, and the judge of a benchmark."""
+    caplog.set_level("INFO", "ramet.rewards.llm_judge")
+
+    async def main(url: str) -> None:
+        for declared, key in (
+            ("rewards.llm_judge", "rewards.second"),
+            ("rewards.llm_judge.params", "benchmarks.g.judge"),
+        ):
+            with instance_of(declared, key):
+                made = LlmJudge(LlmJudgeConfig(server=OpenAIOptions(urls=[url], retries=0)))
+            await made([write.answer("Rome", "Paris")])
+            await made.aclose()
+
+    with OpenAIServer(lambda body: RawReply(status=401, body="no")) as server:
+        asyncio.run(main(server.url))
+    said = [record.getMessage() for record in caplog.records]
+    counts = "1 verdicts asked for and 0 kept ones used, 1 failed, 0 + 0 tokens, 0.00 dollars"
+    assert [line for line in said if "verdicts" in line] == [
+        f"rewards.second: {counts}",
+        f"benchmarks.g.judge: {counts}",
+    ]
+    assert [line.partition(": an answer is not judged: ")[0] for line in said if "not judged" in line] == [
+        "rewards.second", "benchmarks.g.judge",
+    ]  # fmt: skip

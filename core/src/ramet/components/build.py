@@ -63,7 +63,9 @@ class Components:
         """
         if name not in self._benchmarks:
             chosen = self._config.benchmarks.get(name, BenchmarkConfig())
-            self._benchmarks[name] = load_plugins().get("benchmarks", chosen.use or name).build(chosen.params)
+            self._benchmarks[name] = (
+                load_plugins().get("benchmarks", chosen.use or name).build(chosen.params, key=f"benchmarks.{name}")
+            )
         return self._benchmarks[name]
 
 
@@ -77,7 +79,7 @@ def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
     return WeightedReward(
         name=name,
         plugin=entry.plugin,
-        reward=entry.build(settings.params),
+        reward=entry.build(settings.params, key=f"rewards.{name}"),
         weight=settings.weight,
         clip=None if settings.clip is None else (settings.clip[0], settings.clip[1]),
         multiplies=settings.combine is Combine.MULTIPLY,

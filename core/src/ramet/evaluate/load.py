@@ -7,6 +7,7 @@ from collections import Counter
 from ramet.config.schema import BenchmarkConfig
 from ramet.data.benchmarks import first_tasks
 from ramet.errors import ConfigError, RametError
+from ramet.instance_keys import instance_of
 from ramet.plugin_code import failed, named
 from ramet.plugins import origin
 from ramet.types import Benchmark, Task
@@ -20,10 +21,11 @@ def load_benchmark(name: str, benchmark: Benchmark, chosen: BenchmarkConfig) -> 
     """
     who = f"benchmark {name!r} ({origin(benchmark)})"
     try:
-        if chosen.limit is None:
-            tasks = list(benchmark.load(chosen.split, None))
-        else:
-            tasks = first_tasks(benchmark, chosen.split, chosen.limit)
+        with instance_of(f"benchmarks.{chosen.use or name}", f"benchmarks.{name}"):
+            if chosen.limit is None:
+                tasks = list(benchmark.load(chosen.split, None))
+            else:
+                tasks = first_tasks(benchmark, chosen.split, chosen.limit)
     except ConfigError as error:
         raise named(error, who, f"benchmarks.{name}") from error
     except RametError:

@@ -161,7 +161,7 @@ class _Judge:
         entry = load_plugins().get("rewards", options.get("use") or name)
         where = f"rewards.{name}.params"
         given = [] if entry.config is None else [typed_options(entry.config, options.get("params"), where)]
-        return WeightedReward(name=name, plugin=entry.plugin, reward=entry.build(*given))
+        return WeightedReward(name=name, plugin=entry.plugin, reward=entry.build(*given, key=f"rewards.{name}"))
 
 
 def stored_benchmark(body: Mapping[str, Any], name: str) -> Benchmark:
@@ -170,7 +170,7 @@ def stored_benchmark(body: Mapping[str, Any], name: str) -> Benchmark:
     entry = load_plugins().get("benchmarks", chosen.get("use") or name)
     where = f"benchmarks.{name}.params"
     options = [] if entry.config is None else [typed_options(entry.config, chosen.get("params"), where)]
-    built: Benchmark = entry.build(*options)
+    built: Benchmark = entry.build(*options, key=f"benchmarks.{name}")
     return built
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ramet.errors import ConfigError, InfraError
+from ramet.instance_keys import instance_key
 from ramet.openai_client.cache import ReplyCache, request_key
 from ramet.openai_client.exchanges import answered, is_replaying
 from ramet.openai_client.http import AttemptFailed, Http, without_password
@@ -32,10 +33,13 @@ MODELS_S = 30.0
 
 
 class OpenAIClient:
-    """One per component and process. `name` is its key in messages, as `rewards.judge.params.server`."""
+    """One per component and process. `name` is its key in messages, as `rewards.judge.params.server`; of an instance
+    with a name of its own (`rewards.second.use=judge`) they say that one.
+    """
 
     def __init__(self, options: OpenAIOptions, name: str) -> None:
-        self.options, self.name = options, name
+        self.options, self.name = options, instance_key(name)
+        self._limit = name  # instances and benchmarks that ask one server share its limit
         self.usage = OpenAIUsage()
         self._servers = Servers(options.urls)
         self._cache: ReplyCache | None = None
@@ -48,7 +52,7 @@ class OpenAIClient:
         """Optional, before the first request: the run's shared limit, and the file that keeps replies."""
         if self.options.per_s is not None:
             servers = ", ".join(map(without_password, self.options.urls))  # two judges have one name
-            self._limiter = services.limiter(f"{self.name} ({servers})", self.options.per_s)
+            self._limiter = services.limiter(f"{self._limit} ({servers})", self.options.per_s)
         self._cache = None if cache is None else ReplyCache(cache)
 
     async def check(self) -> None:

@@ -102,12 +102,16 @@ async def answered(
     parameters: Mapping[str, Any],
 ) -> ChatReply:
     """What `ask` returns; in a replay the stored answer. Noted, as is the `InfraError` that it may raise."""
-    asked = partial(ChatExchange, client=client, prompt=prompt, messages=tuple(messages), parameters=parameters)
     stored = _stored.get()
+    known = None if stored is None else stored.find(messages, parameters)
+    whose = (
+        client if known is None else known.client
+    )  # a replay keeps the name, which an earlier version may have given
+    asked = partial(ChatExchange, client=whose, prompt=prompt, messages=tuple(messages), parameters=parameters)
     try:
         if stored is None:
             reply = await ask()
-        elif (known := stored.find(messages, parameters)) is not None:
+        elif known is not None:
             reply = known.answer()
         else:
             raise InfraError(f"{client}: this question is not among the stored ones")

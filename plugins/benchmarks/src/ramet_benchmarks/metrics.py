@@ -25,9 +25,9 @@ def reward_of(name: str, benchmark: str, **options: Any) -> Reward:
 
 
 def chosen_reward(name: str, options: Mapping[str, Any], where: str) -> Reward:
-    """A reward that the user chose. Raises `ConfigError` that begins with the option."""
+    """A reward that the user chose with the option `where`. Raises `ConfigError` that begins with it."""
     try:
-        return reward_named(name, options)
+        return reward_named(name, options, key=where)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 

@@ -31,6 +31,7 @@ class LlmJudge:
     def __init__(self, config: LlmJudgeConfig) -> None:
         self.config = config
         self.client = OpenAIClient(config.server, "rewards.llm_judge.params.server")
+        self._key = self.client.name.removesuffix(".server").removesuffix(".params")  # of two judges the news differ
         self._prompt = load_prompt(config.prompt)
         self._said: set[str] = set()  # reasons for which there was no verdict
 
@@ -54,7 +55,8 @@ class LlmJudge:
     async def aclose(self) -> None:
         usage = self.client.usage
         logger.info(
-            "llm_judge: %d verdicts asked for and %d kept ones used, %d failed, %d + %d tokens, %.2f dollars",
+            "%s: %d verdicts asked for and %d kept ones used, %d failed, %d + %d tokens, %.2f dollars",
+            self._key,
             usage.requests, usage.cached, usage.failures, usage.input_tokens, usage.output_tokens, usage.dollars,
         )  # fmt: skip
         await self.client.aclose()
@@ -106,7 +108,7 @@ class LlmJudge:
         """Once for each kind; the core counts the rollouts."""
         level = logging.DEBUG if kind in self._said else logging.WARNING
         self._said.add(kind)
-        logger.log(level, "llm_judge: an answer is not judged: %s", reason)
+        logger.log(level, "%s: an answer is not judged: %s", self._key, reason)
 
 
 def _score(value: float, *, asked: float = 0.0, too_long: float = 0.0, refused: float = 0.0) -> Score:
