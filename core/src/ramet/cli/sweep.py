@@ -98,7 +98,7 @@ def _run(point: Point) -> None:
 
 
 def _show_results(measured: Path) -> None:
-    """Of evaluations: the scores of all points that ended well in one table."""
+    """Of evaluations: the scores of all points that ended well in one table, and what sets each of them apart."""
     found = [json.loads(file.read_text(encoding="ascii")) for file in measured.iterdir()]
     if not found:
         return
@@ -109,9 +109,10 @@ def _show_results(measured: Path) -> None:
 
     found.sort(key=lambda one: int(one["number"]))
     shared = set.intersection(*({*one["overrides"]} for one in found)) if len(found) > 1 else set()
-    names = [" ".join([f"{one['number']}:", *(t for t in one["overrides"] if t not in shared)]) for one in found]
-    bodies = [read_results(Path(one["file"])) for one in found]
-    Console(highlight=False).print(sweep_cells(list(zip(names, bodies, strict=True))).rich())
+    points = [(str(one["number"]), read_results(Path(one["file"]))) for one in found]
+    Console(highlight=False).print(sweep_cells(points).rich())
+    for one in found:  # below it: in a column of a narrow table they would be cut to pieces
+        say(f"point {one['number']}: {' '.join(text for text in one['overrides'] if text not in shared)}")
     say(f"task by task: ramet compare {' '.join(one['file'] for one in found)}")
 
 

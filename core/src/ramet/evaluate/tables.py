@@ -51,7 +51,7 @@ def results_cells(body: Mapping[str, Any]) -> TextTable:
 
 
 def sweep_cells(points: Sequence[tuple[str, Mapping[str, Any]]]) -> TextTable:
-    """Results files beside each other, each named by what sets it apart: the rows of `results_cells` by benchmark."""
+    """Results files beside each other, each with its name: the rows of `results_cells` by benchmark."""
     rows = [
         (one["name"], [name, *_result_row(one, metric)])
         for name, body in points
