@@ -16,5 +16,9 @@ def test_two_points_are_trained_one_after_the_other_and_resumed(ramet, workspace
         run = tmp_path / f"runs/grid-{number}"
         assert f"lr: {rate}\n" in (run / "config.yaml").read_text()
         assert [attempt.status for attempt in read_manifest(run / "manifest.json").attempts] == ["done", "done"]
-        assert sorted(path.name[:11] for path in (run / "rollouts").iterdir()) == ["step_000001", "step_000002"]
+        assert sorted(path.name[:11] for path in (run / "rollouts").iterdir()) == [
+            "step_000001",
+            "step_000002",
+            "valid_00000",
+        ]
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["grid-0", "grid-1", "sweeps"]

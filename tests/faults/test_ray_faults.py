@@ -112,7 +112,7 @@ def test_killed_and_hanging_rollout_workers_cost_time_and_change_no_number(works
     lost = [record.message for record in caplog.records if "is lost" in record.message]
     assert len(lost) == 2
     assert "its process ended at once: killed (SIGKILL, out of memory) or crashed" in lost[0]
-    assert "it has not answered for 3 s; replacing it (2 of at most 3 in this run)" in lost[1]
+    assert "it has not answered for 3 s; replacing it (2 of at most 3 within 30 minutes)" in lost[1]
     assert gone()
 
 

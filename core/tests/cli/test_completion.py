@@ -127,7 +127,7 @@ def test_a_tab_in_bash_completes_commands_groups_and_choices(tmp_path: Path) -> 
         bash.type("source <(ramet completion bash); echo re''ady\n", "ready")
         bash.type("ramet checkp\t", r"ramet checkpoints $")
         bash.type("\x15ramet train experim\t", r"experiment=$")
-        bash.type("quick\t", r"quickstart $")
+        bash.type("bench\t", r"benchmarks_sample $")
         bash.type("train.eval_f\t", r"train\.eval_first=$")
         assert "train.eval_first=" not in bash.type("t\t", r"true $")  # it is there already
         bash.type("'algo\t", r"'algorithm='$")
@@ -145,7 +145,7 @@ def test_a_tab_in_zsh_completes_commands_groups_and_choices(tmp_path: Path) -> N
         zsh.type(setup, r"ready> $")  # typed earlier, a tab would not reach its line editor
         zsh.type("ramet checkp\t", r"oints $")
         zsh.type("\x15ramet train experim\t", r"ent=$")
-        zsh.type("quick\t", r"start $")
+        zsh.type("bench\t", r"marks_sample $")
         zsh.type("train.eval_f\t", r"irst=$")
         zsh.type("t\t", r"rue $")
     finally:

@@ -195,6 +195,7 @@ def run(resolved):
 
 def test_a_sweep_of_evaluations_ends_with_one_table(points, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """Also if a point fails: of those that ended well."""
+    pytest.importorskip("numpy", reason="ramet[train] is not installed")
     (tmp_path / "site/sweep_job/evaluation.py").write_text(EVALUATION)
     monkeypatch.delitem(sys.modules, "sweep_job", raising=False)  # of an earlier test
     job = JobCommand("eval", "sweep_job.evaluation", "as a test")

@@ -65,6 +65,8 @@ def test_settings_that_need_ray_are_refused_in_one_process_with_both_keys(settin
     ],
 )
 def test_weights_cannot_be_sent_in_a_way_that_the_placement_forbids(transfer, device, cluster, expected):
+    if cluster.get("name") == "ray":
+        pytest.importorskip("ray")
     config = Config(cluster=ClusterConfig(**cluster))
     config.model.device = device
     config.engine.params = VllmEngineConfig(transfer=transfer)

@@ -57,7 +57,6 @@ def test_no_key_of_ours_is_the_name_of_another() -> None:
         ("train", "trainer.total_epochs", "train.steps"),
         ("train", "kl_coef", "train.kl_coef"),
         ("train", "beta", "train.kl_coef"),
-        ("train", "temperature", "rollout.temperature"),
         ("train", "trainer.n_gpus_per_node", "cluster.policy_workers"),
         ("train", "algorithm.adv_estimator", "advantage"),
         ("train", "trainer.save_freq", "train.save_every"),
@@ -76,6 +75,12 @@ def test_no_key_of_ours_is_the_name_of_another() -> None:
 )
 def test_the_key_of_another_trainer_leads_to_ours(problems: Problems, job: str, key: str, instead: str) -> None:
     assert problems(MODEL, f"{key}=1", job=job) == [f"{key}: no such key. Did you mean {instead!r}? {sections(job)}"]
+
+
+def test_one_that_two_of_ours_may_be_leads_to_both(problems: Problems) -> None:
+    found = problems(MODEL, "temperature=1", job="train")
+    close = "Did you mean 'rollout.temperature' or 'evaluate.temperature'?"
+    assert found == [f"temperature: no such key. {close} {sections('train')}"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from ramet import ChatReply, InfraError, OpenAIClient, OpenAIOptions, RequestRef
 from ramet.openai_client.exchanges import ChatExchange, answered_from, collected
 from ramet.testing import OpenAIServer, RawReply
 
+pytest.importorskip("aiohttp", reason="needs ramet[openai]")
+
 NOWHERE = "http://127.0.0.1:9/v1"
 
 

@@ -187,7 +187,7 @@ def test_two_saves_of_one_state_are_the_same_bytes(
     again.load(tmp_path / "one")
     again.save(tmp_path / "two")
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names == [".metadata", "__0_0.distcp", "rank_00000.pt"]
+    assert names == [".hashes_00000", ".metadata", "__0_0.distcp", "rank_00000.pt"]
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
