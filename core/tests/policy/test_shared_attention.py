@@ -248,6 +248,12 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 
     [
         ("qwen2", {}, None),
         ("gemma", {}, "not known to be right for models of the type 'gemma'; allowed: llama, qwen2, qwen3"),
+        (
+            "qwen2",
+            {"auto_map": {"AutoModelForCausalLM": "own.Model"}},
+            "not known to be right for models with code of their own (auto_map in config.json); allowed: those of "
+            "transformers",
+        ),
         ("qwen2", WINDOW, "the model has layers of the type sliding_attention; allowed: full_attention"),
         (
             "llama",

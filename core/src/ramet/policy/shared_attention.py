@@ -42,6 +42,12 @@ def sharing_problems(config: PretrainedConfig) -> list[str]:
         problems.append(
             f"not known to be right for models of the type {config.model_type!r}; allowed: {', '.join(MODELS)}"
         )
+    if "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        # Code that does not hand keywords on to the attention would get other numbers, without an error.
+        problems.append(
+            "not known to be right for models with code of their own (auto_map in config.json); allowed: those of "
+            "transformers"
+        )
     layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if layers:
         problems.append(f"the model has layers of the type {', '.join(sorted(layers))}; allowed: full_attention")
