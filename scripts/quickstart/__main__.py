@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import shlex
 import shutil
 import sys
 import time
@@ -37,6 +38,7 @@ from ramet.sft import job as sft
 from ramet.train import training as train
 
 KINDS = {"search": search.KIND, "python": arithmetic.KIND}  # by the tool
+ROOT = "runs"  # as in the recipes
 MAX_SEED = 2**32 - 1  # of NumPy
 
 logger = logging.getLogger("ramet.quickstart")
@@ -155,7 +157,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="quickstart", description=__doc__)
     parser.add_argument("--tool", choices=KINDS, default=next(iter(KINDS)), help="(default: %(default)s)")
     parser.add_argument("--seed", type=_seed, default=1, help="(default: %(default)s)")
-    parser.add_argument("--root", default="runs", help="where the run directory is made (default: %(default)s)")
+    parser.add_argument("--root", default=ROOT, help="where the run directory is made (default: %(default)s)")
     smaller = parser.add_argument_group("for a shorter one, which may not reach what is promised")
     smaller.add_argument("--sft-rows", type=_positive, metavar="N", help="traces of SFT")
     smaller.add_argument("--steps", type=_positive, metavar="N", help="steps of RL")
@@ -189,17 +191,25 @@ def _prepare(quickstart: Quickstart) -> tuple[Benchmark, list[Task]]:
 
 
 def _next(quickstart: Quickstart) -> list[str]:
-    """Commands to try."""
-    kind, run = quickstart.kind, quickstart.run
-    measured = f".venv/bin/ramet eval experiment={kind.name} model.path={run}/model"
-    misleading = kind.mislead(quickstart.data)
+    """Commands to try. Where the recipe names other folders, with this quickstart's."""
+    kind, data, root = quickstart.kind, quickstart.data, quickstart.options.root
+    elsewhere = Path(root) != Path(ROOT)
+    own, measured_on = (kind.inputs(data), kind.test(data)) if elsewhere else ([], [])
+    taught = [f"model.path={quickstart.inputs / 'sft/model'}", f"data.train=[{data / 'rl.jsonl'}]", f"run.root={root}"]
+    measure_it = [f"experiment={kind.name}", f"model.path={quickstart.run / 'model'}", *measured_on]
+    train_it = [f"experiment={kind.name}", "branch_policy=random", "run.name=control", *(taught * elsewhere), *own]
+    misleading = kind.mislead(data)
     return [
-        f"{measured} evaluate.k=4",
-        *([" ".join([measured, *misleading])] if misleading else []),
-        f".venv/bin/ramet train experiment={kind.name} branch_policy=random run.name=control",
-        ".venv/bin/ramet report runs/control",
+        _command("eval", *measure_it, *own, "evaluate.k=4"),
+        *([_command("eval", *measure_it, *misleading)] if misleading else []),
+        _command("train", *train_it),
+        _command("report", str(Path(root) / "control")),
         *(f"make quickstart TOOL={tool}" for tool in KINDS if tool != quickstart.options.tool),
     ]
+
+
+def _command(*words: str) -> str:
+    return shlex.join([".venv/bin/ramet", *words])
 
 
 if __name__ == "__main__":

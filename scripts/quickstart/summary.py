@@ -95,7 +95,7 @@ def plot(run: Path, kind: QuickstartKind) -> Path:
 
 
 def show(outcome: Outcome, files: list[Path], commands: list[str]) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # paths may hold brackets
     console.print(_table(outcome))
     misled, misleading = outcome.misled, outcome.kind.misleading
     console.print(f"With {misleading}, {misled.accuracy:.0%} of the answers are right; {misled.follows:.0%} follow it.")

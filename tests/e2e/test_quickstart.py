@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -72,6 +73,15 @@ def test_accuracy_falls_when_the_corpus_is_permuted(ramet, played: Played, tmp_p
         accuracy[corpus] = metric["avg"]["mean"]
     assert accuracy["corpus"] >= 0.3
     assert accuracy["permuted"] <= 0.05  # chance is one name in 2,000
+
+
+def test_the_commands_that_it_shows_work_in_its_folder(ramet, played: Played) -> None:
+    shown = [shlex.split(line) for line in played.out.splitlines() if line.startswith("  .venv/bin/ramet ")]
+    jobs = [command[1:] for command in shown if command[1] != "report"]
+    assert [job[0] for job in jobs] == ["eval", "eval", "train"]
+    for job in jobs:
+        ended = ramet(*job, "--dry-run", cwd=played.root, RAMET_PLUGINS="")
+        assert ended.code == 0, ended.err
 
 
 def test_a_folder_of_this_name_that_no_quickstart_left_is_not_touched(
