@@ -200,11 +200,22 @@ def test_the_command_says_how_many_were_judged_and_how_judges_agree(
     result: Path, judges: dict[str, Judge], capsys: pytest.CaptureFixture[str]
 ) -> None:
     judges["strict"].silent = {"a/0"}
-    assert main(["judge", str(result), "rewards=[kind,strict]", "--format", "markdown"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    command = ["judge", str(result), "rewards=[kind,strict]", "--format", "markdown"]
+    assert main(command) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == (
+        "error: rewards.strict: 1 verdicts failed. The scores are those of the rest, which may be a biased subset. "
+        "What is judged is kept: remove the cause and start the same command again, which asks for what is missing "
+        "alone"
+    )
+    lines = said.out.splitlines()
     assert "| rules | kind | 6 | 0.500 | 0.000 | 0 | 3 |" in lines
     assert "| kind | strict | 5 | 0.000 | 0.000 | 5 | 0 |" in lines
     assert lines[-1] == f"strict: 5 of 6 judged, in {result.with_name('results.judge-strict.json')}"
+    judges["strict"].silent, judges["strict"].asked = set(), []
+    assert main(command) == 0
+    assert judges["strict"].asked == ["a/0"]
+    capsys.readouterr()
     assert main(["judge", "rewards=[kind]"]) == 1
     assert main(["judge", str(result)]) == 1
     told = capsys.readouterr().err

@@ -11,7 +11,7 @@ from typing import Any
 
 from ramet.cli.terminal import Parser, say
 from ramet.config.sections import without_model
-from ramet.errors import ConfigError
+from ramet.errors import ConfigError, InfraError
 from ramet.evaluate.agreement import Verdicts, agreement, judge_files, with_verdicts
 from ramet.evaluate.compare import PairedComparison, compare, load_results
 from ramet.evaluate.setting_differences import SettingDifference, setting_differences
@@ -93,7 +93,8 @@ def run_judge(arguments: Sequence[str]) -> int:
         description="Judge the stored rollouts of an evaluation with one or more rewards, an LLM judge mostly. Nothing "
         "is played; the same command again asks for what is missing alone.",
         epilog="RESULT is a results file, or the directory or name of a run that holds one. Another judge needs a name "
-        "of its own: rewards=[llm_judge] rewards.strict.use=llm_judge. Ends with exit code 1 for mistakes, else 0.",
+        "of its own: rewards=[llm_judge] rewards.strict.use=llm_judge. Ends with exit code 1 for mistakes, 2 if "
+        "verdicts failed (what is judged is kept), else 0.",
     )
     parser.add_argument("result", nargs="?", type=Path, metavar="RESULT")
     parser.add_argument("overrides", nargs="*", help="rewards and their options, as for `ramet train`")
@@ -115,6 +116,12 @@ def run_judge(arguments: Sequence[str]) -> int:
     _print([results_cells({**body, "results": results}), _agreement_cells(named)], found.format, None)
     for each in judged:
         say(f"{each.name}: {each.n_judged} of {each.n_rollouts} judged, in {each.file}")
+    failed = [f"rewards.{each.name}: {each.n_failed} verdicts failed" for each in judged if each.n_failed]
+    if failed:
+        raise InfraError(
+            f"{'; '.join(failed)}. The scores are those of the rest, which may be a biased subset. What is judged is "
+            "kept: remove the cause and start the same command again, which asks for what is missing alone"
+        )
     return 0
 
 

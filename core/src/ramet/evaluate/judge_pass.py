@@ -50,6 +50,7 @@ class JudgedResult:
     name: str
     file: Path
     results: tuple[BenchmarkResult, ...]
+    n_failed: int  # rollouts that were to be judged and have no verdict; masked ones are not among them
 
     @property
     def n_judged(self) -> int:
@@ -156,7 +157,7 @@ class _Pass:
                     tasks.create_task(judged(benchmark, group))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        return self._finish({(benchmark, group.task.id) for benchmark, group in own})
+        return self._finish(own)
 
     async def _judge(self, benchmark: str, group: Group) -> None:
         """Those of the task's rollouts that have no verdict yet."""
@@ -200,8 +201,8 @@ class _Pass:
                 f"give this judge a name of its own, as in rewards.{name}_2.use={name}, or remove the file"
             )
 
-    def _finish(self, keys: set[tuple[str, str]]) -> JudgedResult:
-        found = []
+    def _finish(self, own: Sequence[tuple[str, Group]]) -> JudgedResult:
+        keys, found = {(benchmark, group.task.id) for benchmark, group in own}, []
         k, pass_at, name = self._body["k"], tuple(self._body.get("pass_at", ())), self._reward.name
         for one in self._body["results"]:
             tasks = [
@@ -217,7 +218,12 @@ class _Pass:
         body = {**self._header, "results": plain(summary), "verdicts": list(self._verdicts.lines())}
         write_file(self.out, json.dumps(body, indent=1, allow_nan=False) + "\n")
         self._partial.unlink()
-        return JudgedResult(name=name, file=self.out, results=results)
+        failed = sum(
+            self._verdicts.of(benchmark, group.task.id).get(one.id) is None
+            for benchmark, group in own
+            for one in group.valid
+        )
+        return JudgedResult(name=name, file=self.out, results=results, n_failed=failed)
 
     def _with_verdicts(self, task: TaskResult) -> TaskResult:
         known = self._verdicts.of(task.benchmark, task.task)
