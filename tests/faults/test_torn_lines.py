@@ -95,7 +95,7 @@ def test_an_evaluation_goes_on_after_a_torn_line(workspace, monkeypatch, caplog,
     with caplog.at_level(logging.INFO, logger="ramet"):
         evaluate(compose(workspace.measure(name), job="eval"))
     assert "results.json.partial.jsonl: dropped a torn last line of" in caplog.text
-    assert ("resumed with 1 finished tasks" in caplog.text) == (line == 3)
+    assert ("rollouts are there" in caplog.text) == (line == 3)
     results = [
         json.loads((workspace.runs / run / "results.json").read_text())["results"] for run in (name, f"whole_{line}")
     ]

@@ -95,6 +95,27 @@ def test_a_finished_evaluation_is_left_alone(model: Path, tmp_path: Path) -> Non
     assert file.stat().st_mtime_ns == before
 
 
+@needs_benchmarks
+def test_a_larger_k_says_what_is_there_and_keeps_it(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rollouts() -> dict[str, list[Any]]:
+        (result,) = json.loads((tmp_path / "measured/results.json").read_text())["results"]
+        return {task["task"]: task["rollouts"] for task in result["tasks"]}
+
+    few = ("benchmarks.arithmetic.limit=2", "evaluate.k=1")
+    run(compose(overrides(model, tmp_path, *few), job="eval"))
+    before = rollouts()
+    assert "rollouts are there" not in caplog.text
+    caplog.set_level("INFO", "ramet")
+    run(compose(overrides(model, tmp_path, *few, "evaluate.k=3"), job="eval"))
+    partial = tmp_path / "measured/results.json.partial.jsonl"
+    said = [line for line in caplog.messages if "rollouts are there" in line]
+    assert said == [f"{partial}: 2 of 6 rollouts are there, 4 are played, 0 are judged again"]
+    assert {task: found[:1] for task, found in rollouts().items()} == before
+    assert [len(found) for found in rollouts().values()] == [3, 3]
+
+
 @dataclass
 class Played:
     """What was asked of the rollouts, run by run: the tasks' ids and the numbers of their rollouts."""

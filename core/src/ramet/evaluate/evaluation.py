@@ -69,6 +69,15 @@ class PreparedEvaluation:
     tools: ToolNames
     missing: Sequence[MissingHere] = ()  # of a plan for another machine: what this one lacks
 
+    def say_what_is_there(self, partial: PartialResults) -> None:
+        """Of an evaluation that goes on: rollouts that are kept, and what happens to the others."""
+        keys = [(name, task.id) for name, found in self.tasks.items() for task in found]
+        missing, played = (sum(len(of(*key)) for key in keys) for of in (partial.missing, partial.to_play))
+        total = partial.header.k * len(keys)
+        if missing < total:
+            text = "%s: %d of %d rollouts are there, %d are played, %d are judged again"
+            logger.info(text, partial.path, total - missing, total, played, missing - played)
+
     def is_missing_from(self, partial: PartialResults) -> bool:
         """Whether any rollout has no score."""
         return any(partial.missing(name, task.id) for name, found in self.tasks.items() for task in found)
@@ -119,6 +128,7 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
             run_dir.record(resolved, manifest)
             log.write_to(run_dir.log)
             _announce(config, prepared, out)
+            prepared.say_what_is_there(partial)
             with open_trackers(_without_console(config), run_dir.path, total_steps=0) as tracker:
                 if prepared.is_missing_from(partial):
                     run_async(_measure(config, prepared, partial, folder=run_dir.services))

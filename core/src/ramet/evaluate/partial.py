@@ -88,10 +88,6 @@ class PartialResults:
                 left = tuple(one for one in group.rollouts if int(one.rollout.id) in numbers)
                 yield replace(record, group=replace(group, rollouts=left))
 
-    def done(self, benchmark: str) -> set[str]:
-        """Ids of the tasks whose rollouts all have a score."""
-        return {task for name, task in self._tasks if name == benchmark and not self.missing(name, task)}
-
     def add(self, result: TaskResult, record: GroupRecord | None = None) -> None:
         """Keep a finished task, or those of its rollouts that were missing. It survives a kill when this returns, and
         the end of the machine within `SYNC_S`: waiting for the disk each time would hold all rollouts up.
@@ -164,8 +160,6 @@ class PartialResults:
                 self._recorded.setdefault(key, set()).update(int(one["id"]) for one in record["rollouts"])
                 self._lines.add(key, start, len(line))
             start += len(line) + 1
-        finished = sum(len(self.done(name)) for name in self.header.benchmarks)
-        logger.info("%s: resumed with %d finished tasks", self.path, finished)
 
     def _unjudged(self, benchmark: str, task: str) -> set[int]:
         """Numbers of the rollouts that were played without a fault, are on disk, and have no score."""
