@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from ramet import ConfigError
+from ramet.config.schema import BenchmarkConfig
+from ramet.evaluate.load import load_benchmark
 from ramet.plugins import load_plugins
 from ramet.testing.benchmark import check_benchmark
 from ramet_benchmarks.config import FilesConfig, JudgeConfig
@@ -111,18 +113,52 @@ def test_an_instance_and_its_judge_are_named_by_their_keys() -> None:
 
 
 @needs_rewards
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"answer": "solution"}, "no key 'solution' (or null); found q, gold, name"),
-        ({"id": "key"}, "no key 'key' (or null); found q, gold, name"),
-    ],
-)
-def test_a_missing_column_names_file_and_row(tmp_path: Path, options: dict[str, str], said: str) -> None:
-    path = written(tmp_path, ROWS)
+def test_a_column_that_no_row_has_is_told_once_for_each_file(tmp_path: Path) -> None:
+    paths = [written(tmp_path, ROWS), written(tmp_path, [{"q": "3+3?", "solution": 6}], "other.jsonl")]
     with pytest.raises(ConfigError) as caught:
-        list(made(path, **options).load("test", None))
-    assert str(caught.value).splitlines() == [f"{path}, row {number}: {said}" for number in range(1, len(ROWS) + 1)]
+        list(made(*paths, answer="solution", id="key").load("test", None))
+    assert str(caught.value).splitlines() == [
+        f"benchmarks.files.params.answer is 'solution', which no row of {paths[0]} has; found q, gold, name",
+        f"benchmarks.files.params.id is 'key', which no row of {paths[0]} has; found q, gold, name",
+        f"benchmarks.files.params.id is 'key', which no row of {paths[1]} has; found q, solution",
+    ]
+
+
+@needs_rewards
+def test_a_missing_value_names_file_and_row(tmp_path: Path) -> None:
+    path = written(tmp_path, [*ROWS, {"q": "?", "name": "none"}])
+    with pytest.raises(ConfigError) as caught:
+        list(made(path).load("test", None))
+    assert str(caught.value) == f"{path}, row 3: no key 'gold' (or null); found q, name"
+
+
+@needs_rewards
+def test_files_that_are_not_there_are_told_with_key_and_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_benchmark("mine", made("a.jsonl", "b.jsonl"), BenchmarkConfig(use="files"))
+    assert str(caught.value).splitlines() == [
+        f"benchmarks.mine.params.paths: no file '{name}.jsonl' (working directory {tmp_path})" for name in "ab"
+    ]
+
+
+@needs_rewards
+def test_a_reward_that_is_no_metric_is_told_with_the_way_out(tmp_path: Path, scores: Scores) -> None:
+    benchmark = made(written(tmp_path, ROWS), metrics={"cost": "tool_cost"})
+    task = next(benchmark.load("test", 1))
+
+    async def below(_: object) -> dict[str, float]:
+        return {"cost": -1.0}
+
+    benchmark.metrics.of = below  # type: ignore[assignment]
+    with pytest.raises(ConfigError) as caught:
+        scores(benchmark, (task, "4"))
+    assert str(caught.value) == (
+        "params.metrics.cost is the reward 'tool_cost', which gave -1 for task 'own/0'; a metric is a number in [0, 1]"
+        ": choose the reward's options with params.options={cost: {…}}, or another reward"
+    )
 
 
 @needs_rewards

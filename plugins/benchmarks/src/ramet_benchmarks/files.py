@@ -41,13 +41,22 @@ class FilesBenchmark:
     def load(self, split: str, limit: int | None) -> Iterator[Task]:
         if split not in self.info.splits:
             raise ConfigError(f"benchmarks.{NAME} has no split {split!r}; allowed: {', '.join(self.info.splits)}")
+        _check_files(self.config)
         return itertools.islice(itertools.chain.from_iterable(map(self._tasks, self.config.paths)), limit)
 
     async def start(self, services: Services) -> None:
         await self.metrics.start(services)
 
     async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
-        return await self.metrics.of(rollout)
+        found = await self.metrics.of(rollout)
+        for metric, value in found.items():
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(
+                    f"params.metrics.{metric} is the reward {self.config.metrics.get(metric)!r}, which gave {value:g} "
+                    f"for task {rollout.task.id!r}; a metric is a number in [0, 1]: choose the reward's options with "
+                    f"params.options={{{metric}: {{…}}}}, or another reward"
+                )
+        return found
 
     async def aclose(self) -> None:
         await self.metrics.aclose()
@@ -98,6 +107,37 @@ def _check(config: FilesConfig) -> None:
         problems.append(f"prompt is {config.prompt!r}; allowed: a text that holds {{question}}")
     if problems:
         raise ConfigError("\n".join(f"benchmarks.{NAME}.params.{problem}" for problem in problems))
+
+
+def _check_files(config: FilesConfig) -> None:
+    """Raises `ConfigError` for files that are not there, and for columns that no row of a file has."""
+    where = f"benchmarks.{NAME}.params"
+    lacking = [path for path in config.paths if not Path(path).expanduser().is_file()]
+    if lacking:
+        lines = [f"{where}.paths: no file {path!r} (working directory {Path.cwd()})" for path in lacking]
+        raise ConfigError("\n".join(lines)) from FileNotFoundError(lacking[0])
+    columns = {"question": config.question, "answer": config.answer, "id": config.id}
+    problems = []
+    for path in config.paths:
+        for option, column in columns.items():
+            keys = None if column is None else _keys_without(Path(path).expanduser(), column)
+            if keys:
+                problems.append(f"{where}.{option} is {column!r}, which no row of {path} has; found {', '.join(keys)}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _keys_without(path: Path, column: str) -> list[str]:
+    """The keys of the rows of a file, of which none has `column`; empty if one has it, or the file cannot be read."""
+    keys: dict[str, None] = {}
+    try:
+        for _, _, row in file_rows(path):
+            if column in row:
+                return []
+            keys |= dict.fromkeys(row)
+    except ConfigError:  # is told where the tasks are read, with its row
+        return []
+    return list(keys)
 
 
 def _rewards(config: FilesConfig) -> dict[str, Reward]:
