@@ -16,6 +16,7 @@ import pytest
 from ramet.cli import main
 from ramet.config.schema import EvaluateConfig
 from ramet.evaluate.rules import DEFAULTS
+from ramet.evaluate.tables import results_cells
 from ramet.plugins import load_plugins
 from ramet.tracking.jsonl import read_metrics
 
@@ -63,7 +64,8 @@ def test_every_field_of_the_results_is_on_the_page(played: Path) -> None:
     assert set(body["settings"]) == {"config", "model_sha256", "tasks_sha256"}
     (result,) = body["results"]
     assert [one["k"] for one in result["metrics"][0]["passes"]] == [1, 2, 4]
-    assert result["judged"] == "16 of 16 judged" and "16 of 16 judged" in PAGE
+    assert result["judged"] == "16 of 16 judged"
+    assert results_cells(body).caption in PAGE and "│ 16 of 16 │" in PAGE
 
 
 def test_trackers_get_what_the_page_says(played: Path) -> None:

@@ -27,6 +27,13 @@ def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
         overview(tmp_path)
 
 
+def test_what_a_resume_restores_is_told_of_trainings_alone(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path / "metrics.jsonl").log(1, {"reward/mean": 0.5})
+    for job, facts in (("eval", [["job", "eval"]]), ("train", [["job", "train"], ["resume_level", "A"]])):
+        (tmp_path / "manifest.json").write_text(json.dumps({"job": job, "resume_level": "A", "format": 1, "data": []}))
+        assert overview(tmp_path)["facts"] == facts
+
+
 def test_curves_of_training_and_sft_have_axes_of_their_own(tmp_path: Path) -> None:
     JsonlTracker(tmp_path / "metrics.jsonl").log(1, {"reward/mean": 0.5, "sft/loss": 2.0})
     JsonlTracker(tmp_path / "sft" / "metrics.jsonl").log(100, {"sft/lr": 0.1})

@@ -187,7 +187,12 @@ def test_a_browser_shows_scores_trees_and_what_judges_said(tmp_path: Path, open_
         "By data source (main metric)", "pass@k (main metric)", "Tools", "Rollouts without a score",
     ]  # fmt: skip
     assert len(shown.all("svg", **{"class": "interval"})) == 2 * 2 + 2 * 2
-    assert len(shown.all("figure", data_curve=None)) == 2
+    curves = shown.all("figure", data_curve=None)
+    assert len(curves) == 2
+    assert all(
+        [tick.text for tick in curve.all("text", text_anchor="end")][:3] == ["0", "0.5", "1"] for curve in curves
+    )
+    assert [head.text for head in shown.all("thead")[0].all("th")][-2:] == ["scored", "tasks"]
     assert "12 of 20" in shown.text and "tool:python: the sandbox did not start" in shown.text
     tasks = open_page(report, "#tasks")
     assert [head.text for head in tasks.html.all("thead")[0].all("th")][:3] == ["benchmark", "task", "source"]

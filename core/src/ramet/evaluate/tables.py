@@ -12,7 +12,9 @@ from ramet.evaluate.compare import PairedComparison, TaskPair
 from ramet.evaluate.setting_differences import SettingDifference
 
 SHOWN = 10  # tasks that are listed as won or lost
-RESULT_COLUMNS = ("benchmark", "metric", "avg@k", "pass@k", "maj@k", "tool use", "judged")
+RESULT_COLUMNS = ("benchmark", "metric", "avg@k", "pass@k", "maj@k", "tool use", "scored")
+CAPTION = "± 95 % interval, clustered by task"
+SAME_SCORES = "; ± 0 where all tasks have the same score"
 COMPARISON_COLUMNS = ("benchmark", "metric", "A", "B", "B - A", "95 % interval", "tasks", "won", "lost")
 
 
@@ -41,12 +43,12 @@ class TextTable:
 
 
 def results_cells(body: Mapping[str, Any]) -> TextTable:
-    """One row per benchmark and metric of a results file: avg@k with its interval, pass@k, maj@k, tools, judged."""
+    """One row per benchmark and metric of a results file: avg@k with its interval, pass@k, maj@k, tools, scored."""
     return TextTable(
         columns=RESULT_COLUMNS,
         rows=[_result_row(one, metric) for one in body["results"] for metric in one["metrics"]],
         title=f"{body['model']}, k = {body['k']}",
-        caption="± 95 % interval, clustered by task",
+        caption=CAPTION + (SAME_SCORES if any(map(_without_spread, body["results"])) else ""),
     )
 
 
@@ -64,7 +66,7 @@ def sweep_cells(points: Sequence[tuple[str, Mapping[str, Any]]]) -> TextTable:
         columns=("point", *RESULT_COLUMNS),
         rows=[cells for _, cells in rows],
         title=f"{len(points)} points of the sweep",
-        caption="± 95 % interval, clustered by task",
+        caption=CAPTION,
     )
 
 
@@ -140,5 +142,15 @@ def _result_row(one: Mapping[str, Any], metric: Mapping[str, Any]) -> list[str]:
     passes = "  ".join(f"@{p['k']} {number(p['estimate']['mean'])}" for p in metric["passes"])
     maj = metric.get("maj") or {}
     cells = [one["name"], metric["metric"], number(avg["mean"]) + margin, passes, number(maj.get("mean"))]
-    judged = f"{metric['n_judged']} of {metric['n_rollouts']} judged"
-    return [*cells, "-" if use is None else f"{use:.0%}", judged]
+    scored = f"{metric['n_judged']} of {metric['n_rollouts']}{' judged' if _is_of_judge(metric) else ''}"
+    return [*cells, "-" if use is None else f"{use:.0%}", scored]
+
+
+def _is_of_judge(metric: Mapping[str, Any]) -> bool:
+    """Of `ramet judge`."""
+    return str(metric["metric"]).startswith("judge-")
+
+
+def _without_spread(one: Mapping[str, Any]) -> bool:
+    """Whether all tasks have the same mean score in a metric of this benchmark."""
+    return any(metric["avg"]["half_width"] == 0 for metric in one["metrics"])

@@ -115,8 +115,13 @@ def _summary(body: Json | None) -> Json | None:
 
 
 def _facts(manifest: Json | None) -> list[list[str]]:
-    """The manifest without its lists, which are shown below it as JSON."""
-    return _flat({key: value for key, value in (manifest or {}).items() if not isinstance(value, list)})
+    """The manifest without its lists, which are shown below it as JSON, and what only those concern who read the file.
+
+    What a resume restores is said of trainings: an evaluation has no optimiser.
+    """
+    shown = manifest or {}
+    left_out = {"format", "resume_level"} if shown.get("job") == "eval" else {"format"}
+    return _flat({key: value for key, value in shown.items() if key not in left_out and not isinstance(value, list)})
 
 
 def _flat(body: Mapping[str, Any], prefix: str = "") -> list[list[str]]:

@@ -3,7 +3,8 @@
 const CHART = { width: 340, height: 150, left: 48, right: 10, top: 8, bottom: 20 };
 const SMOOTHED_FROM = 60;
 
-function chart(curve, xName) {
+// `range`: of the axis of values; without it that of the points.
+function chart(curve, xName, range = null) {
   const points = curve.x.map((x, i) => [x, curve.y[i]]);
   const finite = points.filter(([x, y]) => x !== null && y !== null);
   const readout = el("span", { class: "readout" });
@@ -11,12 +12,12 @@ function chart(curve, xName) {
   readout.textContent = rest;
   const head = el("figcaption", {}, el("span", { class: "metric", title: plain(curve.name) }, curve.name), readout);
   const picture = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", "aria-label": plain(curve.name) });
-  if (finite.length) drawCurve(picture, finite, xName, readout, rest);
+  if (finite.length) drawCurve(picture, finite, xName, readout, rest, range);
   return el("figure", { class: "chart", "data-curve": "" }, head, picture);
 }
 
-function drawCurve(picture, points, xName, readout, rest) {
-  const scale = scales(points);
+function drawCurve(picture, points, xName, readout, rest, range) {
+  const scale = scales(points, range);
   drawAxes(picture, scale, xName);
   const smooth = points.length >= SMOOTHED_FROM;
   picture.append(svg("path", { class: smooth ? "line faint" : "line", d: pathOf(points, scale) }));
@@ -44,10 +45,10 @@ function drawCurve(picture, points, xName, readout, rest) {
   });
 }
 
-function scales(points) {
-  const range = (values) => [Math.min(...values), Math.max(...values)];
-  let [x0, x1] = range(points.map((p) => p[0]));
-  let [y0, y1] = range(points.map((p) => p[1]));
+function scales(points, range) {
+  const extent = (values) => [Math.min(...values), Math.max(...values)];
+  let [x0, x1] = extent(points.map((p) => p[0]));
+  let [y0, y1] = range || extent(points.map((p) => p[1]));
   if (x0 === x1) [x0, x1] = [x0 - 1, x1 + 1];
   if (y0 === y1) [y0, y1] = [y0 - (Math.abs(y0) || 1) * 0.5, y1 + (Math.abs(y1) || 1) * 0.5];
   const ticks = niceTicks(y0, y1);

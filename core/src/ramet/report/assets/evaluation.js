@@ -12,7 +12,7 @@ function evaluationSection(data) {
     data.finished ? null : el("p", { class: "note" }, `The evaluation is not finished: ${tasks} ${tasks === 1 ? "task is" : "tasks are"} scored so far.`),
     all.length ? scoreTable(all) : null,
     titled("By data source (main metric)", sourceTable(all)),
-    titled("pass@k (main metric)", curves.length ? el("div", { class: "charts" }, curves.map((curve) => chart(curve, "k"))) : null),
+    titled("pass@k (main metric)", curves.length ? el("div", { class: "charts" }, curves.map((curve) => chart(curve, "k", [0, 1]))) : null),
     titled("Tools", all.length ? toolTables(all) : null),
     titled("Rollouts without a score", missingTable(all)),
     titled("Judges", judgeTable(data.judges)));
@@ -28,8 +28,8 @@ function scoreTable(benchmarks) {
   const rows = benchmarks.flatMap((one) => one.metrics.map((metric, i) => [
     i ? "" : one.name, metric.name, withInterval(metric.avg), interval(metric.avg), passText(metric.passes),
     number(metric.maj), metric.judged, i ? "" : String(one.n_tasks)]));
-  return el("div", {}, table(["benchmark", "metric", "avg@k (95 %)", "0 to 1", "pass@k", "maj@k", "judged", "tasks"], rows, "numbers scores"),
-    el("p", { class: "hint" }, "The interval is that of the mean over tasks."));
+  return el("div", {}, table(["benchmark", "metric", "avg@k (95 %)", "0 to 1", "pass@k", "maj@k", "scored", "tasks"], rows, "numbers scores"),
+    el("p", { class: "hint" }, "The interval is that of the mean over tasks. Where all tasks have the same score it is 0, which says nothing of other tasks."));
 }
 
 const passText = (passes) => passes.map(([k, value]) => `@${k}\u00a0${number(value)}`).join(", ");
@@ -50,7 +50,7 @@ function interval([value, half]) {
 function sourceTable(benchmarks) {
   const rows = benchmarks.flatMap((one) => one.sources.map((source, i) => [
     i ? "" : one.name, source.name || "(none)", withInterval(source.avg), interval(source.avg), source.judged, String(source.n_tasks)]));
-  return rows.length ? table(["benchmark", "data source", "avg@k (95 %)", "0 to 1", "judged", "tasks"], rows, "numbers scores") : null;
+  return rows.length ? table(["benchmark", "data source", "avg@k (95 %)", "0 to 1", "scored", "tasks"], rows, "numbers scores") : null;
 }
 
 function toolTables(benchmarks) {
