@@ -20,6 +20,7 @@ from ramet_tools_bing.cache_commands import cache as cache_command
 from ramet_tools_bing.cache_disk import FORMAT_KEY, JSONTextDisk, open_disk
 from ramet_tools_bing.config import KEYS, CacheConfig, SearchConfig
 from ramet_tools_bing.formats import NOT_STORED
+from ramet_tools_bing.providers.choice import build_provider
 from ramet_tools_bing.queries import cache_key, imported_key
 from ramet_tools_bing.results import SearchItem, SearchResult
 
@@ -261,6 +262,53 @@ def test_a_replay_needs_neither_key_nor_provider(bing: Any, tmp_path: Path, monk
         for provider in KEYS:
             named = SearchTool(SearchConfig(cache="ro", cache_folder=str(bing.folder), provider=provider))
             assert asyncio.run(named.search("what")).provider == "imported"
+
+
+def recorded(folder: Path, query: str) -> None:
+    """An answer of a retrieval server with these options."""
+    provider = build_provider(recording(folder))
+    result = SearchResult(items=(SearchItem(text="a lighthouse"),), provider="retrieval", fetched_at=1.0)
+    value = {"query": query, "options": provider.options(2)[0][1], **result.stored()}
+    open_disk(folder).set(provider.cache_keys(query, 2)[0], value)
+
+
+def recording(folder: Path, **options: Any) -> SearchConfig:
+    url = "http://me:secret@host:8000/retrieve?key=secret"
+    options = {"provider": "retrieval", "url": url, "max_results": 2, **options}
+    return SearchConfig(cache="ro", cache_folder=str(folder), **options)
+
+
+def test_a_replay_without_the_options_of_the_recording_says_once_which_they_were(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cache"
+    recorded(folder, "q")
+    known = "retrieval max_results=2 country=us url=http://host:8000/retrieve"
+    for options in ({"max_results": 3}, {"provider": "auto", "url": None}):
+        caplog.clear()
+
+        async def twice(tool: SearchTool) -> None:
+            for _ in range(2):
+                with pytest.raises(ToolError, match=f"^{NOT_STORED}$"):
+                    await tool.search("q")
+            await tool.aclose()
+
+        asyncio.run(twice(SearchTool(recording(folder, **options))))
+        assert [line for line in caplog.messages if "recorded with" in line] == [
+            f"search: no answer in {folder} was recorded with these options, and only stored answers are given. It "
+            f"holds those of provider={known}: set tools.search.params to that"
+        ]
+    caplog.clear()
+    same = SearchTool(recording(folder))
+    assert asyncio.run(same.search("q")).provider == "retrieval"
+    with pytest.raises(ToolError, match=f"^{NOT_STORED}$"):
+        asyncio.run(same.search("another"))
+    assert not [line for line in caplog.messages if "recorded with" in line]
+    assert cache_command(["stats", "--folder", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "  retrieval (max_results=2 country=us url=http://host:8000/retrieve): 1\n" in shown and "secret" not in shown
+    )
 
 
 def test_a_replay_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sqlite3
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def _stats(options: argparse.Namespace) -> int:
     with _opened(options.folder) as opened:
         for _, value in entries(opened):
             kinds[kind_of(value)] += 1
-            providers.update([str(value["provider"])] if "provider" in value else [])
+            providers.update([_recorder(value)] if "provider" in value else [])
             times += [time_of(value)] if time_of(value) else []
         size = opened.volume()
     print(f"{options.folder}: {kinds.total()} entries, {size / 1e6:.1f} MB")
@@ -87,6 +87,12 @@ def _stats(options: argparse.Namespace) -> int:
     if times:
         print(f"  from {_date(min(times))} to {_date(max(times))}")
     return 0
+
+
+def _recorder(value: Mapping[str, Any]) -> str:
+    """The provider, with the options that a replay needs where they are stored."""
+    options = value.get("options")
+    return f"{value['provider']} ({options})" if options else str(value["provider"])
 
 
 def _date(seconds: float) -> str:

@@ -75,6 +75,19 @@ def stored_providers(folder: Path) -> set[str]:
         return set()
 
 
+def recorded_options(folder: Path) -> set[tuple[str, str]]:
+    """(provider, options) of the searches of a cache that say so; empty if it cannot be read."""
+    try:
+        with open_disk(folder) as cache:
+            return {
+                (str(value["provider"]), str(value["options"]))
+                for _, value in entries(cache)
+                if kind_of(value) == "search" and "provider" in value and "options" in value
+            }
+    except (ConfigError, sqlite3.Error, OSError):
+        return set()
+
+
 def kind_of(value: Mapping[str, Any]) -> str:
     """What an entry is: `search`, `page`, `summary` or `unknown`."""
     if "items" in value:

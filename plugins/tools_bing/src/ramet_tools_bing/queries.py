@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from ramet import ToolError
 
@@ -51,6 +52,14 @@ def cache_key(kind: str, fields: Mapping[str, Any]) -> str:
 def search_key(provider: str, **fields: Any) -> str:
     """Of a search's answer. `fields`: everything besides the provider that decides it, the query included."""
     return cache_key("search", {"provider": provider, **fields})
+
+
+def options_in_words(**options: object) -> str:
+    """Options of a recording, by their names in the configuration. An address is given without what may be secret."""
+    if isinstance(url := options.get("url"), str):
+        parts = urlsplit(url)
+        options["url"] = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return " ".join(f"{name}={value}" for name, value in options.items() if value != "")
 
 
 def imported_key(query: str) -> str:

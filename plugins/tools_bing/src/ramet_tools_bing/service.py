@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections import Counter
@@ -17,11 +18,13 @@ from dataclasses import dataclass, field
 
 from ramet import InfraError, Limiter
 from ramet_tools_bing.cache import AnswerCache
+from ramet_tools_bing.cache_entries import recorded_options
 from ramet_tools_bing.circuit import Circuit
 from ramet_tools_bing.config import SearchConfig
 from ramet_tools_bing.providers.base import FaultKind, Provider, ProviderError
 from ramet_tools_bing.results import SearchItem, SearchResult
 
+logger = logging.getLogger("ramet.tools.search")
 QUEUE_S = 10.0  # a turn that comes later is waited for outside the tool's slot
 PLACE_POLL_S = 1.0
 BROKEN_TRIES = 3  # of a call whose answers cannot be read
@@ -100,6 +103,7 @@ class SearchClient:
         self.circuit = Circuit(provider.name, down_s=config.down_s, waits=config.when_down == "wait")
         self.counts: Counter[str] = Counter()  # calls, cached, requests, and each kind of fault
         self._shared = SharedCalls()
+        self._said_options = False
 
     async def search(self, query: str, k: int, *, deadline_s: float) -> SearchResult:
         """The answer to a normalised query. Raises `NotStoredError`, `InfraError`, `ConfigError`."""
@@ -111,6 +115,7 @@ class SearchClient:
                 self.counts["cached"] += 1
                 return found
             if self.cache.replays:
+                await self._say_other_options(k)
                 raise NotStoredError(query)
         ends_at = time.monotonic() + deadline_s
         return await self._shared.run(keys[0], ends_at, lambda: self._ask(keys[0], query, k, ends_at))
@@ -119,8 +124,22 @@ class SearchClient:
         items = await self._tried(query, k, ends_at)
         result = SearchResult(items=items, provider=self.provider.name, fetched_at=time.time())
         if self.provider.cached:
-            await self.cache.put(key, {"query": query, **result.stored()})
+            await self.cache.put(key, {"query": query, "options": self.provider.options(k)[0][1], **result.stored()})
         return result
+
+    async def _say_other_options(self, k: int) -> None:
+        """Once: what the answers were recorded with, if nothing in the cache was recorded as is asked now."""
+        if self._said_options:
+            return
+        self._said_options = True
+        recorded = await asyncio.to_thread(recorded_options, self.cache.folder)
+        if recorded and not recorded & {*self.provider.options(k)}:
+            known = "; ".join(f"provider={name} {options}".rstrip() for name, options in sorted(recorded))
+            logger.warning(
+                "search: no answer in %s was recorded with these options, and only stored answers are given. It holds "
+                "those of %s: set tools.search.params to that",
+                self.cache.folder, known,
+            )  # fmt: skip
 
     async def _tried(self, query: str, k: int, ends_at: float) -> tuple[SearchItem, ...]:
         """Again and again, as long as that may help and there is time."""

@@ -40,6 +40,10 @@ class Provider(Protocol):
         """Where the answer is stored (the first one), and where else it may be found, in this order."""
         ...
 
+    def options(self, k: int) -> Sequence[tuple[str, str]]:
+        """(provider, options as text) that answers are stored with: what besides the query decides them."""
+        ...
+
     async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
         """At most about `k` hits, best first; empty: nothing was found. Raises `ProviderError` and nothing else."""
         ...

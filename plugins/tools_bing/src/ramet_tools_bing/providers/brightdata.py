@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from ramet_tools_bing.http_client import HttpClient, HttpRequest, decoded_json
 from ramet_tools_bing.providers.base import FaultKind, ProviderError
 from ramet_tools_bing.providers.services import read_items
-from ramet_tools_bing.queries import is_chinese, search_key
+from ramet_tools_bing.queries import is_chinese, options_in_words, search_key
 from ramet_tools_bing.results import SearchItem
 
 URL = "https://api.brightdata.com/request"
@@ -41,6 +41,9 @@ class BrightData:
     def cache_keys(self, query: str, k: int) -> Sequence[str]:
         """Results do not depend on the zone, nor on how many are shown of what Bing's page has."""
         return [search_key(self.name, query=query, market=_market(query)[0], country=self._country)]
+
+    def options(self, k: int) -> Sequence[tuple[str, str]]:
+        return [(self.name, options_in_words(country=self._country))]
 
     def request(self, query: str, form: str) -> HttpRequest:
         market, language = _market(query)

@@ -57,6 +57,9 @@ class StoredAnswers:
     def cache_keys(self, query: str, k: int) -> Sequence[str]:
         return [key for provider in self._providers for key in provider.cache_keys(query, k)]
 
+    def options(self, k: int) -> Sequence[tuple[str, str]]:
+        return [one for provider in self._providers for one in provider.options(k)]
+
     async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
         raise ProviderError(FaultKind.REFUSED, "only stored answers are given here")
 

@@ -53,6 +53,9 @@ class OfflineCorpus:
         """Nothing is stored under it: equal searches at the same time are one."""
         return [search_key(self.name, query=query, k=k, corpus=str(self._corpus.path))]
 
+    def options(self, k: int) -> Sequence[tuple[str, str]]:
+        return []
+
     async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
         loop = asyncio.get_running_loop()
         try:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ramet_tools_bing.http_client import HttpClient, HttpRequest, decoded_json
 from ramet_tools_bing.providers.base import FaultKind, ProviderError
-from ramet_tools_bing.queries import search_key
+from ramet_tools_bing.queries import options_in_words, search_key
 from ramet_tools_bing.results import SearchItem
 
 
@@ -47,6 +47,9 @@ class HttpProvider:
 
     def cache_keys(self, query: str, k: int) -> Sequence[str]:
         return [search_key(self.name, query=query, k=k, country=self._country, url=self._service.url)]
+
+    def options(self, k: int) -> Sequence[tuple[str, str]]:
+        return [(self.name, options_in_words(max_results=k, country=self._country, url=self._service.url))]
 
     async def search(self, query: str, k: int, *, timeout_s: float) -> tuple[SearchItem, ...]:
         reply = await self._client.send(self._service.request(query, k), timeout_s=timeout_s)
