@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ramet.components.build import Components
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, KlIn, OldLogprobs
+from ramet.config.schema import Config, KlIn, OldLogprobs, TrainConfig
 from ramet.errors import raise_all
 from ramet.models.check import has_tokenizer
 from ramet.planning.memory import MemoryPlan, plan_memory
@@ -43,6 +43,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "algorithm": _algorithm(config),
             "shared prefixes": shares_in_words(config, cuda=machine.cuda),
             "old logprobs": _old_logprobs(config, prepared.components),
+            "staleness": staleness_in_words(config.train),
             "rewards": entries_in_words(config.rewards),
             "sources": "\n".join(source_table(config.rewards, prepared.tasks, prepared.valid.tasks)),
             "tools": entries_in_words(config.tools),
@@ -126,6 +127,18 @@ def _old_logprobs(config: Config, components: Components) -> str:
     else:
         return "those of the update's own forward pass, at no cost: a step has one optimiser step"
     return f"computed before the update, by one more forward pass a step, since {why}"
+
+
+def staleness_in_words(train: TrainConfig) -> str:
+    """How far groups play ahead, and what corrects for it; empty where they wait for the update."""
+    if not train.staleness:
+        return ""
+    ahead = "step" if train.staleness == 1 else f"{train.staleness} steps"
+    lag = "1 update" if train.staleness == 1 else f"{train.staleness} updates"
+    return (
+        f"groups of the next {ahead} play during the update, with weights at most {lag} old; their importance "
+        f"weights are cut at train.tis_cap={train.tis_cap}"
+    )
 
 
 def _tokens(config: Config, prepared: PreparedRun) -> str:
