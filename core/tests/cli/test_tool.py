@@ -57,6 +57,17 @@ def test_a_call_prints_its_result_and_ends_with_a_code_that_says_whose_fault_it_
     assert printed.err.startswith(status) and " s, attempts: " in printed.err
 
 
+def test_arguments_as_json_for_a_tool_of_one_text_are_taken_as_the_text_with_a_hint(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    hint = "tool call: say takes one text, text, and was given the JSON object as that text; write the text alone"
+    for text, hints in (('{"text": "a"}', 1), ('{"other": "a"}', 0), ("{}", 0), ("{a}", 0)):
+        assert main(["tool", "call", "say", text]) == 0
+        assert capsys.readouterr().out == f"{text}\n"
+        assert caplog.messages.count(hint) == hints
+        caplog.clear()
+
+
 def test_arguments_may_come_from_the_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +82,7 @@ def test_arguments_may_come_from_the_standard_input(
         ([], "tool: give the call, as in `ramet tool call python 'print(1)'`; see `ramet tool --help`"),
         (["say", "a", "b"], "tool call: one text of arguments, got 2: 'a', 'b'; put it in quotes"),
         (["say", "a", "tools=[now]"], "tool call: no tool 'say'; configured: now"),
+        (["sya", "a", "tools=[say]"], "tool call: no tool 'sya'; configured: say. Did you mean 'say'?"),
     ],
 )
 def test_what_is_wrong_with_the_command_is_one_line(

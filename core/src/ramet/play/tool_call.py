@@ -5,12 +5,15 @@ Without a model nothing can be counted in tokens, so results are then not cut.
 
 from __future__ import annotations
 
+import json
+import logging
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from ramet.components.services import RunServices
 from ramet.components.toolbox import open_tools
+from ramet.config.catalog import suggest
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, ToolConfig
 from ramet.errors import ConfigError, ToolError
@@ -26,6 +29,7 @@ from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import CallStatus, Task, Tool, ToolCall, ToolSchema, user_prompt
 
+logger = logging.getLogger(__name__)
 UNLIMITED = 1 << 40
 
 
@@ -42,16 +46,34 @@ async def _run(config: Config, name: str, text: str) -> ToolOutcome:
         box = await open_tools(config, RunServices(folder=Path(folder), seed=config.run.seed))
         try:
             if name not in box.tools:
-                raise ConfigError(f"tool call: no tool {name!r}; configured: {', '.join(box.tools) or 'none'}")
+                known = ", ".join(box.tools) or "none"
+                close = suggest(name, box.tools)
+                raise ConfigError(f"tool call: no tool {name!r}; configured: {known}{'.' if close else ''}{close}")
             return await _call(config, *box.tools[name], box.schemas[name], text)
         finally:
             await box.close()
+
+
+def _say_if_json(schema: ToolSchema, text: str) -> None:
+    """A warning where a text looks like the arguments of the tool as JSON: it is taken as it is, as a model's is."""
+    if schema.text_parameter is None or not text.lstrip().startswith("{"):
+        return
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(found, dict) and found and set(found) <= set(schema.parameters.get("properties", {})):
+        logger.warning(
+            "tool call: %s takes one text, %s, and was given the JSON object as that text; write the text alone",
+            schema.name, schema.text_parameter,
+        )  # fmt: skip
 
 
 async def _call(config: Config, tool: Tool, settings: ToolConfig, schema: ToolSchema, text: str) -> ToolOutcome:
     try:
         nothing = not text.strip() and not schema.parameters.get("required")
         arguments = {} if nothing else call_arguments(schema, text)
+        _say_if_json(schema, text)
     except ToolError as error:
         return ToolOutcome(status=CallStatus.ERROR, text=str(error), raised=True)
     has_model = bool(config.model.path) and has_tokenizer(config.model)
