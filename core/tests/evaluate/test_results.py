@@ -94,6 +94,18 @@ def test_the_file_holds_prompts_rollouts_versions_plugins_and_the_summary(tmp_pa
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
 
 
+@pytest.mark.parametrize("text", ['{"question": "a"}\n{"question": "b"}\n', "no json", "ä"])
+def test_a_file_of_something_else_is_named_without_the_words_of_a_parser(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_results(file)
+    assert str(caught.value) == (
+        f"{file}: not a results file: it is not one JSON object; `ramet eval` writes results.json into its run's "
+        "directory"
+    )
+
+
 def test_a_masked_rollout_says_why_and_has_no_score(tmp_path: Path) -> None:
     partial = PartialResults(tmp_path / "results.json", HEADER)
     partial.add(result("a", [score(0.0), score(1.0)], masked=(0,)))

@@ -140,7 +140,10 @@ def test_what_is_there_is_replaced_only_if_asked_and_only_if_it_is_a_corpus(tmp_
     notes.write_text("mine")
     with pytest.raises(ConfigError) as caught:
         corpus(["build", str(source), "--out", str(notes), "--replace"])
-    assert str(caught.value) == f"{notes} is no corpus of `ramet corpus build`: file is not a database"
+    assert str(caught.value) == (
+        f"{notes} is no corpus of `ramet corpus build`: file is not a database; `ramet corpus build {notes} --out "
+        "CORPUS` makes one, if it is a file of passages"
+    )
     assert notes.read_text() == "mine"
 
 

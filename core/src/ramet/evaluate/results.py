@@ -117,8 +117,13 @@ def read_results(path: Path) -> dict[str, Any]:
     """A finished results file. Raises `ConfigError` if it is missing, broken or of another schema."""
     try:
         body = json.loads(path.read_text(encoding="ascii"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(f"{path}: not a readable results file: {error}") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: not a results file: it is not one JSON object; `ramet eval` writes results.json into its run's "
+            "directory"
+        ) from error
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
         raise ConfigError(f"{path}: not a results file of schema {SCHEMA}")
     if "judge" in body:

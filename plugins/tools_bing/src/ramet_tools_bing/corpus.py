@@ -65,7 +65,10 @@ class Corpus:
         try:
             found = dict(self._connection().execute("SELECT name, value FROM about").fetchall())
         except sqlite3.Error as error:
-            raise ConfigError(f"{self.path} is no corpus of `ramet corpus build`: {error}") from error
+            raise ConfigError(
+                f"{self.path} is no corpus of `ramet corpus build`: {error}; `ramet corpus build {self.path} --out "
+                "CORPUS` makes one, if it is a file of passages"
+            ) from error
         if found.get("format") != FORMAT:
             raise ConfigError(f"{self.path} has the format {found.get('format')!r}; this version reads {FORMAT!r}")
         return int(found["passages"])

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Any
 
-from ramet import InfraError, Limiter, Services, ToolCall, ToolError, ToolResult, ToolSchema, local_limiter
+from ramet import ConfigError, InfraError, Limiter, Services, ToolCall, ToolError, ToolResult, ToolSchema, local_limiter
 from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.config import KEYS, STORED, SearchConfig, chosen_provider, raise_problems, search_problems
 from ramet_tools_bing.formats import FORMATS, NOT_STORED
@@ -72,7 +72,10 @@ class SearchTool:
         return self._client.get()
 
     def _connected(self) -> SearchClient:
-        provider = build_provider(self.config)
+        try:
+            provider = build_provider(self.config)
+        except ConfigError as error:
+            raise ConfigError(f"tools.search.params.corpus: {error}") from error
         if provider.cached:
             self.cache.open()
         self._announce(provider)
