@@ -55,7 +55,8 @@ def _configured(before: str, after: str, benchmarks: set[str]) -> Iterator[tuple
     changes = {key: (a, b) for key, a, b in config_differences(before, after) if _counts(key, a, b, benchmarks)}
     tools = [_tools(before), _tools(after)]
     for name in sorted(tools[0] ^ tools[1]):
-        yield f"tools.{name}", *("given" if name in names else ABSENT for names in tools)
+        is_first = name in tools[0]
+        yield f"tools.{name}", "given" if is_first else ABSENT, ABSENT if is_first else "given"
     one_sided = tuple(f"tools.{name}." for name in tools[0] ^ tools[1])
     other_step = ("rollout_step.params.",) if "rollout_step.name" in changes else ()
     for key, (a, b) in changes.items():
@@ -79,7 +80,7 @@ def _config(body: Mapping[str, Any]) -> str:
 
 
 def _tools(config: str) -> set[str]:
-    return set(OmegaConf.create(config).get("tools") or {})
+    return set(OmegaConf.select(OmegaConf.create(config), "tools", default={}) or {})
 
 
 def _text(value: Any) -> str:
