@@ -325,7 +325,7 @@ def test_a_corpus_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         asyncio.run(main())
     assert str(caught.value) == (
-        f"tools.search.params.corpus: {tmp_path / 'notes'} is no corpus of `ramet corpus build`: file is not a "
+        f"tools.*.params.corpus: {tmp_path / 'notes'} is no corpus of `ramet corpus build`: file is not a "
         f"database; `ramet corpus build {tmp_path / 'notes'} --out CORPUS` makes one, if it is a file of passages"
     )
 

@@ -75,7 +75,7 @@ class SearchTool:
         try:
             provider = build_provider(self.config)
         except ConfigError as error:
-            raise ConfigError(f"tools.search.params.corpus: {error}") from error
+            raise ConfigError(f"tools.*.params.corpus: {error}") from error
         if provider.cached:
             self.cache.open()
         self._announce(provider)
