@@ -19,6 +19,11 @@ def stored_entry(text: str, section: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"the recorded configuration has no {section}.{name}") from error
 
 
+def stored_names(text: str, section: str) -> set[str]:
+    """The names in a section of the configuration `text`; none if it has no such section."""
+    return {str(name) for name in OmegaConf.select(OmegaConf.create(text), section, default=None) or ()}
+
+
 def stored_seed(text: str) -> int:
     """`run.seed` of the configuration `text`."""
     return int(OmegaConf.select(OmegaConf.create(text), "run.seed", default=RunConfig().seed))

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from ramet.config.sections import REPLACED
+from ramet.config.stored import stored_names
 from ramet.runs.resume import ABSENT, config_differences, is_safe
 
 SECTIONS = ("rollout", "rollout_step", "tools")
@@ -53,7 +52,7 @@ def _rule_differences(name: str, before: Mapping[str, Any], after: Mapping[str, 
 def _configured(before: str, after: str, benchmarks: set[str]) -> Iterator[tuple[str, Any, Any]]:
     """Of the two configurations. Options of a tool or step that only one has are not listed: it is named alone."""
     changes = {key: (a, b) for key, a, b in config_differences(before, after) if _counts(key, a, b, benchmarks)}
-    tools = [_tools(before), _tools(after)]
+    tools = [stored_names(text, "tools") for text in (before, after)]
     for name in sorted(tools[0] ^ tools[1]):
         is_first = name in tools[0]
         yield f"tools.{name}", "given" if is_first else ABSENT, ABSENT if is_first else "given"
@@ -77,10 +76,6 @@ def _counts(key: str, before: Any, after: Any, benchmarks: set[str]) -> bool:
 
 def _config(body: Mapping[str, Any]) -> str:
     return str((body.get("settings") or {}).get("config") or "")
-
-
-def _tools(config: str) -> set[str]:
-    return set(OmegaConf.select(OmegaConf.create(config), "tools", default={}) or {})
 
 
 def _text(value: Any) -> str:
