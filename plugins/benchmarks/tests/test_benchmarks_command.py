@@ -92,6 +92,25 @@ def test_a_wrong_split_and_a_benchmark_that_needs_options_are_said(capsys: pytes
     assert "PROBLEM benchmarks.files.params.paths is empty" in lines[1]
 
 
+def test_an_instance_that_was_chosen_and_cannot_be_checked_is_a_problem(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = ("benchmarks=[]", "benchmarks.mine.use=files", "benchmarks.mine.params.paths=[q.jsonl]")
+    said = {}
+    for more in ((), ("benchmarks.mine.params.metrics={em: qa_em}",)):
+        _, row = printed(capsys, "validate", *mine, *more, code=1)
+        said[more] = " ".join(row.split())
+    assert list(said.values()) == [
+        "mine - - PROBLEM benchmarks.mine.params.metrics is empty; name at least one with its reward, as in {em: "
+        "qa_em}",
+        "mine test - PROBLEM cannot load: split 'test': benchmarks.mine.params.paths: no file 'q.jsonl' (working "
+        f"directory {tmp_path})",
+    ]
+    rows = printed(capsys, "validate", *mine[1:], code=1)
+    assert [row.split()[3] for row in rows if row.startswith(("mine ", "files "))] == ["not", "PROBLEM"]
+
+
 def test_overlaps_with_training_data_are_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     train = written(tmp_path / "train.jsonl", [{"prompt": "how much is it, in all", "answer": "7"}])
     written(tmp_path / "gsm8k" / "test.jsonl", GSM8K)

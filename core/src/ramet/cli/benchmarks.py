@@ -21,6 +21,7 @@ from ramet.data.files import find_files
 from ramet.data.inspect import inspect_files
 from ramet.data.overlap import overlaps
 from ramet.errors import ConfigError, RametError, raise_all
+from ramet.instance_keys import renamed
 from ramet.plugins import load_plugins
 from ramet.testing.benchmark import check_benchmark
 from ramet.types import Benchmark, BenchmarkInfo, Task
@@ -40,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     if found.what == "overlap":
         return _overlap(words, Chosen(overrides, found.data), as_json=found.json)
     if found.what == "validate":
-        return _validate(Chosen(overrides, found.data, words), named=bool(words))
+        return _validate(Chosen(overrides, found.data, words))
     _list(Chosen(overrides, found.data, words), details=bool(words), as_json=found.json)
     return 0
 
@@ -55,9 +56,19 @@ class Chosen:
         self._resolved: Resolved = compose(without_model([*chosen, *overrides]), job="eval")
         self._components = Components(self._resolved.config)
         self._data = data
+        self._all_chosen = bool(names) or given
         self.names = list(self._resolved.config.benchmarks)
         for name in self.names if data is not None else ():
             self._set_path(name, str(data))
+
+    def is_chosen(self, name: str) -> bool:
+        """Whether the user named it, or one of its keys; others are looked at since they are installed."""
+        return self._all_chosen or any(key.startswith(f"benchmarks.{name}.") for key in self._resolved.set_by_user)
+
+    def in_words(self, name: str, problem: Exception) -> str:
+        """In one line, with the keys of this instance."""
+        use = self._resolved.config.benchmarks[name].use or name
+        return " ".join(renamed(str(problem), f"benchmarks.{use}", f"benchmarks.{name}").split())
 
     def build(self, name: str) -> Benchmark:
         """Raises `RametError` for one that needs options."""
@@ -128,7 +139,7 @@ def _details(name: str, info: BenchmarkInfo) -> Iterator[str]:
         yield f"  {key:14}  {', '.join(value) if isinstance(value, tuple) else value}"
 
 
-def _validate(chosen: Chosen, *, named: bool) -> int:
+def _validate(chosen: Chosen) -> int:
     rows, sound = [], True
     for name in chosen.names:
         split, tasks, verdict = "-", "-", "ok"
@@ -136,11 +147,12 @@ def _validate(chosen: Chosen, *, named: bool) -> int:
             benchmark, split = chosen.build(name), chosen.split(name)
             tasks = _of_published(check_benchmark(benchmark, splits=[split], n_scored=None)[split], benchmark, split)
         except AssertionError as error:
-            verdict, sound = f"PROBLEM {error}", False
+            verdict, sound = f"PROBLEM {chosen.in_words(name, error)}", False
         except RametError as error:
-            absent = split == "-" and not named  # of all that are installed, one may need options
-            verdict, sound = f"{'not checked' if absent else 'PROBLEM'} {error}", sound and absent
-        rows.append((name, split, tasks, " ".join(verdict.split())))
+            absent = split == "-" and not chosen.is_chosen(name)  # of all that are installed, one may need options
+            verdict = f"{'not checked' if absent else 'PROBLEM'} {chosen.in_words(name, error)}"
+            sound = sound and absent
+        rows.append((name, split, tasks, verdict))
     say(text_table(("NAME", "SPLIT", "TASKS", "GOLD ANSWERS 1, EMPTY ONES 0, IDS UNIQUE"), rows))
     return 0 if sound else 1
 

@@ -55,7 +55,7 @@ def differences(found: Mapping[str, Any], header: Header) -> Differences:
     """`found` is the body of an earlier header."""
     wanted = header.body()
     other, risky, safe = list[str](), list[str](), list[str]()
-    for key in sorted(_differing({name: found.get(name) for name in wanted}, wanted)):
+    for key in sorted(differing({name: found.get(name) for name in wanted}, wanted)):
         section = key.partition(".")[0]
         if key == "settings.config":
             for name, before, after in config_differences(_at(found, key), _at(wanted, key)):
@@ -84,12 +84,12 @@ def _at(body: Mapping[str, Any], key: str) -> str:
     return str(body[section][name])
 
 
-def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def differing(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Dotted names of what differs, as deep as both hold objects."""
     for key in {*found, *wanted}:
         one, other = found.get(key), wanted.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differing(one, other, f"{prefix}{key}.")
+            yield from differing(one, other, f"{prefix}{key}.")
         elif one != other:
             yield f"{prefix}{key}"
 

@@ -23,7 +23,7 @@ from ramet.config.stored import stored_entry
 from ramet.errors import ConfigError, raise_all
 from ramet.evaluate.agreement import JUDGES, Verdicts
 from ramet.evaluate.compare import load_results
-from ramet.evaluate.header import plain
+from ramet.evaluate.header import differing, plain
 from ramet.evaluate.results import BenchmarkResult, measured
 from ramet.evaluate.rollouts_file import read_rollouts
 from ramet.evaluate.tasks import TaskResult, without_secrets
@@ -123,6 +123,13 @@ def _as_compared(options: Any) -> Any:
     return {**options, "params": kept}
 
 
+def _in_words(key: str, name: str) -> str:
+    """`options.params.prompt` of a header, as the configuration names it; the hash of a file is the file."""
+    section, _, rest = key.partition(".")
+    where = {"options": f"rewards.{name}.", "files": f"the file of rewards.{name}.params."}
+    return where[section] + rest if rest and section in where else key
+
+
 class _Pass:
     """One reward over all rollouts."""
 
@@ -193,9 +200,10 @@ class _Pass:
         return verdicts
 
     def _check(self, found: Mapping[str, Any], file: Path) -> None:
-        other = [key for key, value in self._header.items() if _as_compared(found.get(key)) != _as_compared(value)]
+        name, written = self._reward.name, {key: _as_compared(found.get(key)) for key in self._header}
+        wanted = {key: _as_compared(value) for key, value in self._header.items()}
+        other = sorted(_in_words(key, name) for key in differing(written, wanted))
         if other:
-            name = self._reward.name
             raise ConfigError(
                 f"{file}: holds what another judge said, or of other rollouts (it differs in: {', '.join(other)}); "
                 f"give this judge a name of its own, as in rewards.{name}_2.use={name}, or remove the file"
