@@ -6,6 +6,7 @@ because published data is not next to the checkout.
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 from collections import Counter
@@ -90,6 +91,15 @@ LONGEST = (  # each takes about ten seconds or more
     "plugins/tools_python/tests/test_limits.py",
     "plugins/tools_python/tests/test_recovery.py",
 )
+
+
+@pytest.fixture(autouse=True)
+def same_log_level() -> Iterator[None]:
+    """The command line sets the level of Ramet's log, which later tests in the same process would see."""
+    log = logging.getLogger("ramet")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @dataclass(frozen=True)
