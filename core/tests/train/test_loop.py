@@ -350,7 +350,7 @@ def test_an_estimator_with_a_critic_must_say_what_it_learns(train: Train) -> Non
         train("advantage=with_critic")
 
 
-def test_with_lora_the_engine_gets_the_adapters_alone_and_samples_as_the_trainer_scores(
+def test_with_lora_the_engine_gets_the_merged_model_and_samples_as_the_trainer_scores(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft")
@@ -358,12 +358,14 @@ def test_with_lora_the_engine_gets_the_adapters_alone_and_samples_as_the_trainer
     update = LocalRollouts.update_weights
 
     async def noting(self: LocalRollouts, weights: list[tuple[str, torch.Tensor]], *args: Any, **named: Any) -> None:
-        synced.append({name.rpartition(".lora_")[2] for name, _ in weights})
+        synced.append({name for name, _ in weights})
         await update(self, weights, *args, **named)
 
     monkeypatch.setattr(LocalRollouts, "update_weights", noting)
     metrics = train("policy.lora_rank=4", "train.steps=3")
-    assert synced == [{"A.weight", "B.weight"}] * 3
+    assert len(synced) == 3 and all(names == synced[0] for names in synced)
+    assert "model.layers.0.self_attn.q_proj.weight" in synced[0]
+    assert not any("lora_" in name for name in synced[0])
     assert metrics[3]["train/engine_gap_max"] < 1e-4
     assert metrics[3]["train/grad_norm"] > 0
 
