@@ -47,6 +47,8 @@ def test_a_training_says_what_it_would_do_and_does_nothing(ramet, workspace, tmp
         "of all responses: at most 2,304 a step, 9,216 in the run",
         "of a policy rank: at most 3,072 in one pass over a step",
         "algorithm advantage grpo, loss ppo_clip, branch policy arpo, rollout step e2e_turns",
+        "shared prefixes computed once in steps with under 85% unique tokens; 78% of the tokens of 8 rollouts of full "
+        "length without forks are unique",
         "old logprobs computed before the update, by one more forward pass a step, since its 2 optimiser steps change "
         "the policy",
         "rewards e2e_even",

@@ -33,9 +33,9 @@ DATES = {  # of others: Retry-After names a date, and an entry of a cache has an
 
 @pytest.fixture
 def jumping_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks what time it is gets another answer each time: now, an hour ago, tomorrow, 1970, the day after."""
+    """Whoever asks what time it is gets another answer each time: now, an hour ago, tomorrow, 1970, and so on."""
     steady = time.time
-    jumps = itertools.cycle([0.0, -HOUR_S, DAY_S, DAY_S - steady(), 2 * DAY_S])
+    jumps = itertools.cycle([0.0, -HOUR_S, DAY_S, DAY_S - steady(), 2 * DAY_S, HOUR_S, -DAY_S])
     monkeypatch.setattr(time, "time", lambda: steady() + next(jumps))
 
 
