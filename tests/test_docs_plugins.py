@@ -27,6 +27,7 @@ import pytest
 
 import ramet
 from ramet import CallStatus, ConfigError, InfraError, Task, ToolCall, ToolError, hookspecs, user_prompt
+from ramet.component_checks import OPTIONAL, PROTOCOLS
 from ramet.config.compose import compose
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.config.sections import COMPONENTS
@@ -120,6 +121,9 @@ def test_every_heading_with_a_signature_is_one_of_the_code() -> None:
         ramet.Environment,
     ]
     others.append(ramet.OpenAIClient)
+    for name, (form, kinds) in OPTIONAL.items():
+        if name != "start":  # of several kinds, described once in prose
+            known |= {signature(f"{PROTOCOLS[kind].__name__}.{name}", vars(form)[name]) for kind in kinds}
     for protocol in (*(one for hook in hooks().values() for one in offered_by(hook)), *others):
         known |= set(members(protocol))
     assert {heading for heading in HEADINGS if not heading.startswith("register(")} == known
