@@ -2,9 +2,10 @@
 
     python bench/async_step/run.py [--repeats 3] [--steps 8]
 
-`tails`: tool calls of which 5 % take 20 times as long as the others. `even`: calls that take about equally long.
-`update`: no waiting in tools, and an update that takes longer than the rollouts. All are ordinary runs of `ramet train`
-in this process, with the same model, tasks and seeds; they take turns.
+`tails`: tool calls of which 5 % take 20 times as long as the others, and longer than the engine needs for a whole step.
+`short_tails`: the same with calls of half that time. `even`: calls that take about equally long. `update`: no waiting
+in tools, and an update that takes longer than the rollouts. All are ordinary runs of `ramet train` in this process,
+with the same model, tasks and seeds; they take turns.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from ramet.train.training import run
 
 TASKS, GROUP = 8, 8  # of a step
 ROOM = 2 * TASKS * GROUP  # rollouts at once: those of two steps
-GOALS = {"tails": {"busy_share": 0.9, "step_ratio": 0.6}}  # at a staleness of 2 and more
+GOALS = {
+    name: {"busy_share": 0.9, "step_ratio": 0.6} for name in ("tails", "short_tails")
+}  # at a staleness of 2 and more
 COLUMNS = {
     "step_s": "time/step_s",
     "wait_for_rollouts_s": "time/rollout_s",
@@ -56,6 +59,11 @@ CASES = (
     Case(
         name="tails",
         keys=("tools.slow.params.latency_s=0.1", "tools.slow.params.slow_share=0.05"),
+        staleness=(0, 1, 2, 4),
+    ),
+    Case(
+        name="short_tails",
+        keys=("tools.slow.params.latency_s=0.05", "tools.slow.params.slow_share=0.05"),
         staleness=(0, 1, 2, 4),
     ),
     Case(name="even", keys=("tools.slow.params.latency_s=0.5",), staleness=(0, 1, 2)),
