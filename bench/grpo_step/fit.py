@@ -1,4 +1,4 @@
-"""A tiny Qwen3 that has memorised one task, so that every rollout samples the same tokens."""
+"""A tiny Qwen3 that has memorised one task: a rollout draws its number, and samples the same tokens after it."""
 
 from __future__ import annotations
 

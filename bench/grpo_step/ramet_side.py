@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-os.environ["RAMET_PLUGINS"] = "search_plugin"
+os.environ |= {"RAMET_PLUGINS": "search_plugin", "RAMET_BLOCK_PLUGINS": "tools_bing"}  # both have a tool `search`
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import search_plugin
@@ -22,7 +22,7 @@ import torch
 import transformers
 from fit import fit
 from protocol import send
-from task import FILL, GROUP_SIZE, LEARNING_RATE, MAX_COMPLETION, N_QUESTIONS, TASKS, Example, Lengths, question
+from task import FILL, GROUP_SIZE, LEARNING_RATE, MAX_COMPLETION, N_QUESTIONS, TASKS, Example, Lengths, drawn, question
 from transformers import PreTrainedTokenizerFast
 from words import CHAT_TEMPLATE
 
@@ -50,8 +50,8 @@ from ramet.types import Task
 STEP = Tags(TagsConfig())
 
 
-def call(fill: int) -> str:
-    return f"<think>{FILL * (fill + 1)}</think><search>capital</search>"
+def call(fill: int, draw: str = "000") -> str:
+    return f"<think>{draw}{FILL * (fill + 1)}</think><search>capital</search>"
 
 
 def answer(fill: int) -> str:
@@ -66,12 +66,12 @@ def task(number: int, fill: int) -> Task:
     return Task(id=str(number), prompt=user_prompt(question(number, fill)))
 
 
-def example(encoder: Encoder, number: int, fill: Lengths) -> Example:
+def example(encoder: Encoder, number: int, fill: Lengths, draw: str = "000") -> Example:
     system = STEP.system_prompt([search_plugin.SCHEMA])
     prompt = encoder.prompt(messages_of(task(number, fill.prompt), system, SystemPrompt.AUTO))
     inserted = [i for part in STEP.result(result(fill.result)) for i in encoder.insert(part)]
     return Example(
-        list(prompt), list(encoder.markup(call(fill.call))), inserted, list(encoder.markup(answer(fill.answer)))
+        list(prompt), list(encoder.markup(call(fill.call, draw))), inserted, list(encoder.markup(answer(fill.answer)))
     )
 
 
@@ -153,6 +153,7 @@ def serve(work: Path) -> None:
             prepared=prepared,
             backend=LocalBackend(LocalPolicy(policy, None), rollouts, services),
             policy=policy,
+            prefixes=None,
             critic=None,
             checkpoints=Checkpoints(folder / "checkpoints", keep=1),
             tracker=Steps(len(example(rollouts.encoder, 0, fill).prompt)),
@@ -177,7 +178,7 @@ def main() -> None:
         torch.set_num_threads(1)
         fill = Lengths.read(work / "ramet_fill.json")
         tokenizer = tokenizer_of(work)
-        examples = [example(Encoder(tokenizer), i, fill) for i in range(N_QUESTIONS)]
+        examples = [example(Encoder(tokenizer), i, fill, draw) for i, draw in drawn()]
         examples[0].lengths.write(work / "ramet_filled.json")
         fit(examples, tokenizer, work / "ramet_model")
     else:

@@ -1,17 +1,21 @@
 """The task of both sides: one question, one tool call, one answer, with the same number of tokens in each part.
 
-Each side has it in its own format. Filling words make the shorter text as long as the other. Standard library only.
+Each side has it in its own format. Filling words make the shorter text as long as the other. A rollout begins with a
+number that the model draws, so those of a group differ from there on. Standard library only.
 """
 
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 N_QUESTIONS = 64
 GROUP_SIZE = 8
 TASKS = 4  # questions a step: 32 rollouts
+DRAWS = 16  # numbers per question in the examples; what a fitted model draws is any of three digits
 FILL = " so"  # one token
 LEARNING_RATE = 1e-9  # the optimiser steps, and the weights stay what they were fitted to be
 MAX_COMPLETION = 192
@@ -45,6 +49,14 @@ def longest(one: Lengths, other: Lengths) -> Lengths:
 
 def question(number: int, fill: int) -> str:
     return f"Question number {number:03}: what is the capital?{FILL * fill}"
+
+
+def drawn() -> Iterator[tuple[int, str]]:
+    """Each question with some numbers: a digit is a token."""
+    rng = random.Random(0)
+    for question_number in range(N_QUESTIONS):
+        for _ in range(DRAWS):
+            yield question_number, f"{rng.randrange(1000):03}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,15 @@ import trl
 from datasets import Dataset
 from fit import fit
 from protocol import StepBarrier, send
-from task import FILL, GROUP_SIZE, LEARNING_RATE, MAX_COMPLETION, N_QUESTIONS, TASKS, Example, Lengths, question
+from task import FILL, GROUP_SIZE, LEARNING_RATE, MAX_COMPLETION, N_QUESTIONS, TASKS, Example, Lengths, drawn, question
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_chat_template, qwen3_training_chat_template
 from words import train_tokenizer
 
 CALL = (
-    '<think>\n\n</think>\n\n<tool_call>\n{"name": "search", "arguments": {"query": "capital"}}\n</tool_call><|im_end|>'
+    "<think>\n000\n</think>\n\n<tool_call>\n"
+    '{"name": "search", "arguments": {"query": "capital"}}\n</tool_call><|im_end|>'
 )
 ANSWER = "<think>\n\n</think>\n\nThe answer is 42.<|im_end|>"
 RESULT = "result for capital"
@@ -61,7 +62,7 @@ def talk(number: int, fill: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": question(number, fill)}]
 
 
-def example(tokenizer: Any, number: int, fill: Lengths) -> Example:
+def example(tokenizer: Any, number: int, fill: Lengths, draw: str = "000") -> Example:
     prompt = tokenizer.apply_chat_template(
         talk(number, fill.prompt),
         tools=[search],
@@ -69,7 +70,7 @@ def example(tokenizer: Any, number: int, fill: Lengths) -> Example:
         return_dict=False,
         chat_template=qwen3_training_chat_template,
     )
-    parts = (CALL, AROUND[0] + RESULT + AROUND[1], ANSWER)
+    parts = (CALL.replace("000", draw), AROUND[0] + RESULT + AROUND[1], ANSWER)
     call, result, answer = (tokenizer.encode(part, add_special_tokens=False) for part in parts)
     return Example(list(prompt), call, result, answer)
 
@@ -173,7 +174,7 @@ def main() -> None:
             return
         torch.set_num_threads(1)
         fill = Lengths.read(work / "trl_fill.json")
-        examples = [example(tokenizer, i, fill) for i in range(N_QUESTIONS)]
+        examples = [example(tokenizer, i, fill, draw) for i, draw in drawn()]
         examples[0].lengths.write(work / "trl_filled.json")
         fit(examples, tokenizer, work / "trl_model")
 
