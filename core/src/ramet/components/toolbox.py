@@ -20,8 +20,8 @@ from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.event_loop import run_async
 from ramet.plugin_code import raised_at
 from ramet.plugins import load_plugins
+from ramet.rollout.jobs import expanded
 from ramet.rollout.stateful import StatefulComponent, tool_components
-from ramet.rollout.worker import expanded
 from ramet.types import Tool, ToolSchema, ToolSet
 
 logger = logging.getLogger(__name__)

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from ramet.config.schema import RolloutConfig
 from ramet.rollout.branching.decisions import ask
 from ramet.rollout.branching.event_order import ArrivalOrder, EventOrder, LogicalOrder
 from ramet.rollout.branching.events import Phase, RolloutEvent, branch_event, turn_ended
 from ramet.rollout.branching.group_history import GroupHistory
+from ramet.rollout.group_context import GroupContext
+from ramet.rollout.jobs import GroupJob
 from ramet.rollout.keys import BranchPath, RolloutKey, branch_rng, path_of, path_text
 from ramet.rollout.prefix_release import PrefixRelease
-from ramet.rollout.prefixes import StoredPrefix
 from ramet.rollout.replayer import Replayer
 from ramet.rollout.runner import RolloutRunner
 from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout, group_of, new_root, split
-from ramet.rollout.turn_context import GroupContext
 from ramet.types import (
     BranchAction,
     BranchEvent,
@@ -37,26 +36,13 @@ from ramet.types import (
     Rollout,
     RolloutScore,
     RolloutStep,
-    Segment,
     Start,
     StartFrom,
     StartRoots,
     Stop,
-    Task,
 )
 
 ScoreRollout = Callable[[Rollout], Awaitable[RolloutScore]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupJob:
-    """One task whose group of rollouts is to be run."""
-
-    task: Task
-    name: str  # the task's part of rollout keys; unique within the step
-    step: int
-    prompt: Segment
-    prefixes: tuple[StoredPrefix, ...] = ()  # that the policy may start from
 
 
 class GroupScheduler:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ramet.rollout.group_context import GroupContext
 from ramet.rollout.stateful import ENVIRONMENT, StateFailed, StatefulComponent
 from ramet.rollout.tree import LiveRollout
-from ramet.rollout.turn_context import GroupContext, TurnContext, state_of
+from ramet.rollout.turn_context import TurnContext, state_of
 from ramet.types import CallStatus, Generation, Insert, RolloutStep, SegmentKind, ToolCall
 
 

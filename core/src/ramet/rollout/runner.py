@@ -19,11 +19,12 @@ from ramet.event_loop import is_cancelled
 from ramet.output_checks import begin_problem, state_key_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
+from ramet.rollout.group_context import GroupContext
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.stateful import DEFECT, ENVIRONMENT, StateFailed, is_defect
 from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout
-from ramet.rollout.turn_context import FirstTokensHook, GroupContext, TurnContext, end_if_pruned, state_of
+from ramet.rollout.turn_context import FirstTokensHook, TurnContext, end_if_pruned, state_of
 from ramet.tracking import repeats
 from ramet.types import (
     Fault,

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
+from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.plugin_code import named
-from ramet.rollout.completion import Versions, append_completion, completion_problem, ended_at_stop
-from ramet.rollout.keys import request_seed
-from ramet.rollout.observer import RolloutObserver
-from ramet.rollout.plan import ResolvedPlan
-from ramet.rollout.progress import RunCounts
-from ramet.rollout.stateful import StateFailed, StatefulComponent
+from ramet.rollout.completion import append_completion, completion_problem, ended_at_stop
+from ramet.rollout.group_context import GroupContext
+from ramet.rollout.stateful import StateFailed
 from ramet.rollout.states import States
 from ramet.rollout.tools.executor import ToolOutcome, visible
-from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.tree import LiveRollout
-from ramet.rollout.watchdog import Watchdog
 from ramet.types import (
     CallStatus,
     Fault,
@@ -40,37 +33,7 @@ from ramet.types import (
     ToolSchema,
 )
 
-if TYPE_CHECKING:
-    from ramet.models.encoder import Encoder
-
 FirstTokensHook = Callable[[LiveRollout, int, tuple[float, ...]], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupContext:
-    """What all turns of one group share."""
-
-    engine: Engine
-    encoder: Encoder
-    tools: ToolRuntime
-    task: Task
-    schemas: tuple[ToolSchema, ...]  # of the tools that the task may use
-    watchdog: Watchdog
-    plan: ResolvedPlan
-    seed: int
-    first_tokens: int
-    max_tool_calls: int
-    max_turns: int
-    max_response_tokens: int
-    stateful: tuple[StatefulComponent, ...] = ()  # the rollout step and those tools of the task that hold states
-    versions: Versions | None = None  # of the weights that may sample; None: any
-    counts: RunCounts = field(default_factory=RunCounts)
-    observer: RolloutObserver | None = None
-
-    def room(self, live: LiveRollout) -> int:
-        """Tokens that may still follow: by the response's limit and by the engine's."""
-        of_response = self.max_response_tokens - live.n_response_tokens
-        return min(of_response, self.engine.info.max_tokens - len(live.token_ids))
 
 
 class TurnContext:
@@ -139,7 +102,7 @@ class TurnContext:
         if self._asked:
             raise PluginError(f"rollout step {self._step} called generate twice in one turn; allowed: once")
         self._asked = True
-        request = self._request(tuple(stop))
+        request = self.context.request(self.live, tuple(stop))
         started = time.perf_counter()
         completion = await self._complete(request)
         if self.live.sampled_in_turn:
@@ -157,29 +120,6 @@ class TurnContext:
             n_tokens = len(completion.token_ids)
             self.context.observer.sampled(self.live.key.path, self.live.turn, generation, n_tokens, seconds)
         return generation
-
-    def _request(self, stop: tuple[str, ...]) -> Request:
-        live, plan = self.live, self.context.plan
-        sampling = Sampling(
-            temperature=plan.temperature,
-            top_p=plan.top_p,
-            top_k=plan.top_k,
-            min_p=plan.min_p,
-            repetition_penalty=plan.repetition_penalty,
-            max_tokens=self.context.room(live),
-            stop=stop,
-            stop_token_ids=self.context.encoder.eos_ids,
-        )
-        forks_now = live.parent is not None and live.turn == live.fork_turn
-        return Request(
-            id=f"{live.key}/{live.turn}",
-            token_ids=array("i", live.token_ids),
-            sampling=sampling,
-            seed=request_seed(self.context.seed, live.key, live.turn),
-            cache_key=str(live.key),
-            fork_of=str(live.parent.key) if forks_now and live.parent is not None else "",
-            first_tokens=self.context.first_tokens,
-        )
 
     async def _complete(self, request: Request) -> Completion:
         def on_first(report: FirstReport) -> None:

@@ -10,34 +10,33 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.protocol import Capability, Engine
-from ramet.errors import ConfigError, raise_all
+from ramet.errors import raise_all
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.completion import Versions
-from ramet.rollout.group import GroupJob, GroupScheduler, ScoreRollout
+from ramet.rollout.group import GroupScheduler, ScoreRollout
+from ramet.rollout.group_context import GroupContext
+from ramet.rollout.jobs import GroupJob, JobMaker, task_names
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan, StepDeadline
-from ramet.rollout.prefixes import StoredPrefix, prefixes_of, prompt_problem
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts
-from ramet.rollout.prompts import make_prompt, prompt_segment
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.stateful import ENVIRONMENT, fork_problems, step_component, tool_components
 from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
-from ramet.rollout.turn_context import GroupContext
 from ramet.rollout.watchdog import Watchdog
-from ramet.types import BranchPolicy, Group, Need, RolloutStep, Task, Tool, ToolSchema
+from ramet.types import BranchPolicy, Group, Need, RolloutStep, Task, Tool
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
 
-__all__ = ["RolloutPlan", "RolloutWorker", "expanded", "task_names"]
+__all__ = ["RolloutPlan", "RolloutWorker"]
 OnGroup = Callable[[Group], None]
 
 
@@ -77,15 +76,23 @@ class RolloutWorker:
         self.step = step
         self.branch_policy = branch_policy
         self.config = config
-        self.system_prompt = system_prompt
-        self.tools_in_template = tools_in_template
         self.seed = seed
         self.deterministic = deterministic
-        self._tool_sets = dict(tool_sets or {})
         self._score = score
         self._observer = observer
         self._watchdog = Watchdog(config.watchdog_s)
         self._tools = ToolRuntime(tools, encoder, self._watchdog)
+        self._jobs = JobMaker(
+            engine=engine,
+            encoder=encoder,
+            step=step,
+            schemas=self._tools.schemas,
+            tool_sets=tool_sets or {},
+            config=config,
+            system_prompt=system_prompt,
+            tools_in_template=tools_in_template,
+            takes_prefixes=Need.PREFIXES in getattr(branch_policy, "needs", frozenset()),
+        )
         self._stateful = (*step_component(step), *tool_components(self._tools.tools))
         self._admission = Admission(config.max_concurrent)
         self._metrics = RolloutMetrics(config.first_tokens)
@@ -119,13 +126,17 @@ class RolloutWorker:
         """
         chosen = (plan or RolloutPlan()).resolved(self.config)
         raise_all(
-            [*chosen.problems(self.config.max_concurrent), *self._unknown_tools(tasks), *self._fork_problems(chosen)]
+            [
+                *chosen.problems(self.config.max_concurrent),
+                *self._jobs.unknown_tools(tasks),
+                *self._fork_problems(chosen),
+            ]
         )
         started = time.perf_counter()
         deadline = StepDeadline(self._step_seconds(chosen, deadline_s))
         if deadline_s is not None:
             deadline.left()  # the caller's clock is running
-        jobs = self._jobs(
+        jobs = self._jobs.jobs(
             tasks, task_names(tasks) if names is None else names, step, stored=stored if chosen.branch else None
         )
         versions = None if version is None else Versions(version, newest or (lambda: version))
@@ -202,7 +213,7 @@ class RolloutWorker:
             encoder=self.encoder,
             tools=self._tools,
             task=task,
-            schemas=self._schemas(task),
+            schemas=self._jobs.schemas_of(task),
             watchdog=self._watchdog,
             plan=plan,
             seed=self.seed,
@@ -213,70 +224,15 @@ class RolloutWorker:
             stateful=tuple(
                 one
                 for one in self._stateful
-                if task.tools is None or {ENVIRONMENT, *expanded(task.tools, self._tool_sets)} & {*one.users}
+                if task.tools is None or {ENVIRONMENT, *self._jobs.tools_of(task)} & {*one.users}
             ),
             versions=versions,
             counts=counts,
             observer=self._observer,
         )
 
-    def _schemas(self, task: Task) -> tuple[ToolSchema, ...]:
-        known = self._tools.schemas
-        if task.tools is None:
-            return tuple(known.values())
-        return tuple(known[name] for name in expanded(task.tools, self._tool_sets))
-
     def _fork_problems(self, plan: ResolvedPlan) -> list[str]:
         return fork_problems(self._stateful, self.branch_policy) if plan.branch else []
-
-    def _unknown_tools(self, tasks: Sequence[Task]) -> list[str]:
-        known = self._tools.schemas
-        named = (name for task in tasks for name in expanded(task.tools or (), self._tool_sets))
-        missing = Counter(name for name in named if name not in known)
-        return [
-            f"tools: {n} task(s) may use {name!r}, which is not configured; configured: {', '.join(known) or 'none'}"
-            for name, n in missing.items()
-        ]
-
-    def _jobs(
-        self,
-        tasks: Sequence[Task],
-        names: Sequence[str],
-        step: int,
-        *,
-        stored: Mapping[str, GroupRecord] | None = None,
-    ) -> list[GroupJob]:
-        jobs, problems = [], []
-        room = self.engine.info.max_tokens
-        for task, name in zip(tasks, names, strict=True):
-            schemas = self._schemas(task)
-            made = make_prompt(task, self.step, schemas, self.system_prompt, tools_in_template=self.tools_in_template)
-            prompt = prompt_segment(made, self.encoder)
-            kept = None if stored is None else stored.get(task.id)
-            jobs.append(GroupJob(task=task, name=name, step=step, prompt=prompt, prefixes=self._prefixes(kept)))
-            if kept is not None and (problem := prompt_problem(kept, prompt)) is not None:
-                problems.append(problem)
-            if len(prompt) >= room:
-                problems.append(
-                    f"data: the prompt of task {task.id!r} has {len(prompt)} tokens, the engine holds {room} with the "
-                    "response; lower data.max_prompt_tokens or raise the engine's max_tokens"
-                )
-        if problems:
-            raise ConfigError("\n".join(problems))
-        return jobs
-
-    def _prefixes(self, stored: GroupRecord | None) -> tuple[StoredPrefix, ...]:
-        """Those that leave room for a turn within the limits, which may be others than when they were played."""
-        if stored is None or Need.PREFIXES not in getattr(self.branch_policy, "needs", frozenset()):
-            return ()
-        config = self.config
-        return tuple(
-            prefix
-            for prefix in prefixes_of(stored)
-            if prefix.n_tokens < config.max_response_tokens
-            and prefix.source.turns < config.max_turns
-            and prefix.n_tool_calls <= config.max_tool_calls
-        )
 
     def metrics(self) -> dict[str, float]:
         """Of the rollouts and tools since the last call."""
@@ -329,18 +285,3 @@ class Admission:
                 continue
             self.free -= wanted
             turn.set_result(None)
-
-
-def expanded(names: Sequence[str], sets: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names of tools, each once; the name of a set becomes those of all its tools."""
-    return list(dict.fromkeys(tool for name in names for tool in sets.get(name, (name,))))
-
-
-def task_names(tasks: Sequence[Task]) -> list[str]:
-    """The tasks' part of rollout keys. A task that is in the batch twice gets seeds of its own: its name counts on."""
-    seen: Counter[str] = Counter()
-    names = []
-    for task in tasks:
-        names.append(task.id if not seen[task.id] else f"{task.id}#{seen[task.id]}")
-        seen[task.id] += 1
-    return names

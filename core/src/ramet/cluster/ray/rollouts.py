@@ -25,11 +25,11 @@ from ramet.components.toolbox import ToolNames
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
+from ramet.rollout.jobs import task_names
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.plan import RolloutPlan, StepDeadline
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts, summed
 from ramet.rollout.record import GroupRecord
-from ramet.rollout.worker import task_names
 from ramet.tracking import repeats
 from ramet.types import Group, Task
 

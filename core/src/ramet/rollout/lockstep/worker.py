@@ -15,6 +15,7 @@ from typing import Any
 
 from ramet.errors import raise_all
 from ramet.rollout.completion import Versions
+from ramet.rollout.jobs import task_names
 from ramet.rollout.keys import stable_seed
 from ramet.rollout.lockstep.checks import protocol_problems
 from ramet.rollout.lockstep.monitoring import Monitor
@@ -26,7 +27,7 @@ from ramet.rollout.lockstep.turn_player import LockstepPrompt, TurnPlayer, TurnR
 from ramet.rollout.plan import ResolvedPlan, RolloutPlan
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.steps.tags import Tags
-from ramet.rollout.worker import OnGroup, RolloutWorker, task_names
+from ramet.rollout.worker import OnGroup, RolloutWorker
 from ramet.types import BranchPolicy, Group, Task
 
 logger = logging.getLogger(__name__)
@@ -105,12 +106,12 @@ class LockstepWorker(RolloutWorker):
     ) -> LockstepBatch:
         """One batch, played to its end. Arguments are those of `run`."""
         chosen = (plan or RolloutPlan()).resolved(self.config)
-        raise_all([*chosen.problems(self.config.max_concurrent), *self._unknown_tools(tasks)])
+        raise_all([*chosen.problems(self.config.max_concurrent), *self._jobs.unknown_tools(tasks)])
         ends_at = asyncio.get_running_loop().time() + self._step_seconds(chosen, deadline_s)
         versions = None if version is None else Versions(version, newest or (lambda: version))
         prompts = [
-            LockstepPrompt(task=job.task, name=job.name, segment=job.prompt, tools=self._schemas(job.task))
-            for job in self._jobs(tasks, task_names(tasks) if names is None else names, step)
+            LockstepPrompt(task=job.task, name=job.name, segment=job.prompt, tools=self._jobs.schemas_of(job.task))
+            for job in self._jobs.jobs(tasks, task_names(tasks) if names is None else names, step)
         ]
         engine = self._round_engine(chosen, versions)
         with self._watchdog.watching(), self._progress.counting(len(prompts) * chosen.group_size) as counts:

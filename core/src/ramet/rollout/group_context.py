@@ -1,0 +1,75 @@
+"""What all turns of one group share: the engine and the tools, the limits, and what the engine is asked for."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ramet.engines.protocol import Engine, Request, Sampling
+from ramet.rollout.completion import Versions
+from ramet.rollout.keys import request_seed
+from ramet.rollout.observer import RolloutObserver
+from ramet.rollout.plan import ResolvedPlan
+from ramet.rollout.progress import RunCounts
+from ramet.rollout.stateful import StatefulComponent
+from ramet.rollout.tools.runtime import ToolRuntime
+from ramet.rollout.tree import LiveRollout
+from ramet.rollout.watchdog import Watchdog
+from ramet.types import Task, ToolSchema
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupContext:
+    """The parts of one group's turns."""
+
+    engine: Engine
+    encoder: Encoder
+    tools: ToolRuntime
+    task: Task
+    schemas: tuple[ToolSchema, ...]  # of the tools that the task may use
+    watchdog: Watchdog
+    plan: ResolvedPlan
+    seed: int
+    first_tokens: int
+    max_tool_calls: int
+    max_turns: int
+    max_response_tokens: int
+    stateful: tuple[StatefulComponent, ...] = ()  # the rollout step and those tools of the task that hold states
+    versions: Versions | None = None  # of the weights that may sample; None: any
+    counts: RunCounts = field(default_factory=RunCounts)
+    observer: RolloutObserver | None = None
+
+    def room(self, live: LiveRollout) -> int:
+        """Tokens that may still follow: by the response's limit and by the engine's."""
+        of_response = self.max_response_tokens - live.n_response_tokens
+        return min(of_response, self.engine.info.max_tokens - len(live.token_ids))
+
+    def request(self, live: LiveRollout, stop: tuple[str, ...]) -> Request:
+        """What the engine is asked for in a rollout's present turn."""
+        forks_now = live.parent is not None and live.turn == live.fork_turn
+        return Request(
+            id=f"{live.key}/{live.turn}",
+            token_ids=array("i", live.token_ids),
+            sampling=self._sampling(self.room(live), stop),
+            seed=request_seed(self.seed, live.key, live.turn),
+            cache_key=str(live.key),
+            fork_of=str(live.parent.key) if forks_now and live.parent is not None else "",
+            first_tokens=self.first_tokens,
+        )
+
+    def _sampling(self, max_tokens: int, stop: tuple[str, ...]) -> Sampling:
+        plan = self.plan
+        return Sampling(
+            temperature=plan.temperature,
+            top_p=plan.top_p,
+            top_k=plan.top_k,
+            min_p=plan.min_p,
+            repetition_penalty=plan.repetition_penalty,
+            max_tokens=max_tokens,
+            stop=stop,
+            stop_token_ids=self.encoder.eos_ids,
+        )

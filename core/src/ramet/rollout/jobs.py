@@ -1,0 +1,141 @@
+"""From tasks to jobs: the tools that each task may use, its prompt, and the stored prefixes that it may start from.
+
+What is wrong with any of them is found here, before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ramet.config.schema import RolloutConfig, SystemPrompt
+from ramet.engines.protocol import Engine
+from ramet.errors import ConfigError
+from ramet.rollout.prefixes import StoredPrefix, prefixes_of, prompt_problem
+from ramet.rollout.prompts import make_prompt, prompt_segment
+from ramet.rollout.record import GroupRecord
+from ramet.types import RolloutStep, Segment, Task, ToolSchema
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupJob:
+    """One task whose group of rollouts is to be run."""
+
+    task: Task
+    name: str  # the task's part of rollout keys; unique within the step
+    step: int
+    prompt: Segment
+    prefixes: tuple[StoredPrefix, ...] = ()  # that the policy may start from
+
+
+class JobMaker:
+    """Makes the jobs of one worker."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        encoder: Encoder,
+        step: RolloutStep,
+        schemas: Mapping[str, ToolSchema],
+        tool_sets: Mapping[str, Sequence[str]],
+        config: RolloutConfig,
+        system_prompt: SystemPrompt,
+        tools_in_template: bool,
+        takes_prefixes: bool,
+    ) -> None:
+        """`schemas`: of all tools that are configured. `takes_prefixes`: the branch policy starts from stored ones."""
+        self._engine = engine
+        self._encoder = encoder
+        self._step = step
+        self._known = dict(schemas)
+        self._tool_sets = tool_sets
+        self._config = config
+        self._system_prompt = system_prompt
+        self._tools_in_template = tools_in_template
+        self._takes_prefixes = takes_prefixes
+
+    def tools_of(self, task: Task) -> list[str]:
+        """Names of the tools that the task may use."""
+        return list(self._known) if task.tools is None else expanded(task.tools, self._tool_sets)
+
+    def schemas_of(self, task: Task) -> tuple[ToolSchema, ...]:
+        return tuple(self._known[name] for name in self.tools_of(task))
+
+    def unknown_tools(self, tasks: Sequence[Task]) -> list[str]:
+        """A problem for each tool that tasks name and nobody configured."""
+        named = (name for task in tasks for name in expanded(task.tools or (), self._tool_sets))
+        missing = Counter(name for name in named if name not in self._known)
+        known = ", ".join(self._known) or "none"
+        return [
+            f"tools: {n} task(s) may use {name!r}, which is not configured; configured: {known}"
+            for name, n in missing.items()
+        ]
+
+    def jobs(
+        self,
+        tasks: Sequence[Task],
+        names: Sequence[str],
+        step: int,
+        *,
+        stored: Mapping[str, GroupRecord] | None = None,
+    ) -> list[GroupJob]:
+        """One for each task, in order. `stored`: by task, the groups from whose rollouts prefixes are taken.
+
+        Raises `ConfigError` with all prompts that cannot be used.
+        """
+        jobs, problems = [], []
+        room = self._engine.info.max_tokens
+        for task, name in zip(tasks, names, strict=True):
+            prompt = self._prompt(task)
+            kept = None if stored is None else stored.get(task.id)
+            jobs.append(GroupJob(task=task, name=name, step=step, prompt=prompt, prefixes=self._prefixes(kept)))
+            if kept is not None and (problem := prompt_problem(kept, prompt)) is not None:
+                problems.append(problem)
+            if len(prompt) >= room:
+                problems.append(
+                    f"data: the prompt of task {task.id!r} has {len(prompt)} tokens, the engine holds {room} with the "
+                    "response; lower data.max_prompt_tokens or raise the engine's max_tokens"
+                )
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return jobs
+
+    def _prompt(self, task: Task) -> Segment:
+        made = make_prompt(
+            task, self._step, self.schemas_of(task), self._system_prompt, tools_in_template=self._tools_in_template
+        )
+        return prompt_segment(made, self._encoder)
+
+    def _prefixes(self, stored: GroupRecord | None) -> tuple[StoredPrefix, ...]:
+        """Those that leave room for a turn within the limits, which may be others than when they were played."""
+        if stored is None or not self._takes_prefixes:
+            return ()
+        config = self._config
+        return tuple(
+            prefix
+            for prefix in prefixes_of(stored)
+            if prefix.n_tokens < config.max_response_tokens
+            and prefix.source.turns < config.max_turns
+            and prefix.n_tool_calls <= config.max_tool_calls
+        )
+
+
+def expanded(names: Sequence[str], sets: Mapping[str, Sequence[str]]) -> list[str]:
+    """Names of tools, each once; the name of a set becomes those of all its tools."""
+    return list(dict.fromkeys(tool for name in names for tool in sets.get(name, (name,))))
+
+
+def task_names(tasks: Sequence[Task]) -> list[str]:
+    """The tasks' part of rollout keys. A task that is in the batch twice gets seeds of its own: its name counts on."""
+    seen: Counter[str] = Counter()
+    names = []
+    for task in tasks:
+        names.append(task.id if not seen[task.id] else f"{task.id}#{seen[task.id]}")
+        seen[task.id] += 1
+    return names
