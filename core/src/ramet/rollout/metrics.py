@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from ramet.rollout.branching.metrics import BranchMetrics, first_entropies, turns_of
+from ramet.rollout.branching.metrics import BranchMetrics, first_entropies
 from ramet.types import Group, Rollout, Segment, StopReason
 
 
@@ -31,39 +31,40 @@ class RolloutMetrics:
         self._step: dict[str, list[float]] = {}  # what the rollout step measured: sums of rollouts, by metric
         self._step_turns: Counter[str] = Counter()
         self._first: dict[str, list[float]] = {"first_turn": [], "after_tool": []}
-        self._branching = BranchMetrics(self.first_tokens)
+        self._branching = BranchMetrics()
 
     def add(self, group: Group) -> None:
         self._groups += 1
         self._sums["unused"] += group.n_unused
         for rollout in group.rollouts:
             self._add_rollout(rollout)
-        for segment in _unique(group.rollouts):
-            self._add_segment(segment)
-        for _, turn in turns_of(group.rollouts):
-            self._add_turn(turn)
-        self._branching.add(group)
+        self._sums["executed_sampled"] += sum([len(one.token_ids) for one in _unique(group.rollouts) if one.is_sampled])
+        begun = first_entropies(group.rollouts, self.first_tokens)
+        for turn in begun:
+            if turn.values:
+                where = "after_tool" if turn.turn else "first_turn"
+                self._first[where].append(sum(turn.values) / len(turn.values))
+        self._branching.add(group, begun)
 
     def _add_rollout(self, rollout: Rollout) -> None:
         self._n += 1
         self._stops[rollout.stop] += 1
-        length = rollout.n_response_tokens
+        sampled = [segment for segment in rollout.segments if segment.is_sampled]
+        first_turn, length = rollout.first_turn, rollout.n_response_tokens
         self._longest = max(self._longest, length)
-        own_calls = sum(call.turn >= rollout.first_turn for call in rollout.tool_calls)
-        self._sums.update(
-            mixed=len({s.policy_version for s in rollout.segments if s.is_sampled}) > 1,
-            forks=rollout.parent is not None,
-            from_prefix=rollout.prefix is not None,
-            filled=int(rollout.stats.get("filled", 0)),
-            turns=1 + max((s.turn for s in rollout.segments), default=0),
-            response_tokens=length,
-            logical_sampled=rollout.n_sampled_tokens,
-            logical_calls=len(rollout.tool_calls),
-            executed_calls=own_calls,
-            drifted=int(rollout.stats.get("drifted_segments", 0)),
-            rollout_ms=int(1000 * rollout.stats.get("seconds", 0.0)),
-        )
-        for key, value in rollout.stats.items():
+        sums, stats = self._sums, rollout.stats  # added one by one: `Counter.update` costs several times as much
+        sums["mixed"] += len({segment.policy_version for segment in sampled}) > 1
+        sums["forks"] += rollout.parent is not None
+        sums["from_prefix"] += rollout.prefix is not None
+        sums["filled"] += int(stats.get("filled", 0))
+        sums["turns"] += 1 + max([segment.turn for segment in rollout.segments], default=0)
+        sums["response_tokens"] += length
+        sums["logical_sampled"] += sum([len(segment.token_ids) for segment in sampled])
+        sums["logical_calls"] += len(rollout.tool_calls)
+        sums["executed_calls"] += sum([call.turn >= first_turn for call in rollout.tool_calls])
+        sums["drifted"] += int(stats.get("drifted_segments", 0))
+        sums["rollout_ms"] += int(1000 * stats.get("seconds", 0.0))
+        for key, value in stats.items():
             if not key.startswith("step"):
                 continue
             area, _, name = key.partition("/")
@@ -71,15 +72,6 @@ class RolloutMetrics:
                 self._step.setdefault(name, []).append(value)
             elif area == "step_turns":
                 self._step_turns[name] += int(value)
-
-    def _add_segment(self, segment: Segment) -> None:
-        if segment.is_sampled:
-            self._sums["executed_sampled"] += len(segment)
-
-    def _add_turn(self, segments: Sequence[Segment]) -> None:
-        first = first_entropies(segments, self.first_tokens)
-        if first:
-            self._first["after_tool" if segments[0].turn else "first_turn"].append(sum(first) / len(first))
 
     def take(self) -> dict[str, float]:
         """Shares are of rollouts, means per rollout. Empty when there were none."""

@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
 
 from ramet.types import Group, Rollout, Segment
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
 
-class BranchMetrics:
-    """Collects groups; `summary` is of all since the start. `first_tokens`: k, tokens whose entropies are compared."""
+class FirstEntropies(NamedTuple):
+    """The entropies of the first tokens of one turn, in nats; none where the engine reports none."""
 
-    def __init__(self, first_tokens: int) -> None:
-        self._k = first_tokens
+    root: str
+    turn: int
+    values: list[float]
+
+
+class BranchMetrics:
+    """Collects groups; `summary` is of all since the start."""
+
+    def __init__(self) -> None:
         self._changes: list[float] = []  # of each turn after a tool result: mean over k tokens, nats
         self._effective_roots: list[float] = []
         self._most_forks: list[int] = []
         self._lengths: dict[bool, list[int]] = {True: [], False: []}  # response tokens, by whether it was forked
 
-    def add(self, group: Group) -> None:
+    def add(self, group: Group, begun: Sequence[FirstEntropies]) -> None:
+        """`begun`: `first_entropies` of its rollouts."""
         if not group.rollouts:
             return
         sizes = Counter(_root(rollout) for rollout in group.rollouts)
@@ -30,7 +40,7 @@ class BranchMetrics:
         parents = {rollout.parent for rollout in group.rollouts}
         for rollout in group.rollouts:
             self._lengths[rollout.id in parents].append(rollout.n_response_tokens)
-        self._changes.extend(_changes(group.rollouts, self._k))
+        self._changes.extend(_changes(begun))
 
     def summary(self) -> dict[str, float]:
         """Empty where there were no groups; no entropy changes where engines report none or no tool was called."""
@@ -50,7 +60,14 @@ class BranchMetrics:
         return metrics
 
 
-def turns_of(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, list[Segment]]]:
+def first_entropies(rollouts: Iterable[Rollout], k: int) -> list[FirstEntropies]:
+    """Of the first k tokens of each turn; of a turn that several rollouts share, once."""
+    return [
+        FirstEntropies(_root(rollout), segments[0].turn, _first(segments, k)) for rollout, segments in _turns(rollouts)
+    ]
+
+
+def _turns(rollouts: Iterable[Rollout]) -> Iterable[tuple[Rollout, list[Segment]]]:
     """The sampled segments of each turn once, however many rollouts share it, with one that holds it.
 
     Updates in flight and forks at tokens cut turns into several segments.
@@ -58,28 +75,28 @@ def turns_of(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, list[Segmen
     found: dict[int, tuple[Rollout, list[Segment]]] = {}
     for rollout in rollouts:
         sampled = [segment for segment in rollout.segments if segment.is_sampled]
-        for _, turn in groupby(sampled, lambda segment: segment.turn):
+        for _, turn in groupby(sampled, attrgetter("turn")):
             segments = list(turn)
             found.setdefault(id(segments[-1]), (rollout, segments))
-    yield from found.values()
+    return found.values()
 
 
-def first_entropies(segments: Sequence[Segment], k: int) -> list[float]:
-    """Of the first k tokens of a turn, in nats; empty where the engine reports none."""
-    return [entropy for segment in segments for entropy in segment.entropies or ()][:k]
+def _first(segments: Iterable[Segment], k: int) -> list[float]:
+    found: list[float] = []
+    for segment in segments:
+        if segment.entropies is not None and len(found) < k:
+            found.extend(segment.entropies[: k - len(found)])
+    return found
 
 
 def _root(rollout: Rollout) -> str:
     return rollout.id.partition(".")[0]
 
 
-def _changes(rollouts: Sequence[Rollout], k: int) -> Iterator[float]:
+def _changes(begun: Sequence[FirstEntropies]) -> Iterator[float]:
     """Of each turn after a tool result against the first turn of its root, over the positions that both have."""
-    turns = [(_root(rollout), segments) for rollout, segments in turns_of(rollouts)]
-    first: Mapping[str, list[float]] = {
-        root: first_entropies(segments, k) for root, segments in reversed(turns) if segments[0].turn == 0
-    }
-    for root, segments in turns:
-        pairs = list(zip(first_entropies(segments, k), first.get(root, ()), strict=False))
-        if segments[0].turn > 0 and pairs:
-            yield sum(now - before for now, before in pairs) / len(pairs)
+    first: Mapping[str, list[float]] = {one.root: one.values for one in reversed(begun) if one.turn == 0}
+    for one in begun:
+        pairs = list(zip(one.values, first.get(one.root, ()), strict=False))
+        if one.turn > 0 and pairs:
+            yield sum([now - before for now, before in pairs]) / len(pairs)
