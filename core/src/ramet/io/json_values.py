@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
+from itertools import chain
 from typing import Any
 
 MAX_NESTING = 64  # levels of lists and objects; deeper ones break recursive readers, pickle among them
 SCALARS = frozenset({str, int, float, bool, type(None)})
+TEXT = frozenset({str})
+_strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # made once: `json.dumps` makes one for each call
 
 
 def visible_lines(text: str) -> Iterator[str]:
@@ -33,6 +36,8 @@ def cut(value: Any, limit: int = 80) -> str:
 
 def too_deep(value: Any, most: int = MAX_NESTING) -> bool:
     """Whether lists and objects are nested more than `most` levels deep; `[]` is one level. Looks no deeper."""
+    if type(value) is dict and SCALARS.issuperset(map(type, value.values())):  # the arguments of nearly all tool calls
+        return most < 1
     level = [value]
     for _ in range(most):
         level = [item for one in level for item in _items(one) if type(item) not in SCALARS]
@@ -47,7 +52,10 @@ def json_fault(value: Any) -> str | None:
     A policy may write it at will: whatever fails on it later would be its way not to be judged.
     """
     try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        if type(value) is dict and TEXT.issuperset(map(type, chain(value, value.values()))):
+            "".join(chain(value, value.values())).encode()  # texts alone have no other fault
+        else:
+            _strict.encode(value).encode()
     except UnicodeEncodeError:
         return "half of a surrogate pair, which is no character"
     except ValueError:

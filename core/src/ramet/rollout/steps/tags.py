@@ -253,11 +253,11 @@ def call_arguments(tool: ToolSchema, content: str) -> dict[str, Any]:
 
     Raises `ToolError` for what is neither.
     """
-    text = textwrap.dedent(content).strip()
+    text = (textwrap.dedent(content) if "\n" in content else content).strip()
     if not text:
         raise ToolError(f"The {tool.name} call is empty: write its input between <{tool.name}> and </{tool.name}>.")
-    if tool.text_parameter is not None:
-        return {tool.text_parameter: text}
+    if (parameter := tool.text_parameter) is not None:
+        return {parameter: text}
     form = _example(tool.parameters.get("properties", {}))
     try:
         arguments = json.loads(text)
