@@ -49,9 +49,9 @@ class Encoder:
         self.template = ChatTemplate(tokenizer, chat_template, template_kwargs or {})
         self._rule = chat_markup
         self._coder = _coder(tokenizer)
-        self._wrapper = lru_cache(maxsize=256)(self._coder.markup)  # few texts, inserted again and again
+        self._wrapper = lru_cache(maxsize=256)(self.markup)  # few texts, inserted again and again
         self._suffix = lru_cache(maxsize=64)(self.template.after_reply)
-        self._plain = lru_cache(maxsize=16)(self._coder.untrusted)  # a result is measured first, and inserted then
+        self._plain = lru_cache(maxsize=16)(self._without_special)  # a result is measured first, and inserted then
         self.vocab_size: int = len(tokenizer)
         self.eos_id: int = tokenizer.eos_token_id
         self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -120,21 +120,20 @@ class Encoder:
         A character that the vocabulary can only express by a special token (unknown, in vocabularies without bytes)
         is left out.
         """
-        ids = self._plain(text)
+        return self._plain(text)[:]
+
+    def _without_special(self, text: str) -> array[int]:
+        ids = self._coder.untrusted(text)
         if self._reserved.isdisjoint(ids):
             return array("i", ids)
         if len(text) <= 1:
             return array("i", [i for i in ids if i not in self._reserved])
         middle = len(text) // 2  # some vocabularies spell special tokens themselves: cut until none is left whole
-        return self.untrusted(text[:middle]) + self.untrusted(text[middle:])
+        return self._without_special(text[:middle]) + self._without_special(text[middle:])
 
     def insert(self, part: Insert) -> array[int]:
         """Token ids of what a rollout step inserts."""
-        match part:
-            case Markup():
-                return array("i", self._wrapper(part.text))
-            case Untrusted():
-                return self.untrusted(part.text)
+        return (self._wrapper if isinstance(part, Markup) else self._plain)(part.text)[:]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids, special tokens kept, nothing cleaned up. Ids that no token has are left out."""
