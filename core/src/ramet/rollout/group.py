@@ -84,7 +84,7 @@ class GroupScheduler:
         self._n_roots = 0
         self._tasks = tasks
         self._prefixes = PrefixRelease(
-            lambda paths: release([str(self._live[p].key) for p in paths]), keep=deterministic
+            lambda paths: release([self._live[p].key.text for p in paths]), keep=deterministic
         )
         self._done = asyncio.Event()
         self._closed = False
@@ -271,7 +271,7 @@ class GroupScheduler:
         self._order.start(live.path, live.turn)
         if self.states is not None:
             (self.states.root if live.parent is None else self.states.fork)(live)
-        running = self._tasks.create_task(self._run_rollout(live), name=f"rollout {live.key}")
+        running = self._tasks.create_task(self._run_rollout(live), name=f"rollout {live.key.text}")
         self._running[live.path] = running
         running.add_done_callback(lambda _: self._running.pop(live.path))
 

@@ -52,12 +52,12 @@ class GroupContext:
         """What the engine is asked for in a rollout's present turn."""
         forks_now = live.parent is not None and live.turn == live.fork_turn
         return Request(
-            id=f"{live.key}/{live.turn}",
+            id=f"{live.key.text}/{live.turn}",
             token_ids=array("i", live.token_ids),
             sampling=self._sampling(self.room(live), stop),
             seed=request_seed(self.seed, live.key, live.turn),
-            cache_key=str(live.key),
-            fork_of=str(live.parent.key) if forks_now and live.parent is not None else "",
+            cache_key=live.key.text,
+            fork_of=live.parent.key.text if forks_now and live.parent is not None else "",
             first_tokens=self.first_tokens,
         )
 

@@ -6,7 +6,7 @@ Python's own `hash()` differs from process to process, so it is never used.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 BranchPath = tuple[int, ...]  # branch path: (0,) is root "0", (0, 1) is its second fork "0.1"
@@ -20,9 +20,15 @@ class RolloutKey:
     step: int
     task: str
     path: str
+    text: str = field(
+        init=False, repr=False, compare=False
+    )  # made once: it names the rollout in every request and wait
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", f"{self.salt}/{self.step}/{self.task}/{self.path}")
 
     def __str__(self) -> str:
-        return f"{self.salt}/{self.step}/{self.task}/{self.path}"
+        return self.text
 
     @classmethod
     def parse(cls, text: str) -> RolloutKey:

@@ -126,7 +126,7 @@ class TurnContext:
             self._report(report.entropies)
 
         try:
-            with self.context.watchdog.wait(f"generation of rollout {self.live.key}, turn {self.live.turn}"):
+            with self.context.watchdog.wait(f"generation of rollout {self.live.key.text}, turn {self.live.turn}"):
                 completion = await self.context.engine.generate(request, on_first)
         except asyncio.CancelledError:
             self.context.engine.abort(request.id)
@@ -202,7 +202,7 @@ class TurnContext:
         call = ToolCall(
             name=call.name,
             arguments=call.arguments,
-            rollout=str(live.key),
+            rollout=live.key.text,
             turn=live.turn,
             task=self.context.task,
             state=state,
