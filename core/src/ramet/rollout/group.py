@@ -88,7 +88,7 @@ class GroupScheduler:
         )
         self._done = asyncio.Event()
         self._closed = False
-        self._running: dict[BranchPath, asyncio.Task[None]] = {}
+        self._started: dict[BranchPath, asyncio.Task[None]] = {}
         self.states = self._open_states(rollout_step) if context.stateful else None
         self._runner = RolloutRunner(
             task=job.task,
@@ -136,28 +136,30 @@ class GroupScheduler:
         if live.is_pruned:
             live.cut(live.turn)  # a call that ended in the same moment may have left its record
             return
-        self._report(self._turn_ended(live, live.turn, Phase.END))
+        self._report(live, self._turn_ended(live, live.turn, Phase.END))
         if self._score is not None:
             with self.context.watchdog.wait(f"score of rollout {live.key}"):
                 score = await self._score(live.freeze(self.job.task))
             if live.is_pruned:
                 return  # meanwhile, and the reward caught its cancellation
             live.score = score
-            self._report(RolloutEvent(live.path, Phase.SCORED, live.turn, reward=score.reward))
+            self._report(live, RolloutEvent(live.path, Phase.SCORED, live.turn, reward=score.reward))
 
     async def _close_states(self, states: States) -> None:
         """Rollouts are still running if the group failed: they end first, since they use their states."""
-        for running in self._running.values():
-            running.cancel()
-        if self._running:
-            await asyncio.wait(self._running.values())
+        running = [task for task in self._started.values() if not task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
         await states.close()
 
     def _on_first(self, live: LiveRollout, turn: int, entropies: tuple[float, ...]) -> None:
-        self._report(RolloutEvent(live.path, Phase.FIRST, turn, entropies=entropies))
+        matters = self._matters_before_end
+        self._report(live, RolloutEvent(live.path, Phase.FIRST, turn, entropies=entropies) if matters else None)
 
     def _on_turn(self, live: LiveRollout) -> None:
-        self._report(self._turn_ended(live, live.turn - 1, Phase.BEGIN))
+        self._report(live, self._turn_ended(live, live.turn - 1, Phase.BEGIN) if self._matters_before_end else None)
 
     def _turn_ended(self, live: LiveRollout, turn: int, phase: Phase) -> RolloutEvent:
         return turn_ended(live, turn, phase, summary=self._asks, entropies=Need.ENTROPY in self._needs)
@@ -167,14 +169,23 @@ class GroupScheduler:
         """Whether the policy is still asked."""
         return self.history.budget_left > 0 or Need.LATE_EVENTS in self._needs
 
-    def _report(self, event: RolloutEvent) -> None:
-        """Called from engines' callbacks too, where an error must not surface: it stops the run instead."""
-        if self._closed or self._live[event.path].is_pruned:
+    @property
+    def _matters_before_end(self) -> bool:
+        """Whether anything depends on what happens before a rollout's end: decisions, or the states of its tools."""
+        return self._asks or self.states is not None
+
+    def _report(self, live: LiveRollout, event: RolloutEvent | None) -> None:
+        """Called from engines' callbacks too, where an error must not surface: it stops the run instead.
+
+        `event` None: what happened is of no matter for the group, only that the rollout has sampled.
+        """
+        if self._closed or live.is_pruned:
             return
         try:
-            self._note_sampled(self._live[event.path])
-            self._order.push(event)
-            self._decide_pending()
+            self._note_sampled(live)
+            if event is not None:
+                self._order.push(event)
+                self._decide_pending()
         except Exception as error:
             self._tasks.create_task(_fail(error))
 
@@ -271,9 +282,7 @@ class GroupScheduler:
         self._order.start(live.path, live.turn)
         if self.states is not None:
             (self.states.root if live.parent is None else self.states.fork)(live)
-        running = self._tasks.create_task(self._run_rollout(live), name=f"rollout {live.key.text}")
-        self._running[live.path] = running
-        running.add_done_callback(lambda _: self._running.pop(live.path))
+        self._started[live.path] = self._tasks.create_task(self._run_rollout(live), name=f"rollout {live.key.text}")
 
     def _stop(self, path: BranchPath) -> None:
         """End a rollout now. What it did after the turn that the policy knows of never happened."""
@@ -282,8 +291,7 @@ class GroupScheduler:
         live.cut(self.history.prune(path))
         self._note_sampled(live)
         self._prefixes.ended(path)
-        if (running := self._running.get(path)) is not None:
-            running.cancel()
+        self._started[path].cancel()  # one that has ended stays as it is
 
     def _note_sampled(self, live: LiveRollout) -> None:
         """A fork that has sampled, or ended, no longer needs its parent's prefix."""
