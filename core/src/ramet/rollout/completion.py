@@ -10,7 +10,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ramet.engines.protocol import Completion, FinishReason
@@ -63,7 +63,9 @@ def append_completion(live: LiveRollout, completion: Completion, encoder: Encode
     shared = "".join(segment.text for segment in before)
     ids = completion.token_ids
     ended = completion.finish is FinishReason.END and len(ids) > 0 and ids[-1] in encoder.eos_ids
-    turn_ids = array("i", chain.from_iterable(segment.token_ids for segment in before))
+    turn_ids = array("i")
+    for segment in before:
+        turn_ids.extend(segment.token_ids)
     turn_ids.extend(ids[:-1] if ended else ids)
     text = encoder.decode(turn_ids)
     for segment in _segments(completion, live.turn, text[len(shared) :], encoder):

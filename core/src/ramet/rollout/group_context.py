@@ -42,6 +42,7 @@ class GroupContext:
     versions: Versions | None = None  # of the weights that may sample; None: any
     counts: RunCounts = field(default_factory=RunCounts)
     observer: RolloutObserver | None = None
+    samplings: dict[tuple[int, tuple[str, ...]], Sampling] = field(default_factory=dict, init=False)
 
     def room(self, live: LiveRollout) -> int:
         """Tokens that may still follow: by the response's limit and by the engine's."""
@@ -62,8 +63,11 @@ class GroupContext:
         )
 
     def _sampling(self, max_tokens: int, stop: tuple[str, ...]) -> Sampling:
+        """One object for all that sample alike, as a group does in its first turn."""
+        if (known := self.samplings.get((max_tokens, stop))) is not None:
+            return known
         plan = self.plan
-        return Sampling(
+        sampling = self.samplings[max_tokens, stop] = Sampling(
             temperature=plan.temperature,
             top_p=plan.top_p,
             top_k=plan.top_k,
@@ -73,3 +77,4 @@ class GroupContext:
             stop=stop,
             stop_token_ids=self.encoder.eos_ids,
         )
+        return sampling

@@ -112,7 +112,8 @@ class LiveRollout:
     @property
     def sampled_in_turn(self) -> list[Segment]:
         """What was sampled in the current turn so far; of a fork in the middle of a turn, its parent's tokens first."""
-        return [s for s in self.segments[self.starts[self.turn] :] if s.kind is SegmentKind.TURN]
+        found = self.segments[self.starts[self.turn] :]
+        return [s for s in found if s.kind is SegmentKind.TURN] if found else found
 
     def until(self, turn: int) -> LiveRollout:
         """This rollout as it was at the beginning of `turn`, with the same segments."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -59,8 +58,7 @@ class TurnContext:
         self._asked = False
         self._reported = False
         self._earlier_calls = tuple(live.tool_calls)
-        self._n_begun = 0
-        self._begun = Counter(call.name for call in live.tool_calls)  # calls of each tool, this turn's included
+        self._begun: list[str] = []  # the tools of this turn's calls, in the order in which they were made
         self._records: dict[int, ToolRecord] = {}  # of this turn's calls, by the order in which they were made
         self._calling: set[asyncio.Task[Any]] = set()  # tasks that wait for a call of this turn
         self._in_order: dict[str, asyncio.Lock] = {}  # of tools that hold states
@@ -87,9 +85,13 @@ class TurnContext:
         known = any(schema.name == tool for schema in self.context.schemas)
         if not known:
             return 0
-        left = self.max_tool_calls - len(self._earlier_calls) - self._n_begun
+        left = self.max_tool_calls - len(self._earlier_calls) - len(self._begun)
         limit = self.context.plan.tool_calls.get(tool)
-        return left if limit is None else min(left, max(0, limit - self._begun[tool]))
+        return left if limit is None else min(left, max(0, limit - self._n_begun(tool)))
+
+    def _n_begun(self, tool: str) -> int:
+        """Calls of this tool, those of this turn included."""
+        return sum([call.name == tool for call in self._earlier_calls]) + self._begun.count(tool)
 
     def render(self, messages: Sequence[Message]) -> Sequence[Insert]:
         ids = self.live.token_ids
@@ -149,8 +151,9 @@ class TurnContext:
         if self._reported or self.live.finished:
             return
         self._reported = True
-        shared = (entropy for segment in self.live.sampled_in_turn for entropy in segment.entropies or ())
-        first = (*shared, *entropies)[: self.context.first_tokens] if entropies else ()
+        k = self.context.first_tokens
+        shared = [entropy for segment in self.live.sampled_in_turn for entropy in segment.entropies or ()]
+        first = (*shared[:k], *entropies[:k])[:k] if entropies else ()
         self._on_first(self.live, self.live.turn, first)
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
@@ -174,14 +177,13 @@ class TurnContext:
         """The call's number in this turn; counted before it is waited for: a step may make several calls at once."""
         if self._is_over:
             raise PluginError(f"rollout step {self._step} made a tool call after its turn had ended")
-        number = self._n_begun
+        number = len(self._begun)
         if len(self._earlier_calls) + number >= self.max_tool_calls:
             raise PluginError(
                 f"rollout step {self._step} made more tool calls than the {self.max_tool_calls} allowed; it must "
                 "stop the rollout with StopReason.CALL_LIMIT"
             )
-        self._n_begun += 1
-        self._begun[tool] += 1
+        self._begun.append(tool)
         return number
 
     async def end(self, *, cancel: bool = False) -> None:
@@ -235,7 +237,7 @@ class TurnContext:
         known = [schema.name for schema in self.context.schemas]
         if call.name in known:
             limit = self.context.plan.tool_calls.get(call.name)
-            if limit is not None and self._begun[call.name] > limit:
+            if limit is not None and self._n_begun(call.name) > limit:
                 text = f"The limit of {limit} {call.name} calls is used up."
                 return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
             return await self.context.tools.run(call, ends_at=self.live.ends_at)
