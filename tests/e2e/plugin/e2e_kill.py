@@ -56,6 +56,7 @@ KILL_POINTS = {
     "sync": KillPoint("ramet.engines.torch.model_runner:ModelRunner.load", after=True),  # in the engine's thread
     "validation": KillPoint("ramet.train.validation:play", after=True),
     "saving": KillPoint("ramet.policy.worker:PolicyWorker.write_staged", after=True),
+    "hashing": KillPoint("ramet.policy.checkpoint.state:note_hashes"),  # a rank's tensors are written, no hashes
     "sealing": KillPoint("ramet.policy.checkpoint.store:_seal"),  # all files, no manifest
     "sealed": KillPoint("ramet.policy.checkpoint.store:_seal", after=True),  # manifest, not renamed
     "renamed": KillPoint("ramet.policy.checkpoint.store:Checkpoints._prune"),
