@@ -28,6 +28,7 @@ CONTRACT = {
     "entropy",
     "group_scores",
     "helpers",
+    "lifecycle",
     "limiter",
     "hookspecs",
     "instance_keys",

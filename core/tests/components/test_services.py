@@ -1,4 +1,4 @@
-"""What components are given when a run starts: rates that hold, a folder of their own, and errors that name them."""
+"""What components are given when a run starts: rates that hold and a folder of their own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ramet.components.build import start_rewards
-from ramet.components.services import LocalLimiters, RunServices, start_component
-from ramet.errors import ConfigError, InfraError, PluginError
+from ramet.components.services import LocalLimiters, RunServices
+from ramet.errors import InfraError, PluginError
 from ramet.limiter import BURST_S, RECOVERY_S, TokenBucket, local_limiter
 from ramet.rollout.scoring import WeightedReward
 from ramet.types import Limiter, Services
@@ -133,32 +133,11 @@ def test_a_component_has_a_folder_of_its_own_that_is_created_at_its_first_use(tm
 
 
 class Starts:
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
+    def __init__(self) -> None:
         self.given: list[Services] = []
 
     async def start(self, services: Services) -> None:
         self.given.append(services)
-        if self.error is not None:
-            raise self.error
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (ConfigError("no key in the environment"), "no key in the environment"),
-        (InfraError("the index does not answer"), "the index does not answer"),
-        (OSError("disk full"), "tool 'a' could not start: OSError: disk full"),
-    ],
-)
-def test_a_component_that_cannot_start_is_reported_with_the_reason(
-    tmp_path: Path, error: Exception, expected: str
-) -> None:
-    kind = type(error) if isinstance(error, ConfigError | InfraError) else PluginError
-    with pytest.raises(kind) as caught:
-        asyncio.run(start_component(Starts(error), "tool 'a'", services(tmp_path).of("tools.a")))
-    line = f" (core/tests/components/test_services.py:{Starts.start.__code__.co_firstlineno + 3})"
-    assert str(caught.value) == expected + line * (kind is PluginError)
 
 
 def test_rewards_are_started_and_those_without_a_start_are_left_alone(tmp_path: Path) -> None:

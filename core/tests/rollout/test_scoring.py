@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from ramet import ConfigError, Fault, Group, InfraError, PluginError, Rollout, Score, Task, per_rollout, user_prompt
-from ramet.rollout import scoring
 from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward, check_failures, n_unjudged
 from ramet.testing import written_rollout
 
@@ -322,10 +321,7 @@ def test_what_training_leaves_out_on_purpose_a_validation_counts() -> None:
     assert len(kept.valid) == 2 and all(one.rollout.valid for one in kept.rollouts)
 
 
-def test_a_reward_that_cannot_be_closed_keeps_no_other_from_it(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scoring, "CLOSE_TIMEOUT_S", 0.05)
+def test_a_reward_that_cannot_be_closed_is_named_and_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
     closed: list[str] = []
 
     class Held:
@@ -338,14 +334,9 @@ def test_a_reward_that_cannot_be_closed_keeps_no_other_from_it(
         async def aclose(self) -> None:
             if self.name == "raises":
                 raise ValueError("no process")
-            if self.name == "hangs":
-                await asyncio.sleep(60)
             closed.append(self.name)
 
-    names = ("raises", "hangs", "good")
+    names = ("raises", "good")
     asyncio.run(Scorer([WeightedReward(name=name, plugin="test", reward=Held(name)) for name in names]).aclose())
     assert closed == ["good"]
-    assert [record.getMessage() for record in caplog.records] == [
-        "aclose of reward raises of plugin test failed: ValueError('no process')",
-        "aclose of reward hangs of plugin test failed: TimeoutError()",
-    ]
+    assert caplog.messages == ["aclose of reward raises of plugin test failed: ValueError('no process')"]

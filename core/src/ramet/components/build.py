@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TypeVar
 
-from ramet.components.services import RunServices, start_component
+from ramet.components.services import RunServices
 from ramet.config.schema import BenchmarkConfig, Combine, ComponentConfig, Config, RolloutStepConfig
+from ramet.lifecycle import start_component
 from ramet.plugins import Plugins, load_plugins
 from ramet.registry import Registry
 from ramet.rollout.scoring import Scorer, WeightedReward

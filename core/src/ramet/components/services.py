@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from ramet.errors import InfraError, PluginError, RametError
+from ramet.errors import PluginError
 from ramet.limiter import TokenBucket
-from ramet.plugin_code import raised_at
 from ramet.types import Limiter, Services
-
-START_TIMEOUT_S = 120.0
 
 
 class Limiters(Protocol):
@@ -85,22 +81,3 @@ class _ComponentServices:
 
     def limiter(self, name: str, per_s: float, concurrent: int | None = None) -> Limiter:
         return self._limiters.limiter(name, per_s, concurrent)
-
-
-async def start_component(component: object, label: str, services: Services) -> None:
-    """Call its `start`, if it has one. `label` names it in messages.
-
-    Raises its `RametError` as it is, `InfraError` if it does not return, `PluginError` for anything else.
-    """
-    start = getattr(component, "start", None)
-    if start is None:
-        return
-    try:
-        async with asyncio.timeout(START_TIMEOUT_S) as deadline:
-            await start(services)
-    except RametError:
-        raise
-    except Exception as error:
-        if deadline.expired():
-            raise InfraError(f"{label} did not start within {START_TIMEOUT_S:g} s") from error
-        raise PluginError(f"{label} could not start: {type(error).__name__}: {error}{raised_at(error)}") from error

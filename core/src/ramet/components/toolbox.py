@@ -6,7 +6,6 @@ A tool set is opened before the start, for its schemas, and again by each rollou
 from __future__ import annotations
 
 import asyncio
-import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from ramet.component_checks import is_tool_set, misfits
-from ramet.components.services import RunServices, start_component
+from ramet.components.services import RunServices
 from ramet.config.schema import Config, ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.event_loop import run_async
+from ramet.lifecycle import close_component, start_component
 from ramet.plugin_code import raised_at
 from ramet.plugins import load_plugins
 from ramet.rollout.jobs import expanded
 from ramet.rollout.stateful import StatefulComponent, tool_components
 from ramet.types import Tool, ToolSchema, ToolSet
 
-logger = logging.getLogger(__name__)
 OPEN_TIMEOUT_S = 120.0
-CLOSE_TIMEOUT_S = 10.0
 Schemas = tuple[ToolSchema, ...]
 
 
@@ -51,24 +49,15 @@ class Toolbox:
     async def close_sets(self) -> None:
         """To be called after a rollout worker has closed the tools. Never raises: the run is over."""
         for name, tool_set in self.opened:
-            await _close(f"tool set {name}", tool_set)
+            await close_component(tool_set, f"tool set {name}")
         self.opened.clear()
 
     async def close(self) -> None:
         """Tools and sets, where no rollout worker was built with them. Never raises."""
         for name, tool in self.started:
-            if hasattr(tool, "aclose"):
-                await _close(f"tool {name}", tool)
+            await close_component(tool, f"tool {name}")
         self.started.clear()
         await self.close_sets()
-
-
-async def _close(what: str, component: Any) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await component.aclose()
-    except Exception as error:
-        logger.warning("closing the %s failed: %s: %s", what, type(error).__name__, error)
 
 
 async def open_tools(

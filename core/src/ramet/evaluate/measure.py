@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramet.cluster.interfaces import Rollouts
-from ramet.components.services import RunServices, start_component
+from ramet.components.services import RunServices
 from ramet.errors import ConfigError, PluginError
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.rollouts_file import group_record
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
+from ramet.lifecycle import close_component, start_component
 from ramet.openai_client.exchanges import collected
 from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.plan import check_groups
 from ramet.rollout.record import GroupRecord
-from ramet.rollout.scoring import CLOSE_TIMEOUT_S
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking import repeats
 from ramet.types import Benchmark, Group, Rollout, Task
@@ -48,18 +48,7 @@ async def started(benchmarks: Mapping[str, Benchmark], services: RunServices) ->
         yield
     finally:
         for name, benchmark in benchmarks.items():
-            await _close(name, benchmark)
-
-
-async def _close(name: str, benchmark: Benchmark) -> None:
-    close = getattr(benchmark, "aclose", None)
-    if close is None:
-        return
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await close()
-    except (Exception, SystemExit) as error:  # the boundary: the others are closed too
-        logger.warning("aclose of benchmark %r (%s) failed: %r", name, origin(benchmark), error)
+            await close_component(benchmark, f"benchmark {name!r} ({origin(benchmark)})")
 
 
 async def judge_again(benchmarks: Mapping[str, Benchmark], partial: PartialResults) -> None:

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from ramet.errors import ConfigError, PluginError
 from ramet.event_loop import is_cancelled
+from ramet.lifecycle import close_component
 from ramet.output_checks import as_number, score_problem, scores_problem
 from ramet.plugin_code import defined_at, failed, named, raised_at
 from ramet.tracking import repeats
@@ -29,7 +30,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_FAILED = 0.05  # share of a step's rollouts that rewards may fail to score
 FEW = 3  # so many failures never stop a run: of 16 rollouts, one is more than 5 %
-CLOSE_TIMEOUT_S = 10.0
 UNJUDGED = "reward:"  # how `Fault.where` begins if a reward failed on a rollout that had no fault
 
 
@@ -146,14 +146,7 @@ class Scorer:
     async def aclose(self) -> None:
         """Let rewards that hold processes or connections end them. What that raises is logged."""
         for weighted in self.rewards:
-            close = getattr(weighted.reward, "aclose", None)
-            if close is None:
-                continue
-            try:
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await close()
-            except (Exception, SystemExit) as error:  # the boundary: the others are closed too
-                logger.warning("aclose of reward %s of plugin %s failed: %r", weighted.name, weighted.plugin, error)
+            await close_component(weighted.reward, f"reward {weighted.name} of plugin {weighted.plugin}")
 
     async def _run(self, reward: WeightedReward, rollouts: Sequence[Rollout]) -> list[Score | Fault]:
         deadline = asyncio.timeout(reward.timeout_s)
