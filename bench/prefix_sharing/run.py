@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -25,6 +25,7 @@ from harness import measured, print_table, shown, spread, write_results
 from prefix_sharing.groups import VOCABULARY, Shape, recorded
 
 from ramet.algorithms.logprobs import Entropy
+from ramet.models.tiny import tiny_model
 from ramet.policy.batching.packing import MicroBatch, model_cost
 from ramet.policy.batching.partition import RankLayout, own_micro_batches, own_shared_micro_batches
 from ramet.policy.batching.rows import Row
@@ -42,18 +43,17 @@ SIDES = ("separate", "shared")
 
 
 def model_of(hidden: int) -> PreTrainedModel:
-    config = AutoConfig.for_model(
+    model = tiny_model(
         "qwen2",
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=4,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 64,
+        vocabulary=VOCABULARY,
+        hidden=hidden,
+        intermediate=3 * hidden,
+        layers=4,
+        heads=hidden // 32,
+        kv_heads=hidden // 64,
+        attention="sdpa",
         tie_word_embeddings=True,
     )
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     install_shared_attention(model)
     return model
 

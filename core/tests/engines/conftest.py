@@ -8,12 +8,12 @@ from functools import cache
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ramet.engines.config import TorchEngineConfig
 from ramet.engines.torch import TorchEngine
 from ramet.models.encoder import Encoder
-from ramet.models.tiny import make_tokenizer
+from ramet.models.tiny import make_tokenizer, tiny_model
 from ramet.testing.engine_subject import EngineUnderTest
 
 HEADS = {"qwen2": (4, 2), "qwen3": (4, 4), "llama": (4, 1)}  # heads and kv heads
@@ -25,24 +25,21 @@ def tiny_encoder() -> Encoder:
 
 
 @cache
-def tiny_model(architecture: str, *, tie: bool = True) -> PreTrainedModel:
+def engine_model(architecture: str, *, tie: bool = True) -> PreTrainedModel:
     heads, kv_heads = HEADS[architecture]
-    config = AutoConfig.for_model(
+    return tiny_model(
         architecture,
-        vocab_size=288,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
+        vocabulary=288,
+        hidden=48,
+        intermediate=80,
+        layers=2,
+        heads=heads,
+        kv_heads=kv_heads,
         head_dim=16,
         max_position_embeddings=512,
         initializer_range=0.2,
         tie_word_embeddings=tie,
-    )
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.eval()
+    ).eval()
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +54,7 @@ def encoder() -> Encoder:
 
 @pytest.fixture
 def make_model() -> Callable[..., PreTrainedModel]:
-    return tiny_model
+    return engine_model
 
 
 @pytest.fixture
@@ -65,7 +62,7 @@ def make_subject() -> Callable[..., EngineUnderTest]:
     """A subject whose engines each own a copy of the model."""
 
     def make(architecture: str = "qwen2", *, tie: bool = True, prefill_tokens: int = 2048) -> EngineUnderTest:
-        model = tiny_model(architecture, tie=tie)
+        model = engine_model(architecture, tie=tie)
 
         def engine(
             *, slots: int = 8, max_tokens: int = 160, deterministic: bool = False, in_flight: bool = False

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ramet.algorithms.losses.config import PpoClipConfig
 from ramet.algorithms.losses.ppo_clip import PpoClip
@@ -47,7 +47,7 @@ from ramet.errors import ConfigError, InfraError
 from ramet.export.job import export_verl
 from ramet.models.encoder import Encoder
 from ramet.models.loading import load_model
-from ramet.models.tiny import make_tokenizer
+from ramet.models.tiny import make_tokenizer, tiny_model
 from ramet.policy.batching.rows import Row, rows_of
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import PolicySpec
@@ -88,22 +88,18 @@ ENCODER = Encoder(make_tokenizer())
 
 def make_model(architecture: str, *, head_dim: int = 32) -> PreTrainedModel:
     heads, kv_heads, tied = SHAPES[architecture]
-    config = AutoConfig.for_model(
+    return tiny_model(
         architecture,
-        vocab_size=288,
-        hidden_size=heads * head_dim,
-        intermediate_size=80,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
+        vocabulary=288,
+        hidden=heads * head_dim,
+        intermediate=80,
+        layers=2,
+        heads=heads,
+        kv_heads=kv_heads,
         max_position_embeddings=512,
         initializer_range=0.2,
         tie_word_embeddings=tied,
-    )
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.eval()
+    ).eval()
 
 
 def save(model: PreTrainedModel, folder: Path) -> ModelConfig:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
@@ -26,7 +25,7 @@ from ramet.engines.protocol import Sampling
 from ramet.engines.vllm import VllmEngine
 from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
-from ramet.models.tiny import make_tokenizer
+from ramet.models.tiny import make_tokenizer, tiny_model
 from ramet.testing.engine_checks import check_logprobs_match, check_seeds
 from ramet.testing.engine_subject import EngineUnderTest, run
 from ramet.testing.engine_updates import check_update_in_flight, check_weight_update
@@ -42,22 +41,18 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    config = AutoConfig.for_model(
+    return tiny_model(
         "qwen2",
-        vocab_size=288,
-        hidden_size=128,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        vocabulary=288,
+        hidden=128,
+        intermediate=160,
+        layers=2,
+        heads=4,
+        kv_heads=2,
         max_position_embeddings=512,
         initializer_range=0.2,
         tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.eval()
+    ).eval()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from ramet.algorithms.losses.config import PpoClipConfig
 from ramet.algorithms.losses.ppo_clip import PpoClip
@@ -19,7 +19,7 @@ from ramet.config.schema import ComponentConfig, Dtype, ModelConfig, Offload, Po
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.torch.cache import KVCache
 from ramet.errors import ConfigError
-from ramet.models.tiny import make_tiny_model
+from ramet.models.tiny import make_tiny_model, tiny_model
 from ramet.planning.memory import (
     ASIDE,
     CONTEXTS,
@@ -300,26 +300,16 @@ def test_host_memory_is_that_of_saves_stored_weights_and_processes(model: str, n
 def test_reserved_memory_is_whole_pages_and_a_share_of_what_passes_need(make_inputs: MakeInputs) -> None:
     (device,) = estimate(make_inputs()).devices
     assert 0 < device.phases[ROLLOUTS][RESERVED] < device.phases[UPDATE][RESERVED] < 0.1 * device.need
-    shape = shape_of(AutoModelForCausalLM.from_config(_tall()).config)
+    tall = tiny_model(
+        "qwen2", vocabulary=3001, hidden=128, intermediate=512, layers=2, heads=2, tie_word_embeddings=True
+    )
+    shape = shape_of(tall.config)
     model = TrainedModel(shape=shape, config=make_inputs().config, ranks=1, cuda=True)
     sizes = [4 * np.prod(one) for one in shape.parameters]
     pages = sum(-(-size // PAGE) * PAGE - size for size in sizes if size > PAGE // 2)
     assert reserved(model, {WEIGHTS: 1}) == pages and reserved(model, {WEIGHTS: 1, OPTIMISER: 2}) == 3 * pages
     on_cpu = estimate(make_inputs(machine=Machine(cuda=False, devices=1, device_bytes=GIB)))
     assert all(RESERVED not in parts for device in on_cpu.devices for parts in device.phases.values())
-
-
-def _tall() -> PretrainedConfig:
-    return AutoConfig.for_model(
-        "qwen2",
-        vocab_size=3001,
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
 
 
 def test_an_engine_without_room_for_one_rollout_is_refused(make_inputs: MakeInputs) -> None:

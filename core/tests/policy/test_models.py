@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ramet.errors import ConfigError
+from ramet.models.tiny import tiny_model
 from ramet.policy.models import SWITCH, compile_blocks
 
 IDS = torch.arange(24)[None]
@@ -29,17 +30,7 @@ def from_scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def model() -> PreTrainedModel:
-    config = AutoConfig.for_model(
-        "qwen2",
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return tiny_model("qwen2", vocabulary=64, hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1)
 
 
 def answers(model: PreTrainedModel, length: int) -> list[Tensor]:

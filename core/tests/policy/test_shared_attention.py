@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
 import ramet.models.varlen
 from ramet.algorithms.logprobs import Entropy
+from ramet.models.tiny import tiny_model
 from ramet.policy.batching.packing import MicroBatch, PackedLayout, micro_batch, model_cost
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.shared import shared_micro_batch
@@ -30,20 +31,18 @@ COST = model_cost(24, torch.device("cpu"))
 
 
 def build(architecture: str = "qwen2", **more: object) -> PreTrainedModel:
-    config = AutoConfig.for_model(
+    return tiny_model(
         architecture,
-        vocab_size=256,
-        hidden_size=24,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
+        vocabulary=256,
+        hidden=24,
+        intermediate=32,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        attention="sdpa",
         initializer_range=0.3,
         **more,
     )
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
 
 def fork(row: Row, at: int, own: list[int]) -> Row:

@@ -7,8 +7,9 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
+from ramet.models.tiny import tiny_model
 from ramet.policy.distributed.ulysses import install_ulysses, join_values, ulysses_states
 from ramet.policy.models import compile_blocks
 
@@ -20,21 +21,19 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 
 def build(
     architecture: str, heads: int = 4, key_heads: int = 2, attention: str = "sdpa", **more: object
 ) -> PreTrainedModel:
-    config = AutoConfig.for_model(
+    return tiny_model(
         architecture,
-        vocab_size=64,
-        hidden_size=24,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=24 // heads,
+        vocabulary=64,
+        hidden=24,
+        intermediate=32,
+        layers=2,
+        heads=heads,
+        kv_heads=key_heads,
+        attention=attention,
         initializer_range=0.3,
         tie_word_embeddings=False,
         **more,
     )
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
 
 
 def layout(packed: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from ramet.io.os_errors import naming
 
@@ -62,15 +63,14 @@ def make_tiny_model(
     """
     folder = Path(folder)
     tokenizer = make_tokenizer(tags)
-    config = AutoConfig.for_model(
+    model = tiny_model(
         architecture,
-        vocab_size=-(-len(tokenizer) // 16) * 16,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden // heads,
+        vocabulary=-(-len(tokenizer) // 16) * 16,
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        heads=heads,
+        seed=seed,
         max_position_embeddings=max_positions,
         initializer_range=initializer_range,
         tie_word_embeddings=True,
@@ -78,10 +78,45 @@ def make_tiny_model(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     with naming(folder):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return folder
+
+
+def tiny_model(
+    architecture: str,
+    *,
+    vocabulary: int,
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    heads: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    seed: int = 0,
+    attention: str | None = None,
+    **more: Any,
+) -> PreTrainedModel:
+    """A randomly initialised float32 model in host memory; the same arguments give the same weights.
+
+    Without `kv_heads` there are as many as `heads`, and `head_dim` is `hidden // heads`. `attention` is one of
+    transformers' implementations; `more` are entries of the architecture's configuration.
+    """
+    config = AutoConfig.for_model(
+        architecture,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads if kv_heads is None else kv_heads,
+        head_dim=hidden // heads if head_dim is None else head_dim,
+        **more,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation=attention
+        )
+    return model
