@@ -6,7 +6,7 @@ import numpy as np
 
 from ramet.engines.protocol import Completion
 from ramet.policy.batching.rows import Row
-from ramet.types import StopReason
+from ramet.testing.rows import root_row
 
 
 def random_rows(count: int, prompt: int, responses: list[int], vocab: int) -> list[Row]:
@@ -28,10 +28,4 @@ def sampled_rows(prompts: list[np.ndarray], completions: list[Completion]) -> li
 
 
 def _row(i: int, prompt: np.ndarray, response: np.ndarray, logprobs: np.ndarray) -> Row:
-    n = len(response)
-    return Row(
-        rollout_id=str(i), task_id=str(i // 2), prompt_ids=prompt, response_ids=response, mask=np.ones(n, np.bool_),
-        engine_logprobs=logprobs, entropies=None, turn_ids=np.zeros(n, np.int32),
-        node_ids=np.arange(n, dtype=np.int32), policy_versions=np.zeros(n, np.int32), group=i // 2, parent=-1,
-        fork_position=0, stop=StopReason.END, n_tool_calls=0, reward=float(i % 2), parts={}, token_rewards={},
-    )  # fmt: skip
+    return root_row(prompt, response, logprobs=logprobs, id=str(i), group=i // 2, reward=float(i % 2))

@@ -9,7 +9,7 @@ import numpy as np
 
 from ramet.policy.batching.rows import Ids, Row, rows_of
 from ramet.rollout.record import read_records
-from ramet.types import StopReason
+from ramet.testing.rows import root_row
 
 VOCABULARY = 512
 SPREAD = 0.3  # responses are so much shorter or longer than the mean
@@ -41,7 +41,7 @@ class Shape:
                 at = min(int(len(parent) * rng.uniform(0.3, 0.7)), len(own) - 1)
                 own[:at] = parent[:at]
             responses.append(own)
-        return [_row(number, prompt, response) for response in responses]
+        return [root_row(prompt, response, group=number) for response in responses]
 
     def _length(self, rng: np.random.Generator) -> int:
         return int(self.response * rng.uniform(1 - SPREAD, 1 + SPREAD))
@@ -51,27 +51,3 @@ def recorded(folder: Path) -> list[Row]:
     """Of the last step that a run has recorded (`RUN/rollouts`)."""
     last = max(folder.glob("step_*.jsonl*"))
     return rows_of([record.group for record in read_records(last)])
-
-
-def _row(group: int, prompt: Ids, response: Ids) -> Row:
-    length = len(response)
-    return Row(
-        rollout_id="0",
-        task_id=str(group),
-        prompt_ids=prompt,
-        response_ids=response,
-        mask=np.ones(length, np.bool_),
-        engine_logprobs=np.zeros(length, np.float32),
-        entropies=None,
-        turn_ids=np.zeros(length, np.int32),
-        node_ids=np.arange(length, dtype=np.int32),
-        policy_versions=np.zeros(length, np.int32),
-        group=group,
-        parent=-1,
-        fork_position=0,
-        stop=StopReason.ANSWER,
-        n_tool_calls=0,
-        reward=0.0,
-        parts={},
-        token_rewards={},
-    )

@@ -10,7 +10,7 @@ import pytest
 from ramet.check.agreement import DEFAULTS, Agreement, Statistic, Threshold, Token, compare
 from ramet.config.schema import Dtype
 from ramet.policy.batching.rows import Floats, Row
-from ramet.types import StopReason
+from ramet.testing.rows import root_row
 
 
 def floats(*values: float) -> Floats:
@@ -18,27 +18,8 @@ def floats(*values: float) -> Floats:
 
 
 def row(mask: list[bool], engine: Floats, entropies: Floats | None) -> Row:
-    n = len(mask)
-    return Row(
-        rollout_id="0",
-        task_id="t",
-        prompt_ids=np.zeros(1, np.int32),
-        response_ids=np.zeros(n, np.int32),
-        mask=np.array(mask),
-        engine_logprobs=engine,
-        entropies=entropies,
-        turn_ids=np.zeros(n, np.int32),
-        node_ids=np.arange(n, dtype=np.int32),
-        policy_versions=np.zeros(n, np.int32),
-        group=0,
-        parent=-1,
-        fork_position=0,
-        stop=StopReason.END,
-        n_tool_calls=0,
-        reward=0.0,
-        parts={},
-        token_rewards={},
-    )
+    ids = np.zeros(len(mask), np.int32)
+    return root_row(ids[:1], ids, mask=np.array(mask), logprobs=engine, entropies=entropies)
 
 
 def compared(*trainer: float, engine: Floats | None = None, cap: float | None = 2.0) -> Agreement:

@@ -87,14 +87,16 @@ def test_an_end_of_sequence_and_a_length_are_told_apart(encoder: Encoder) -> Non
     asyncio.run(ask())
 
 
-def test_a_server_of_text_is_told_and_its_drift_is_counted(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
-    def answer(body: dict[str, Any]) -> str | RawReply:
-        if isinstance(body["prompt"], list):
-            return RawReply(status=400, body='{"error": {"message": "prompt must be a string"}}')
-        return "<python>1</python>"
+def of_text(body: dict[str, Any]) -> str | RawReply:
+    """A server that refuses token ids."""
+    if isinstance(body["prompt"], list):
+        return RawReply(status=400, body='{"error": {"message": "prompt must be a string"}}')
+    return "<python>1</python>"
 
+
+def test_a_server_of_text_is_told_and_its_drift_is_counted(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
     async def ask() -> None:
-        with OpenAIServer(answer) as server:
+        with OpenAIServer(of_text) as server:
             async with engine_of(encoder, server.url) as engine:
                 first, second = await asyncio.gather(*(engine.generate(request(encoder, i)) for i in "01"))
                 await engine.generate(request(encoder, "2"))
@@ -115,13 +117,8 @@ def test_a_server_of_text_is_told_and_its_drift_is_counted(encoder: Encoder, cap
 
 
 def test_requests_in_flight_that_are_refused_as_ids_are_all_asked_as_text(encoder: Encoder) -> None:
-    def answer(body: dict[str, Any]) -> str | RawReply:
-        if isinstance(body["prompt"], list):
-            return RawReply(status=400, body='{"error": {"message": "prompt must be a string"}}')
-        return "<python>1</python>"
-
     async def ask() -> None:
-        with OpenAIServer(answer) as server:
+        with OpenAIServer(of_text) as server:
             async with engine_of(encoder, server.url) as engine:
                 found = await asyncio.gather(*(engine.generate(request(encoder, str(i))) for i in range(8)))
         assert {encoder.decode(one.token_ids) for one in found} == {"<python>1</python>"}

@@ -41,7 +41,8 @@ from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
-from ramet.types import Need, StopReason
+from ramet.testing.rows import root_row
+from ramet.types import Need
 
 MakeInputs = Callable[..., Inputs]
 GIB = 2**30
@@ -77,14 +78,8 @@ def test_weights_gradients_and_optimiser_are_sixteen_bytes_a_parameter_over_all_
 
 
 def one_row(i: int) -> Row:
-    ids, mask = np.arange(6, dtype=np.int32), np.ones(6, np.bool_)
-    zeros = np.zeros(6, np.float32)
-    return Row(
-        rollout_id=str(i), task_id="t", prompt_ids=ids[:2], response_ids=ids, mask=mask, engine_logprobs=zeros - 5,
-        entropies=None, turn_ids=np.zeros(6, np.int32), node_ids=ids,
-        policy_versions=np.zeros(6, np.int32), group=0, parent=-1, fork_position=0, stop=StopReason.END, n_tool_calls=0,
-        reward=float(i), parts={}, token_rewards={},
-    )  # fmt: skip
+    ids = np.arange(6, dtype=np.int32)
+    return root_row(ids[:2], ids, logprobs=np.full(6, -5, np.float32), id=str(i), reward=float(i))
 
 
 def held_by_a_worker(tiny: Path, policy: PolicyConfig, dtype: Dtype) -> dict[str, int]:

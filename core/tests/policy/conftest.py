@@ -27,6 +27,7 @@ from ramet.models.tiny import make_tiny_model
 from ramet.policy.batching.rows import Row
 from ramet.policy.spec import PolicySpec
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.testing.rows import root_row
 from ramet.types import Fault, Origin, Rollout, Segment, SegmentKind, StopReason, Task, user_prompt
 
 VOCABULARY = 256
@@ -155,25 +156,14 @@ def make_rows() -> Callable[..., list[Row]]:
             mask = rng.random(length) < 0.8
             mask[0] = True
             rows.append(
-                Row(
-                    rollout_id=str(i),
-                    task_id=str(i // 2),
-                    prompt_ids=rng.integers(0, VOCABULARY, int(rng.integers(1, 9))).astype(np.int32),
-                    response_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+                root_row(
+                    rng.integers(0, VOCABULARY, int(rng.integers(1, 9))).astype(np.int32),
+                    rng.integers(0, VOCABULARY, length).astype(np.int32),
                     mask=mask,
-                    engine_logprobs=np.where(mask, -5.6 + 0.1 * rng.standard_normal(length), 0).astype(np.float32),
-                    entropies=None,
-                    turn_ids=np.zeros(length, np.int32),
-                    node_ids=np.arange(length, dtype=np.int32),
-                    policy_versions=np.where(mask, 0, -1).astype(np.int32),
+                    logprobs=np.where(mask, -5.6 + 0.1 * rng.standard_normal(length), 0).astype(np.float32),
+                    id=str(i),
                     group=i // 2,
-                    parent=-1,
-                    fork_position=0,
-                    stop=StopReason.ANSWER,
-                    n_tool_calls=0,
                     reward=float(i % 2),
-                    parts={},
-                    token_rewards={},
                 )
             )
         return rows
