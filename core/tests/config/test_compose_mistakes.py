@@ -120,6 +120,29 @@ def test_all_mistakes_are_reported_together(problems: Problems):
     assert all(any(problem.startswith(start) for problem in found) for start in starts)
 
 
+def test_a_wrong_value_is_told_with_wrong_keys_and_missing_ones(problems: Problems):
+    typo = "model.pth: no such key. Did you mean 'model.path'? model has: "
+    found = problems(
+        "model.pth=m", "evaluate.k=0", "tools=[python]", "tools.python.timeout_s=0", "tools.python.params.memory_mb=0",
+        "run.name=a b", job="eval",
+    )  # fmt: skip
+    assert found[0].startswith(typo)
+    assert found[1:] == [
+        "model.path: missing; set it, as in model.path=…",
+        "tools.python.params.memory_mb must be at least 1, got 0",
+        "tools.python.timeout_s=0.0: must be over 0",
+        "evaluate.k=0: must be at least 1",
+        "run.name=a b: allowed: letters, digits, '.', '_' and '-', a letter or digit first, at most 128 characters",
+    ]
+
+
+def test_a_value_of_a_component_that_nobody_offers_is_not_looked_at(problems: Problems):
+    assert problems(MODEL, "tools.a.use=nope", "tools.a.timeout_s=0", "train.steps=0") == [
+        *problems(MODEL, "tools.a.use=nope"),
+        "train.steps=0: must be at least 1",
+    ]
+
+
 def test_a_key_that_another_key_replaces_in_evaluation_is_refused(problems: Problems):
     assert problems(MODEL, "rollout.temperature=1", job="eval") == [
         "rollout.temperature: `ramet eval` does not read it; set evaluate.temperature"

@@ -16,6 +16,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from ramet.config.option import problem_of
 from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
@@ -30,7 +33,7 @@ RUN_NAME_RULE = "allowed: letters, digits, '.', '_' and '-', a letter or digit f
 def check(resolved: Resolved, job: str) -> list[str]:
     """Everything that is wrong with the sections that `job` builds: key, value, what is allowed."""
     config = resolved.config
-    problems = list(_allowed(config, job))
+    problems = check_values(config, job)
     problems += check_outputs(config, job)
     if job in ("train", "eval", "play"):
         problems += _deterministic(config)
@@ -63,25 +66,39 @@ def _mask_tags(tags: Sequence[str]) -> list[str]:
             "sft.mask_tags=[search,python]"]  # fmt: skip
 
 
-def _allowed(config: Config, job: str) -> Iterator[str]:
-    for section in JOBS[job]:
-        for path, settings in _parts(config, section):
-            for field in dataclasses.fields(settings):
-                value = getattr(settings, field.name)
-                if problem := problem_of(field, value):
-                    yield f"{path}.{field.name}={value}: {problem}"
-    name = config.run.name
+def check_values(config: Config | DictConfig, job: str) -> list[str]:
+    """Values that are out of their range whatever the others are. Of a composed tree, those that can be read."""
+    problems = [
+        f"{path}.{field.name}={value}: {problem}"
+        for section in JOBS[job]
+        for path, settings in _parts(config, section)
+        for field in dataclasses.fields(_kind(settings))
+        if (problem := problem_of(field, value := _value(settings, field.name)))
+    ]
+    name = _value(config.run, "name") if "run" in JOBS[job] else None
     if name is not None and not RUN_NAME.fullmatch(name):
-        yield f"run.name={name}: {RUN_NAME_RULE}"
+        problems.append(f"run.name={name}: {RUN_NAME_RULE}")
+    return problems
 
 
-def _parts(config: Config, section: str) -> Iterator[tuple[str, Any]]:
-    """Path and dataclass of what a section holds: itself, or each of its entries."""
-    node = getattr(config, section)
-    if isinstance(node, dict):
-        yield from ((f"{section}.{name}", settings) for name, settings in node.items())
-    elif dataclasses.is_dataclass(node):
-        yield section, node
+def _parts(config: Config | DictConfig, section: str) -> Iterator[tuple[str, Any]]:
+    """Path and settings of what a section holds: itself, or each of its entries."""
+    node = _value(config, section)
+    found = {f"{section}.{name}": _value(node, name) for name in node} if _kind(node) is dict else {section: node}
+    yield from ((path, settings) for path, settings in found.items() if dataclasses.is_dataclass(_kind(settings)))
+
+
+def _kind(node: Any) -> Any:
+    """The type of a value; of a part of a tree, the one that it is to become."""
+    return OmegaConf.get_type(node) if OmegaConf.is_config(node) else type(node)
+
+
+def _value(settings: Any, name: str) -> Any:
+    """None for what is missing or leads nowhere in a tree, which is a mistake of its own."""
+    try:
+        return settings[name] if isinstance(settings, dict | DictConfig) else getattr(settings, name)
+    except OmegaConfBaseException:
+        return None
 
 
 def _training(config: Config) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from ramet.config.catalog import Catalog, recorded_offers
+from ramet.config.checks import check_values
 from ramet.config.convert import add_instances, to_config, type_options
 from ramet.config.hydra_adapter import compose_tree, layers_of, names_of, parse, register, running, unread_files
 from ramet.config.provenance import Layers
@@ -39,11 +40,10 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
         tree = _tree(request, catalog)
     try:
         resolved = resolve(tree, overrides, job=job, catalog=catalog)
-    except ConfigErrors as error:
-        problems = dict.fromkeys([*request.problems, *error.problems, *unknown_trackers(tree, job)])
-        raise ConfigErrors(problems) from error
-    if request.problems:
-        raise ConfigErrors([*request.problems, *unknown_trackers(tree, job)])
+        raise_all(request.problems)
+    except ConfigErrors as error:  # with what jobs would find where nothing else is wrong
+        found = [*request.problems, *error.problems, *check_values(tree, job), *unknown_trackers(tree, job)]
+        raise ConfigErrors(dict.fromkeys(found)) from error
     return replace(resolved, config_dir=config_dir)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -15,7 +16,7 @@ from ramet.config.schema import Config
 from ramet.config.secrets import remember_environment, written_secrets
 from ramet.config.sections import COMPONENTS
 from ramet.config.settings import TEXT, expected_type
-from ramet.errors import ConfigError, PluginError, raise_all
+from ramet.errors import ConfigError, ConfigErrors, PluginError, raise_all
 from ramet.plugin_code import raised_at
 
 
@@ -26,15 +27,13 @@ def to_config(config: DictConfig, sections: Sequence[str], catalog: Catalog) -> 
     """
     remember_environment(text for _, text in _raw(config, sections))
     chosen, problems = type_options(config, sections, catalog)
-    raise_all(
-        [
-            *problems,
-            *_incomplete(config, sections),
-            *written_secrets(_raw(config, sections)),
-            *_misread(config, sections),
-        ]
-    )
-    values = {section: _section(config, section, chosen, problems) for section in sections}
+    problems += [*_incomplete(config, sections), *_misread(config, sections)]
+    if secrets := list(written_secrets(_raw(config, sections))):
+        raise ConfigErrors([*problems, *secrets])  # a plugin's check of its options could repeat one
+    values = {}
+    for section in sections:
+        with suppress(OmegaConfBaseException) if problems else nullcontext():  # what is missing is told already
+            values[section] = _section(config, section, chosen, problems)
     raise_all(problems)
     return Config(**values)
 
@@ -204,6 +203,8 @@ def _params(node: DictConfig, path: str, component: Choice, problems: list[str])
     names = OmegaConf.to_container(node, resolve=False) or {}
     try:
         return OmegaConf.to_object(node)
+    except OmegaConfBaseException:  # missing, or leads nowhere: no matter of the plugin's
+        raise
     except (ValueError, ConfigError) as error:  # a range check in the plugin's __post_init__
         text = str(error)
         dot = "." if text.split(" ", 1)[0] in names else ": "
