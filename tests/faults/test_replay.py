@@ -82,8 +82,14 @@ def test_a_replay_never_writes_into_a_run(small):
 
 
 def test_what_cannot_be_replayed_is_said(workspace, small, tmp_path, capsys):
-    with pytest.raises(RametError, match=r"is no run directory: it has no config\.yaml and no manifest\.json"):
-        run(tmp_path)
+    for folder, problem in (
+        (tmp_path, "it has no config.yaml and no manifest.json"),
+        (tmp_path / "no", "there is none"),
+    ):
+        with pytest.raises(RametError) as caught:
+            run(folder)
+        here = f"(working directory: {Path.cwd()})"
+        assert str(caught.value) == f"--replay: {folder} is no run directory: {problem} {here}"
     assert main(["train", "--replay", str(small), "--dry-run"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
         "error: --replay: `ramet train --replay RUN` makes the updates of a run again, `ramet eval --replay RESULT` "

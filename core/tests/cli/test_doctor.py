@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,8 @@ from ramet.config.compose import compose
 from ramet.doctor import host, job
 from ramet.doctor.job import examine
 from ramet.extensions import DOCTOR, ExtensionEntry
+from ramet.plugins import load_plugins
+from ramet.registry import Entry
 from ramet.types import DoctorContext, Finding, Severity
 
 
@@ -194,3 +197,36 @@ def test_a_broken_plugin_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
         text="ImportError: no module",
         mend="pip install --upgrade ramet-weather, or leave it out: RAMET_BLOCK_PLUGINS=weather",
     )
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [([], ["mine"]), (["tools=[mine]"], ["mine"]), (["tools=[other]", "tools.other.use=mine"], ["mine"]),
+     (["tools=[theirs]"], [])],
+)  # fmt: skip
+def test_a_package_of_which_a_run_with_tools_uses_none_is_left_out(
+    keys: list[str], asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = load_plugins().registries.tools
+    offered = {
+        name: Entry(kind="tool", name=name, factory=dict, config=None, plugin=name, distribution=f"ramet-{name}")
+        for name in ("mine", "theirs")
+    }
+    monkeypatch.setattr(registry, "_entries", {**registry._entries, **offered})
+    offer(monkeypatch, mine=healthy)
+    found = examine(compose(["model.path=''", *keys], job="doctor"), offline=True)
+    assert [one.name for one in found] == ["core", *asked]
+
+
+def test_what_a_component_logs_of_its_start_is_not_above_the_findings(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def logs(context: DoctorContext) -> Iterable[Finding]:
+        logging.getLogger("ramet.tools.mine").info("isolation level 3")
+        logging.getLogger("ramet.tools.mine").warning("a warning")
+        return []
+
+    offer(monkeypatch, logs=logs)
+    with caplog.at_level(logging.INFO, "ramet"):
+        examine(compose(["model.path=''"], job="doctor"), offline=True)
+        assert caplog.messages == ["a warning"] and logging.getLogger("ramet").level == logging.INFO

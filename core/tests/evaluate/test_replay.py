@@ -14,6 +14,7 @@ from core.tests.evaluate.test_results import HEADER, INFO, played, rollout, scor
 
 from ramet import InfraError, OpenAIClient, OpenAIOptions
 from ramet.config.compose import compose
+from ramet.errors import ConfigErrors
 from ramet.evaluate.judge_pass import run as judge
 from ramet.evaluate.measure import score_group
 from ramet.evaluate.partial import PartialResults
@@ -68,6 +69,25 @@ def test_a_benchmark_is_open_while_it_scores_and_a_judge_is_not_asked(tmp_path: 
     judged = benchmark.info.judged
     assert found.from_file == (("arithmetic",) if judged else ())
     assert benchmark.calls == ([] if judged else ["start 7 True", "aclose"])
+
+
+def test_a_plugin_that_is_gone_is_named_with_the_way_to_have_it_again(tmp_path: Path) -> None:
+    config = json.dumps({"run": {"seed": 7}, "benchmarks": {"arithmetic": {"use": "own_sums"}}})
+    gone = {"name": "own_reward", "distribution": "module own_reward", "version": ""}
+    other = {"name": "theirs", "distribution": "ramet-theirs", "version": "0.2.0"}
+    plugins = [*HEADER.plugins, gone, other]
+    header = replace(HEADER, settings={"config": config}, benchmarks={"arithmetic": INFO}, plugins=plugins)
+    partial = PartialResults(tmp_path / "results.json", header)
+    partial.add(*played("a", [0, 1], [score(1.0), score(0.0)]))
+    partial.finish()
+    with pytest.raises(ConfigErrors) as caught:
+        replay(tmp_path / "results.json")
+    first, second = caught.value.problems
+    assert first.startswith("benchmarks: no benchmark named 'own_sums'")
+    assert second == (
+        f"{tmp_path}/results.json: made with the module own_reward, which is not here: set RAMET_PLUGINS=own_reward, "
+        "and with ramet-theirs, which is not here: install it again"
+    )
 
 
 class Asking:

@@ -19,6 +19,7 @@ from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.cache_commands import cache as cache_command
 from ramet_tools_bing.cache_disk import FORMAT_KEY, JSONTextDisk, open_disk
 from ramet_tools_bing.config import KEYS, CacheConfig, SearchConfig
+from ramet_tools_bing.corpus_commands import corpus as corpus_command
 from ramet_tools_bing.formats import NOT_STORED
 from ramet_tools_bing.providers.choice import build_provider
 from ramet_tools_bing.queries import cache_key, imported_key
@@ -317,7 +318,20 @@ def test_a_replay_of_nothing_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             SearchTool(SearchConfig(cache="ro", cache_folder=str(folder), provider=provider))
         assert str(caught.value) == (
-            f"tools.search.params.cache is 'ro', which replays stored answers, and {folder} holds none: `ramet cache "
+            f"tools.search.params.cache is 'ro', which replays stored answers, and {folder} holds none; `ramet cache "
             "import FILE` stores published ones, a run with cache=rw its own; tools.search.params.cache_folder names "
             "another folder"
         )
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "problem"),
+    [
+        (cache_command, ["stats", "mycache"], "unrecognized arguments: mycache; see `ramet cache stats --help`"),
+        (corpus_command, ["info", "a", "b", "c"], "unrecognized arguments: b c; see `ramet corpus info --help`"),
+    ],
+)
+def test_an_argument_too_many_names_the_help_of_its_command(command: Any, arguments: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        command(arguments)
+    assert str(caught.value) == problem

@@ -65,9 +65,21 @@ def test_options_and_a_cache_that_cannot_be_used_are_problems(bing: Any, tmp_pat
     bing.folder.mkdir(mode=0o700)
     (bing.folder / "cache.db").write_bytes(b"torn" * 1000)
     found = checked(SearchConfig(cache="no"), bing.options("http://127.0.0.1:9/"), offline=True)
-    assert found["search options"].text == "tools.search.params.cache is 'no'; allowed: rw, ro, refresh, off"
+    options = found["search options"]
+    assert (options.text, options.mend) == ("tools.search.params.cache is 'no'", "allowed: rw, ro, refresh, off")
     assert found["search1 cache"].severity is Severity.PROBLEM
     assert found["search1 cache"].mend == f"`ramet cache check --repair --folder {bing.folder}`"
+
+
+def test_what_to_do_about_an_option_is_beside_what_is_wrong() -> None:
+    assert checked(SearchConfig(corpus="nowhere")) == {
+        "search options": Finding(
+            what="search options",
+            severity=Severity.PROBLEM,
+            text=f"tools.search.params.corpus is 'nowhere', which does not exist (working directory {Path.cwd()})",
+            mend="`ramet corpus build FILE --out CORPUS` makes one",
+        )
+    }
 
 
 def test_a_replay_asks_nobody(tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def test_everything_wrong_with_the_options_is_said_at_once() -> None:
         "tools.search.params.per_s is 0; allowed: more than 0",
         "tools.search.params.tries is 0; allowed: more than 0",
         "tools.search.params.country is 'germany'; allowed: two letters, such as us",
-        "tools.search.params.provider is 'serper', which needs a key: set the environment variable SERPER_API_KEY, or "
+        "tools.search.params.provider is 'serper', which needs a key; set the environment variable SERPER_API_KEY, or "
         "tools.search.params.api_key='${oc.env:VARIABLE}'",
         "tools.search.params.url is 'ftp://x'; allowed: an address that begins with http:// or https://",
         "tools.search.params.corpus is 'nowhere', which does not exist (working directory "
@@ -282,7 +282,7 @@ def test_everything_wrong_with_the_options_is_said_at_once() -> None:
         "tools.search.params.corpus is set, and tools.search.params.provider is 'serper'; leave one of them out",
     ]
     assert list(search_problems(SearchConfig(provider="retrieval"))) == [
-        "tools.search.params.provider is 'retrieval', which needs tools.search.params.url, the address of the server, "
+        "tools.search.params.provider is 'retrieval', which needs a server; set tools.search.params.url, its address, "
         "such as http://host:8000/retrieve"
     ]
     assert list(page_problems(PageConfig(page_mb=0, redirects=-1, allow_private=["10.0.0.0/33"]))) == [

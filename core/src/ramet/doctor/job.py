@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +42,40 @@ def examine(resolved: Resolved, *, offline: bool) -> list[Examined]:
     own = tuple(_hidden(one) for one in (*check_host(resolved.config), *_plugins()))
     found = [Examined(name=BUILTIN, distribution="ramet", findings=own)]
     for entry in extensions.extensions(extensions.DOCTOR):
-        findings = tuple(_hidden(one) for one in _ask(entry, context))
-        found.append(Examined(name=entry.name, distribution=entry.distribution, findings=findings))
+        if _is_concerned(entry.distribution, resolved.config):
+            with _without_news():
+                findings = tuple(_hidden(one) for one in _ask(entry, context))
+            found.append(Examined(name=entry.name, distribution=entry.distribution, findings=findings))
     return found
+
+
+def _is_concerned(distribution: str, config: Config) -> bool:
+    """Whether a run with this configuration may need the package. A run that has tools, and none of this package's,
+    does not, unless it has something else of it; a configuration that chooses nothing concerns all.
+    """
+    registries, others = load_plugins().registries, False
+    for group in (group for group in COMPONENTS if group.kind is not None):
+        owners = {entry.name: entry.distribution for entry in getattr(registries, group.kind)}
+        node: Any = getattr(config, group.name)
+        names = [one.use or name for name, one in node.items()] if group.many else [node.name]
+        chosen = {owners.get(name) for name in names}
+        if distribution in chosen:
+            return True
+        others = others or (group.many and bool(chosen) and distribution in owners.values())
+    return not others
+
+
+@contextmanager
+def _without_news() -> Iterator[None]:
+    """What a component logs of its start is among the findings."""
+    logger = logging.getLogger("ramet")
+    level = logger.level
+    if level == logging.INFO:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def options_of(config: Config) -> dict[str, Any]:

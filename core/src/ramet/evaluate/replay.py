@@ -21,7 +21,7 @@ from rich.console import Console
 from ramet.components.build import start_rewards
 from ramet.components.services import RunServices
 from ramet.config.stored import stored_entry, stored_seed, typed_options
-from ramet.errors import RametError
+from ramet.errors import ConfigError, ConfigErrors, RametError
 from ramet.evaluate.agreement import Verdicts, judge_files
 from ramet.evaluate.compare import load_results
 from ramet.evaluate.header import plain
@@ -70,7 +70,24 @@ def run(path: Path) -> None:
 def replay(file: Path) -> Replayed:
     """Raises `ConfigError` if the file or its rollouts cannot be read, or a benchmark of it is not installed."""
     file, body = load_results(file)
-    return run_async(_replay(file, body))
+    try:
+        return run_async(_replay(file, body))
+    except ConfigError as error:
+        if gone := _gone(body):
+            raise ConfigErrors([str(error), f"{file}: made with {', and with '.join(gone)}"]) from error
+        raise
+
+
+def _gone(body: Mapping[str, Any]) -> list[str]:
+    """What the evaluation was made with and is not here, and what to do about each."""
+    here = {info.name for info in load_plugins().infos if info.broken is None}
+    found = []
+    for plugin in body["plugins"]:
+        if plugin["name"] not in here:
+            of, module = plugin.get("distribution") or plugin["name"], f"module {plugin['name']}"
+            way = f"set RAMET_PLUGINS={plugin['name']}" if of == module else "install it again"
+            found.append(f"{'the ' * (of == module)}{of}, which is not here: {way}")
+    return found
 
 
 async def _replay(file: Path, body: Mapping[str, Any]) -> Replayed:

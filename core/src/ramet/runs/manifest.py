@@ -183,7 +183,8 @@ def read_run(run: Path) -> SavedRun:
     """
     file = run / "config.yaml"
     if missing := [name for name in (file.name, "manifest.json") if not (run / name).is_file()]:
-        raise ConfigError(f"{run} is no run directory: it has no {' and no '.join(missing)}")
+        has = f"it has no {' and no '.join(missing)}" if run.is_dir() else "there is none"
+        raise ConfigError(f"{run} is no run directory: {has} (working directory: {Path.cwd()})")
     accept_enum_values()
     try:
         config = read_config(file)

@@ -76,7 +76,10 @@ class _Source:
     @classmethod
     def read(cls, folder: Path) -> _Source:
         """Only reads. Raises `ConfigError`."""
-        saved = read_run(folder)
+        try:
+            saved = read_run(folder)
+        except ConfigError as error:
+            raise ConfigError(f"--replay: {error}") from error
         if saved.job != "train":
             raise ConfigError(f"--replay: {folder} is a `ramet {saved.job}` run; updates are those of `ramet train`")
         checkpoint = find_checkpoint(folder / "checkpoints", None)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ramet import ConfigError
 
 
 class Arguments(argparse.ArgumentParser):
     """Raises `ConfigError` instead of leaving the process; so do the parsers of its commands."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """With an argument too many, the command's own help is named: it has the options, the whole command's has not.
+
+        A command's parser is the default `parser` of what it sets.
+        """
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            getattr(found, "parser", self).error(f"unrecognized arguments: {' '.join(rest)}")
+        return found
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`")

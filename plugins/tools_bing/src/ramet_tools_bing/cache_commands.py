@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--folder", type=Path, default=default_cache_folder(), help="of the cache (default: %(default)s)"
         )
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, parser=command)
         return command
 
     add("stats", _stats, "how many entries there are, of which kinds, and how old")

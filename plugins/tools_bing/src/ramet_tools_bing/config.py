@@ -80,7 +80,7 @@ class DeepSearchConfig(SearchConfig, PageConfig):
 
 
 def search_problems(config: SearchConfig, tool: str = "search") -> Iterator[str]:
-    """Everything that is wrong, as lines that name the key."""
+    """Everything that is wrong, as lines that name the key. After the first `; ` each says what to do about it."""
     yield from _one_of(
         config,
         tool,
@@ -99,19 +99,19 @@ def search_problems(config: SearchConfig, tool: str = "search") -> Iterator[str]
         yield f"tools.{tool}.params.country is {config.country!r}; allowed: two letters, such as us"
     if config.provider in KEYS and config.cache != "ro" and not key_of(config.provider, config.api_key):
         yield (
-            f"tools.{tool}.params.provider is {config.provider!r}, which needs a key: set the environment variable "
+            f"tools.{tool}.params.provider is {config.provider!r}, which needs a key; set the environment variable "
             f"{KEYS[config.provider]}, or tools.{tool}.params.api_key='${{oc.env:VARIABLE}}'"
         )
     if config.cache == "ro" and chosen_provider(config) != "corpus" and not holds_answers(folder_of(config)):
         yield (
-            f"tools.{tool}.params.cache is 'ro', which replays stored answers, and {folder_of(config)} holds none: "
+            f"tools.{tool}.params.cache is 'ro', which replays stored answers, and {folder_of(config)} holds none; "
             "`ramet cache import FILE` stores published ones, a run with cache=rw its own; "
             f"tools.{tool}.params.cache_folder names another folder"
         )
     if config.provider == "retrieval" and config.url is None:
         yield (
-            f"tools.{tool}.params.provider is 'retrieval', which needs tools.{tool}.params.url, the address of the "
-            "server, such as http://host:8000/retrieve"
+            f"tools.{tool}.params.provider is 'retrieval', which needs a server; set tools.{tool}.params.url, its "
+            "address, such as http://host:8000/retrieve"
         )
     if config.url is not None and not _is_url(config.url):
         yield f"tools.{tool}.params.url is {config.url!r}; allowed: an address that begins with http:// or https://"

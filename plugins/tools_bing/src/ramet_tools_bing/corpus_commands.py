@@ -44,15 +44,15 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--skip-bad-rows", action="store_true", help="leave rows out that cannot be read, and count them"
     )
-    build.set_defaults(run=_build)
+    build.set_defaults(run=_build, parser=build)
     search = commands.add_parser("search", help="print what a query finds", description="print what a query finds")
     search.add_argument("corpus", type=Path)
     search.add_argument("query")
     search.add_argument("--results", type=_at_least_1, default=5, help="how many (default: %(default)s)")
-    search.set_defaults(run=_search)
+    search.set_defaults(run=_search, parser=search)
     info = commands.add_parser("info", help="what a corpus has", description="what a corpus has")
     info.add_argument("corpus", type=Path)
-    info.set_defaults(run=_info)
+    info.set_defaults(run=_info, parser=info)
     return parser
 
 

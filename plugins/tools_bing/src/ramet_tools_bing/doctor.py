@@ -31,13 +31,17 @@ async def search_check(context: DoctorContext) -> list[Finding]:
         problems = (
             deep_problems(config, tool) if isinstance(config, DeepSearchConfig) else search_problems(config, tool)
         )
-        wrong = [Finding(what=f"{tool} options", severity=Severity.PROBLEM, text=problem) for problem in problems]
+        wrong = [_wrong(tool, *problem.split("; ", 1)) for problem in problems]
         found += wrong or [
             *_provider(tool, config),
             await _answer(tool, config, context.offline),
             *_cache(tool, config),
         ]
     return found
+
+
+def _wrong(tool: str, text: str, mend: str) -> Finding:
+    return Finding(what=f"{tool} options", severity=Severity.PROBLEM, text=text, mend=mend)
 
 
 def _provider(tool: str, config: SearchConfig) -> Iterator[Finding]:
