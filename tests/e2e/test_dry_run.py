@@ -120,6 +120,9 @@ def test_a_dry_run_plans_for_another_machine_and_refuses_what_does_not_fit_there
     (problem,) = ended.errors
     assert problem.startswith("memory: cuda 0 (policy and engine) would need") and "what helps most" in problem
     ended = ramet(*command, "--on", "80", cwd=tmp_path)
-    assert ended.errors == ["--on: '80' is no machine; allowed: DEVICESxMEMORY, such as 8x80GiB (GiB, GB, MiB)"]
+    assert ended.errors == [
+        "--on: '80' is no machine; allowed: DEVICESxMEMORY or NODESxDEVICESxMEMORY, such as 8x80GiB or 2x8x80GiB (GiB, "
+        "GB, MiB)"
+    ]
     ended = ramet(*command[:-1], "--on", "1x80GiB", cwd=tmp_path)
     assert ended.errors == ["--on: a machine is named for a dry run of one configuration; add --dry-run, without -m"]

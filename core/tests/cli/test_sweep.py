@@ -117,7 +117,7 @@ def test_a_mistake_in_one_point_is_found_before_any_point_begins(points, capsys:
     assert capsys.readouterr().err.splitlines() == [
         "error: policy.lrr: no such key. Did you mean 'policy.lr'? policy has: lr, beta1, beta2, weight_decay, "
         "grad_clip, schedule, warmup_steps, min_lr_ratio, max_microbatch_tokens, share_prefixes, "
-        "activation_checkpointing, sequence_parallel, offload, compile, lora_rank",
+        "activation_checkpointing, sequence_parallel, replicas, offload, compile, lora_rank",
         "error: train.steps: expected int or null, got 'soon'",
     ]
     assert points() == []

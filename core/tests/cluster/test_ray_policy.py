@@ -17,6 +17,7 @@ pytest.importorskip("ray")
 
 from ramet.cluster.ray import actor_base, policy
 from ramet.cluster.ray.actor_base import ActorProcess, interface_of, use_node_interface
+from ramet.config.schema import ClusterConfig, Config, PolicyConfig
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 
@@ -54,7 +55,10 @@ def test_the_rows_of_a_step_are_put_into_the_object_store_once(monkeypatch: pyte
     ]
 
 
-def test_ranks_are_numbered_by_node_and_gpu_whatever_order_ray_has_started_them_in() -> None:
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_ranks_are_numbered_by_node_and_gpu_whatever_order_ray_has_started_them_in(
+    replicas: int, caplog: pytest.LogCaptureFixture
+) -> None:
     places = [("10.0.0.2", "1"), ("10.0.0.1", "10"), ("10.0.0.2", "0"), ("10.0.0.1", "9")]
     told: dict[str, list[Any]] = {}
 
@@ -72,7 +76,7 @@ def test_ranks_are_numbered_by_node_and_gpu_whatever_order_ray_has_started_them_
 
     class Pool:
         timeout_s = 1.0
-        config = SimpleNamespace(cluster=SimpleNamespace(policy_workers=4), run=None)
+        config = Config(cluster=ClusterConfig(policy_workers=4), policy=PolicyConfig(replicas=replicas))
         placement = SimpleNamespace(
             policy_slot=lambda slot: slot, shared_slots=lambda engine: range(2 * engine, 2 * engine + 2)
         )
@@ -94,6 +98,11 @@ def test_ranks_are_numbered_by_node_and_gpu_whatever_order_ray_has_started_them_
     assert sorted(told["take_rank"]) == [(0, 3), (1, 1), (2, 2), (3, 0)]
     assert told["rendezvous"] == [(3,)] and [worker.name for worker in ranks.ranks][3] == "policy rank 3"
     assert ranks.ranks_beside(0) == [3, 1] and ranks.ranks_beside(1) == [2, 0]
+    spanning = (
+        "policy.replicas=1: the 4 policy ranks that share a copy of the weights are on several nodes, so every block "
+        "is gathered over the network in each pass; policy.replicas=2 keeps that inside nodes, where memory suffices"
+    )
+    assert caplog.messages == ([spanning] if replicas == 1 else [])
 
 
 def test_gloo_and_nccl_use_the_interface_of_the_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:

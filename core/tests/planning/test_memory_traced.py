@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -26,7 +25,8 @@ from ramet.planning.memory import Inputs
 from ramet.planning.memory_policy import TrainedModel, phases, sharded
 from ramet.planning.model_shape import shape_of
 from ramet.policy.batching.packing import MicroBatch
-from ramet.policy.distributed.sharding import shard
+from ramet.policy.distributed.ranks import replica_groups
+from ramet.policy.distributed.sharding import add_up_over_replicas, mesh_of_ranks, shard
 from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.models import blocks_of
 
@@ -34,14 +34,15 @@ MakeInputs = Callable[..., Inputs]
 
 
 @contextmanager
-def fake_ranks(count: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fake_ranks(count: int, monkeypatch: pytest.MonkeyPatch, *, replicas: int = 1) -> Iterator[None]:
     """This process as rank 0 of `count`, none of which exist. The mesh is made outside of fake tensors: it is read."""
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
-        mesh = init_device_mesh("cpu", (count,))
-        monkeypatch.setattr(ramet.policy.distributed.sharding, "init_device_mesh", lambda *_: mesh)
+        mesh = mesh_of_ranks(torch.device("cpu"), replicas)
+        monkeypatch.setattr(ramet.policy.distributed.sharding, "mesh_of_ranks", lambda *_: mesh)
         yield
     finally:
+        replica_groups.cache_clear()
         dist.destroy_process_group()
 
 
@@ -74,14 +75,17 @@ def traced_peak(config: PretrainedConfig, inputs: Inputs, monkeypatch: pytest.Mo
         model.train()
         scorer = LogprobModel(model)
         if ranks > 1:
-            shard(scorer, blocks_of(model), torch.device("cpu"), compute=torch.bfloat16)
-        for parameter in scorer.parameters():
-            parameter.grad = torch.zeros_like(parameter)  # those of an earlier micro-batch
+            shard(scorer, blocks_of(model), torch.device("cpu"), compute=torch.bfloat16, replicas=policy.replicas)
+        if policy.replicas == 1:
+            for parameter in scorer.parameters():
+                parameter.grad = torch.zeros_like(parameter)  # those of an earlier micro-batch
         tracker = FSDPMemTracker(scorer) if ranks > 1 else MemTracker()
         tracker.track_external(scorer)
         with tracker, torch.autocast("cpu", torch.bfloat16, enabled=ranks == 1):
-            scores = scorer.token_logprobs(one_sequence(policy.max_microbatch_tokens), 1.0, Entropy.DETACHED)
-            scores.logprobs.sum().backward()
+            for last in (False, True) if policy.replicas > 1 else (True,):
+                add_up_over_replicas(scorer, last)  # what an earlier micro-batch leaves is no gradient yet
+                scores = scorer.token_logprobs(one_sequence(policy.max_microbatch_tokens), 1.0, Entropy.DETACHED)
+                scores.logprobs.sum().backward()
         (total,) = [parts["Total"] for parts in tracker.get_tracker_snapshot("peak").values()]
     return int(total)
 
@@ -95,6 +99,7 @@ def planned_peak(inputs: Inputs) -> int:
 
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "7B on 8 ranks with checkpointing": ("qwen2.5-7b", {"activation_checkpointing": True}, 8),
+    "7B on 16 ranks in two replicas": ("qwen2.5-7b", {"activation_checkpointing": True, "replicas": 2}, 16),
     "7B on 8 ranks without": ("qwen2.5-7b", {"activation_checkpointing": False}, 8),
     "14B, which normalises heads, on 8 ranks without": ("qwen3-14b", {"activation_checkpointing": False}, 8),
     "1.5B on one rank with autocast": ("qwen2.5-1.5b", {"activation_checkpointing": False}, 1),
@@ -122,7 +127,7 @@ def test_the_planned_peak_of_a_pass_is_within_five_percent_of_the_traced_one(
     if ranks == 1:
         traced = traced_peak(config, inputs, monkeypatch)
     else:
-        with fake_ranks(ranks, monkeypatch):
+        with fake_ranks(ranks, monkeypatch, replicas=inputs.config.policy.replicas):
             traced = traced_peak(config, inputs, monkeypatch)
     assert planned_peak(inputs) == pytest.approx(traced, rel=0.05)
 

@@ -50,19 +50,18 @@ def untied(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
 
 
 class Ranks:
-    """Two processes that have joined each other. Started once; a test sends them tasks."""
+    """Processes that have joined each other. Started once; a test sends them tasks."""
 
-    WORLD_SIZE = 2
     DEADLINE_S = 120.0
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int) -> None:
         script = Path(__file__).with_name("on_ranks.py")
         address = f"tcp://127.0.0.1:{free_port()}"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
-        for rank in range(self.WORLD_SIZE):
+        for rank in range(world_size):
             ours, theirs = Pipe()
-            command = [sys.executable, str(script), str(theirs.fileno()), str(rank), str(self.WORLD_SIZE), address]
+            command = [sys.executable, str(script), str(theirs.fileno()), str(rank), str(world_size), address]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             environment.pop("TORCHDYNAMO_DISABLE", None)  # a test of vLLM's may have set it in this process
             self._processes.append(subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]))
@@ -110,7 +109,14 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
-    started = Ranks()
+    started = Ranks(2)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[Ranks]:
+    started = Ranks(4)
     yield started
     started.close()
 

@@ -24,6 +24,7 @@ def config(
 def test_the_defaults_are_no_problem(tiny: Path) -> None:
     assert check_policy(config(tiny, PolicyConfig())) == []
     assert check_policy(config(tiny, PolicyConfig(sequence_parallel=2), workers=4)) == []
+    assert check_policy(config(tiny, PolicyConfig(sequence_parallel=2, replicas=2), workers=4)) == []
 
 
 @pytest.mark.parametrize("offload", [Offload.OPTIMIZER, Offload.ALL])
@@ -58,6 +59,22 @@ def test_ranks_that_do_not_fit_the_sequences_are_named_with_all_else(
     assert "cluster.policy_workers=4 is no multiple of it" in problems
     assert "does not divide the model's 2 attention heads" in problems
     assert "policy.lora_rank: needs the package peft" in problems
+
+
+@pytest.mark.parametrize(
+    ("replicas", "shared_by", "workers", "problem"),
+    [
+        (2, 1, 1, "over as many of the cluster.policy_workers=1 ranks; allowed: 1"),
+        (3, 1, 16, "over as many of the cluster.policy_workers=16 ranks; allowed: 1, 2, 4, 8, 16"),
+        (4, 2, 4, "over as many of the cluster.policy_workers=4 ranks, in whole groups of policy.sequence_parallel=2; "
+         "allowed: 1, 2"),
+    ],
+)  # fmt: skip
+def test_replicas_have_as_many_ranks_each(
+    tiny: Path, replicas: int, shared_by: int, workers: int, problem: str
+) -> None:
+    found = config(tiny, PolicyConfig(replicas=replicas, sequence_parallel=shared_by), workers)
+    assert check_policy(found) == [f"policy.replicas={replicas}: each copy of the weights is sharded {problem}"]
 
 
 def test_a_model_that_cannot_share_prefixes_is_named_before_the_start(tiny: Path) -> None:

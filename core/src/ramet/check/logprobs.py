@@ -131,7 +131,7 @@ def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
 def _compare(config: Config, components: Components, rows: Sequence[Row]) -> Agreement:
     """The trainer is built when the engine is gone: one rank without a reference, half of the memory of training."""
     spec = policy_spec(config, components, total_steps=1)
-    alone = replace(spec.policy, sequence_parallel=1, offload=Offload.NONE)
+    alone = replace(spec.policy, sequence_parallel=1, replicas=1, offload=Offload.NONE)
     spec = replace(spec, policy=alone, train=replace(spec.train, kl_coef=0.0), needs=frozenset())
     logprobs, entropies = PolicyWorker(spec).logprobs_and_entropies(rows)
     return compare(rows, logprobs, entropies, tis_cap=config.train.tis_cap)

@@ -105,7 +105,7 @@ class JobCommand:
         parser.add_argument("-h", "--help", action="store_true")
         parser.add_argument("-m", "--multirun", action="store_true")
         parser.add_argument("--dry-run", action="store_true")
-        parser.add_argument("--on", metavar="DEVICESxMEMORY")
+        parser.add_argument("--on", metavar="[NODESx]DEVICESxMEMORY")
         parser.add_argument("--show", type=int, metavar="N")
         parser.add_argument("--replay", type=Path, metavar="RESULT")
         parser.add_argument("--cfg", choices=["job"])

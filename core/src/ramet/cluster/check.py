@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ramet.config.schema import ClusterConfig, Config
 from ramet.errors import MissingHere
@@ -76,6 +76,29 @@ def chosen_transfer(config: Config, *, cuda: bool) -> str:
     if wanted is not None or config.cluster.name == "local" or not cuda:
         return wanted or "host"
     return "ipc" if config.cluster.colocate else "nccl"
+
+
+def shards_over_nodes(config: Config, nodes: Sequence[object]) -> str:
+    """What to say if ranks that share a copy of the weights are on several nodes; empty if none are.
+
+    `nodes`: that of each rank, by rank.
+    """
+    ranks, replicas = len(nodes), config.policy.replicas
+    if ranks % replicas or not _spans(nodes, replicas):
+        return ""
+    unit = config.policy.sequence_parallel
+    finer = (n for n in range(replicas + 1, ranks) if ranks % n == 0 and ranks // n % unit == 0)
+    inside = next((n for n in finer if not _spans(nodes, n)), None)
+    advice = f"; policy.replicas={inside} keeps that inside nodes, where memory suffices" if inside else ""
+    return (
+        f"policy.replicas={replicas}: the {ranks // replicas} policy ranks that share a copy of the weights are on "
+        f"several nodes, so every block is gathered over the network in each pass{advice}"
+    )
+
+
+def _spans(nodes: Sequence[object], replicas: int) -> bool:
+    size = len(nodes) // replicas
+    return any(len(set(nodes[first : first + size])) > 1 for first in range(0, len(nodes), size))
 
 
 def could_colocate(config: Config) -> bool:

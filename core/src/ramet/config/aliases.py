@@ -92,6 +92,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "policy.activation_checkpointing": ("gradient_checkpointing", "enable_gradient_checkpointing"),
     "policy.sequence_parallel": ("ulysses_sequence_parallel_size", "ring_attn_size"),
+    "policy.replicas": ("data_parallel_replicate_degree", "dp_replicate_size"),
     "policy.offload": ("param_offload", "optimizer_offload", "offload_policy", "adam_offload"),
     "policy.compile": ("use_torch_compile", "torch_compile"),
     "policy.lora_rank": ("lora_r", "use_peft", "model.lora_rank"),

@@ -277,6 +277,7 @@ class PolicyConfig:
     )
     activation_checkpointing: bool = False
     sequence_parallel: int = option(1, "ranks that share each sequence (Ulysses)", minimum=1)
+    replicas: int = option(1, "copies of the weights, each sharded over as many neighbouring ranks (HSDP)", minimum=1)
     offload: Offload = Offload.NONE
     compile: bool = option(False, "torch.compile of every block")
     lora_rank: int = option(

@@ -177,7 +177,7 @@ def _reference(inputs: Inputs, model: TrainedModel) -> dict[str, int]:
     if not needed or config.policy.offload is Offload.ALL:
         return {}
     size = 2 if config.model.dtype is Dtype.BFLOAT16 else 4
-    return {REFERENCE: sharded(inputs.shape.parameters, model.ranks, size)}
+    return {REFERENCE: sharded(inputs.shape.parameters, model.shards, size)}
 
 
 def _added(*parts: Mapping[str, int]) -> dict[str, int]:

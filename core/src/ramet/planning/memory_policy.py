@@ -1,9 +1,9 @@
 """What a policy rank holds, in bytes per device, and when. One function per thing; its docstring is its formula.
 
-Letters: P parameters, W policy ranks, T tokens that a rank computes at once, L blocks, H hidden, I intermediate,
-Q = heads * head_dim, K = kv_heads * head_dim, V vocabulary; c bytes of the type computed in (2 in bfloat16), d of the
-residual stream. FSDP computes on weights that were gathered in c, so d = c; one rank alone computes bfloat16 under
-autocast, where d = 4.
+Letters: P parameters, W policy ranks (of a replica, if there are several), T tokens that a rank computes at once, L
+blocks, H hidden, I intermediate, Q = heads * head_dim, K = kv_heads * head_dim, V vocabulary; c bytes of the type
+computed in (2 in bfloat16), d of the residual stream. FSDP computes on weights that were gathered in c, so d = c; one
+rank alone computes bfloat16 under autocast, where d = 4.
 
 Weights, gradients and optimiser state are exact. The rest follows what autograd keeps of transformers' Qwen2, Qwen3 and
 Llama blocks and what FSDP2 holds in flight (`core/tests/planning/test_memory.py` traces both at true shapes and holds
@@ -31,13 +31,18 @@ RESERVED = "reserved and unused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """A model that is trained by W ranks: the policy, or the critic."""
+    """A model that is trained by some ranks: the policy, or the critic."""
 
     shape: ModelShape
     config: Config
     ranks: int
     cuda: bool
     head: tuple[Shape, ...] = ()  # that is trained whole beside adapters: the critic's
+
+    @property
+    def shards(self) -> int:
+        """W: in each of `policy.replicas` the ranks have the whole together."""
+        return max(1, self.ranks // self.config.policy.replicas)
 
     @property
     def computed(self) -> int:
@@ -78,9 +83,9 @@ def longest_sequence(config: Config) -> int:
     return config.data.max_prompt_tokens + config.rollout.max_response_tokens
 
 
-def sharded(shapes: Iterable[Shape], ranks: int, size: int) -> int:
+def sharded(shapes: Iterable[Shape], shards: int, size: int) -> int:
     """Bytes on rank 0, which has most: FSDP2 cuts every parameter along its first axis as `torch.chunk` does."""
-    return sum(-(-shape[0] // ranks) * prod(shape[1:]) * size for shape in shapes)
+    return sum(-(-shape[0] // shards) * prod(shape[1:]) * size for shape in shapes)
 
 
 def state(model: TrainedModel) -> dict[str, int]:
@@ -88,9 +93,9 @@ def state(model: TrainedModel) -> dict[str, int]:
 
     LoRA: 4 bytes a parameter of the adapters for each of the four, and the frozen weights in `model.dtype`.
     """
-    trained = sharded(model.trained, model.ranks, MASTER)
+    trained = sharded(model.trained, model.shards, MASTER)
     return {
-        WEIGHTS: trained + sharded(model.frozen, model.ranks, model.computed),
+        WEIGHTS: trained + sharded(model.frozen, model.shards, model.computed),
         GRADIENTS: trained,
         OPTIMISER: 2 * trained,
     }
@@ -110,7 +115,7 @@ def reserved(model: TrainedModel, parts: Mapping[str, int]) -> int:
     5 % of what a pass needs besides is lost between pieces of other sizes (an assumption: no GPU was there to measure).
     """
     passing = sum(parts.get(name, 0) for name in (FLIGHT, ACTIVATIONS, WORK))
-    sizes = [sharded((shape,), model.ranks, MASTER) for shape in model.trained]
+    sizes = [sharded((shape,), model.shards, MASTER) for shape in model.trained]
     lost = sum(-size % PAGE for size in sizes if size > PAGE // 2)
     kinds = (WEIGHTS in parts) + (GRADIENTS in parts) + 2 * (OPTIMISER in parts)
     return kinds * lost + passing // 20

@@ -16,7 +16,8 @@ from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.errors import MissingHere
 from ramet.planning.memory import DeviceMemory, MemoryPlan, estimate
 from ramet.planning.memory_policy import longest_sequence
-from ramet.planning.placement import all_devices, check_placement, idle_devices, tensor_parallel
+from ramet.planning.placement import all_devices, check_placement, idle_devices, shards_in_words, tensor_parallel
+from ramet.policy.check import possible_replicas
 
 
 def gib(size: float) -> str:
@@ -40,7 +41,8 @@ def table(plan: MemoryPlan | str) -> list[str]:
         parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.host_parts.items() if size)
         lines.append(f"host memory of all nodes: {gib(plan.host)} GiB ({parts})")
     idle = idle_devices(plan.inputs.config, plan.inputs.machine, trains=plan.inputs.trains)
-    return [*lines, _verdict(plan), *([idle] if idle else [])]
+    shards = shards_in_words(plan.inputs.config, plan.inputs.machine) if plan.inputs.trains else ""
+    return [*lines, _verdict(plan), *filter(None, (idle, shards))]
 
 
 def _device(plan: MemoryPlan, device: DeviceMemory) -> list[str]:
@@ -196,8 +198,11 @@ def _cluster(plan: MemoryPlan) -> Iterator[Change]:
     twice = replace(config, cluster=replace(cluster, policy_workers=2 * cluster.policy_workers))
     yield Change("cluster.policy_workers", str(2 * cluster.policy_workers), twice)
     shared = 2 * policy.sequence_parallel
-    if cluster.policy_workers % shared == 0 and plan.inputs.shape.heads % shared == 0:
+    per_replica = cluster.policy_workers // policy.replicas
+    if per_replica % shared == 0 and plan.inputs.shape.heads % shared == 0:
         yield _policy(config, sequence_parallel=shared)
+    if fewer := [n for n in possible_replicas(policy, cluster.policy_workers) if n < policy.replicas]:
+        yield _policy(config, replicas=fewer[-1])
 
 
 def _engine(config: Config) -> Iterator[Change]:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ramet.cluster.check import could_colocate
+from ramet.cluster.check import could_colocate, shards_over_nodes
 from ramet.config.schema import ClusterConfig, Config
 from ramet.errors import ConfigError
 from ramet.models.loading import resolve_device
 
 UNITS = {"GB": 10**9, "GIB": 2**30, "MIB": 2**20}
-_WRITTEN = re.compile(r"(\d+)x(\d+(?:\.\d+)?)(GiB|GB|MiB)", re.IGNORECASE)
+_WRITTEN = re.compile(r"(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)(GiB|GB|MiB)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,12 @@ class Machine:
     free_bytes: int | None = None  # of the device that was asked; others may differ
     host_bytes: int | None = None
     written: str | None = None  # as the user described it; None: it is this machine
+    nodes: int | None = None  # with as many devices each
 
 
 def machine_of(config: Config, written: str | None = None, *, ask_free: bool = False) -> Machine:
-    """`written` (`8x80GiB`: devices over all nodes, memory of each) describes GPUs that this machine need not have.
+    """`written` describes GPUs that this machine need not have: `8x80GiB`, devices over all nodes and the memory of
+    each, or `2x8x80GiB`, nodes and devices of each.
 
     Without it this machine is asked; how many devices a running Ray cluster (`cluster.address`) has is not known here.
     `ask_free`: also how much memory is free, for which this process takes a CUDA context until it ends. Raises
@@ -43,12 +45,19 @@ def machine_of(config: Config, written: str | None = None, *, ask_free: bool = F
     """
     if written is not None:
         found = _WRITTEN.fullmatch(written)
-        if found is None or not int(found[1]) or not float(found[2]):
+        if found is None or not all(map(float, filter(None, found.groups()[:3]))):
             raise ConfigError(
-                f"--on: {written!r} is no machine; allowed: DEVICESxMEMORY, such as 8x80GiB (GiB, GB, MiB)"
+                f"--on: {written!r} is no machine; allowed: DEVICESxMEMORY or NODESxDEVICESxMEMORY, such as 8x80GiB or "
+                "2x8x80GiB (GiB, GB, MiB)"
             )
-        size = int(float(found[2]) * UNITS[found[3].upper()])
-        return Machine(cuda=True, devices=int(found[1]), device_bytes=size, written=written)
+        nodes, size = int(found[1] or 1), int(float(found[3]) * UNITS[found[4].upper()])
+        return Machine(
+            cuda=True,
+            devices=nodes * int(found[2]),
+            device_bytes=size,
+            written=written,
+            nodes=nodes if found[1] else None,
+        )
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     device = resolve_device(config.model)
     if device.type != "cuda":
@@ -56,7 +65,9 @@ def machine_of(config: Config, written: str | None = None, *, ask_free: bool = F
     free = torch.cuda.mem_get_info(device)[0] if ask_free else None
     total = torch.cuda.get_device_properties(device).total_memory
     known = None if config.cluster.address else torch.cuda.device_count()
-    return Machine(cuda=True, devices=known, device_bytes=total, free_bytes=free, host_bytes=host)
+    return Machine(
+        cuda=True, devices=known, device_bytes=total, free_bytes=free, host_bytes=host, nodes=1 if known else None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +98,7 @@ class DevicePlan:
     tensor_parallel: int
     on: str  # "cpu" or "cuda"
     devices: tuple[Devices, ...]
+    replicas: int = 1  # of the policy
 
     @property
     def n_devices(self) -> int:
@@ -99,7 +111,7 @@ class DevicePlan:
             policy = " and the policy" if self.ranks else ""
             return f"cluster local: engine {self.engine}{many}{policy} in this process, on {self.on}"
         each = f" of {self.tensor_parallel} devices each" if wide else ""
-        who = f"{_workers(self.ranks, self.engines, ', ')} with engine {self.engine}{each}"
+        who = f"{_workers(self.ranks, self.engines, ', ', self.replicas)} with engine {self.engine}{each}"
         if self.on == "cpu":
             return f"cluster {self.cluster}: {who}, on cpu"
         where = "; ".join(f"{group.role} on {self.on} {group.numbers}" for group in self.devices)
@@ -130,7 +142,16 @@ def plan_devices(config: Config, machine: Machine, *, trains: bool = True) -> De
         tensor_parallel=width,
         on="cuda" if machine.cuda else "cpu",
         devices=devices,
+        replicas=config.policy.replicas if ranks else 1,
     )
+
+
+def shards_in_words(config: Config, machine: Machine) -> str:
+    """As `cluster.check.shards_over_nodes`, with ranks on nodes that are full; empty where nodes are not known."""
+    if not machine.cuda or machine.devices is None or machine.nodes is None:
+        return ""
+    each = machine.devices // machine.nodes
+    return shards_over_nodes(config, [rank // each for rank in range(plan_devices(config, machine).ranks)])
 
 
 def check_placement(config: Config, machine: Machine, *, trains: bool = True) -> list[str]:
@@ -195,8 +216,10 @@ def tensor_parallel(config: Config) -> int:
     return int(getattr(config.engine.params, "tensor_parallel", 1))
 
 
-def _workers(ranks: int, engines: int, between: str) -> str:
-    return between.join(([_many(ranks, "policy rank")] if ranks else []) + [_many(engines, "rollout worker")])
+def _workers(ranks: int, engines: int, between: str, replicas: int = 1) -> str:
+    copies = f" ({replicas} replicas of {ranks // replicas})" if replicas > 1 else ""
+    policy = [f"{_many(ranks, 'policy rank')}{copies}"] if ranks else []
+    return between.join([*policy, _many(engines, "rollout worker")])
 
 
 def _many(count: int, what: str) -> str:

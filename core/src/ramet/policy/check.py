@@ -53,7 +53,20 @@ def check_policy_options(policy: PolicyConfig, device: str | None, world_size: i
             f"policy.sequence_parallel={policy.sequence_parallel}: that many ranks share each sequence, and "
             f"cluster.policy_workers={world_size} is no multiple of it"
         )
+    elif (allowed := possible_replicas(policy, world_size)) and policy.replicas not in allowed:
+        sharing = f", in whole groups of policy.sequence_parallel={policy.sequence_parallel}"
+        problems.append(
+            f"policy.replicas={policy.replicas}: each copy of the weights is sharded over as many of the "
+            f"cluster.policy_workers={world_size} ranks{sharing if policy.sequence_parallel > 1 else ''}; allowed: "
+            f"{', '.join(map(str, allowed))}"
+        )
     return problems
+
+
+def possible_replicas(policy: PolicyConfig, world_size: int) -> list[int]:
+    """Numbers of replicas into which so many ranks can be cut, ascending."""
+    units = world_size // policy.sequence_parallel  # groups of ranks that share sequences stay within a replica
+    return [n for n in range(1, units + 1) if units % n == 0]
 
 
 def _device(config: Config, elsewhere: bool) -> str | None:

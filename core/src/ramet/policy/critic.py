@@ -116,7 +116,7 @@ class CriticWorker:
         self.spec = spec
         self.rank = rank
         self._policy = replace(spec.policy, lr=spec.options.lr)
-        layout = RankLayout(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel)
+        layout = RankLayout.of(spec.policy, rank=rank, world_size=world_size)
         group = sequence_parallel_group(spec.policy.sequence_parallel)
         self._module = build_trainable(
             spec.model, spec.policy, ValueModel, seed=spec.seed, world_size=world_size, group=group
@@ -212,9 +212,10 @@ class CriticWorker:
         total = 0.0
         with self._train_rank.within_memory():
             batches = self._train_rank.micro_batches(rows)
-            for batch in self._train_rank.counter.over("critic update", batches, earlier=earlier, passes=passes):
+            counted = self._train_rank.counter.over("critic update", batches, earlier=earlier, passes=passes)
+            for number, batch in enumerate(counted, start=1):
                 loss = self._loss(self._forward(batch), targets, [chosen[i] for i in batch.rows], metrics)
-                total += self._train_rank.backward(loss / n_tokens)
+                total += self._train_rank.backward(loss / n_tokens, last=number == len(batches))
         outcome = self._train_rank.optimizer_step(total, rows, step=step)
         if outcome.finite:
             metrics.mean("critic/loss", outcome.loss)

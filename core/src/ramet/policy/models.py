@@ -74,6 +74,7 @@ def build_trainable(
             master=torch.float32,
             compute=torch.bfloat16 if config.dtype is Dtype.BFLOAT16 else None,
             offload=policy.offload is Offload.ALL,
+            replicas=policy.replicas,
         )
     if files is not None:
         device = HOST if policy.offload is Offload.ALL else resolve_device(config)
@@ -90,7 +91,7 @@ def reference_model(spec: PolicySpec, *, world_size: int = 1, group: ProcessGrou
     wrapped = LogprobModel(model, group)
     offload = spec.policy.offload is Offload.ALL
     if sharded:
-        shard(wrapped, blocks_of(model), resolve_device(spec.model), offload=offload)
+        shard(wrapped, blocks_of(model), resolve_device(spec.model), offload=offload, replicas=spec.policy.replicas)
     if files is not None:
         device = HOST if offload else resolve_device(spec.model)
         read_shards(wrapped, model, files, device, DTYPES[spec.model.dtype])

@@ -33,7 +33,7 @@ from ramet.policy.batching.rows import Row
 from ramet.policy.batching.shared import WORTHWHILE, unique_token_share
 from ramet.policy.checkpoint.state import Progress, Staged, load_state, stage_state, write_state
 from ramet.policy.distributed.ranks import host_group, sum_over_ranks
-from ramet.policy.distributed.sharding import reshard
+from ramet.policy.distributed.sharding import add_up_over_replicas, reshard
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.models import attention_cost, row_cost
 from ramet.policy.optim import clip_gradients, make_optimizer, move_state
@@ -135,11 +135,16 @@ class TrainRank:
             f"raise cluster.policy_workers={size}"
             if size > 1
             else "use several ranks (cluster=ray cluster.policy_workers=2)",
+            f"lower policy.replicas={self.layout.replicas}" if self.layout.replicas > 1 else "",
         ]
         return ", or ".join(filter(None, ways))
 
-    def backward(self, loss: Tensor) -> float:
-        """Add the gradient of a micro-batch's loss. Returns this rank's part of the sum over all ranks."""
+    def backward(self, loss: Tensor, *, last: bool) -> float:
+        """Add the gradient of a micro-batch's loss, the `last` of an optimiser step's or not. Returns this rank's part
+        of the sum over all ranks.
+        """
+        if self.layout.replicas > 1:
+            add_up_over_replicas(self.module, last)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()) if self.layout.is_first_of_group else 0.0
 

@@ -59,6 +59,7 @@ class PolicyWorker:
         self.spec = spec
         self.rank = rank
         self.world_size = world_size
+        self.layout = RankLayout.of(spec.policy, rank=rank, world_size=world_size)
         group = sequence_parallel_group(spec.policy.sequence_parallel)
         self._logprob_model = trainable_model(spec, world_size=world_size, group=group)
         self._reference = reference_model(spec, world_size=world_size, group=group) if spec.needs_reference else None
@@ -68,7 +69,7 @@ class PolicyWorker:
             self._logprob_model.model,
             config=spec.model,
             policy=spec.policy,
-            layout=RankLayout(rank=rank, world_size=world_size, sequence_parallel=spec.policy.sequence_parallel),
+            layout=self.layout,
             max_bad_steps=spec.train.max_bad_steps,
             seed=spec.seed,
             advice=ADVICE,
@@ -165,8 +166,8 @@ class PolicyWorker:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors of the Hugging Face model's `state_dict`, adapters merged.
 
-        All ranks iterate together, one tensor at a time. A tensor that is neither sharded nor merged is the worker's
-        own, not a copy.
+        All ranks of a replica iterate together, one tensor at a time. A tensor that is neither sharded nor merged is
+        the worker's own, not a copy.
         """
         reshard(self._logprob_model)
         yield from merged_weights(self.model)
@@ -201,7 +202,8 @@ class PolicyWorker:
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder with weights in `model.dtype`, configuration and tokenizer. Rank 0 writes it."""
-        export_model(folder, self.model, self.weights(), self.spec.model, rank=self.rank)
+        if self.layout.replica == 0:
+            export_model(folder, self.model, self.weights(), self.spec.model, rank=self.rank)
 
     def _computed(self, batch: TrainBatch, no_signal: frozenset[int]) -> frozenset[int]:
         """The rows that are computed: those with an advantage, or all of them if the others may add to the loss."""
@@ -238,7 +240,8 @@ class PolicyWorker:
         with self._train_rank.within_memory():
             micro_batches = self._train_rank.micro_batches([batch.rows[i] for i in passed])
             own = micro_batches or [empty_micro_batch().to(self._train_rank.device)]
-            for micro_batch in self._train_rank.counter.over("update", own, earlier=earlier, passes=passes):
+            counted = self._train_rank.counter.over("update", own, earlier=earlier, passes=passes)
+            for number, micro_batch in enumerate(counted, start=1):
                 with self._train_rank.precision():
                     policy = self._logprob_model.token_logprobs(
                         micro_batch, self.spec.temperature, self._objective.entropy
@@ -250,7 +253,7 @@ class PolicyWorker:
                     )
                 else:
                     loss = policy.logprobs.sum()  # of no tokens: 0, with a gradient of 0 for every parameter
-                total += self._train_rank.backward(loss)
+                total += self._train_rank.backward(loss, last=number == len(own))
         outcome = self._train_rank.optimizer_step(total, rows, step=step)
         if outcome.finite:
             metrics.mean("train/loss", outcome.loss)

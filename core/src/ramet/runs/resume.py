@@ -26,7 +26,8 @@ SAFE = frozenset({
     "run.name", "run.root", "run.threads", "run.allow_config_change", "run.private", "train.steps", "train.eval_every",
     "train.save_every", "train.async_save", "train.keep_checkpoints", "train.keep_best", "train.grace_s",
     "train.print_samples",
-    "policy.offload", "data.valid_limit", "rollout.watchdog_s", "sft.save_every", "sft.log_every", "sft.out",
+    "policy.offload", "policy.replicas", "data.valid_limit", "rollout.watchdog_s", "sft.save_every", "sft.log_every",
+    "sft.out",
 })  # fmt: skip
 ORDER = frozenset({"run.seed", "data.shuffle", "data.curriculum", "train.tasks_per_step"})  # which tasks a step gets
 VALIDATION = (  # of a training run

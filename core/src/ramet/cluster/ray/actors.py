@@ -214,7 +214,11 @@ class PolicyActor(Actor):
             worker.rest()
 
     def weights(self) -> list[ObjectRef[Bucket]]:
-        """Put into the object store by the first rank; the others help to gather them and return nothing."""
+        """Put into the object store by the first rank; the others of its replica help to gather them. All but the first
+        return nothing.
+        """
+        if self.policy.layout.replica:
+            return []
         weights = self.policy.engine_weights()
         if self.rank == 0:
             return [ray.put(bucket) for bucket in buckets(weights)]
@@ -223,7 +227,13 @@ class PolicyActor(Actor):
         return []
 
     def open_weights(self, writers: frozenset[int]) -> None:
-        """Begin to stream the weights; the ranks `writers` tell their engines where chunks are."""
+        """Begin to stream the weights; the ranks `writers` tell their engines where chunks are. A replica without any
+        of them gathers nothing.
+        """
+        layout = self.policy.layout
+        if layout.replica not in map(layout.replica_of, writers):
+            self._stream = iter(())
+            return
         device, shapes = resolve_device(self.policy.spec.model), self.policy.engine_shapes()
         largest = max(math.prod(shape) * dtype.itemsize for _, dtype, shape in shapes)
         weights = self.policy.engine_weights()
@@ -245,7 +255,9 @@ class PolicyActor(Actor):
         return [(name, str(dtype).removeprefix("torch."), shape) for name, dtype, shape in self.policy.engine_shapes()]
 
     def broadcast_weights(self) -> None:
-        """To the workers of all engines, by the first rank; the others help to gather."""
+        """To the workers of all engines, by the first rank; others of its replica help to gather."""
+        if self.policy.layout.replica:
+            return
         weights = self.policy.engine_weights()
         if self.rank == 0:
             self._broadcaster.send(weights)

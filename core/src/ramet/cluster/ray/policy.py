@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import ray
 from ray import ObjectRef
 
+from ramet.cluster.check import shards_over_nodes
 from ramet.cluster.ray.actor_base import PolicySetup
 from ramet.cluster.ray.actors import PolicyActor
 from ramet.cluster.ray.weights import Bucket
@@ -21,6 +23,7 @@ from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.progress import PassProgress
 from ramet.policy.spec import CriticSpec, PolicySpec
 
+logger = logging.getLogger(__name__)
 SETTLE_S = 5.0  # for the other ranks to end, once one has failed: the cause may be another's death
 
 
@@ -48,6 +51,8 @@ class RayPolicy:
         self.ranks_of_slots = [self.ranks.index(worker) for worker in slots]
         for rank, worker in enumerate(self.ranks):
             worker.name = f"policy rank {rank}"
+        if warning := shards_over_nodes(self._pool.config, [_place(worker)[0] for worker in self.ranks]):
+            logger.warning("%s", warning)
         await asyncio.gather(
             *(worker.call("take_rank", rank, timeout_s=timeout_s) for rank, worker in enumerate(self.ranks))
         )
@@ -98,7 +103,7 @@ class RayPolicy:
         await self._call_all("open_weights", writers)
 
     async def next_weights(self) -> list[dict[str, Any] | None]:
-        """By rank, what its engine is to receive; None: everything was given."""
+        """By rank, what its engine is to receive; None: everything was given, or its replica has none to give to."""
         return await self._pool.unless_failed(self._gather("next_weights", ()))
 
     async def weight_shapes(self) -> list[tuple[str, str, tuple[int, ...]]]:

@@ -133,9 +133,10 @@ class SharedMemoryTransfer(_Streamed):
         left = await self._each(targets, on_lost, lambda target: self._call(target.worker, "begin_update"))
         writers = frozenset(rank for target in targets for rank in self._policy.ranks_beside(target.number))
         await self._policy.open_weights(writers)
-        while (told := await self._policy.next_weights())[0] is not None:
-            found = [one or {} for one in told]
-            left = await self._each(left, on_lost, partial(self._receive, found))
+        told = await self._policy.next_weights()
+        while any(one is not None for one in told):
+            left = await self._each(left, on_lost, partial(self._receive, [one or {} for one in told]))
+            told = await self._policy.next_weights()
         await self._each(left, on_lost, lambda target: self._finish(target.worker, version))
         await self._policy.rest()  # the chunk's buffer, before engines take memory for their caches
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
-from ramet.config.schema import TrainConfig
+from ramet.config.schema import PolicyConfig, TrainConfig
 from ramet.policy.batching.packing import Cost, MicroBatch, empty_micro_batch, micro_batch, plan
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.shared import groups_of, shared_micro_batch, tree_bins, trees
@@ -20,11 +20,20 @@ from ramet.policy.batching.shared import groups_of, shared_micro_batch, tree_bin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """A rank among all: `sequence_parallel` consecutive ranks share sequences, and are one data-parallel rank."""
+    """A rank among all: `sequence_parallel` consecutive ranks share sequences, and are one data-parallel rank. The
+    ranks of each of the `replicas`, consecutive too, have the whole weights together.
+    """
 
     rank: int
     world_size: int
     sequence_parallel: int = 1
+    replicas: int = 1
+
+    @classmethod
+    def of(cls, policy: PolicyConfig, *, rank: int, world_size: int) -> RankLayout:
+        return cls(
+            rank=rank, world_size=world_size, sequence_parallel=policy.sequence_parallel, replicas=policy.replicas
+        )
 
     @property
     def data_parallel_rank(self) -> int:
@@ -33,6 +42,13 @@ class RankLayout:
     @property
     def data_parallel_size(self) -> int:
         return self.world_size // self.sequence_parallel
+
+    @property
+    def replica(self) -> int:
+        return self.replica_of(self.rank)
+
+    def replica_of(self, rank: int) -> int:
+        return rank * self.replicas // self.world_size
 
     @property
     def is_first_of_group(self) -> bool:

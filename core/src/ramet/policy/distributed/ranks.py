@@ -7,10 +7,12 @@ that was given to `join_ranks`.
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ramet.errors import InfraError
 
@@ -89,6 +91,21 @@ def sequence_parallel_group(size: int) -> dist.ProcessGroup | None:
     starts = range(0, dist.get_world_size(), size)
     groups = [dist.new_group(list(range(first, first + size)), timeout=_timeout) for first in starts]
     return cast("dist.ProcessGroup", groups[dist.get_rank() // size])
+
+
+@cache
+def replica_groups(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """The ranks that have the same shard as this one, one in each replica, and the consecutive ranks of its replica.
+
+    Made once in a process. All ranks call it.
+    """
+    ranks = torch.arange(dist.get_world_size()).view(replicas, -1)
+
+    def own(groups: Tensor) -> dist.ProcessGroup:
+        made = {tuple(group): dist.new_group(group, timeout=_timeout) for group in groups.tolist()}
+        return next(group for members, group in made.items() if dist.get_rank() in members)
+
+    return own(ranks.T), own(ranks)
 
 
 def host_group() -> dist.ProcessGroup | None:

@@ -1,7 +1,12 @@
 """FSDP2: every rank keeps 1/N of each parameter, its gradient and its optimiser state, and gathers a block to use it.
 
-Gradients are added up over ranks, not averaged as FSDP does by itself: the loss is normalised by counts of the whole
-optimiser step, so a rank's loss is its part of a sum. (https://docs.pytorch.org/docs/main/distributed.fsdp.fully_shard.html)
+With R replicas (HSDP) each N of the R * N ranks, which are neighbours, have the whole weights. Blocks are gathered, and
+gradients added up and cut, within a replica; once an optimiser step the shards' gradients are added up over replicas,
+which then make the same update. So only that crosses the network if each replica is on one node.
+
+Gradients are added up over all ranks, not averaged as FSDP does by itself: the loss is normalised by counts of the
+whole optimiser step, so a rank's loss is its part of a sum.
+(https://docs.pytorch.org/docs/main/distributed.fsdp.fully_shard.html)
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -22,6 +27,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from ramet.models.weight_files import WeightFiles
+from ramet.policy.distributed.ranks import replica_groups
 
 
 def shard(
@@ -32,14 +38,15 @@ def shard(
     master: torch.dtype | None = None,
     compute: torch.dtype | None = None,
     offload: bool = False,
+    replicas: int = 1,
 ) -> None:
-    """Shard `root` over all ranks, block by block, in place; every rank holds the same values before.
+    """Shard `root` over the ranks of each replica, block by block, in place; every rank holds the same values before.
 
     `master` is the type of the kept weights (None: as they are), `compute` the one that they are gathered in; gradients
     are always added up in float32. Blocks are moved to `device` one at a time, so no device ever holds the whole model
     in `master`. `offload` keeps the shards in host memory (GPUs only).
     """
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = mesh_of_ranks(device, replicas)
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     offload_policy: OffloadPolicy = CPUOffloadPolicy() if offload else OffloadPolicy()
     for module in [*blocks, root]:
@@ -50,6 +57,23 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it adds
+
+
+def mesh_of_ranks(device: torch.device, replicas: int) -> DeviceMesh:
+    """All ranks in one dimension, or by replica and shard."""
+    size = dist.get_world_size()
+    if replicas == 1:
+        return init_device_mesh(device.type, (size,))
+    ranks = torch.arange(size).view(replicas, -1)
+    groups = list(replica_groups(replicas))  # torch's own would wait longer than `join_ranks` was told
+    return DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=("replicate", "shard"))
+
+
+def add_up_over_replicas(root: nn.Module, add_up: bool) -> None:
+    """Whether the next backward passes add gradients up over replicas, with what those before it have left."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_requires_all_reduce(add_up, recurse=False)
 
 
 def read_shards(
@@ -103,7 +127,7 @@ def reshard(root: nn.Module) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that is sharded over ranks, which must all call this; without a gradient."""
+    """The whole of a tensor that is sharded over a replica's ranks, which must all call this; without a gradient."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     placed: Tensor = tensor.detach().to(tensor.device_mesh.device_type)  # shards may be offloaded to host memory
