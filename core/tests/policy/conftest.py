@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -55,17 +56,16 @@ class Ranks:
     DEADLINE_S = 120.0
 
     def __init__(self, world_size: int) -> None:
+        pipes = [Pipe() for _ in range(world_size)]
+        self._connections = [ours for ours, _ in pipes]
+        descriptors = [theirs.fileno() for _, theirs in pipes]
         script = Path(__file__).with_name("on_ranks.py")
         address = f"tcp://127.0.0.1:{free_port()}"
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[Connection] = []
-        for rank in range(world_size):
-            ours, theirs = Pipe()
-            command = [sys.executable, str(script), str(theirs.fileno()), str(rank), str(world_size), address]
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            environment.pop("TORCHDYNAMO_DISABLE", None)  # a test of vLLM's may have set it in this process
-            self._processes.append(subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]))
-            self._connections.append(ours)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment.pop("TORCHDYNAMO_DISABLE", None)  # a test of vLLM's may have set it in this process
+        command = [sys.executable, str(script), address, *map(str, descriptors)]
+        self._process = subprocess.Popen(command, env=environment, pass_fds=descriptors, start_new_session=True)
+        for _, theirs in pipes:
             theirs.close()
         try:
             for connection in self._connections:
@@ -93,12 +93,11 @@ class Ranks:
     def close(self) -> None:
         for connection in self._connections:
             connection.close()
-        for process in self._processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def free_port() -> int:

@@ -1,13 +1,15 @@
-"""One of several ranks: runs the tasks that it is sent through an inherited pipe, until that is closed.
+"""Several ranks: each runs the tasks that it is sent through an inherited pipe, until that is closed.
 
-    python on_ranks.py FILE_DESCRIPTOR RANK WORLD_SIZE tcp://HOST:PORT
+    python on_ranks.py tcp://HOST:PORT FILE_DESCRIPTOR ...
 
-A task is (file, name, arguments, named arguments): the function of that name in that file is called, and its result
-is sent back.
+The ranks, one for each file descriptor, are forks of this process, which has imported what takes seconds, and waits for
+them. A task is (file, name, arguments, named arguments): the function of that name in that file is called, and its
+result is sent back.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import pickle
@@ -21,6 +23,10 @@ import torch
 
 from ramet.policy.distributed.ranks import join_ranks
 
+IMPORTED = (  # by a first step, after the workers themselves
+    "ramet.policy.worker", "ramet.policy.critic", "torch._dynamo", "transformers.models.qwen2.modeling_qwen2",
+)  # fmt: skip
+
 
 def module(file: Path, loaded: dict[Path, ModuleType]) -> ModuleType:
     if file not in loaded:
@@ -32,8 +38,7 @@ def module(file: Path, loaded: dict[Path, ModuleType]) -> ModuleType:
     return loaded[file]
 
 
-def main(connection: Connection, rank: int, world_size: int, address: str) -> None:
-    torch.set_num_threads(1)
+def serve(connection: Connection, rank: int, world_size: int, address: str) -> None:
     loaded: dict[Path, ModuleType] = {}
     join_ranks(rank=rank, world_size=world_size, address=address, timeout_s=240)
     connection.send_bytes(pickle.dumps(rank))
@@ -47,8 +52,25 @@ def main(connection: Connection, rank: int, world_size: int, address: str) -> No
         except Exception:
             reply = pickle.dumps((None, traceback.format_exc()))
         connection.send_bytes(reply)
-    os._exit(0)  # leaving dozens of groups in order takes seconds
+
+
+def main(address: str, descriptors: list[int]) -> None:
+    torch.set_num_threads(1)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for rank, descriptor in enumerate(descriptors):
+        if os.fork() == 0:
+            try:
+                serve(Connection(descriptor), rank, len(descriptors), address)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)  # leaving dozens of groups in order takes seconds
+    for descriptor in descriptors:
+        os.close(descriptor)  # so that a rank that ends closes its pipe
+    for _ in descriptors:
+        os.wait()
 
 
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], [int(text) for text in sys.argv[2:]])
