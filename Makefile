@@ -33,7 +33,7 @@ coverage: $(VENV)/.light  ## all tests that can run here, and the lines that the
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:coverage $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## format, lint and types (mypy reads those of Ray too, so this installs everything)
-	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy core/src plugins/*/src
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy core/src plugins/*/src && MYPY=$(BIN)/mypy scripts/check_benches.sh
 
 fmt: $(VENV)/.light  ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .

@@ -16,7 +16,7 @@ from typing import Any
 from tasks import TaskKind
 
 from ramet import Rollout
-from ramet.rollout.branching.metrics import first_entropies, turns_of
+from ramet.rollout.branching.metrics import first_of_turn, turns_of
 from ramet.rollout.record import read_records
 from ramet.rollout.scoring import ScoredRollout
 
@@ -55,7 +55,7 @@ def fork_numbers(run: Path, kind: TaskKind) -> dict[str, Any]:
 
 def _count_results(rollouts: Sequence[Rollout], kind: TaskKind, counts: Counter[str]) -> None:
     """Each turn after a tool result once, however many rollouts share it."""
-    turns = [(rollout, turn[0].turn, first_entropies(turn, FIRST_TOKENS)) for rollout, turn in turns_of(rollouts)]
+    turns = [(rollout, turn[0].turn, first_of_turn(turn, FIRST_TOKENS)) for rollout, turn in turns_of(rollouts)]
     first = {_root(rollout): entropies for rollout, turn, entropies in reversed(turns) if turn == 0}
     for rollout, turn, entropies in turns:
         changes = [now - before for now, before in zip(entropies, first[_root(rollout)], strict=False)]
@@ -91,7 +91,7 @@ def _count_changes(scored: Sequence[ScoredRollout], counts: Counter[str]) -> Non
 
 
 def _entropies(rollout: Rollout, turn: int) -> list[float]:
-    return first_entropies([part for part in rollout.segments if part.is_sampled and part.turn == turn], FIRST_TOKENS)
+    return first_of_turn([part for part in rollout.segments if part.is_sampled and part.turn == turn], FIRST_TOKENS)
 
 
 def _is_choice(rollout: Rollout, turn: int, kind: TaskKind) -> bool:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +36,7 @@ from forks import CHANGES
 from harness import RESULTS, table_text
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTCOMES = {
+OUTCOMES: dict[str, Callable[[Run], float]] = {
     "mean of the curve": curve_mean,
     "greedy at the end": lambda run: float(run["greedy"]),
     "sampled at the end": lambda run: float(run["sampled"]),

@@ -114,7 +114,7 @@ async def _measure(config: Config, tasks: list[Task]) -> dict[str, float]:
     services = RunServices(folder=Path(config.run.root) / "services", seed=config.run.seed)
     rollouts = await LocalRollouts.open(config, build_encoder(config), components=components, services=services)
     try:
-        found = {}
+        found: dict[str, float] = {}
         for name, size, temperature in (("greedy", 1, 0.0), ("sampled", SAMPLES, 1.0)):
             plan = RolloutPlan(
                 group_size=size, temperature=temperature, top_p=1.0, top_k=0, branch=False, salt=f"measure:{name}"

@@ -22,7 +22,7 @@ from inspect_ai.solver import generate, use_tools  # noqa: E402
 from inspect_ai.tool import Tool, tool  # noqa: E402
 
 
-@tool
+@tool  # type: ignore[untyped-decorator]
 def search() -> Tool:
     async def execute(query: str) -> str:
         """Search.

@@ -23,6 +23,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,7 +45,7 @@ def server(work: Path) -> Iterator[int]:
     from ramet.testing.doubles import tiny_encoder
 
     encoder = tiny_encoder()
-    ids = {"call": list(encoder.markup(CALL)), "answer": list(encoder.markup(ANSWER)), "longest_question": 200}
+    ids = {"call": list(encoder.markup(CALL)), "answer": list(encoder.markup(ANSWER))}
     (work / "ids.json").write_text(json.dumps(ids))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -87,14 +88,10 @@ def register() -> None:
         async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
             return {"accuracy": float(rollout.answer == "sunny" and len(rollout.tool_calls) == 1)}
 
-    registries = load_plugins().registries
-    for registry, name, factory in (
-        (registries.tools, "weather_search", lambda: function_tool(search, name="search")),
-        (registries.benchmarks, "weather", Weather),
-    ):
-        registry.add(
-            Entry(kind=registry.kind, name=name, factory=factory, config=None, plugin="bench", distribution="bench")
-        )
+    registries, ours = load_plugins().registries, dict[str, Any](config=None, plugin="bench", distribution="bench")
+    make = partial(function_tool, search, name="search")
+    registries.tools.add(Entry(kind=registries.tools.kind, name="weather_search", factory=make, **ours))
+    registries.benchmarks.add(Entry(kind=registries.benchmarks.kind, name="weather", factory=Weather, **ours))
 
 
 def play(work: Path, port: int, in_flight: int, number: int) -> dict[str, Any]:

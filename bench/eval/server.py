@@ -16,12 +16,13 @@ from typing import Any
 from aiohttp import web
 
 CALL, ANSWER = "<search>the weather</search>", "<answer>sunny</answer>"
+LONGEST_QUESTION = 200  # tokens; a prompt that is longer has the tool's result
 
 
 async def completions(request: web.Request) -> web.Response:
     body = await request.json()
     ids: dict[str, list[int]] = request.app["ids"]
-    called = len(body["prompt"]) > ids["longest_question"]
+    called = len(body["prompt"]) > LONGEST_QUESTION
     text, stop = (ANSWER, "</answer>") if called else (CALL, "</search>")
     found = ids["answer"] if called else ids["call"]
     choice = {"index": 0, "text": text, "finish_reason": "stop", "stop_reason": stop, "token_ids": found}

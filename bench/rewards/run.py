@@ -28,6 +28,8 @@ from ramet_rewards.config import MathConfig, QaConfig
 from ramet_rewards.math import MathReward
 from ramet_rewards.qa import f1
 
+Score = Callable[[Sequence[Rollout]], list[float]]
+
 GOAL_F1 = 1000.0  # answers/s
 GROUP = 8
 WORDS = "paris rome the city of a river north Johann Goethe 1749 wrote Faust and in Frankfurt am Main".split()
@@ -77,9 +79,12 @@ def by_library(rollouts: Sequence[Rollout]) -> list[float]:
     ]
 
 
-def sides() -> dict[str, dict[str, Callable[[Sequence[Rollout]], list[float]]]]:
+def sides() -> dict[str, dict[str, Score]]:
     score_f1, math = f1(QaConfig()), MathReward(MathConfig())
-    by_math = {"math": lambda rollouts: by_reward(math, rollouts), "math-verify": by_library}
+    by_math: dict[str, Callable[[Sequence[Rollout]], list[float]]] = {
+        "math": lambda rollouts: by_reward(math, rollouts),
+        "math-verify": by_library,
+    }
     return {"texts": {"qa_f1": lambda rollouts: by_reward(score_f1, rollouts)}, "numbers": by_math, "formulas": by_math}
 
 

@@ -108,7 +108,9 @@ def writes(side: str, folder: Path, processes: int, seconds: float) -> float:
     done = [out.get() for _ in running]
     for one in running:
         one.join()
-    return sum(written for _, written, _ in done) / max(took for _, _, took in done)
+    n_written: int = sum(written for _, written, _ in done)
+    longest: float = max(took for _, _, took in done)
+    return n_written / longest
 
 
 def hits(side: str, folder: Path, size: int, seconds: float) -> tuple[float, float]:

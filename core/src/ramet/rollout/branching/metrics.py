@@ -63,11 +63,12 @@ class BranchMetrics:
 def first_entropies(rollouts: Iterable[Rollout], k: int) -> list[FirstEntropies]:
     """Of the first k tokens of each turn; of a turn that several rollouts share, once."""
     return [
-        FirstEntropies(_root(rollout), segments[0].turn, _first(segments, k)) for rollout, segments in _turns(rollouts)
+        FirstEntropies(_root(rollout), segments[0].turn, first_of_turn(segments, k))
+        for rollout, segments in turns_of(rollouts)
     ]
 
 
-def _turns(rollouts: Iterable[Rollout]) -> Iterable[tuple[Rollout, list[Segment]]]:
+def turns_of(rollouts: Iterable[Rollout]) -> Iterable[tuple[Rollout, list[Segment]]]:
     """The sampled segments of each turn once, however many rollouts share it, with one that holds it.
 
     Updates in flight and forks at tokens cut turns into several segments.
@@ -81,7 +82,8 @@ def _turns(rollouts: Iterable[Rollout]) -> Iterable[tuple[Rollout, list[Segment]
     return found.values()
 
 
-def _first(segments: Iterable[Segment], k: int) -> list[float]:
+def first_of_turn(segments: Iterable[Segment], k: int) -> list[float]:
+    """The entropies of the first k tokens that these sampled segments have, in nats."""
     found: list[float] = []
     for segment in segments:
         if segment.entropies is not None and len(found) < k:
