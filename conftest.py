@@ -47,6 +47,7 @@ LONGEST = (  # each takes about ten seconds or more
     "tests/test_bench_gpu.py",
     "tests/test_bench_branching.py",
     "core/tests/policy/test_ranks.py",
+    "core/tests/policy/test_sharding.py",
     "core/tests/policy/test_shared_ranks.py",
     "core/tests/policy/test_worker_shared.py",
     "core/tests/train/test_validation.py",

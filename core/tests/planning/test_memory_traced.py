@@ -83,6 +83,7 @@ def traced_peak(config: PretrainedConfig, inputs: Inputs, monkeypatch: pytest.Mo
         tracker.track_external(scorer)
         with tracker, torch.autocast("cpu", torch.bfloat16, enabled=ranks == 1):
             for last in (False, True) if policy.replicas > 1 else (True,):
+                tracker.reset_mod_stats()  # those of modules: the peak is kept
                 add_up_over_replicas(scorer, last)  # what an earlier micro-batch leaves is no gradient yet
                 scores = scorer.token_logprobs(one_sequence(policy.max_microbatch_tokens), 1.0, Entropy.DETACHED)
                 scores.logprobs.sum().backward()

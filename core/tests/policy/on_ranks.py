@@ -70,6 +70,7 @@ def main(address: str, descriptors: list[int]) -> None:
         os.close(descriptor)  # so that a rank that ends closes its pipe
     for _ in descriptors:
         os.wait()
+    os._exit(0)
 
 
 if __name__ == "__main__":

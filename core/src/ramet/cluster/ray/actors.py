@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -231,8 +231,8 @@ class PolicyActor(Actor):
         of them gathers nothing.
         """
         layout = self.policy.layout
+        self._stream: Iterator[dict[str, Any]] = iter(())
         if layout.replica not in map(layout.replica_of, writers):
-            self._stream = iter(())
             return
         device, shapes = resolve_device(self.policy.spec.model), self.policy.engine_shapes()
         largest = max(math.prod(shape) * dtype.itemsize for _, dtype, shape in shapes)

@@ -102,8 +102,9 @@ def replica_groups(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]
     ranks = torch.arange(dist.get_world_size()).view(replicas, -1)
 
     def own(groups: Tensor) -> dist.ProcessGroup:
-        made = {tuple(group): dist.new_group(group, timeout=_timeout) for group in groups.tolist()}
-        return next(group for members, group in made.items() if dist.get_rank() in members)
+        made = [dist.new_group(members, timeout=_timeout) for members in groups.tolist()]
+        place = int((groups == dist.get_rank()).any(1).nonzero())
+        return cast("dist.ProcessGroup", made[place])
 
     return own(ranks.T), own(ranks)
 
