@@ -89,7 +89,10 @@ def test_a_wrong_split_and_a_benchmark_that_needs_options_are_said(capsys: pytes
     assert lines[1].endswith("PROBLEM cannot load: split 'valid': benchmarks.gsm8k has no split 'valid'; allowed: "
                              "train, test, sample")  # fmt: skip
     lines = printed(capsys, "validate", "files", code=1)
-    assert "PROBLEM benchmarks.files.params.paths is empty" in lines[1]
+    assert " ".join(lines[1].split()) == (
+        "files - - PROBLEM benchmarks.files.params.paths is empty; name at least one file of JSON lines; "
+        "benchmarks.files.params.metrics is empty; name at least one with its reward, as in {em: qa_em}"
+    )
 
 
 def test_an_instance_that_was_chosen_and_cannot_be_checked_is_a_problem(

@@ -68,7 +68,8 @@ class Chosen:
     def in_words(self, name: str, problem: Exception) -> str:
         """In one line, with the keys of this instance."""
         use = self._resolved.config.benchmarks[name].use or name
-        return " ".join(renamed(str(problem), f"benchmarks.{use}", f"benchmarks.{name}").split())
+        lines = renamed(str(problem), f"benchmarks.{use}", f"benchmarks.{name}").splitlines()
+        return "; ".join(" ".join(line.split()) for line in lines if line.strip())
 
     def build(self, name: str) -> Benchmark:
         """Raises `RametError` for one that needs options."""
