@@ -19,6 +19,7 @@ from ramet.event_loop import is_cancelled
 from ramet.output_checks import begin_problem, state_key_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
+from ramet.rollout.deadlines import DeadlineQueue, TaskLimit
 from ramet.rollout.group_context import GroupContext
 from ramet.rollout.keys import RolloutKey
 from ramet.rollout.stateful import DEFECT, ENVIRONMENT, StateFailed, is_defect
@@ -61,7 +62,8 @@ class RolloutRunner:
         self.context = context
         self.states = states
         self.config = config
-        self.step_ends_at = step_ends_at  # time of the event loop
+        self._step_ends_at = step_ends_at  # time of the event loop
+        self._deadlines = DeadlineQueue(config.deadline_s, TaskLimit.expire, latest=step_ends_at)
         self.on_first = on_first
         self.on_turn = on_turn
         self._step_name = f"{type(step).__module__}.{type(step).__qualname__}"
@@ -75,16 +77,13 @@ class RolloutRunner:
         started = time.perf_counter()
         if self.context.observer is not None and live.parent is None:
             self.context.observer.began(live.key.path, live.segments[0])
-        now = asyncio.get_running_loop().time()
-        own_end = now + self.config.deadline_s
-        live.ends_at = ends_at = min(own_end, self.step_ends_at)
-        limit = asyncio.timeout_at(ends_at)
+        limit = TaskLimit(self._deadlines)
+        live.ends_at = limit.ends_at
         try:
-            async with limit:
-                if ends_at <= now:
-                    await asyncio.sleep(
-                        0
-                    )  # the deadline has passed: the time-out is raised here, before anything is sampled
+            with limit:
+                if limit.ends_at <= asyncio.get_running_loop().time():
+                    limit.expire()
+                    await asyncio.sleep(0)  # the time-out is raised here, before anything is sampled
                 await self._turns(live)
         except ConfigError as error:
             raise named(error, f"rollout step {origin(self.step)}", "rollout_step") from error
@@ -95,7 +94,7 @@ class RolloutRunner:
                 raise
             if live.is_pruned:
                 return  # the scheduler stopped it
-            live.fault = self._fault(error, live, expired=limit.expired(), step_over=own_end > self.step_ends_at)
+            live.fault = self._fault(error, live, expired=limit.expired, step_over=limit.ends_at == self._step_ends_at)
             self._warn_of(live.key, live.fault)
         live.add_stat("seconds", time.perf_counter() - started)
 

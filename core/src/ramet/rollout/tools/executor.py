@@ -13,6 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Coroutine, Mapping
+from contextvars import Context
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.output_checks import tool_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
+from ramet.rollout.deadlines import DeadlineQueue
 from ramet.rollout.tools.stats import ToolStats
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import CallStatus, Tool, ToolCall, ToolResult
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
 
 logger = logging.getLogger(__name__)
+Ended = asyncio.Future[None]
 CLOSE_TIMEOUT_S = 10.0
 UNCHANGEABLE = frozenset({str, int, float, bool, type(None)})  # nearly all arguments; they need no copy
 CUT = "\n[... cut ...]\n"
@@ -77,7 +80,9 @@ class ToolExecutor:
         self._encoder = encoder
         self._watchdog = watchdog
         self._slots = asyncio.Semaphore(config.concurrency if tool.schema.concurrent else 1)
-        self._running: set[asyncio.Task[Any]] = set()  # the loop holds tasks only weakly
+        self._running: dict[asyncio.Task[Any], Ended | None] = {}  # with what waits for it; the loop holds tasks weakly
+        self._deadlines = DeadlineQueue(config.timeout_s, _set)
+        self._context = Context()  # of a callback that needs none: asyncio would copy one for each call
 
     def take_stats(self) -> ToolStats:
         taken, self.stats = self.stats, ToolStats()
@@ -109,7 +114,7 @@ class ToolExecutor:
         try:
             call = self._own_call(call, self._left(progress.ends_at))
             with self._watchdog.wait(f"tool:{self.name} rollout {call.rollout}"):
-                return self._checked(await self._within(self._call(call, progress), self.config.timeout_s))
+                return self._checked(await self._within(self._call(call, progress), self._deadlines))
         finally:
             self._slots.release()
             progress.run_s += time.perf_counter() - started
@@ -153,29 +158,34 @@ class ToolExecutor:
             logger.debug("tool %s raised", self.name, exc_info=True)
             raise InfraError(f"tool {self.name!r} raised {type(error).__name__}: {error}{raised_at(error)}") from error
 
-    async def _within(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-        """Wait for `work` no longer than this, even if it ignores its cancellation."""
+    async def _within(self, work: Coroutine[Any, Any, Any], deadlines: DeadlineQueue[Ended]) -> Any:
+        """Wait for `work` until its deadline and no longer, even if it ignores its cancellation."""
         task = self.spawn(work)
+        ended = self._running[task] = asyncio.get_running_loop().create_future()
+        deadlines.add(ended)
         try:
-            done, _ = await asyncio.wait({task}, timeout=timeout_s)
+            await ended
         except asyncio.CancelledError:
             task.cancel()
             raise
-        if not done:
+        finally:
+            deadlines.discard(ended)
+        if not task.done():
             task.cancel()
-            raise InfraError(f"tool {self.name!r} did not return within {timeout_s:g} s")
+            raise InfraError(f"tool {self.name!r} did not return within {deadlines.seconds:g} s")
         if task.cancelled():
             raise InfraError(f"tool {self.name!r} cancelled itself")
         return task.result()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._ended)
+        self._running[task] = None
+        task.add_done_callback(self._ended, context=self._context)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
+        if (ended := self._running.pop(task)) is not None:
+            _set(ended)
         if not task.cancelled():
             task.exception()  # looked at, so that asyncio does not report an abandoned call
 
@@ -190,9 +200,14 @@ class ToolExecutor:
         """Cleaning up must not change what a rollout was: errors are logged."""
         try:
             with self._watchdog.wait(name):
-                await self._within(work, CLOSE_TIMEOUT_S)
+                await self._within(work, DeadlineQueue(CLOSE_TIMEOUT_S, _set))
         except Exception as error:
             logger.warning("%s failed: %s: %s", name, type(error).__name__, error)
+
+
+def _set(ended: Ended) -> None:
+    if not ended.done():
+        ended.set_result(None)
 
 
 def _copied(value: Any) -> Any:
