@@ -111,7 +111,10 @@ class GroupScheduler:
             self._prefixes.release_all()
             if self.states is not None:
                 await self._close_states(self.states)
-        return group_of(self.job.task, list(self._live.values()), n_unused=self.history.n_unused)
+        group = group_of(self.job.task, list(self._live.values()), n_unused=self.history.n_unused)
+        self._live.clear()  # in cycles with their tasks: all of it would wait for the garbage collector
+        self._started.clear()
+        return group
 
     def _open_states(self, rollout_step: RolloutStep) -> States:
         return States(

@@ -213,7 +213,7 @@ class TurnContext:
         observer = self.context.observer
         if observer is not None:
             observer.calling(live.key.path, call)
-        outcome = await self._run(call)
+        outcome = self._refused(call) or await self.context.tools.run(call, ends_at=live.ends_at)
         record = self._records[number] = _record(call, outcome)
         if observer is not None:
             observer.called(live.key.path, record)
@@ -233,15 +233,16 @@ class TurnContext:
         except StateFailed as error:
             raise self._failed(error.where, str(error)) from error
 
-    async def _run(self, call: ToolCall) -> ToolOutcome:
+    def _refused(self, call: ToolCall) -> ToolOutcome | None:
+        """The outcome of a call that no tool gets to see; None if its tool may run."""
         known = [schema.name for schema in self.context.schemas]
-        if call.name in known:
-            limit = self.context.plan.tool_calls.get(call.name)
-            if limit is not None and self._n_begun(call.name) > limit:
-                text = f"The limit of {limit} {call.name} calls is used up."
-                return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
-            return await self.context.tools.run(call, ends_at=self.live.ends_at)
-        text = f"There is no tool {visible(call.name[:80])}. Tools: {', '.join(known) or 'none'}."
+        limit = self.context.plan.tool_calls.get(call.name)
+        if call.name not in known:
+            text = f"There is no tool {visible(call.name[:80])}. Tools: {', '.join(known) or 'none'}."
+        elif limit is not None and self._n_begun(call.name) > limit:
+            text = f"The limit of {limit} {call.name} calls is used up."
+        else:
+            return None
         return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
 
     def _failed(self, where: str, message: str) -> InfraError:

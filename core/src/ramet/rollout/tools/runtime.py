@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,12 +54,12 @@ class ToolRuntime:
     def schemas(self) -> dict[str, ToolSchema]:
         return {name: queue.schema for name, queue in self._queues.items()}
 
-    async def run(self, call: ToolCall, *, ends_at: float | None = None) -> ToolOutcome:
+    def run(self, call: ToolCall, *, ends_at: float | None = None) -> Coroutine[Any, Any, ToolOutcome]:
         """Raises only what stops the run: `PluginError` and `ConfigError`.
 
         `ends_at`: when the rollout's deadline is, in the event loop's time. None: it has none.
         """
-        return await self._queues[call.name].run(call, ends_at)
+        return self._queues[call.name].run(call, ends_at)
 
     @property
     def tools(self) -> dict[str, tuple[Tool, float]]:
