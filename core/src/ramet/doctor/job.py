@@ -54,7 +54,9 @@ def _is_concerned(distribution: str, config: Config) -> bool:
     does not, unless it has something else of it; a configuration that chooses nothing concerns all.
     """
     registries, others = load_plugins().registries, False
-    for group in (group for group in COMPONENTS if group.kind is not None):
+    for group in COMPONENTS:
+        if group.kind is None:
+            continue
         owners = {entry.name: entry.distribution for entry in getattr(registries, group.kind)}
         node: Any = getattr(config, group.name)
         names = [one.use or name for name, one in node.items()] if group.many else [node.name]
