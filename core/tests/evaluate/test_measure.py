@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +14,17 @@ import pytest
 from core.tests.evaluate.test_results import HEADER, INFO, rollout
 
 from ramet.components.services import RunServices
-from ramet.errors import PluginError
+from ramet.config.schema import RolloutConfig, SystemPrompt
+from ramet.errors import PluginError, RametError
 from ramet.evaluate.measure import measure, started
 from ramet.evaluate.partial import PartialResults
+from ramet.models.encoder import Encoder
+from ramet.rollout.branching.builtin import NoBranching
+from ramet.rollout.config import TagsConfig
 from ramet.rollout.plan import RolloutPlan
+from ramet.rollout.steps.tags import Tags
+from ramet.rollout.worker import RolloutWorker
+from ramet.testing.doubles import ScriptedEngine, tiny_encoder
 from ramet.types import Benchmark, Group, Rollout, Services, Task, user_prompt
 
 CALLS: list[tuple[str, str]] = []
@@ -127,3 +136,83 @@ def test_a_benchmark_that_breaks_the_contract_ends_the_playing_at_once(tmp_path:
     with pytest.raises(PluginError, match=r"task 'a', rollout 0: score gave \['f2'\], info.metrics names "):
         asyncio.run(work())
     assert slow.cancelled
+
+
+class Playing:
+    """The worker that trains, as jobs see it."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.worker = RolloutWorker(
+            engine=ScriptedEngine(lambda *_: "<answer>" + "4" * 50 + "</answer>", encoder),
+            encoder=encoder,
+            step=Tags(TagsConfig()),
+            branch_policy=NoBranching(),
+            tools={},
+            config=RolloutConfig(max_concurrent=8),
+            system_prompt=SystemPrompt.NEVER,
+            deterministic=False,
+            seed=1,
+        )
+
+    def group_size(self, plan: RolloutPlan) -> int:
+        return plan.resolved(self.worker.config).group_size
+
+    async def run(
+        self, tasks: Sequence[Task], *, step: int, plan: RolloutPlan, on_group: Callable[[Group], None]
+    ) -> list[Group]:
+        return await self.worker.run(tasks, step=step, plan=plan, on_group=on_group)
+
+
+class Right:
+    info = INFO
+
+    async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
+        return {"accuracy": 1.0, "f1": 1.0}
+
+
+def test_groups_are_let_go_when_they_are_scored_and_on_disk(tmp_path: Path) -> None:
+    """40,000 rollouts of a benchmark would be 3 GB."""
+    partial = PartialResults(tmp_path / "results.json", HEADER)
+    tasks = [Task(id=f"{number:03}", prompt=user_prompt("2 + 2?" * 50), answer=("4",)) for number in range(40)]
+    alive: list[int] = []
+
+    def report(benchmark: str, done: int, total: int) -> None:
+        if done % 10 == 0:
+            gc.collect()
+            alive.append(sum(isinstance(one, Rollout) for one in gc.get_objects()))
+
+    async def work() -> None:
+        plans = {"arithmetic": RolloutPlan(group_size=2, branch=False)}
+        benchmarks = {"arithmetic": Right()}
+        playing = Playing(tiny_encoder())
+        await measure(playing, benchmarks, {"arithmetic": tasks}, plans=plans, partial=partial, report=report)  # type: ignore[arg-type]
+
+    asyncio.run(work())
+    assert len(alive) == 4 and max(alive) <= 16  # four groups play, as many are scored
+    held = [one for task in partial._tasks.values() for one in task.rollouts]
+    assert len(held) == 80 and not any(one.response for one in held)
+    (found,) = partial.finish().benchmarks
+    body = json.loads((tmp_path / "results.json").read_text())
+    assert found.metrics[0].avg.mean == 1 and [task["task"] for task in body["results"][0]["tasks"]] == [
+        task.id for task in tasks
+    ]
+    assert all(one["answer"] == "4" * 50 for task in body["results"][0]["tasks"] for one in task["rollouts"])
+    assert all(task["prompt"].count("2 + 2?") == 50 for task in body["results"][0]["tasks"])
+
+
+def test_a_task_without_a_group_ends_the_measuring(tmp_path: Path) -> None:
+    class Lazy(Slow):
+        async def run(self, tasks: Sequence[Task], **more: Any) -> list[Group]:
+            return []
+
+    with pytest.raises(RametError) as caught:
+        asyncio.run(
+            measure(
+                Lazy(),  # type: ignore[arg-type]
+                {"arithmetic": Right()},  # type: ignore[dict-item]
+                {"arithmetic": [Task(id=name, prompt=user_prompt("?"), answer=("1",)) for name in "abcd"]},
+                plans={"arithmetic": RolloutPlan(group_size=1)},
+                partial=PartialResults(tmp_path / "results.json", HEADER),
+            )
+        )
+    assert str(caught.value) == "asked for rollouts of 4 tasks, got those of 0; missing: a, b, c"

@@ -44,7 +44,8 @@ class Rollouts(Protocol):
         on_group: OnGroup | None = None,
         stored: Mapping[str, GroupRecord] | None = None,
     ) -> list[Group]:
-        """Groups in the order of `tasks`; `on_group` is called with each as soon as it is complete.
+        """Groups in the order of `tasks`, none if the plan keeps none; `on_group` is called with each as soon as it is
+        complete.
 
         `stored`: by task, groups of earlier steps from whose rollouts the branch policy may start.
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -122,7 +123,7 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
         allow = config.run.allow_config_change
         if is_finished(out, header, allow=allow):
             logger.info("this evaluation is finished: results in %s", out)
-            return _result(run_dir.path, out)
+            return EvaluateResult(run=run_dir.path, file=out, scores=_scores(read_results(out)))
         with resumable(resolved, run_dir.path.name):
             partial = PartialResults(out, header, allow=allow)
             run_dir.record(resolved, manifest)
@@ -136,7 +137,7 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
                 results = partial.finish()
                 tracker.log(0, results.metrics())
         _show(results, out)
-        return _result(run_dir.path, out)
+        return EvaluateResult(run=run_dir.path, file=out, scores=_scores(results.body()))
 
 
 def _without_console(config: Config) -> Config:
@@ -151,10 +152,8 @@ def _warn_of_chat_markup(config: Config, prepared: PreparedEvaluation) -> None:
             warn_of_chat_markup(found, lambda task: encoder.chat_markup(prompt(task).messages), f"benchmarks.{name}")
 
 
-def _result(folder: Path, out: Path) -> EvaluateResult:
-    measured = read_results(out)["results"]
-    scores = {one["name"]: {m["metric"]: m["avg"].get("mean") for m in one["metrics"]} for one in measured}
-    return EvaluateResult(run=folder, file=out, scores=scores)
+def _scores(body: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    return {one["name"]: {m["metric"]: m["avg"].get("mean") for m in one["metrics"]} for one in body["results"]}
 
 
 def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedEvaluation:

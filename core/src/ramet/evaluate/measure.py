@@ -15,7 +15,7 @@ from typing import Any
 
 from ramet.cluster.interfaces import Rollouts
 from ramet.components.services import RunServices
-from ramet.errors import ConfigError, PluginError
+from ramet.errors import ConfigError, PluginError, RametError
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.rollouts_file import group_record
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
@@ -161,13 +161,18 @@ def _spawn(work: asyncio.TaskGroup, scoring: Coroutine[Any, Any, None]) -> None:
 async def _play(
     rollouts: Rollouts, tasks: Sequence[Task], plan: RolloutPlan, finished: Callable[[Group], None]
 ) -> None:
-    size = rollouts.group_size(plan)
+    size, done = rollouts.group_size(plan), set[str]()
 
     def on_group(group: Group) -> None:
         check_groups([group], [group.task], size)  # before it is kept, where a resume would take it for finished
+        done.add(group.task.id)
         finished(group)
 
-    check_groups(await rollouts.run(tasks, step=0, plan=plan, on_group=on_group), tasks, size)
+    await rollouts.run(tasks, step=0, plan=replace(plan, kept=False), on_group=on_group)
+    if missing := [task.id for task in tasks if task.id not in done]:
+        raise RametError(
+            f"asked for rollouts of {len(tasks)} tasks, got those of {len(done)}; missing: {', '.join(missing[:3])}"
+        )
 
 
 async def score_group(name: str, benchmark: Benchmark, group: Group) -> MeasuredTask:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ from ramet.evaluate.rollouts_file import (
 )
 from ramet.evaluate.statistics import powers_of_two
 from ramet.evaluate.tasks import TaskResult
-from ramet.io.atomic import write_file
-from ramet.io.json_lines import append_line, cut_torn_line
+from ramet.io.atomic import open_atomic, write_file
+from ramet.io.json_lines import append_line, cut_torn_end
 from ramet.rollout.record import GroupRecord
 
 logger = logging.getLogger(__name__)
@@ -51,21 +51,20 @@ class PartialResults:
         self.out = out
         self.path = out.with_name(out.name + PARTIAL)
         self.header = header
-        self._tasks: dict[tuple[str, str], TaskResult] = {}
+        self._tasks: dict[tuple[str, str], TaskResult] = {}  # without their texts, which are in the file
         self._recorded: dict[tuple[str, str], set[int]] = {}  # numbers of the rollouts of a task that are on disk
         self._lines = LinesOfTasks(self.path)
         self._synced = 0.0  # when a line was last waited for, of the monotonic clock
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = _whole_lines(self.path)
-        if lines:
-            self._take_over(lines, allow)
+        if _has_lines(self.path):
+            self._take_over(allow)
         elif out.exists():
             body = read_results(out)
             self._go_on(body, self.out, allow)
             results = [json.dumps(task) for task in _tasks_of(body)]
             written = [json.dumps(self.header.body()), *_with_records(out, body, results)]
             write_file(self.path, "".join(f"{line}\n" for line in written))
-            self._add_all(written[1:], start=len(written[0]) + 1)
+            self._add_all()
         else:
             append_line(self.path, json.dumps(header.body()))
 
@@ -101,14 +100,14 @@ class PartialResults:
         if earlier is not None:
             if not {int(rollout.id) for rollout in result.rollouts} <= {*self.missing(*key)}:
                 raise ValueError(f"task {result.task!r} of benchmark {result.benchmark!r} was added before")
-            result = earlier.superseded(by=result)
+            result = TaskResult.from_body(self._lines.result(key)).superseded(by=result)
         line = result.line() if record is None else line_with_record(result.line(), record)
         now = time.monotonic()
         sync = now >= self._synced + SYNC_S
         start = append_line(self.path, line, sync=sync)
         self._lines.add(key, start, len(line))
         self._synced = now if sync else self._synced
-        self._tasks[key] = result
+        self._tasks[key] = result.without_texts()
 
     def results(self) -> Results:
         return Results(header=self.header, benchmarks=tuple(self._measured(name) for name in self.header.benchmarks))
@@ -119,7 +118,9 @@ class PartialResults:
         keys = [(one.name, task.task) for one in results.benchmarks for task in one.tasks]
         about = write_rollouts(rollouts_path(self.out), self._lines.lines(keys))
         results = replace(results, rollouts=about)
-        write_file(self.out, json.dumps(results.body(), indent=1, allow_nan=False) + "\n")
+        with open_atomic(self.out) as file:
+            for piece in results.text(map(self._lines.result, keys)):
+                file.write(piece.encode("ascii"))
         self.path.unlink()
         return results
 
@@ -128,11 +129,11 @@ class PartialResults:
         header = self.header
         return measured(name, tasks, header.benchmarks[name].metrics, k=header.k, pass_at=header.pass_at)
 
-    def _take_over(self, lines: Sequence[str], allow: bool) -> None:
-        headers = [line for line in lines if line.startswith(BEGINNING.decode())]
-        newest = json.loads(headers[-1])
+    def _take_over(self, allow: bool) -> None:
+        with self.path.open("rb") as file:
+            newest = json.loads([line for line in file if line.startswith(BEGINNING)][-1])
         self._go_on(newest, self.path, allow)
-        self._add_all(lines, start=0)
+        self._add_all()
         if self.header.body() != newest:
             append_line(self.path, json.dumps(self.header.body()))
 
@@ -148,18 +149,20 @@ class PartialResults:
         if changes:
             self.header = replace(self.header, settings={**self.header.settings, CHANGES: changes})
 
-    def _add_all(self, lines: Iterable[str], *, start: int) -> None:
-        """Lines that are in the file from the byte `start` on. A later result of a task supersedes an earlier one."""
-        for line in lines:
-            if not line.startswith(BEGINNING.decode()):
-                body = json.loads(line)
-                record = body.pop(RECORD, None) or {"rollouts": []}
-                result = TaskResult.from_body(body)
-                key = result.benchmark, result.task
-                self._tasks[key] = result
-                self._recorded.setdefault(key, set()).update(int(one["id"]) for one in record["rollouts"])
-                self._lines.add(key, start, len(line))
-            start += len(line) + 1
+    def _add_all(self) -> None:
+        """What the file holds, line by line. A later result of a task supersedes an earlier one."""
+        start = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                if not line.startswith(BEGINNING):
+                    body = json.loads(line)
+                    record = body.pop(RECORD, None) or {"rollouts": []}
+                    result = TaskResult.from_body(body)
+                    key = result.benchmark, result.task
+                    self._tasks[key] = result.without_texts()
+                    self._recorded.setdefault(key, set()).update(int(one["id"]) for one in record["rollouts"])
+                    self._lines.add(key, start, len(line) - 1)  # without its end
+                start += len(line)
 
     def _unjudged(self, benchmark: str, task: str) -> set[int]:
         """Numbers of the rollouts that were played without a fault, are on disk, and have no score."""
@@ -212,14 +215,14 @@ def _tasks_of(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (task for one in body["results"] for task in one["tasks"])
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """All whole lines; a torn last one is cut off: its task is measured again.
+def _has_lines(path: Path) -> bool:
+    """Whether there is a whole line; a torn last one is cut off: its task is measured again.
 
     Raises `ConfigError` for a file of something else, which is left as it is, and for a link.
     """
     if path.is_symlink() or (path.exists() and not _begins_evaluation(path)):
         raise ConfigError(f"{path} is no unfinished evaluation; choose another evaluate.out")
-    return cut_torn_line(path).decode("ascii").splitlines()
+    return cut_torn_end(path) > 0
 
 
 def _begins_evaluation(path: Path) -> bool:

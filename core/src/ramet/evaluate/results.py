@@ -4,10 +4,12 @@ reader needs to believe or to repeat a number.
 
 from __future__ import annotations
 
+import itertools
 import json
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from ramet.evaluate.statistics import MetricSummary, summarise
 from ramet.evaluate.tasks import TaskResult, ToolStatistics, answers_of, scores_of, tool_statistics
 from ramet.io.json_values import as_object
 from ramet.rollout.stateful import DEFECT
+
+NO_TASKS = '\n   "tasks": []'  # of a benchmark in the file, without tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +57,31 @@ class BenchmarkResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
+    """Of an evaluation whose tasks are in its partial file, without their texts (`TaskResult.without_texts`)."""
+
     header: Header
     benchmarks: tuple[BenchmarkResult, ...] = field(default=())
     rollouts: Mapping[str, Any] | None = None  # hash and number of the recorded groups
 
     def body(self) -> dict[str, Any]:
-        """The content of the file."""
-        found = [{**as_object(b), "judged": b.judged} for b in self.benchmarks]
+        """The content of the file, without the tasks."""
+        found = [{**as_object(replace(b, tasks=())), "judged": b.judged} for b in self.benchmarks]
         return {**self.header.body(), "rollouts": self.rollouts, "results": plain(found)}
+
+    def text(self, tasks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+        """The file in pieces, as `json.dumps` with an indent of 1 would write it. `tasks`: the objects of all tasks in
+        their order, one at a time, since together they may be larger than the memory.
+        """
+        rest = iter(tasks)
+        first, *others = json.dumps(self.body(), indent=1, allow_nan=False).split(NO_TASKS)
+        yield first
+        for benchmark, piece in zip(self.benchmarks, others, strict=True):
+            before = NO_TASKS[:-1]
+            for task in itertools.islice(rest, len(benchmark.tasks)):
+                yield before + textwrap.indent("\n" + json.dumps(task, indent=1, allow_nan=False), " " * 4)
+                before = ","
+            yield ("\n   ]" if benchmark.tasks else NO_TASKS) + piece
+        yield "\n"
 
     def metrics(self) -> dict[str, float]:
         """What trackers are told: means over tasks, by name. What could not be judged is left out."""

@@ -59,6 +59,15 @@ class LinesOfTasks:
         """A line of this benchmark and task, in bytes."""
         self._places.setdefault(key, []).append((start, length))
 
+    def result(self, key: tuple[str, str]) -> dict[str, Any]:
+        """The result of this task in its newest line, without its record."""
+        with self.path.open("rb") as file:
+            start, length = self._places[key][-1]
+            file.seek(start)
+            body: dict[str, Any] = json.loads(file.read(length))
+        body.pop(RECORD, None)
+        return body
+
     def records(self, keys: Iterable[tuple[str, str]]) -> Iterator[GroupRecord]:
         """One per task, in this order; what was played later is in the place of what it supersedes."""
         for key, found in self._found(keys):

@@ -49,6 +49,10 @@ class RolloutResult:
     response_tokens: int
     asked: tuple[ChatExchange, ...] = ()  # of models, to score it: prompts and raw answers of judges
 
+    def without_texts(self) -> RolloutResult:
+        calls = tuple(replace(call, arguments="") for call in self.tool_calls)
+        return replace(self, response="", tool_calls=calls, asked=())
+
     def why_missing(self, metric: str) -> str | None:
         """Why it has no score in this metric; None: it has one."""
         return None if self.scores.get(metric) is not None else self.masked or "not judged"
@@ -78,6 +82,12 @@ class TaskResult:
         newer = {rollout.id: rollout for rollout in by.rollouts}
         merged = {rollout.id: rollout for rollout in self.rollouts} | newer
         return replace(self, rollouts=tuple(merged[id] for id in sorted(merged, key=int)))
+
+    def without_texts(self) -> TaskResult:
+        """Only what statistics read, which is a small part of it: without prompt, responses, arguments of calls and
+        what models were asked.
+        """
+        return replace(self, prompt="", gold=(), rollouts=tuple(one.without_texts() for one in self.rollouts))
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> TaskResult:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ramet.io.os_errors import naming
 
 logger = logging.getLogger(__name__)
+BLOCK = 1 << 20  # that is read at once, from the end
 
 
 def append_line(path: Path, line: str, *, sync: bool = True) -> int:
@@ -34,11 +35,25 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> int:
 
 
 def cut_torn_line(path: Path) -> bytes:
-    """Cut a last line without an end off the file, report it, and return all whole lines; a missing file has none."""
-    data = path.read_bytes() if path.exists() else b""
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        logger.warning("%s: dropped a torn last line of %d bytes", path, len(data) - whole)
-        with naming(path), path.open("r+b") as file:
+    """As `cut_torn_end`, and return all whole lines."""
+    return path.read_bytes() if cut_torn_end(path) else b""
+
+
+def cut_torn_end(path: Path) -> int:
+    """Cut a last line without an end off the file, report it, and return the bytes that are left; 0 for a missing file.
+
+    Only the end is read: such files may be larger than the memory.
+    """
+    if not path.exists():
+        return 0
+    with naming(path), path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        whole, start = 0, size
+        while start > 0 and not whole:
+            start, end = max(0, start - BLOCK), start
+            file.seek(start)
+            whole = start + at + 1 if (at := file.read(end - start).rfind(b"\n")) >= 0 else 0
+        if whole < size:
+            logger.warning("%s: dropped a torn last line of %d bytes", path, size - whole)
             file.truncate(whole)
-    return data[:whole]
+    return whole

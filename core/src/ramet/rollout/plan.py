@@ -24,7 +24,8 @@ class RolloutPlan:
     measurement may take as long as it takes; every rollout keeps its own deadline. `roots`: run only these of each
     group's rollouts, by number, without forks; each has the seed that it has in the whole group.
     `counted` False leaves these rollouts out of the metrics `rollout/…`: they belong to no step, or the caller counts
-    them.
+    them. `kept` False: groups are given to `on_group` alone and the call returns none, so that they need not all be in
+    memory at once.
     """
 
     group_size: int | None = None
@@ -40,6 +41,7 @@ class RolloutPlan:
     step_deadline: bool = True
     roots: tuple[int, ...] | None = None
     counted: bool = True
+    kept: bool = True
 
     def resolved(self, config: RolloutConfig) -> ResolvedPlan:
         size = config.group_size if self.group_size is None else self.group_size
@@ -57,6 +59,7 @@ class RolloutPlan:
             step_deadline=self.step_deadline,
             roots=self.roots,
             counted=self.counted,
+            kept=self.kept,
         )
 
 
@@ -77,6 +80,7 @@ class ResolvedPlan:
     step_deadline: bool
     roots: tuple[int, ...] | None
     counted: bool
+    kept: bool
 
     def root(self, n: int) -> int:
         """The number of the n-th root that a group starts; it names the rollout and decides its seed."""

@@ -111,7 +111,8 @@ class RolloutWorker:
         deadline_s: float | None = None,
         stored: Mapping[str, GroupRecord] | None = None,
     ) -> list[Group]:
-        """Run all tasks; groups in the order of `tasks`. `on_group` is called for each as soon as it is complete.
+        """Run all tasks; groups in the order of `tasks`, none if the plan keeps none. `on_group` is called for each as
+        soon as it is complete.
 
         `version`: of the weights that the engine was given last. Every token must be of it or, where updates come in
         flight, of one up to `newest()`; a rollout with others is masked. None: any will do.
@@ -141,14 +142,15 @@ class RolloutWorker:
         )
         versions = None if version is None else Versions(version, newest or (lambda: version))
         failure: BaseException | None = None
+        runs: list[asyncio.Task[Group]] = []
         total = len(jobs) * chosen.group_size
         with self._watchdog.watching(), self._progress.counting(total) as counts:
             try:
                 async with asyncio.TaskGroup() as group:
-                    runs = []
                     for job in jobs:
                         context = self._group_context(job.task, chosen, versions, counts)
-                        runs.append(group.create_task(self._run_group(job, chosen, deadline, group, on_group, context)))
+                        run = group.create_task(self._run_group(job, chosen, deadline, group, on_group, context))
+                        runs += [run] if chosen.kept else []
                         await asyncio.sleep(0)  # the first groups' tools already run while later groups start
             except BaseExceptionGroup as errors:
                 failure = errors.exceptions[0]

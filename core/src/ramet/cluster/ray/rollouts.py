@@ -127,19 +127,19 @@ class RayRollouts:
     ) -> list[Group]:
         await self.wake()
         started = time.monotonic()
+        runs: list[asyncio.Task[list[Group]]] = []
         deadline = StepDeadline(self._config.rollout.step_deadline_s) if plan.step_deadline else None
         try:
             with self._progress.counting(len(tasks) * self.group_size(plan)) as counts:
                 async with asyncio.TaskGroup() as running:
-                    parts = [
-                        running.create_task(self._run_part(part, step, plan, deadline, on_group, counts, stored))
-                        for part in self._parts(tasks)
-                    ]
+                    for part in self._parts(tasks):
+                        run = running.create_task(self._run_part(part, step, plan, deadline, on_group, counts, stored))
+                        runs += [run] if plan.kept else []
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         if plan.counted:
             self._metrics.seconds += time.monotonic() - started
-        return [group for part in parts for group in part.result()]
+        return [group for run in runs for group in run.result()]
 
     def _parts(self, tasks: Sequence[Task]) -> list[list[tuple[Task, str]]]:
         """What workers are given at once, tasks with their names: a group, or, of a policy that plays in rounds, a
@@ -205,6 +205,7 @@ class RayRollouts:
         key: str,
     ) -> list[Group]:
         tasks, names = zip(*part, strict=True)
+        plan = replace(plan, kept=True)  # from the worker they come here
         if self._in_rounds:
             shared: list[Group] = await worker.call(
                 "run_share", tasks, names, step, plan, left, timeout_s=timeout_s, key=key

@@ -91,7 +91,7 @@ class LockstepWorker(RolloutWorker):
                 self._metrics.add(group)
             if on_group is not None:
                 on_group(group)
-        return groups
+        return groups if batch.player.engine.plan.kept else []
 
     async def batch(
         self,
