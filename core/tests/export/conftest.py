@@ -74,7 +74,7 @@ def pristine_run(tmp_path_factory: pytest.TempPathFactory, base: Path, policy: P
 
 def write(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
     """What one rank of the policy writes."""
-    write_state(folder, stage_state(model, optimizer, Progress(step=1), rank=0, world_size=1, copy=False))
+    write_state(folder, stage_state(model, optimizer, Progress(step=1), rank=0, world_size=1))
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def trained(base: Path, run: Path) -> PreTrainedModel:
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_(0, 0.2)
-    staged = stage_state(model, torch.optim.AdamW([torch.zeros(1)]), Progress(), rank=0, world_size=1, copy=False)
+    staged = stage_state(model, torch.optim.AdamW([torch.zeros(1)]), Progress(), rank=0, world_size=1)
     Checkpoints(run / "checkpoints", keep=2).save(3, lambda folder: write_state(folder, staged))
     return model
 

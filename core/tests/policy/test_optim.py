@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from ramet.config.schema import PolicyConfig, Schedule
+from ramet.config.schema import Offload, PolicyConfig, Schedule
 from ramet.policy.checkpoint.state import Progress, load_state, stage_state, write_state
-from ramet.policy.optim import clip_gradients, learning_rate, make_optimizer
+from ramet.policy.optim import OffloadedState, clip_gradients, learning_rate, make_optimizer
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,61 @@ def test_on_a_gpu_a_step_is_fused_and_its_count_is_there_after_a_load(
     assert optimizer.defaults["fused"] is True
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
-    write_state(tmp_path, stage_state(model, optimizer, Progress(step=1), rank=0, world_size=1, copy=False))
+    write_state(tmp_path, stage_state(model, optimizer, Progress(step=1), rank=0, world_size=1))
     load_state(tmp_path, model, optimizer, rank=0, world_size=1, seed=1)
     count = optimizer.state[model.weight]["step"]
     assert count.device == model.weight.device and float(count) == 1.0
     optimizer.step()
+
+
+def stepped(config: PolicyConfig, *, offloaded: bool = False) -> list[torch.Tensor]:
+    """Weights and moments after three steps."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(64, 48)
+    optimizer = make_optimizer(model.parameters(), config)
+    away = OffloadedState(optimizer, torch.device("cpu"), pin=False)
+    for i in range(3):
+        for parameter in model.parameters():
+            parameter.grad = parameter.detach() * (i + 0.5)
+        if offloaded:
+            away.to_device()
+        optimizer.step()
+        if offloaded:
+            away.to_host()
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    return [*(parameter.detach() for parameter in model.parameters()), *moments]
+
+
+def test_what_is_offloaded_is_stepped_by_one_kernel_on_the_cpu() -> None:
+    """The same bits every time. Not those of a step tensor by tensor, which runs without GPUs keep."""
+    config = PolicyConfig(lr=0.01, offload=Offload.ALL)
+    assert make_optimizer([Parameter(torch.ones(2))], config).defaults["fused"] is True
+    once, again, plain = stepped(config), stepped(config), stepped(PolicyConfig(lr=0.01))
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(once, plain, strict=True))
+
+
+def test_state_that_was_away_between_steps_is_the_same() -> None:
+    config = PolicyConfig(lr=0.01)
+    for a, b in zip(stepped(config), stepped(config, offloaded=True), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_moments_go_to_the_same_host_memory_every_time_and_counts_stay() -> None:
+    parameters = [Parameter(torch.ones(3)), Parameter(torch.ones(2)), Parameter(torch.ones(1), requires_grad=False)]
+    optimizer = make_optimizer(parameters, PolicyConfig())
+    away = OffloadedState(optimizer, torch.device("meta"), pin=False)
+    away.to_host()  # nothing before the first step
+    assert not optimizer.state
+    for parameter in parameters[:2]:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.state[parameters[0]]["exp_avg"].fill_(7)
+    own = optimizer.state[parameters[0]]
+    away.to_host()
+    kept = own["exp_avg"]
+    assert kept.tolist() == [7, 7, 7] and own["exp_avg_sq"].data_ptr() == kept.data_ptr() + 64
+    away.to_host()
+    assert own["exp_avg"] is kept and kept.tolist() == [7, 7, 7]
+    away.to_device()
+    assert own["exp_avg"].is_meta and own["exp_avg_sq"].is_meta and not own["step"].is_meta

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from ramet.config.schema import ModelConfig
 from ramet.models.tiny import make_tiny_model
+from ramet.policy import train_rank
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
-from ramet.policy.checkpoint.state import rng_state, saved_weights, set_rng_state
+from ramet.policy.checkpoint.state import Staged, rng_state, saved_weights, set_rng_state
 from ramet.policy.checkpoint.store import Checkpoints
 from ramet.policy.errors import CheckpointError
 from ramet.policy.spec import PolicySpec
@@ -206,6 +207,31 @@ def test_what_is_staged_is_the_state_of_then(
         assert path.read_bytes() == (tmp_path / "staged" / path.name).read_bytes(), path.name
     with pytest.raises(RuntimeError, match="nothing is staged"):
         worker.write_staged(tmp_path / "again")
+
+
+def test_there_is_one_copy_for_all_saves_and_none_is_made_while_it_is_written(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = PolicyWorker(make_spec())
+
+    def staged() -> dict[str, int]:
+        worker.stage()
+        found = worker._train_rank._staged
+        assert found is not None
+        return {name: tensor.data_ptr() for name, tensor in found.tensors.items()}
+
+    assert staged() == staged()
+
+    def writing(folder: Path, found: Staged, group: object) -> None:
+        with pytest.raises(RuntimeError) as error:
+            worker.stage()
+        assert str(error.value) == "the copy before is still being written; wait until write_staged() is done"
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(train_rank, "write_state", writing)
+    with pytest.raises(CheckpointError):
+        worker.write_staged(tmp_path)
+    worker.stage()
 
 
 def test_adapters_are_saved_without_the_weights_under_them(

@@ -16,13 +16,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ramet.algorithms.losses.config import PpoClipConfig
 from ramet.algorithms.losses.ppo_clip import PpoClip
-from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, OldLogprobs
+from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, Offload, OldLogprobs
 from ramet.errors import ConfigError, PluginError
 from ramet.policy.batching.partition import minibatches
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
 from ramet.policy.logprob_model import TokenLogprobs
+from ramet.policy.optim import OffloadedState
 from ramet.policy.spec import PolicySpec
 from ramet.policy.worker import PolicyWorker
 from ramet.train.learning import estimate
@@ -528,3 +529,37 @@ def test_at_rest_memory_is_given_back_after_the_garbage_and_when_the_device_is_d
     worker._train_rank.device = torch.device("cuda")
     worker.rest()
     assert order[2:] == ["collect", "synchronize cuda", "empty"]
+
+
+@pytest.mark.parametrize("diverges", [False, True])
+def test_an_offloaded_optimiser_travels_once_per_update(
+    make_spec: MakeSpec,
+    make_rows: MakeRows,
+    make_advantages: MakeAdvantages,
+    monkeypatch: pytest.MonkeyPatch,
+    diverges: bool,
+) -> None:
+    """Offloading asks for a GPU; here host memory takes its place, and what counts is the order and the result."""
+    monkeypatch.setattr("ramet.policy.worker.check_policy_options", lambda *_: [])
+    rows = make_rows(6)
+    batch = TrainBatch.from_padded(rows, make_advantages(rows))
+    worker, plain = (
+        PolicyWorker(make_spec(offload=offload, minibatches=2, epochs=2, max_bad_steps=1))
+        for offload in (Offload.OPTIMIZER, Offload.NONE)
+    )
+    order: list[str] = []
+    to_device, to_host, step = OffloadedState.to_device, OffloadedState.to_host, worker.optimizer.step
+    monkeypatch.setattr(OffloadedState, "to_device", lambda own: (order.append("to device"), to_device(own)))
+    monkeypatch.setattr(OffloadedState, "to_host", lambda own: (order.append("to host"), to_host(own)))
+    monkeypatch.setattr(worker.optimizer, "step", lambda: (order.append("step"), step()))
+    if diverges:
+        monkeypatch.setattr("ramet.policy.train_rank.clip_gradients", lambda *_: float("nan"))
+        with pytest.raises(TrainingDiverged):
+            worker.update(batch, 1)
+        assert order == ["to host"]
+        return
+    for number in (1, 2):
+        worker.update(batch, number)
+        plain.update(batch, number)
+    assert order == [*["to device", "step"] * 4, "to host"] * 2  # but the first of each finds everything there
+    assert torch.equal(parameters(worker), parameters(plain))

@@ -250,7 +250,7 @@ class TrainConfig:
     )
     staleness: int = option(0, "S: updates that rollouts may lag; over 0, groups of S more steps play ahead", minimum=0)
     save_every: int = option(10, "steps between checkpoints; the last step is always saved", minimum=1)
-    async_save: bool = option(False, "go on while a checkpoint is written; holds a copy of it in memory")
+    async_save: bool = option(False, "go on while a checkpoint is written")
     keep_checkpoints: int = option(3, minimum=1)
     max_bad_steps: int = option(3, "non-finite updates in a row before the run stops", minimum=1)
     grace_s: float = option(

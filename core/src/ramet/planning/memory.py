@@ -21,7 +21,7 @@ from ramet.planning.model_shape import ModelShape, read_shape
 from ramet.planning.placement import DevicePlan, Devices, Machine, plan_devices
 from ramet.types import Need
 
-ASIDE, STORED, PROCESSES = "offloaded and being saved", "new weights for engines", "processes"
+ASIDE, STORED, PROCESSES = "offloaded and copied for saves", "new weights for engines", "processes"
 PROCESS_BYTES = 4 * 2**30  # libraries, CUDA's pinned memory and torch's, of a process that uses a GPU: an assumption
 REFERENCE, CRITIC, CONTEXTS = "reference", "critic", "CUDA contexts"
 UPDATE, CRITIC_UPDATE, ROLLOUTS = "update", "critic's update", "rollouts"
@@ -109,8 +109,9 @@ def estimate(inputs: Inputs) -> MemoryPlan:
 
 
 def _host_parts(inputs: Inputs, placement: DevicePlan, models: list[TrainedModel]) -> dict[str, int]:
-    """What is offloaded or being saved; with GPUs also new weights in the object store with the two buffers through
-    which they go there, and the processes themselves. An engine that sleeps drops its weights and keeps nothing here.
+    """What is offloaded, and the copy that saves are written from; with GPUs also new weights in the object store with
+    the two buffers through which they go there, and the processes themselves. An engine that sleeps drops its weights
+    and keeps nothing here.
     """
     aside = placement.ranks * sum(map(host, models))
     if not inputs.machine.cuda:

@@ -20,6 +20,7 @@ from ramet.algorithms.logprobs import CHUNK_ELEMENTS
 from ramet.config.schema import Attention, Config, Dtype, Offload
 from ramet.planning.model_shape import ModelShape, Shape, adapters, count
 from ramet.policy.batching.packing import CPU_TOKENS
+from ramet.policy.host_memory import chunks, pinned_bytes
 
 PAGE = 2**21  # bytes, of a GPU's memory that is mapped at once
 MASTER = 4  # bytes of weights, gradients and moments that are trained: float32 (policy/models.py)
@@ -122,11 +123,26 @@ def reserved(model: TrainedModel, parts: Mapping[str, int]) -> int:
 
 
 def host(model: TrainedModel) -> int:
-    """Bytes that one rank keeps in host memory: what is offloaded, and the copy of an asynchronous save."""
-    held = state(model)
-    offload = model.config.policy.offload
-    away = {Offload.NONE: 0, Offload.OPTIMIZER: held[OPTIMISER], Offload.ALL: sum(held.values())}[offload]
-    return away + (held[WEIGHTS] + held[OPTIMISER] if model.config.train.async_save else 0)
+    """Bytes that one rank keeps in host memory: what is offloaded, and the one copy of weights and optimiser from which
+    saves are written.
+
+    With `policy.offload=optimizer`, and for that copy, tensors share pinned chunks (policy/host_memory.py). With `all`
+    FSDP pins each weight and each gradient, a block by itself; there the optimiser's state and the copy are not pinned.
+    """
+    offload, trained = model.config.policy.offload, _own_sizes(model, model.trained, MASTER)
+    copied = trained + [size for size in trained for _ in range(2)]
+    if offload is Offload.ALL:
+        weights = trained + _own_sizes(model, model.frozen, model.computed)
+        return pinned_bytes(weights) + pinned_bytes(trained) + 2 * sum(trained) + sum(copied)
+    moments = copied[len(trained) :] if offload is Offload.OPTIMIZER else []
+    if not model.cuda:
+        return sum(copied)
+    return pinned_bytes(chunks(moments).sizes) + pinned_bytes(chunks(copied).sizes)
+
+
+def _own_sizes(model: TrainedModel, shapes: Iterable[Shape], size: int) -> list[int]:
+    """Bytes of rank 0's part of each."""
+    return [sharded((shape,), model.ranks, size) for shape in shapes]
 
 
 def kept_per_token(model: TrainedModel, longest: int) -> int:
@@ -171,11 +187,15 @@ def head_work(model: TrainedModel) -> int:
 
 
 def phases(model: TrainedModel) -> dict[str, dict[str, int]]:
-    """Parts by the phase of an update in which they are held together; the largest is the peak."""
+    """Parts by the phase of an update in which they are held together; the largest is the peak.
+
+    An offloaded optimiser comes with the first optimiser step of an update and is away only in the passes before that.
+    """
     held = state(model)
     if model.config.policy.offload is Offload.ALL:
         held = {}
-    waiting = model.config.policy.offload is Offload.OPTIMIZER
+    train = model.config.train
+    waiting = model.config.policy.offload is Offload.OPTIMIZER and train.minibatches * train.epochs == 1
     computing = {name: size for name, size in held.items() if name != OPTIMISER or not waiting}
     kept, block = activations(model)
     flight = _in_flight(model)

@@ -162,12 +162,15 @@ class CriticWorker:
         self._train_rank.set_learning_rate(rate)
         metrics, skipped = MetricAccumulator(), 0
         order = self._train_rank.minibatches(batch.rows, self.spec.train, step)
-        for i, chosen in enumerate(order):
-            try:
-                skipped += not self._optimizer_step(targets, chosen, metrics, step=step, earlier=i, passes=len(order))
-            except TrainingDiverged as error:
-                error.mid_step = skipped < i
-                raise
+        with self._train_rank.updating():
+            for i, chosen in enumerate(order):
+                try:
+                    skipped += not self._optimizer_step(
+                        targets, chosen, metrics, step=step, earlier=i, passes=len(order)
+                    )
+                except TrainingDiverged as error:
+                    error.mid_step = skipped < i
+                    raise
         found = metrics.result(include=self._train_rank.layout.is_first_of_group)
         if self.rank:
             return {}
@@ -186,11 +189,14 @@ class CriticWorker:
         self._train_rank.save(folder / FOLDER)
 
     def stage(self) -> None:
-        """Copy what `save` would write into host memory; training may go on afterwards."""
+        """Copy what `save` would write into host memory; training may go on afterwards.
+
+        Raises `RuntimeError` while the copy before is being written.
+        """
         self._train_rank.stage()
 
     def write_staged(self, folder: Path) -> None:
-        """Write what was staged, and free it. May run in another thread than training. As `save`."""
+        """Write what was staged, once. May run in another thread than training. As `save`."""
         self._train_rank.write_staged(folder / FOLDER)
 
     def load(self, folder: Path) -> None:

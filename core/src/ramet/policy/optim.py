@@ -6,14 +6,16 @@ A schedule without state resumes exactly by knowing the step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ramet.config.schema import PolicyConfig, Schedule
+from ramet.config.schema import Offload, PolicyConfig, Schedule
 from ramet.policy.distributed.sharding import full_tensor
+from ramet.policy.host_memory import HostBuffers
 
 
 def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:
@@ -31,12 +33,13 @@ def learning_rate(config: PolicyConfig, step: int, total_steps: int) -> float:
 def make_optimizer(parameters: Iterable[Parameter], config: PolicyConfig) -> torch.optim.AdamW:
     """AdamW (arXiv 1711.05101) over the parameters that are trained. Its state has their type, float32.
 
-    On a GPU one kernel does a step, without copies of the gradients.
+    On a GPU one kernel does a step, without copies of the gradients; so does one on the CPU for what `policy.offload`
+    keeps there. A run without GPUs has torch's default, a tensor at a time.
     """
     trained = [p for p in parameters if p.requires_grad]
     return torch.optim.AdamW(
         trained,
-        fused=True if any(p.is_cuda for p in trained) else None,
+        fused=True if config.offload is Offload.ALL or any(p.is_cuda for p in trained) else None,
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
@@ -54,9 +57,34 @@ def clip_gradients(parameters: Iterable[Parameter], max_norm: float) -> float:
     return float(norm)
 
 
-def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Take the optimiser's state to `device`. Step counts stay in host memory, where AdamW keeps them."""
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.dim():
-                state[name] = value.to(device)
+class OffloadedState:
+    """AdamW's moments, in host memory between updates and on the device during one."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, *, pin: bool) -> None:
+        self._optimizer = optimizer
+        self._device = device
+        self._buffers = HostBuffers(pin=pin)
+
+    def to_device(self) -> None:
+        """What is there already stays. Kernels that are started later see the values."""
+        for state, name, value in self._moments():
+            state[name] = value.to(self._device, non_blocking=True)
+
+    def to_host(self) -> None:
+        """The device's memory is free when this returns."""
+        moments = self._moments()
+        copies = self._buffers.copies({f"{i}": value for i, (_, _, value) in enumerate(moments)})
+        for (state, name, _), copy in zip(moments, copies.values(), strict=True):
+            state[name] = copy
+
+    def _moments(self) -> Sequence[tuple[dict[str, Any], str, Tensor]]:
+        """In the order of the parameters. Counts of steps have no dimension; they stay where AdamW keeps them."""
+        state = self._optimizer.state
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return [
+            (state[parameter], name, value)
+            for parameter in parameters
+            if parameter in state
+            for name, value in sorted(state[parameter].items())
+            if isinstance(value, Tensor) and value.dim()
+        ]

@@ -35,8 +35,9 @@ from ramet.policy.checkpoint.state import Progress, Staged, load_state, stage_st
 from ramet.policy.distributed.ranks import host_group, sum_over_ranks
 from ramet.policy.distributed.sharding import add_up_over_replicas, reshard
 from ramet.policy.errors import OutOfMemory, TrainingDiverged
+from ramet.policy.host_memory import HostBuffers
 from ramet.policy.models import attention_cost, row_cost
-from ramet.policy.optim import clip_gradients, make_optimizer, move_state
+from ramet.policy.optim import OffloadedState, clip_gradients, make_optimizer
 from ramet.policy.progress import PassCounter
 from ramet.policy.shared_attention import has_shared_attention
 
@@ -82,7 +83,13 @@ class TrainRank:
         self._advice = advice
         self._cost, self._row_cost = attention_cost(model, self.device), row_cost(model, self.device)
         self._host_group = host_group() if layout.world_size > 1 else None
+        cuda = self.device.type == "cuda"
+        self._offloaded = None
+        if policy.offload is Offload.OPTIMIZER:
+            self._offloaded = OffloadedState(self.optimizer, self.device, pin=cuda)
+        self._copies = HostBuffers(pin=cuda and policy.offload is not Offload.ALL)  # what is on the host needs no pins
         self._staged: Staged | None = None
+        self._writing = False  # the copies, maybe in another thread
         self.counter = PassCounter()
 
     def micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
@@ -152,6 +159,16 @@ class TrainRank:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around the optimiser steps of one training step. With `policy.offload=optimizer` the first of them brings the
+        optimiser's state to the device, where it stays until this ends.
+        """
+        try:
+            yield
+        finally:
+            self._offload_optimizer()
+
     def optimizer_step(self, loss: float, rows: Sequence[Row], *, step: int) -> Outcome:
         """Clip the gradients and step, unless something is not finite on any rank; `loss` is this rank's part.
 
@@ -182,18 +199,27 @@ class TrainRank:
 
     def save(self, folder: Path) -> None:
         """Write weights, optimiser, counts and random number states. Raises `CheckpointError`."""
-        write_state(folder, self._stage(copy=False), self._host_group)
+        write_state(folder, self._state(), self._host_group)
 
     def stage(self) -> None:
-        """Copy what `save` would write into host memory; training may go on afterwards."""
-        self._staged = self._stage(copy=True)
+        """Copy what `save` would write into host memory; training may go on afterwards.
+
+        There is one copy, whose memory is used every time. Raises `RuntimeError` while it is being written.
+        """
+        if self._writing:
+            raise RuntimeError("the copy before is still being written; wait until write_staged() is done")
+        self._staged = self._state(self._copies)
 
     def write_staged(self, folder: Path) -> None:
-        """Write what was staged, and free it. May run in another thread than training. As `save`."""
+        """Write what was staged, once. May run in another thread than training. As `save`."""
         staged, self._staged = self._staged, None
         if staged is None:
             raise RuntimeError("nothing is staged; call stage() first")
-        write_state(folder, staged, self._host_group)
+        self._writing = True
+        try:
+            write_state(folder, staged, self._host_group)
+        finally:
+            self._writing = False
 
     def load(self, folder: Path) -> None:
         """Go on exactly where `save` was called, by as many ranks or others. Raises `CheckpointError`."""
@@ -210,25 +236,24 @@ class TrainRank:
         self.step, self.bad_steps = progress.step, progress.bad_steps
         self._offload_optimizer()
 
-    def _stage(self, *, copy: bool) -> Staged:
+    def _state(self, buffers: HostBuffers | None = None) -> Staged:
         reshard(self.module)
         progress = Progress(step=self.step, bad_steps=self.bad_steps)
         rank, world_size = self.layout.rank, self.layout.world_size
-        return stage_state(self.model, self.optimizer, progress, rank=rank, world_size=world_size, copy=copy)
+        return stage_state(self.model, self.optimizer, progress, rank=rank, world_size=world_size, buffers=buffers)
 
     def _sum(self, value: float) -> float:
         return value if self.layout.world_size == 1 else sum_over_ranks(value)
 
     def _step_optimizer(self) -> None:
-        if self._policy.offload is Offload.OPTIMIZER:
-            move_state(self.optimizer, self.device)
+        if self._offloaded is not None:
+            self._offloaded.to_device()
         self.optimizer.step()
-        self._offload_optimizer()
 
     def _offload_optimizer(self) -> None:
-        """Between steps the optimiser's state is kept in host memory, if `policy.offload` asks for it."""
-        if self._policy.offload is Offload.OPTIMIZER:
-            move_state(self.optimizer, torch.device("cpu"))
+        """Between updates the optimiser's state is kept in host memory, if `policy.offload` asks for it."""
+        if self._offloaded is not None:
+            self._offloaded.to_host()
 
     def _count_bad_steps(self, outcome: Outcome, rows: Sequence[Row]) -> None:
         if outcome.finite:

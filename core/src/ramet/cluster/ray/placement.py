@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from ramet.cluster.check import could_colocate
-from ramet.config.schema import Config
+from ramet.config.schema import Config, Offload
 from ramet.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,8 @@ class WorkerPlacement:
         self.uses_gpus = _uses_gpus(config)
         if self._colocate and not self.uses_gpus:
             raise ConfigError("cluster.colocate=true: workers take turns on GPUs, and the Ray cluster has none")
-        self._cpus = _cpu_share(self._ranks + self._engines, whole_machine=is_own and not self.uses_gpus)
+        on_cpus = not self.uses_gpus or (with_policy and config.policy.offload is Offload.ALL)
+        self._cpus = _cpu_share(self._ranks + self._engines, whole_machine=is_own and on_cpus)
         self._requests = self._plan()
         self.groups: list[PlacementGroup] = []
 
@@ -166,8 +167,8 @@ def _uses_gpus(config: Config) -> bool:
 def _cpu_share(workers: int, *, whole_machine: bool) -> float:
     """CPUs of one worker. Ray only counts them, but torch uses as many threads (at least one) unless a setting says so.
 
-    `whole_machine` divides all CPUs among the workers, which compute on them; otherwise each has one, or less if there
-    are too few.
+    `whole_machine` divides all CPUs among the workers, which compute on them or step an offloaded optimiser there;
+    otherwise each has one, or less if there are too few.
     """
     total = _total("CPU")
     share = total / workers if whole_machine else min(1.0, total / (2 * workers))

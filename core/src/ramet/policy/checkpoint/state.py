@@ -31,6 +31,7 @@ from ramet.policy.checkpoint.dcp import read_tensors, read_whole, shapes, write_
 from ramet.policy.checkpoint.store import note_hashes
 from ramet.policy.distributed.ranks import gather_on_all
 from ramet.policy.errors import CheckpointError
+from ramet.policy.host_memory import HostBuffers
 
 logger = logging.getLogger(__name__)
 MODEL, OPTIMIZER = "model.", "optimizer."
@@ -60,12 +61,12 @@ def stage_state(
     *,
     rank: int,
     world_size: int,
-    copy: bool,
+    buffers: HostBuffers | None = None,
 ) -> Staged:
-    """The current state. `copy`: in host memory, so that training can go on; otherwise it must be written at once."""
+    """The current state, copied into `buffers`, so that training can go on; None: it must be written at once."""
     tensors = _tensors(model) | _optimizer_tensors(model, optimizer)
-    if copy:
-        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+    if buffers is not None:
+        tensors = buffers.copies(tensors)
     own = {"world_size": world_size, "step": progress.step, "bad_steps": progress.bad_steps, "rng": rng_state()}
     return Staged(tensors=tensors, own=own, rank=rank)
 
