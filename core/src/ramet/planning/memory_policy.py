@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ramet.algorithms.logprobs import CHUNK_ELEMENTS
-from ramet.config.schema import Attention, Config, Dtype, Offload
+from ramet.config.schema import Attention, Config, Dtype, Offload, SharePrefixes
 from ramet.planning.model_shape import ModelShape, Shape, adapters, count
 from ramet.policy.batching.packing import CPU_TOKENS
 from ramet.policy.host_memory import chunks, pinned_bytes
@@ -67,6 +67,13 @@ class TrainedModel:
         return tuple(shape for shape in self.shape.parameters if shape not in self.head)
 
     @property
+    def rows(self) -> int:
+        """The most rows that a rank, or those that share sequences, may have in one micro-batch."""
+        train = self.config.train
+        rows = -(-train.tasks_per_step * self.config.rollout.group_size // train.minibatches)
+        return -(-rows // max(1, self.ranks // self.config.policy.sequence_parallel))
+
+    @property
     def tokens(self) -> int:
         """T: a micro-batch takes `policy.max_microbatch_tokens` a rank, or one sequence that is longer, whose tokens
         `policy.sequence_parallel` ranks share. On a CPU larger micro-batches are not made (policy/batching/packing.py).
@@ -74,10 +81,22 @@ class TrainedModel:
         policy, most = self.config.policy, longest_sequence(self.config)
         budget = policy.max_microbatch_tokens * policy.sequence_parallel
         budget = budget if self.cuda else min(budget, CPU_TOKENS)
-        train = self.config.train
-        rows = -(-train.tasks_per_step * self.config.rollout.group_size // train.minibatches)
-        shares = max(1, self.ranks // policy.sequence_parallel)
-        return -(-max(most, min(budget, -(-rows // shares) * most)) // policy.sequence_parallel)
+        return -(-max(most, min(budget, self.rows * most)) // policy.sequence_parallel)
+
+    @property
+    def paths(self) -> int:
+        """P, where prefixes are computed once (`policy.share_prefixes`), else 0: positions on the paths of all runs of
+        T tokens. Every path is a row's, and a token is on one of each rollout of its group at most: rows * longest or
+        group_size * T, whichever is less, which rollouts reach that differ at their ends alone.
+        """
+        policy, attention = self.config.policy, self.config.model.attention
+        shares = policy.share_prefixes is SharePrefixes.ALWAYS
+        if policy.share_prefixes is SharePrefixes.AUTO:
+            shares = not self.cuda and attention in (Attention.AUTO, Attention.SDPA)
+        if not shares or not self.shape.shares_prefixes:
+            return 0
+        whole = -(-self.rows * longest_sequence(self.config) // policy.sequence_parallel)
+        return max(self.tokens, min(self.config.rollout.group_size * self.tokens, whole))
 
 
 def longest_sequence(config: Config) -> int:
@@ -116,7 +135,7 @@ def reserved(model: TrainedModel, parts: Mapping[str, int]) -> int:
     5 % of what a pass needs besides is lost between pieces of other sizes (an assumption: no GPU was there to measure).
     """
     passing = sum(parts.get(name, 0) for name in (FLIGHT, ACTIVATIONS, WORK))
-    sizes = [sharded((shape,), model.shards, MASTER) for shape in model.trained]
+    sizes = _own_sizes(model, model.trained, MASTER)
     lost = sum(-size % PAGE for size in sizes if size > PAGE // 2)
     kinds = (WEIGHTS in parts) + (GRADIENTS in parts) + 2 * (OPTIMISER in parts)
     return kinds * lost + passing // 20
@@ -142,7 +161,7 @@ def host(model: TrainedModel) -> int:
 
 def _own_sizes(model: TrainedModel, shapes: Iterable[Shape], size: int) -> list[int]:
     """Bytes of rank 0's part of each."""
-    return [sharded((shape,), model.ranks, size) for shape in shapes]
+    return [sharded((shape,), model.shards, size) for shape in shapes]
 
 
 def kept_per_token(model: TrainedModel, longest: int) -> int:
@@ -162,16 +181,38 @@ def kept_per_token(model: TrainedModel, longest: int) -> int:
     return norms + heads + scores + 2 * c * (s.queries + s.keys) + 4 * s.heads + 4 * c * s.intermediate
 
 
+def gathered_keys(model: TrainedModel) -> tuple[int, int]:
+    """Where prefixes are computed once: what a block keeps more, and what its attention's backward pass holds.
+
+    Kept: a copy of the output, c Q T, and keys and values of all paths instead of the tokens' own, 2c K (P - T); SDPA
+    on CUDA repeats them for all heads, Q instead of K, and keeps its mask, c for each query and key of a run that has a
+    prefix: at most (T - longest) * longest. Held: gradients of what was gathered, and those of the keys or values once
+    more in float32, 4 K (P + T).
+    """
+    s, c, tokens, paths = model.shape, model.computed, model.tokens, model.paths
+    if not paths:
+        return 0, 0
+    varlen = model.config.model.attention is Attention.VARLEN
+    width = s.keys if varlen or not model.cuda else s.queries
+    longest = longest_sequence(model.config)
+    mask = 0 if varlen else c * max(0, tokens * model.config.policy.sequence_parallel - longest) * longest
+    kept = c * s.queries * tokens + 2 * c * (width * paths - s.keys * tokens) + mask
+    return kept, 2 * c * width * paths + MASTER * s.keys * (paths + tokens)
+
+
 def activations(model: TrainedModel) -> tuple[int, int]:
     """Kept from forward to backward pass, and what the current block adds.
 
     Without checkpointing L blocks keep everything; with it d H of each block's input, and one block is computed again.
-    The last norm keeps (4 + d) H and the head's input d H. The backward pass of a block holds one more c I.
+    The last norm keeps (4 + d) H and the head's input d H. The backward pass of a block holds one more c I; if that of
+    an attention with gathered keys holds more, the 4c I of the MLP are free by then.
     """
     s, tokens = model.shape, model.tokens
-    block = kept_per_token(model, longest_sequence(model.config)) * tokens
+    gathered, summed = gathered_keys(model)
+    block = kept_per_token(model, longest_sequence(model.config)) * tokens + gathered
     ends = (4 + 2 * model.stream) * s.hidden * tokens
-    work = model.computed * s.intermediate * tokens
+    mlp = model.computed * s.intermediate * tokens
+    work = max(mlp, summed - 4 * mlp)
     if model.config.policy.activation_checkpointing:
         return s.layers * model.stream * s.hidden * tokens + ends, block + work
     return s.layers * block + ends, work

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError
 from ramet.policy.models import blocks_of
+from ramet.policy.shared_attention import sharing_problems
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -37,6 +38,7 @@ class ModelShape:
     head_dim: int
     vocab: int
     tied: bool  # the output head is the embedding
+    shares_prefixes: bool  # what its rollouts have in common can be computed once
 
     @property
     def parameters(self) -> tuple[Shape, ...]:
@@ -107,4 +109,5 @@ def shape_of(config: PretrainedConfig, *, trust_remote_code: bool = False) -> Mo
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocab=config.vocab_size,
         tied=bool(config.tie_word_embeddings),
+        shares_prefixes=not sharing_problems(config),
     )
