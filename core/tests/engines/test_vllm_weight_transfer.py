@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from importlib.util import find_spec
+from multiprocessing import resource_tracker
 from typing import Any, NamedTuple
 
 import pytest
@@ -40,6 +43,24 @@ def test_every_tensor_arrives_however_weights_are_split(limit: int, count: int) 
     for (name, tensor), (wanted, original) in zip(arrived, sent, strict=True):
         assert name == wanted and tensor.dtype == original.dtype and torch.equal(tensor, original)
     assert not [segment for segment in segments if (weight_transfer.SHARED / segment).exists()]
+
+
+def test_an_engine_that_is_killed_while_it_reads_leaves_the_chunk_to_the_sender_and_to_others() -> None:
+    from ramet.engines.vllm import weight_transfer
+
+    stream = weight_transfer.chunks(weights(), 2000)
+    told = next(stream)["told"]
+    read, write = os.pipe()
+    if not (child := os.fork()):  # another process, with a tracker of its own for what it opens
+        resource_tracker._resource_tracker._fd = resource_tracker._resource_tracker._pid = None  # type: ignore[attr-defined]
+        copied = weight_transfer._copies(told, torch.device("cpu"))
+        os.write(write, f"{len(copied)} {resource_tracker._resource_tracker._pid}".encode())  # type: ignore[attr-defined]
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    found, tracker = os.read(read, 100).decode().split()
+    assert (found, tracker) == ("1", "None")  # a tracker would delete what the dead process had opened
+    assert weight_transfer._copies(told, torch.device("cpu"))
+    assert len(list(stream)) == 2
 
 
 def test_a_full_shared_memory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

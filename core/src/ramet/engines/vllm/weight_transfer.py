@@ -13,6 +13,7 @@ A worker connects to as many of them as it is told to, so that one which missed 
 
 from __future__ import annotations
 
+import mmap
 import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -223,10 +224,11 @@ def _segment(size: int) -> Iterator[SharedMemory]:
 def _copies(told: dict[str, Any], device: torch.device) -> list[Named]:
     """Copies, since a layer whose other weights come with the next chunk is loaded then, from memory written anew."""
     pieces = [Piece(**piece | {"shape": tuple(piece["shape"])}) for piece in told["pieces"]]
-    segment = SharedMemory(name=told["segment"])
-    try:
-        memory = torch.frombuffer(segment.buf, dtype=torch.uint8)
-        return [(name, tensor.to(device, copy=True)) for name, tensor in unpack(pieces, memory)]
-    finally:
-        del memory
-        segment.close()
+    # No `SharedMemory`: before Python 3.13 whoever opens one has it deleted when it ends, be it killed in the middle of
+    # an update (python/cpython#82300), under the hands of the sender and of the other engines.
+    with (SHARED / told["segment"]).open("r+b") as file, mmap.mmap(file.fileno(), 0) as segment:
+        memory = torch.frombuffer(segment, dtype=torch.uint8)
+        try:
+            return [(name, tensor.to(device, copy=True)) for name, tensor in unpack(pieces, memory)]
+        finally:
+            del memory  # or the segment could not be closed
