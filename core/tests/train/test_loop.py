@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ramet.cluster.local import LocalRollouts
+from ramet.cluster.local import LocalBackend, LocalPolicy, LocalRollouts
 from ramet.config.compose import compose
 from ramet.errors import ConfigErrors, PluginError
 from ramet.models.tiny import make_tiny_model
@@ -401,6 +402,32 @@ def test_groups_of_equal_rewards_are_replaced_recorded_and_counted_also_after_a_
     monkeypatch.setattr(Loop, "_finish", finish)
     train(*options, "run.name=cut")
     assert played(tmp_path / "cut") == whole
+
+
+def test_a_failed_run_closes_its_workers_only_when_the_save_in_the_background_is_complete(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, finish, close, saved = LocalPolicy.write_staged, Loop._finish, LocalBackend.close, list[bool]()
+
+    def slow(self: LocalPolicy, folder: Path) -> None:
+        time.sleep(0.5)
+        write(self, folder)
+
+    async def cut(self: Loop, step: int, *rest: Any) -> None:
+        if step == 2:
+            raise RuntimeError("the power went out")
+        await finish(self, step, *rest)
+
+    async def closing(self: LocalBackend) -> None:
+        saved.append((tmp_path / "run/checkpoints/step_000001").exists())
+        await close(self)
+
+    monkeypatch.setattr(LocalPolicy, "write_staged", slow)
+    monkeypatch.setattr(Loop, "_finish", cut)
+    monkeypatch.setattr(LocalBackend, "close", closing)
+    with pytest.raises(RuntimeError, match="power"):
+        train("train.save_every=1", "train.async_save=true")
+    assert saved == [True]
 
 
 def test_replacing_groups_is_refused_where_equal_rewards_teach_too(train: Train) -> None:

@@ -126,3 +126,26 @@ def test_the_last_save_is_not_forgiven_and_what_stands_on_disk_is_not_written_ag
             await steps(saver, disk, 9)
 
     assert save(tmp_path, story, in_background=in_background) == {"step_000008": "80"}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_run_that_something_else_ends_lets_its_last_save_complete(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, full: bool
+) -> None:
+    async def story(saver: Saver, disk: Disk) -> None:
+        await steps(saver, disk, 1)
+        await written(saver)
+        disk.free.clear()
+        await steps(saver, disk, 2)
+        ending = asyncio.create_task(saver.end())
+        await asyncio.sleep(0.05)
+        assert not ending.done()
+        disk.full = full
+        disk.free.set()
+        await ending
+        await saver.end()
+
+    saved = save(tmp_path, story, in_background=True)
+    assert saved == {"step_000001": "10"} | ({} if full else {"step_000002": "20"})
+    said = [record.getMessage() for record in caplog.records]
+    assert said == (["CHECKPOINT OF STEP 2 NOT SAVED: no space; the newest is that of step 1"] if full else [])

@@ -132,6 +132,7 @@ class Loop:
         finally:
             repeats.report(logger, self.state.step - first)
             await self.step_rollouts.cancel()
+            await self.saver.end()
         return self.state
 
     async def _step(self, step: int) -> None:

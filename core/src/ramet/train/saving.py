@@ -65,6 +65,18 @@ class Saver:
         if step > self.saved:
             await self._write(step, await self.stage())
 
+    async def end(self) -> None:
+        """Let the save in progress complete, where something else ended the run: what it raises is only warned of."""
+        if self._in_progress is None:
+            return
+        (step, writing), self._in_progress = self._in_progress, None
+        try:
+            await writing
+        except Exception as error:
+            logger.warning(
+                "CHECKPOINT OF STEP %d NOT SAVED: %s; the newest is that of step %d", step, error, self.saved
+            )
+
     async def _is_best(self, step: int, score: CheckpointScore | None) -> bool:
         if score is None:
             return False
