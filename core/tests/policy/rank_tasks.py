@@ -150,6 +150,14 @@ def save(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path, *,
     return metrics, whole_weights(worker), torch.rand(1).item()
 
 
+def save_fails(spec: PolicySpec, folder: Path) -> str:
+    try:
+        worker_of(spec).save(folder)
+    except RametError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
 def resume(spec: PolicySpec, rows: list[Row], advantages: Tensor, folder: Path) -> Any:
     worker = worker_of(spec)
     torch.manual_seed(1)

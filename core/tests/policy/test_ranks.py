@@ -329,6 +329,21 @@ def test_one_rank_saves_and_two_go_on(
     close_weights(weights, dict(worker.weights()))
 
 
+@pytest.mark.parametrize("taken", ["rank_00001.pt", "__1_0.distcp", ""], ids=["own_file", "tensors", "folder"])
+def test_what_one_rank_cannot_write_is_one_error_on_all_ranks(
+    ranks: OnRanks, make_spec: MakeSpec, tmp_path: Path, taken: str
+) -> None:
+    """Otherwise the critic's ranks, which write next, would wait for the one that gave up."""
+    folder = tmp_path / "policy"
+    if taken:
+        (folder / taken / "something").mkdir(parents=True)
+    else:
+        folder.write_text("a file")
+    first, second = ranks("save_fails", make_spec(), folder)
+    assert first == second
+    assert first.startswith(f"CheckpointError: {folder}: could not write the policy: {folder / taken}: ")
+
+
 def test_a_broken_file_is_one_error_on_all_ranks(
     ranks: OnRanks, make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, tmp_path: Path
 ) -> None:

@@ -72,11 +72,13 @@ def stage_state(
 
 
 def write_state(folder: Path, staged: Staged, group: dist.ProcessGroup | None = None) -> None:
-    """Write this rank's files to a folder without any. All ranks call it; `group`: theirs. Raises `CheckpointError`."""
+    """Write this rank's files to a folder without any. All ranks call it; `group`: theirs.
+
+    Raises `CheckpointError`, on all ranks if one could not write: what they write together next would wait for it.
+    """
+    write_tensors(folder, staged.tensors, group)  # makes the folder
+    problem, own = "", folder / _rank_file(staged.rank)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder, staged.tensors, group)
-        own = folder / _rank_file(staged.rank)
         with naming(own), own.open("wb") as file:
             torch.save(staged.own, file)
             file.flush()
@@ -84,7 +86,10 @@ def write_state(folder: Path, staged: Staged, group: dist.ProcessGroup | None = 
         written = [path.name for path in folder.glob(f"__{staged.rank}_*")]  # by torch.distributed.checkpoint
         note_hashes(folder, staged.rank, [*written, own.name])
     except OSError as error:
-        raise CheckpointError(f"{folder}: could not write the policy: {os_error_text(error)}") from error
+        problem = f"{folder}: could not write the policy: {os_error_text(error)}"
+    problems = [problem] if group is None else gather_on_all(problem, group)
+    if found := next(filter(None, problems), None):
+        raise CheckpointError(found)
 
 
 def load_state(

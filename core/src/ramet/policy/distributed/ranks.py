@@ -75,12 +75,12 @@ def gather_on_first(value: T) -> list[T] | None:
     return out
 
 
-def gather_on_all(value: T) -> list[T]:
-    """Every rank's value in the ranks' order, on all ranks. All ranks call it."""
+def gather_on_all(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Every rank's value in the ranks' order, on all ranks. All ranks of `group` call it; None: all there are."""
     if not dist.is_initialized():
         return [value]
-    out: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(out, value)
+    out: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(out, value, group)
     return cast("list[T]", out)
 
 
