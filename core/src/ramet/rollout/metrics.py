@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ramet.rollout.branching.metrics import BranchMetrics, first_entropies
-from ramet.types import Group, Rollout, Segment, StopReason
+from ramet.types import Group, Origin, Rollout, Segment, StopReason
 
 
 class RolloutMetrics:
@@ -36,20 +36,21 @@ class RolloutMetrics:
     def add(self, group: Group) -> None:
         self._groups += 1
         self._sums["unused"] += group.n_unused
-        for rollout in group.rollouts:
-            self._add_rollout(rollout)
-        self._sums["executed_sampled"] += sum([len(one.token_ids) for one in _unique(group.rollouts) if one.is_sampled])
+        lengths = [self._add_rollout(rollout) for rollout in group.rollouts]
+        sampled = [s for s in _unique(group.rollouts) if s.origin is Origin.SAMPLED]
+        self._sums["executed_sampled"] += sum([len(segment.token_ids) for segment in sampled])
         begun = first_entropies(group.rollouts, self.first_tokens)
         for turn in begun:
             if turn.values:
                 where = "after_tool" if turn.turn else "first_turn"
                 self._first[where].append(sum(turn.values) / len(turn.values))
-        self._branching.add(group, begun)
+        self._branching.add(group, lengths, begun)
 
-    def _add_rollout(self, rollout: Rollout) -> None:
+    def _add_rollout(self, rollout: Rollout) -> int:
+        """Its response's length in tokens."""
         self._n += 1
         self._stops[rollout.stop] += 1
-        sampled = [segment for segment in rollout.segments if segment.is_sampled]
+        sampled = [segment for segment in rollout.segments if segment.origin is Origin.SAMPLED]
         first_turn, length = rollout.first_turn, rollout.n_response_tokens
         self._longest = max(self._longest, length)
         sums, stats = self._sums, rollout.stats  # added one by one: `Counter.update` costs several times as much
@@ -72,6 +73,7 @@ class RolloutMetrics:
                 self._step.setdefault(name, []).append(value)
             elif area == "step_turns":
                 self._step_turns[name] += int(value)
+        return length
 
     def take(self) -> dict[str, float]:
         """Shares are of rollouts, means per rollout. Empty when there were none."""

@@ -113,7 +113,7 @@ class LiveRollout:
     def sampled_in_turn(self) -> list[Segment]:
         """What was sampled in the current turn so far; of a fork in the middle of a turn, its parent's tokens first."""
         found = self.segments[self.starts[self.turn] :]
-        return [s for s in found if s.kind is SegmentKind.TURN] if found else found
+        return [s for s in found if s.kind is SegmentKind.TURN] if found else found  # nearly always none
 
     def until(self, turn: int) -> LiveRollout:
         """This rollout as it was at the beginning of `turn`, with the same segments."""

@@ -169,11 +169,11 @@ class Rollout:
     @property
     def n_sampled_tokens(self) -> int:
         """Those that are trained: a stored prefix is not."""
-        return sum(len(s) for s in self.segments if s.is_sampled)
+        return sum([len(s.token_ids) for s in self.segments if s.origin is Origin.SAMPLED])
 
     @property
     def n_response_tokens(self) -> int:
-        return sum(len(s) for s in self.segments if s.kind is not SegmentKind.PROMPT)
+        return sum([len(s.token_ids) for s in self.segments if s.kind is not SegmentKind.PROMPT])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

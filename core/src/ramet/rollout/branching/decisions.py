@@ -25,7 +25,9 @@ from ramet.types import (
     StopReason,
 )
 
-STARTS = StartRoots | Fork | StartFrom  # actions that use the budget
+# In tuples, since `A | B` would be built at each of the questions, of which a step has many.
+STARTS = (StartRoots, Fork, StartFrom)  # actions that use the budget
+ACTIONS = (*STARTS, Stop, Done)
 
 
 def ask(
@@ -45,8 +47,8 @@ def ask(
         raise
     except (Exception, SystemExit) as error:
         raise failed(error, name, f" on {_shown(event)}") from error
-    known = [action for action in actions if isinstance(action, STARTS | Stop | Done)]
-    strange = [f"{action!r:.80}" for action in actions if not isinstance(action, STARTS | Stop | Done)]
+    known = [action for action in actions if isinstance(action, ACTIONS)]
+    strange = [f"{action!r:.80}" for action in actions if not isinstance(action, ACTIONS)]
     problems = [f"{one} is no branch action" for one in strange] or _problems(known, view)
     if not problems and stateful and Need.EARLIER_TURNS not in getattr(policy, "needs", frozenset()):
         problems = [problem for action in known if (problem := _earlier_turn(action, view))]

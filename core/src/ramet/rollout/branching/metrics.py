@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import attrgetter
+from operator import sub
 from typing import NamedTuple
 
-from ramet.types import Group, Rollout, Segment
+from ramet.types import Group, Origin, Rollout, Segment
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
@@ -30,16 +29,16 @@ class BranchMetrics:
         self._most_forks: list[int] = []
         self._lengths: dict[bool, list[int]] = {True: [], False: []}  # response tokens, by whether it was forked
 
-    def add(self, group: Group, begun: Sequence[FirstEntropies]) -> None:
-        """`begun`: `first_entropies` of its rollouts."""
+    def add(self, group: Group, lengths: Sequence[int], begun: Sequence[FirstEntropies]) -> None:
+        """`lengths`: of its rollouts' responses, in tokens; `begun`: `first_entropies` of them."""
         if not group.rollouts:
             return
         sizes = Counter(_root(rollout) for rollout in group.rollouts)
         self._effective_roots.append(len(group.rollouts) ** 2 / sum(n * n for n in sizes.values()))
         self._most_forks.append(max(sizes.values()) - 1)
         parents = {rollout.parent for rollout in group.rollouts}
-        for rollout in group.rollouts:
-            self._lengths[rollout.id in parents].append(rollout.n_response_tokens)
+        for rollout, length in zip(group.rollouts, lengths, strict=True):
+            self._lengths[rollout.id in parents].append(length)
         self._changes.extend(_changes(begun))
 
     def summary(self) -> dict[str, float]:
@@ -75,10 +74,16 @@ def turns_of(rollouts: Iterable[Rollout]) -> Iterable[tuple[Rollout, list[Segmen
     """
     found: dict[int, tuple[Rollout, list[Segment]]] = {}
     for rollout in rollouts:
-        sampled = [segment for segment in rollout.segments if segment.is_sampled]
-        for _, turn in groupby(sampled, attrgetter("turn")):
-            segments = list(turn)
-            found.setdefault(id(segments[-1]), (rollout, segments))
+        turn: list[Segment] = []
+        for segment in rollout.segments:
+            if segment.origin is not Origin.SAMPLED:
+                continue
+            if turn and turn[-1].turn != segment.turn:
+                found.setdefault(id(turn[-1]), (rollout, turn))
+                turn = []
+            turn.append(segment)
+        if turn:
+            found.setdefault(id(turn[-1]), (rollout, turn))
     return found.values()
 
 
@@ -99,6 +104,7 @@ def _changes(begun: Sequence[FirstEntropies]) -> Iterator[float]:
     """Of each turn after a tool result against the first turn of its root, over the positions that both have."""
     first: Mapping[str, list[float]] = {one.root: one.values for one in reversed(begun) if one.turn == 0}
     for one in begun:
-        pairs = list(zip(one.values, first.get(one.root, ()), strict=False))
-        if one.turn > 0 and pairs:
-            yield sum([now - before for now, before in pairs]) / len(pairs)
+        before = first.get(one.root, ())
+        n = min(len(one.values), len(before))
+        if one.turn > 0 and n:
+            yield sum(map(sub, one.values, before)) / n  # ends with the shorter of the two
