@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ramet.errors import ConfigError
-from ramet.evaluate.header import Header
+from ramet.evaluate.header import Header, plain
 from ramet.evaluate.partial import PartialResults, is_finished
 from ramet.evaluate.results import read_results
 from ramet.evaluate.rollouts_file import group_record, read_rollouts, rollouts_path
@@ -82,6 +82,7 @@ def test_the_file_holds_prompts_rollouts_versions_plugins_and_the_summary(tmp_pa
     partial.add(result("b", [score(1.0), score(None)]))
     partial.finish()
     body = read_results(tmp_path / "results.json")
+    assert (tmp_path / "results.json").read_text() == json.dumps(body, indent=1) + "\n"  # written task by task
     assert (body["model"], body["k"], body["plugins"][0]["name"]) == ("models/tiny", 2, "core")
     assert body["benchmarks"]["arithmetic"]["licence"] == "MIT"
     (found,) = body["results"]
@@ -91,6 +92,8 @@ def test_the_file_holds_prompts_rollouts_versions_plugins_and_the_summary(tmp_pa
     assert (first["prompt"], first["gold"]) == ("p", ["391"])
     kept = first["rollouts"][0]
     assert (kept["answer"], kept["stop"], kept["sampled_tokens"], kept["response"]) == ("391", "answer", 2, "391\ud800")
+    assert [task["task"] for task in found["tasks"]] == ["a", "b"]
+    assert found["tasks"][0] == plain(result("a", [score(1.0), score(0.0)]))
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
 
 
