@@ -31,7 +31,8 @@ from ramet.component_checks import OPTIONAL, PROTOCOLS
 from ramet.config.compose import compose
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
 from ramet.config.sections import COMPONENTS
-from ramet.plugins import GROUP, PRESETS, Source, load_from, load_plugins
+from ramet.plugin_sources import GROUP, PRESETS, Source
+from ramet.plugins import load_from, load_plugins
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
 from ramet.rollout.tools.executor import ToolOutcome

@@ -35,6 +35,7 @@ CONTRACT = {
     "openai_client",
     "output_checks",
     "plugin_code",
+    "plugin_sources",
     "plugins",
     "registered",
     "registry",

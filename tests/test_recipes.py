@@ -10,7 +10,8 @@ import pytest
 from ramet.config.compose import compose, layers
 from ramet.config.hydra_adapter import shipped_recipes
 from ramet.config.needs import needs_of
-from ramet.plugins import PRESETS, load_plugins
+from ramet.plugin_sources import PRESETS
+from ramet.plugins import load_plugins
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "hydra_configs/experiment").glob("*.yaml"))

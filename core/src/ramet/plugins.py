@@ -1,38 +1,29 @@
-"""Loading: entry points of the group `ramet` become filled registries, once per process (driver and every actor).
+"""Loading: what is installed becomes filled registries, once per process (driver and every actor).
 
 A name offered twice is fatal. A plugin that cannot be imported, breaks a hook or was built for another contract version
 is recorded as BROKEN with its reason, and is fatal only for a run that selects something from it.
-
-Environment: `RAMET_BLOCK_PLUGINS=a,b` skips plugins by name, of which each must be installed; `RAMET_PLUGINS=module,…`
-loads importable modules that are not installed as distributions (experiments, Ray `py_modules`).
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
-from pathlib import Path
 from typing import Any
 
 import pluggy
 
 from ramet import hookspecs
-from ramet.errors import ConfigError, PluginError
+from ramet.errors import PluginError
 from ramet.hookspecs import Register
 from ramet.plugin_code import raised_at, written_by_user
+from ramet.plugin_sources import Source, blocked_plugins, core_source, installed_sources
 from ramet.registry import BUILTIN, DuplicateName, Entry, Registries, Registry
 
 logger = logging.getLogger(__name__)
 CONTRACT_VERSION = "1"
-GROUP = "ramet"
-MODULES = "RAMET_PLUGINS"
-PRESETS = "ramet.conf"  # entry points of packages with presets, which may ship nothing else
 CLOSE = 0.9  # how alike a function without a decorator is to a hook's name, for it to be meant as one
 
 
@@ -53,7 +44,7 @@ def core_engines() -> Registry[Any]:
     """The engines of the core, which alone has some: no hook offers them."""
     registry: Registry[Any] = Registry("engine", "engine")
     staged: list[tuple[Any, Entry[Any]]] = []
-    core = _core()
+    core = core_source()
     core.load().register_engines(_stage(staged, registry, core))
     for _, entry in staged:
         registry.add(entry)
@@ -83,24 +74,13 @@ class Plugins:
         return entry
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where one plugin comes from, before it is loaded."""
-
-    name: str
-    module: str
-    distribution: str
-    version: str
-    load: Callable[[], Any]
-
-
 @functools.cache
 def load_plugins() -> Plugins:
     """Load everything installed; later calls return the same object.
 
     Raises `PluginError` for a duplicate name, `ConfigError` for a name in `RAMET_BLOCK_PLUGINS` that cannot be blocked.
     """
-    return load_from(list(_sources()))
+    return load_from(list(installed_sources()))
 
 
 def origin(component: object) -> str:
@@ -224,37 +204,6 @@ def _stage(staged: list[tuple[Any, Entry[Any]]], registry: Registry[Any], source
     return register
 
 
-def _sources() -> Iterator[Source]:
-    points = sorted(entry_points(group=GROUP), key=lambda p: (p.name, _distribution(p)[0]))
-    modules = _names(MODULES)
-    blocked = _blocked([*(point.name for point in points), *(p.name for p in entry_points(group=PRESETS)), *modules])
-    yield _core()
-    for point in points:
-        if point.name not in blocked:
-            yield _entry_point_source(point)
-    for module in modules:
-        if module not in blocked:
-            yield _module_source(module, module, f"module {module}")
-
-
-def _core() -> Source:
-    return _module_source(BUILTIN, "ramet.builtin", "ramet")
-
-
-def _blocked(installed: Sequence[str]) -> list[str]:
-    """What is blocked. A name that blocks nothing is a mistake: what it was meant to block would run."""
-    blocked = blocked_plugins()
-    for name in blocked:
-        if name == BUILTIN:
-            raise ConfigError(f"RAMET_BLOCK_PLUGINS: {BUILTIN!r} is Ramet itself and cannot be blocked")
-        if name not in installed:
-            close = difflib.get_close_matches(name, installed, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            known = ", ".join(sorted(set(installed))) or "none"
-            raise ConfigError(f"RAMET_BLOCK_PLUGINS: no plugin named {name!r} is installed.{hint} Installed: {known}")
-    return blocked
-
-
 def _failed_text(broken: Sequence[str]) -> str:
     if not broken:
         return ""
@@ -265,46 +214,3 @@ def _failed_text(broken: Sequence[str]) -> str:
 def _blocked_text() -> str:
     blocked = blocked_plugins()
     return f"RAMET_BLOCK_PLUGINS={','.join(blocked)} leaves out what these plugins offer" if blocked else ""
-
-
-def blocked_plugins() -> list[str]:
-    """The names of `RAMET_BLOCK_PLUGINS`, as they were given."""
-    return _names("RAMET_BLOCK_PLUGINS")
-
-
-def _names(variable: str) -> list[str]:
-    return [part.strip() for part in os.environ.get(variable, "").split(",") if part.strip()]
-
-
-def _distribution(point: EntryPoint) -> tuple[str, str]:
-    """Name and version. A folder without METADATA has neither, whatever its type says."""
-    if point.dist is None:
-        return "unknown", ""
-    return point.dist.name or "unknown", point.dist.version or ""
-
-
-def _entry_point_source(point: EntryPoint) -> Source:
-    distribution, version = _distribution(point)
-    return Source(point.name, point.value, distribution, version, point.load)
-
-
-def _module_source(name: str, module: str, distribution: str) -> Source:
-    try:
-        found = version(distribution)
-    except PackageNotFoundError:
-        found = ""
-    return Source(name, module, distribution, found, functools.partial(_import, module))
-
-
-def _import(module: str) -> Any:
-    """Raises `PluginError` where a file was named, or the working directory is not searched, and what import raises."""
-    try:
-        return importlib.import_module(module)
-    except (ModuleNotFoundError, TypeError) as error:  # TypeError: `./file.py` is taken for a relative import
-        file = Path(module)
-        if file.suffix == ".py":
-            set_here = f"PYTHONPATH={file.parent} {MODULES}={file.stem}"
-            raise PluginError(f"{MODULES} takes modules, not files; set {set_here}") from error
-        if Path(f"{module}.py").is_file() and getattr(error, "name", None) == module:
-            raise PluginError(f"{error}; {module}.py is in the working directory: set PYTHONPATH=. too") from error
-        raise

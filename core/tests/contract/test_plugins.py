@@ -13,7 +13,8 @@ import pytest
 
 from ramet import Register, hookimpl
 from ramet.errors import ConfigError, PluginError
-from ramet.plugins import CONTRACT_VERSION, Plugins, Source, _module_source, load_from
+from ramet.plugin_sources import Source, module_source
+from ramet.plugins import CONTRACT_VERSION, Plugins, load_from
 from ramet.registry import DuplicateName
 
 
@@ -167,7 +168,7 @@ def test_a_module_that_was_named_wrongly_is_broken_with_what_to_set(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").touch()
-    plugins = load(_module_source(named, named, f"module {named}"))
+    plugins = load(module_source(named, named, f"module {named}"))
     assert plugins.infos[0].broken == reason
     files = "modules are named without .py; " if named.endswith(".py") else ""
     assert plugins.absent == f". Plugins that failed to load: {named} ({files}see `ramet plugins`)"

@@ -10,7 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 from ramet.cli.terminal import text_table
 from ramet.config.catalog import make_catalog
 from ramet.extensions import package_folders
-from ramet.plugins import PRESETS, PluginInfo, blocked_plugins, load_plugins
+from ramet.plugin_sources import PRESETS, blocked_plugins
+from ramet.plugins import PluginInfo, load_plugins
 from ramet.registry import BUILTIN
 
 HEADER = ("NAME", "DISTRIBUTION", "VERSION", "CONTRACT", "OFFERS")

@@ -21,7 +21,8 @@ from ramet.config.choices import accept_enum_values
 from ramet.config.schema import BenchmarkConfig, ComponentConfig, RewardConfig, RolloutStepConfig, ToolConfig
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
-from ramet.plugins import MODULES, Plugins
+from ramet.plugin_sources import MODULES
+from ramet.plugins import Plugins
 from ramet.registry import NAME
 
 LOCAL = "hydra_configs"  # recipes of the working directory

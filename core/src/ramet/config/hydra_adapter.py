@@ -40,8 +40,9 @@ from ramet.config.sections import COMPONENTS, PRESETS
 from ramet.config.settings import expected_type, leaf_keys
 from ramet.errors import ConfigError
 from ramet.extensions import package_folders
-from ramet.plugins import PRESETS as PRESET_PACKAGES
-from ramet.plugins import blocked_plugins, load_plugins
+from ramet.plugin_sources import PRESETS as PRESET_PACKAGES
+from ramet.plugin_sources import blocked_plugins
+from ramet.plugins import load_plugins
 
 _config_dir: ContextVar[Path | None] = ContextVar("config_dir", default=None)
 accept_enum_values()  # here, since a launcher's fresh process composes before it calls anything of ours
