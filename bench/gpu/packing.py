@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import torch
 from rows import random_rows
@@ -39,6 +40,7 @@ def check_packing(model: ModelConfig, *, cuda: bool, lengths: list[int], vocab: 
     found = [_difference(replace(model, attention=kind, dtype=Dtype.FLOAT32), rows) for kind in _plain()]
     if cuda:
         kinds = [*_plain(), *([Attention.VARLEN] if has_varlen() else [])]
+        kinds += [Attention.FLEX] if find_spec("triton") else []
         kinds += [Attention.FLASH] if is_flash_attn_2_available() else []
         found += [_difference(replace(model, attention=kind), rows) for kind in kinds]
     return found

@@ -72,7 +72,8 @@ class Bench:
 
     def _first(self, size: Size, model: ModelConfig) -> None:
         """What reading found to be in doubt, with the smallest model."""
-        attentions = (Attention.SDPA, Attention.FLASH, Attention.VARLEN) if self.cuda else (Attention.SDPA,)
+        on_cuda = (Attention.SDPA, Attention.FLASH, Attention.VARLEN, Attention.FLEX)
+        attentions = on_cuda if self.cuda else (Attention.SDPA,)
         parts: dict[str, Callable[[], str]] = {
             f"a rank, attention {attention}": partial(first.start_and_reserve, model, size, attention)
             for attention in attentions

@@ -41,18 +41,21 @@ def tiny(tmp_path: Path) -> Path:
     return make_tiny_model(tmp_path, hidden=32, layers=2, heads=2, intermediate=64)
 
 
-def logits_and_gradient(folder: Path, attention: str, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def logits_and_gradient(folder: Path, attention: str, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
     logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits
     logits.log_softmax(-1)[..., 7].sum().backward()
     return logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_packed_and_padded_rows_come_out_as_with_sdpa(rows: int, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("positions", [POSITIONS, torch.arange(9).expand(2, -1), None], ids=["packed", "rows", "none"])
+def test_packed_and_padded_rows_come_out_as_with_sdpa(
+    positions: Tensor | None, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is given no positions counts once for all rows, as in fine-tuning."""
     monkeypatch.setattr(ramet.models.varlen, "_kernel", one_by_one)
     register()
-    positions = POSITIONS if rows == 1 else torch.arange(9)[None].expand(2, -1)
+    rows = 2 if positions is None else len(positions)
     ids = torch.arange(9 * rows).view(rows, 9) % 200
     found = logits_and_gradient(tiny, VARLEN, ids, positions)
     expected = logits_and_gradient(tiny, "sdpa", ids, positions)
@@ -67,7 +70,7 @@ def test_borders_are_where_positions_begin_again() -> None:
 
 def test_without_cuda_it_is_refused(tiny: Path) -> None:
     config = ModelConfig(path=str(tiny), attention=Attention.VARLEN, dtype=Dtype.BFLOAT16, device="cpu")
-    with pytest.raises(ConfigError, match="varlen needs a torch with"):
+    with pytest.raises(ConfigError, match="varlen needs a CUDA device"):
         load_model(config)
 
 

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 
 from ramet.config.schema import Attention, ClusterConfig, Config, ModelConfig, Offload, PolicyConfig, SharePrefixes
 from ramet.policy.check import check_policy, shares_in_words
@@ -82,10 +83,25 @@ def test_a_model_that_cannot_share_prefixes_is_named_before_the_start(tiny: Path
     assert check_policy(always) == []
     always.model.attention = Attention.EAGER
     assert check_policy(always) == [
-        "policy.share_prefixes=always: not with model.attention=eager; allowed: auto, sdpa, flash_attention_2, varlen"
+        "policy.share_prefixes=always: not with model.attention=eager; allowed: auto, sdpa, flash_attention_2, varlen, "
+        "flex"
     ]
     always.policy.share_prefixes = SharePrefixes.AUTO
     assert check_policy(always) == []
+
+
+def test_an_attention_that_cannot_run_is_named_before_the_start_and_left_to_another_machine(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = config(tiny, PolicyConfig())
+    found.model.attention, found.model.device = Attention.FLEX, "auto"
+    assert [problem.partition("instead")[0] for problem in check_policy(found)] == [
+        "model.attention: flex needs a CUDA device "
+    ]
+    assert check_policy(found, elsewhere=True) == []
+    found.cluster.address = "auto"
+    assert check_policy(found) == []
 
 
 @pytest.mark.parametrize(

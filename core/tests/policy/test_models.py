@@ -12,8 +12,9 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from ramet.errors import ConfigError
+from ramet.models.attention import COMPILER_OFF
 from ramet.models.tiny import tiny_model
-from ramet.policy.models import SWITCH, compile_blocks
+from ramet.policy.models import compile_blocks
 
 IDS = torch.arange(24)[None]
 POSITIONS = torch.cat([torch.arange(10), torch.arange(14)])[None]  # two packed sequences
@@ -21,7 +22,7 @@ POSITIONS = torch.cat([torch.arange(10), torch.arange(14)])[None]  # two packed 
 
 @pytest.fixture(autouse=True)
 def from_scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(SWITCH, raising=False)  # a test of vLLM's may have set it in this process
+    monkeypatch.delenv(COMPILER_OFF, raising=False)  # a test of vLLM's may have set it in this process
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -62,7 +63,7 @@ def test_all_blocks_and_lengths_share_one_compilation(model: PreTrainedModel, ch
 
 
 def test_compilation_is_refused_where_it_is_switched_off(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(COMPILER_OFF, "1")
     with pytest.raises(ConfigError, match=r"policy\.compile=true: TORCHDYNAMO_DISABLE=1 switches compilation off"):
         compile_blocks(model)
 

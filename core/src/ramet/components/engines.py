@@ -15,8 +15,10 @@ from ramet.engines.openai import OpenAIEngine, check_servers
 from ramet.engines.protocol import Capability, Engine
 from ramet.engines.torch import TorchEngine
 from ramet.engines.vllm import VllmEngine, capabilities, check_vllm
+from ramet.models.attention import check_attention
+from ramet.models.check import read_config
 from ramet.models.encoder import Encoder
-from ramet.models.loading import load_model
+from ramet.models.loading import device_kind, load_model
 from ramet.plugins import load_plugins
 
 # As `TorchEngine` says of itself (a test holds them together).
@@ -47,7 +49,9 @@ class TorchBuilder:
     loads_weights = True
 
     def check(self, config: Config) -> list[str]:
-        return []
+        """It has an attention of its own, but loads the model with the one that is configured."""
+        device = None if config.cluster.address is not None else device_kind(config.model)
+        return check_attention(config.model, device=device, described=read_config(config.model))
 
     def capabilities(self, config: Config) -> frozenset[Capability]:
         return TORCH | {Capability.DETERMINISTIC} if config.run.deterministic else TORCH

@@ -52,6 +52,7 @@ class Attention(StrEnum):
     EAGER = "eager"
     FLASH = "flash_attention_2"
     VARLEN = "varlen"  # torch's own kernel for packed sequences; CUDA and bfloat16 only
+    FLEX = "flex"  # torch's FlexAttention, compiled; CUDA only
 
 
 class SharePrefixes(StrEnum):

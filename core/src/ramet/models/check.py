@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError, meta
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError, MissingHere
@@ -51,6 +51,19 @@ def check_model(config: ModelConfig, *, weights: bool = True) -> list[str]:
     except ConfigError as error:
         problems.append(str(error))
     return problems
+
+
+def read_config(config: ModelConfig) -> PretrainedConfig | None:
+    """What config.json says of the model; None for a folder that cannot be read, which `check_model` reports."""
+    if not (Path(config.path) / "config.json").is_file():
+        return None
+    try:
+        found: PretrainedConfig = AutoConfig.from_pretrained(
+            config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError):
+        return None
+    return found
 
 
 def has_tokenizer(config: ModelConfig) -> bool:

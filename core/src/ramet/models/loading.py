@@ -22,12 +22,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.import_utils import is_flash_attn_2_available
 
-from ramet.config.schema import Attention, Config, Dtype, ModelConfig
+from ramet.config.schema import Config, Dtype, ModelConfig
 from ramet.errors import ConfigError, MissingHere
+from ramet.models.attention import attention_for
 from ramet.models.encoder import Encoder
-from ramet.models.varlen import has_varlen, register
 
 logger = logging.getLogger(__name__)
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")  # patterns of its files
@@ -109,7 +108,7 @@ def load_model(config: ModelConfig, *, device: torch.device | None = None) -> Pr
         loaded = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=DTYPES[config.dtype],
-            attn_implementation=_attention(config, target),
+            attn_implementation=attention_for(config, target),
             local_files_only=True,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
@@ -138,7 +137,7 @@ def model_without_weights(config: ModelConfig) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 described,
                 dtype=DTYPES[config.dtype],
-                attn_implementation=_attention(config, resolve_device(config)),
+                attn_implementation=attention_for(config, resolve_device(config)),
                 trust_remote_code=config.trust_remote_code,
             )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
@@ -173,29 +172,14 @@ def resolve_device(config: ModelConfig) -> torch.device:
     problems = check_device(config)
     if problems:
         raise ConfigError(problems[0])
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
+    return torch.device(device_kind(config) if config.device == "auto" else config.device)
 
 
-def _attention(config: ModelConfig, device: torch.device) -> str:
-    """Flash attention has kernels for half precision on CUDA only."""
-    usable = is_flash_attn_2_available() and device.type == "cuda" and config.dtype is Dtype.BFLOAT16
-    if config.attention is Attention.AUTO:
-        return str(Attention.FLASH if usable else Attention.SDPA)
-    if config.attention is Attention.FLASH and not usable:
-        raise ConfigError(
-            "model.attention: flash_attention_2 needs the package flash-attn, a CUDA device and model.dtype=bfloat16; "
-            "allowed here: auto, sdpa, eager"
-        )
-    if config.attention is Attention.VARLEN:
-        if not (has_varlen() and device.type == "cuda" and config.dtype is Dtype.BFLOAT16):
-            raise ConfigError(
-                "model.attention: varlen needs a torch with torch.nn.attention.varlen (2.13 has it), a CUDA device and "
-                "model.dtype=bfloat16; allowed here: auto, sdpa, eager"
-            )
-        register()
-    return str(config.attention)
+def device_kind(config: ModelConfig) -> str:
+    """`cpu` or `cuda`: what `model.device` asks for, or with `auto` what this machine has."""
+    if config.device != "auto":
+        return config.device.partition(":")[0]
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_device(config: ModelConfig) -> list[str]:

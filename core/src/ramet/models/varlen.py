@@ -81,7 +81,8 @@ class _Attention:
                 "model.attention: varlen computes no sliding windows; allowed for this model: sdpa, eager"
             )
         if position_ids is not self._positions or self._borders is None:
-            self._positions, self._borders = position_ids, borders(position_ids)
+            rows = position_ids.expand(query.shape[0], -1)  # without its own, a model counts once for all rows
+            self._positions, self._borders = position_ids, borders(rows)
         # [B * S, heads, D] each; rotary embeddings give float32 under autocast
         queries, keys, values = (_flat(x).to(value.dtype) for x in (query, key, value))
         mixed = attend(queries, keys, values, self._borders, self._borders, scaling)

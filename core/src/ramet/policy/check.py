@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import torch
-from transformers import AutoConfig, PretrainedConfig
-
-from ramet.config.schema import Attention, Config, ModelConfig, Offload, PolicyConfig, SharePrefixes
+from ramet.config.schema import Attention, Config, Offload, PolicyConfig, SharePrefixes
+from ramet.models.attention import check_attention
+from ramet.models.check import read_config
+from ramet.models.loading import device_kind
 from ramet.policy.batching.shared import WORTHWHILE
 from ramet.policy.distributed.ulysses import check_ulysses
 from ramet.policy.lora import check_lora
@@ -19,13 +17,15 @@ def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
 
     `elsewhere`: the run is planned for GPUs of another machine.
     """
-    problems = check_policy_options(config.policy, _device(config, elsewhere), config.cluster.policy_workers)
+    device = _device(config, elsewhere)
+    problems = check_policy_options(config.policy, device, config.cluster.policy_workers)
     if ":" in config.model.device and config.cluster.policy_workers > 1:
         problems.append(
             f"model.device={config.model.device!r}: every one of the {config.cluster.policy_workers} policy workers "
             "takes a device of its own; allowed with several: auto, cpu, cuda"
         )
-    found = _read(config.model)
+    found = read_config(config.model)
+    problems += check_attention(config.model, device=device, described=found)
     if found is not None and config.policy.sequence_parallel > 1:
         problems += check_ulysses(found, config.policy.sequence_parallel)
     if found is not None and config.policy.share_prefixes is SharePrefixes.ALWAYS:
@@ -71,16 +71,14 @@ def possible_replicas(policy: PolicyConfig, world_size: int) -> list[int]:
 
 def _device(config: Config, elsewhere: bool) -> str | None:
     """The kind of device that the policy will have; None if only another machine can tell."""
-    if config.model.device != "auto":
-        return config.model.device.partition(":")[0]
-    if elsewhere or config.cluster.address is not None:
+    if config.model.device == "auto" and (elsewhere or config.cluster.address is not None):
         return None
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return device_kind(config.model)
 
 
 def shares_in_words(config: Config, *, cuda: bool) -> str:
     """Whether prefixes will be computed once, and what that leaves of a group's tokens."""
-    wanted, found = config.policy.share_prefixes, _read(config.model)
+    wanted, found = config.policy.share_prefixes, read_config(config.model)
     size, prompt = config.rollout.group_size, config.data.max_prompt_tokens
     response = config.rollout.max_response_tokens
     left = (prompt + size * response) / (size * (prompt + response))
@@ -93,16 +91,3 @@ def shares_in_words(config: Config, *, cuda: bool) -> str:
         allowed = f"{', '.join(MODELS)} with full attention, by sdpa on a CPU"
         return f"computed as often as they occur (policy.share_prefixes=auto is for {allowed})"
     return f"computed once in steps with under {WORTHWHILE:.0%} unique tokens; {group}"
-
-
-def _read(model: ModelConfig) -> PretrainedConfig | None:
-    """None for a folder that cannot be read, which `check_model` reports."""
-    if not (Path(model.path) / "config.json").is_file():
-        return None
-    try:
-        found: PretrainedConfig = AutoConfig.from_pretrained(
-            model.path, local_files_only=True, trust_remote_code=model.trust_remote_code
-        )
-    except (OSError, ValueError, KeyError):
-        return None
-    return found

@@ -29,6 +29,7 @@ from ramet.algorithms.aggregation import aggregate
 from ramet.algorithms.value_loss import value_loss
 from ramet.errors import raise_all
 from ramet.models.loading import resolve_device
+from ramet.policy.batching.gather import gathered
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.partition import RankLayout
 from ramet.policy.batching.rows import Floats, Row
@@ -67,7 +68,7 @@ class ValueModel(nn.Module):
         """
         # Values [n] of the trained tokens; with Ulysses each rank computes those [m] of its own positions.
         if self.group is None:
-            values = self._values(hidden_states(self.model, batch).flatten(0, 1)[batch.predict])
+            values = self._values(gathered(hidden_states(self.model, batch).flatten(0, 1), batch.predict))
         else:
             states, own = ulysses_states(
                 self.model, batch.input_ids, batch.position_ids, batch.predict, self.group, batch.attention

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from ramet.algorithms.logprobs import Entropy, logprobs_from_hidden
 from ramet.errors import ConfigError
+from ramet.policy.batching.gather import gathered
 from ramet.policy.batching.packing import MicroBatch
 from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.distributed.ulysses import join_values, ulysses_states
@@ -71,7 +72,7 @@ def token_logprobs(
     # where `own` [m] indexes into the n.
     n = len(batch.targets)
     if group is None:
-        states, own = hidden_states(model, batch).flatten(0, 1)[batch.predict], None
+        states, own = gathered(hidden_states(model, batch).flatten(0, 1), batch.predict), None
     else:
         states, own = ulysses_states(model, batch.input_ids, batch.position_ids, batch.predict, group, batch.attention)
     # [m] each; the head's logits [m, V] exist only a piece at a time.

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from ramet.config.schema import Dtype, ModelConfig, Offload, PolicyConfig, SharePrefixes
 from ramet.errors import ConfigError
+from ramet.models.attention import COMPILER_OFF, KNOWS_BORDERS
 from ramet.models.loading import DTYPES, load_model, model_without_weights, resolve_device
-from ramet.models.varlen import VARLEN
 from ramet.models.weight_files import WeightFiles
 from ramet.policy.batching.packing import Cost, model_cost
 from ramet.policy.distributed.sharding import read_shards, shard
@@ -26,7 +26,6 @@ from ramet.policy.shared_attention import SHARED, install_shared_attention, shar
 from ramet.policy.spec import PolicySpec
 
 logger = logging.getLogger(__name__)
-SWITCH = "TORCHDYNAMO_DISABLE"
 HOST = torch.device("cpu")
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -136,10 +135,10 @@ def compile_blocks(model: PreTrainedModel, backend: str = "inductor") -> None:
     micro-batch, so shapes are dynamic from the first call. Compilation happens in the first pass. Inductor needs
     Triton on CUDA, and on a CPU a C++ compiler. Raises `ConfigError` where torch would silently not compile.
     """
-    if os.environ.get(SWITCH) == "1":
+    if os.environ.get(COMPILER_OFF) == "1":
         raise ConfigError(
-            f"policy.compile=true: {SWITCH}=1 switches compilation off in this process (engine=vllm sets it on a CPU); "
-            "use cluster=ray, where engine and policy are apart, or leave policy.compile out"
+            f"policy.compile=true: {COMPILER_OFF}=1 switches compilation off in this process (engine=vllm sets it on a "
+            "CPU); use cluster=ray, where engine and policy are apart, or leave policy.compile out"
         )
     for block in blocks_of(model):
         block.compile(dynamic=True, backend=backend)
@@ -151,12 +150,12 @@ def row_cost(model: PreTrainedModel, device: torch.device) -> Cost:
 
 
 def attention_cost(model: PreTrainedModel, device: torch.device) -> Cost | None:
-    """None for flash attention and varlen, which know where packed sequences end (by the position ids).
+    """None for flash attention, varlen and flex, which know where packed sequences end (by the position ids).
 
     Those need CUDA and are not run by the tests; the packed rows that they are given are tested.
     """
     name = attention_name(model.config).removeprefix(SHARED)
-    return None if "flash" in name or name == VARLEN else row_cost(model, device)
+    return None if name in KNOWS_BORDERS else row_cost(model, device)
 
 
 def _disable_dropout(model: PreTrainedModel) -> None:

@@ -1,12 +1,13 @@
 """The attention of micro-batches in which every prefix is computed once (`batching/shared.py`).
 
 It is registered with transformers as one more attention, which wraps the model's own: a forward pass that is given a
-plan computes what the plan says, with SDPA or, where that is the model's attention, torch's `varlen`, and any other
-pass is what it was. The plan goes through the model's forward
-pass as a keyword, and so reaches every layer, also where activation checkpointing computes a layer again.
+plan computes what the plan says, with SDPA or, where that is the model's attention, torch's `varlen` or FlexAttention,
+and any other pass is what it was. The plan goes through the model's forward pass as a keyword, and so reaches every
+layer, also where activation checkpointing computes a layer again.
 
-Keys and values of a path are gathered for each run that needs them. The gradient of one that many runs read is the sum
-over all of them, and is added up in float32: in bfloat16 the root of 256 leaves was wrong by 1.9 %.
+Keys and values of a path are gathered for each run that needs them, but for FlexAttention, which is given the row as it
+is. The gradient of one that many runs read is the sum over all of them, and is added up in float32: in bfloat16 the
+root of 256 leaves was wrong by 1.9 %.
 
 Shapes: S positions in the packed row, D the size of a head; a call has n runs.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
@@ -26,9 +28,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from ramet.config.schema import Attention, SharePrefixes
 from ramet.errors import raise_all
+from ramet.models.flex import FLEX, block_mask
+from ramet.models.flex import attend as flex_attention
 from ramet.models.varlen import VARLEN, Borders
 from ramet.models.varlen import attend as varlen_attention
 from ramet.policy.batching.attention_plan import AttentionCall, AttentionPlan
+from ramet.policy.batching.gather import gathered
 
 SHARED = "shared_"  # of the name under which transformers finds the wrapped attention
 MODELS = ("llama", "qwen2", "qwen3")  # compared with one sequence at a time
@@ -63,7 +68,7 @@ def check_sharing(config: PretrainedConfig, attention: str) -> list[str]:
     """Problems of `policy.share_prefixes=always` with a model and its attention, by the name that transformers has."""
     problems = sharing_problems(config)
     if attention == Attention.EAGER:
-        problems.append("not with model.attention=eager; allowed: auto, sdpa, flash_attention_2, varlen")
+        problems.append("not with model.attention=eager; allowed: auto, sdpa, flash_attention_2, varlen, flex")
     return [f"policy.share_prefixes=always: {problem}" for problem in problems]
 
 
@@ -83,7 +88,7 @@ def shares_prefixes(wanted: SharePrefixes, config: PretrainedConfig, device: tor
 def install_shared_attention(model: PreTrainedModel) -> None:
     """Let the model's forward passes be given a plan (`shared_attention`); those without one stay as they are."""
     name = str(model.config._attn_implementation)
-    attend = _attend_varlen if name == VARLEN else _attend
+    attend = {VARLEN: _attend_varlen, FLEX: _attend_flex}.get(name, _attend)
     own = ALL_ATTENTION_FUNCTIONS[name]
     if "flash" in name:
         own = _under_its_name(own, name)
@@ -97,12 +102,41 @@ def has_shared_attention(config: PretrainedConfig) -> bool:
     return SHARED in str(config._attn_implementation)
 
 
+class SharedPass:
+    """A plan during one forward pass and its backward pass. Masks are the same in all layers: the first makes them."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan = plan
+        self._masks: list[Tensor | None] | None = None
+        self._blocks: BlockMask | None = None
+
+    def masks(self, dtype: torch.dtype) -> list[Tensor | None]:
+        """Of each call, what is added to the scores, `[n or 1, 1, Q, K]` of the type of the queries; None: causal.
+
+        SDPA would make such numbers from a mask of truth values in every layer, and keep each for the backward pass.
+        """
+        if self._masks is None:
+            seen = [call.seen(self.plan.queries.device) for call in self.plan.calls]
+            self._masks = [None if one is None else _added(one, dtype) for one in seen]
+        return self._masks
+
+    def blocks(self) -> BlockMask:
+        """The same for FlexAttention."""
+        if self._blocks is None:
+            self._blocks = block_mask(self.plan.ends)
+        return self._blocks
+
+
+def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
 def shared_attention(plan: AttentionPlan, device: torch.device) -> dict[str, Any]:
     """Keywords for a forward pass of a model with `install_shared_attention`.
 
     Where a mask of four dimensions is given, transformers builds none; its content is not read.
     """
-    return {"shared": plan, "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)}
+    return {"shared": SharedPass(plan), "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)}
 
 
 def _under_its_name(own: Callable[..., tuple[Tensor, Any]], name: str) -> Callable[..., tuple[Tensor, Any]]:
@@ -141,7 +175,7 @@ class _SharedAttention:
         key: Tensor,  # [1, key heads, S, D]
         value: Tensor,  # [1, key heads, S, D]
         attention_mask: Tensor | None,
-        shared: AttentionPlan | None = None,
+        shared: SharedPass | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Any]:
         """Returns `[1, S, heads, D]`."""
@@ -155,59 +189,50 @@ class _SharedAttention:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attend(rows: Sequence[Tensor], plan: AttentionPlan, scaling: float) -> Tensor:
+def _attend(rows: Sequence[Tensor], shared: SharedPass, scaling: float) -> Tensor:
     """`[S, heads, D]` of queries, keys and values, a few calls with masks."""
-    queries = torch.split(_gathered(rows[0], plan.queries), [call.n_runs * call.n_queries for call in plan.calls])
+    plan = shared.plan
+    queries = torch.split(gathered(rows[0], plan.queries), [call.n_runs * call.n_queries for call in plan.calls])
     sizes = [call.n_runs * call.n_keys for call in plan.calls]
-    keys, values = (torch.split(_gathered(x, plan.keys), sizes) for x in rows[1:])
-    mixed = [_call(call, q, k, v, scaling) for call, q, k, v in zip(plan.calls, queries, keys, values, strict=True)]
-    return _gathered(torch.cat(mixed), plan.results)
+    keys, values = (torch.split(gathered(x, plan.keys), sizes) for x in rows[1:])
+    masks = shared.masks(rows[0].dtype)
+    mixed = [_call(*one, scaling) for one in zip(plan.calls, queries, keys, values, masks, strict=True)]
+    return gathered(torch.cat(mixed), plan.results)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attend_varlen(rows: Sequence[Tensor], plan: AttentionPlan, scaling: float) -> Tensor:
+def _attend_varlen(rows: Sequence[Tensor], shared: SharedPass, scaling: float) -> Tensor:
     """As `_attend`, in one call without masks and padding."""
+    plan = shared.plan
     query = rows[0][: len(plan.results)]
-    key, value = (_gathered(x, plan.paths) for x in rows[1:])
+    key, value = (gathered(x, plan.paths) for x in rows[1:])
     runs, paths = Borders(plan.starts, plan.longest), Borders(plan.path_starts, plan.longest_path)
     return varlen_attention(query, key, value, runs, paths, scaling)
 
 
-def _call(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend_flex(rows: Sequence[Tensor], shared: SharedPass, scaling: float) -> Tensor:
+    """As `_attend`, in one call of the row as it is."""
+    query, key, value = (x[: len(shared.plan.ends)] for x in rows)
+    return flex_attention(query, key, value, shared.blocks(), scaling)
+
+
+def _call(
+    call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
     """All `[n * X, heads, D]`; of the queries."""
     query, key, value = (x.view(call.n_runs, -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
     groups = query.shape[1] // key.shape[1]
-    in_kernel = groups > 1 and (call.mask is None or query.device.type == "cpu")  # on CUDA not beside a mask
+    in_kernel = groups > 1 and (mask is None or query.device.type == "cpu")  # on CUDA not beside a mask
     if groups > 1 and not in_kernel:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     mixed = scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=call.mask,
-        is_causal=call.mask is None,
+        attn_mask=mask,
+        is_causal=mask is None,
         scale=scaling,
         enable_gqa=in_kernel,
     )
     return mixed.transpose(1, 2).flatten(0, 1)
-
-
-def _gathered(states: Tensor, index: Tensor) -> Tensor:
-    found: Tensor = _Gather.apply(states, index)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Gather(torch.autograd.Function):
-    """Rows of the first dimension; gradients of a row that is taken several times are added up in float32."""
-
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, index: Tensor) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.length = len(states)
-        return states.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors
-        total = gradient.new_zeros(ctx.length, *gradient.shape[1:], dtype=torch.float32)
-        return total.index_add_(0, index, gradient.float()).to(gradient.dtype), None

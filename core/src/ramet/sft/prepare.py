@@ -19,9 +19,10 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Malformed
 from ramet.data.row_problems import grouped
 from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
-from ramet.models.check import check_model
+from ramet.models.attention import check_attention
+from ramet.models.check import check_model, read_config
 from ramet.models.encoder import Encoder
-from ramet.models.loading import load_tokenizer
+from ramet.models.loading import device_kind, load_tokenizer
 from ramet.planning.placement import Machine
 from ramet.sft.conversations import read_data
 from ramet.sft.encode import Example, TraceEncoder
@@ -98,6 +99,7 @@ def check_sft(resolved: Resolved, elsewhere: Machine | None = None) -> CheckedSf
     """
     config = resolved.config
     problems = [*check_model(config.model), *check_strategy(config, launched_world(), elsewhere)]
+    problems += check_attention(config.model, device=device_kind(config.model), described=read_config(config.model))
     problems += [*check_trackers(config, resolved.set_by_user), *check_out(config)]
     missing = set_aside_missing(problems) if elsewhere is not None else []
     return replace(check_data(resolved, problems), missing=missing)

@@ -5,7 +5,10 @@ the last query sees all keys. Runs of similar sizes share a call, padded. Where 
 and a kernel's own causal mask serves, with the padding after the run. Otherwise padding is before queries and keys, so
 that they stay aligned, and a mask hides it.
 
-Shapes: a call of n runs has Q queries and K keys for each, as many as the largest has.
+Masks are as large as what is computed, so they are made for one pass at a time (`AttentionCall.seen`), and a plan holds
+indices alone.
+
+Shapes: a call of n runs has Q queries and K keys for each, as many as the largest has; S positions on the packed row.
 """
 
 from __future__ import annotations
@@ -39,12 +42,26 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One call of a kernel, for n runs."""
+    """One call of a kernel, for n runs. Where Q = K, a query sees what is up to it."""
 
     n_runs: int
     n_queries: int  # Q
     n_keys: int  # K
-    mask: Tensor | None  # [n, 1, Q, K] or [1, 1, Q, K] bool: what a query sees; None: Q = K, each sees those up to it
+    sizes: Tensor | None  # [2, n]: how many of the Q are the run, and of the K its path, at their ends; None: all
+
+    def seen(self, device: torch.device) -> Tensor | None:
+        """What a query sees: `[n, 1, Q, K]` bool, or `[1, 1, Q, K]` if it is the same in all runs; None where Q = K."""
+        if self.n_queries == self.n_keys:
+            return None
+        query = torch.arange(self.n_queries, device=device)[:, None]
+        key = torch.arange(self.n_keys, device=device)
+        aligned = (key <= query + (self.n_keys - self.n_queries))[None, None]
+        if self.sizes is None:
+            return aligned
+        own, path = self.sizes[:, :, None, None, None].unbind()
+        # Queries of padding see whatever is before them, since a softmax over nothing is no number.
+        real = (key >= self.n_keys - path) | (query < self.n_queries - own)
+        return aligned & real
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +81,13 @@ class AttentionPlan:
     path_starts: Tensor  # [R + 1] int32: where its path begins in `paths`
     longest: int  # of the runs
     longest_path: int
+    # For kernels that take a rule of what is seen: the position after the last that has this one in its path. All that
+    # are in between have it too.
+    ends: Tensor  # [S] int32
 
     def to(self, device: torch.device) -> AttentionPlan:
         return AttentionPlan(
-            calls=tuple(call if call.mask is None else replace(call, mask=call.mask.to(device)) for call in self.calls),
+            calls=tuple(one if one.sizes is None else replace(one, sizes=one.sizes.to(device)) for one in self.calls),
             queries=self.queries.to(device),
             keys=self.keys.to(device),
             results=self.results.to(device),
@@ -76,6 +96,7 @@ class AttentionPlan:
             path_starts=self.path_starts.to(device),
             longest=self.longest,
             longest_path=self.longest_path,
+            ends=self.ends.to(device),
         )
 
 
@@ -109,7 +130,15 @@ def attention_plan(runs: Sequence[Run], *, call_pairs: float) -> AttentionPlan:
         path_starts=_borders([len(run.path) for run in runs]),
         longest=max(run.n_own for run in runs),
         longest_path=max(len(run.path) for run in runs),
+        ends=_ends(runs, len(results)),
     )
+
+
+def _ends(runs: Sequence[Run], n_positions: int) -> Tensor:
+    ends = np.zeros(n_positions, np.int32)
+    for run in runs:  # in the order of the walk: the last that has a position in its path is the one that stays
+        ends[run.path] = run.path[-1] + 1
+    return torch.from_numpy(ends)
 
 
 def _borders(lengths: Sequence[int]) -> Tensor:
@@ -153,7 +182,7 @@ def _causal_call(runs: Sequence[Run]) -> _Call:
     for row, run in zip(index, runs, strict=True):
         row[: run.n_own] = run.path
     real = np.arange(width) < np.array([[run.n_own] for run in runs])
-    return _Call(AttentionCall(len(runs), width, width, None), index, index, real)
+    return _Call(AttentionCall(len(runs), width, width, sizes=None), index, index, real)
 
 
 def _masked_call(runs: Sequence[Run]) -> _Call:
@@ -162,11 +191,8 @@ def _masked_call(runs: Sequence[Run]) -> _Call:
     for query, key, run in zip(queries, keys, runs, strict=True):
         query[n_queries - run.n_own :] = run.path[-run.n_own :]
         key[n_keys - len(run.path) :] = run.path
-    real = np.arange(n_queries) >= np.array([[n_queries - run.n_own] for run in runs])
-    seen = np.tri(n_queries, n_keys, n_keys - n_queries, dtype=np.bool_)[None]
-    padding = np.array([n_keys - len(run.path) for run in runs])[:, None, None]
-    if padding.any() or not real.all():
-        # Queries of padding see whatever is before them, since a softmax over nothing is no number.
-        seen = seen & ((np.arange(n_keys) >= padding) | ~real[:, :, None])
-    mask = torch.from_numpy(np.ascontiguousarray(seen[:, None]))
-    return _Call(AttentionCall(len(runs), n_queries, n_keys, mask), queries, keys, real)
+    sizes = np.array([[run.n_own for run in runs], [len(run.path) for run in runs]])
+    real = np.arange(n_queries) >= n_queries - sizes[0][:, None]
+    padded = bool((sizes != [[n_queries], [n_keys]]).any())
+    call = AttentionCall(len(runs), n_queries, n_keys, torch.from_numpy(sizes) if padded else None)
+    return _Call(call, queries, keys, real)

@@ -36,6 +36,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from ramet.errors import raise_all
 from ramet.policy.batching.attention_plan import AttentionPlan
+from ramet.policy.batching.gather import gathered
+from ramet.policy.shared_attention import SharedPass
 
 PREFIX = "ulysses_"  # of the name under which transformers finds the wrapped attention
 MODELS = ("llama", "qwen2", "qwen3")  # compared with one rank; other attentions may have more inputs per head
@@ -86,8 +88,8 @@ def install_ulysses(model: PreTrainedModel, group: ProcessGroup) -> None:
 
 
 def attention_name(config: PretrainedConfig) -> str:
-    """The name of the attention inside: `sdpa`, `eager`, `flash_attention_2` or `varlen`, or one of these wrapped so
-    that prefixes are computed once (`shared_attention.py`).
+    """The name of the attention inside: `sdpa`, `eager`, `flash_attention_2`, `varlen` or `flex`, or one of these
+    wrapped so that prefixes are computed once (`shared_attention.py`).
     """
     return str(config._attn_implementation).removeprefix(PREFIX)
 
@@ -111,7 +113,7 @@ def ulysses_states(
     # Rank r has columns r * width to (r + 1) * width of every row.
     row, column = predict // input_ids.shape[1], predict % input_ids.shape[1]
     own = (column // width == dist.get_rank(group)).nonzero().squeeze(1)
-    return hidden[row[own], column[own] % width], own
+    return gathered(hidden.flatten(0, 1), row[own] * width + column[own] % width), own
 
 
 def join_values(values: Tensor, own: Tensor, length: int, group: ProcessGroup) -> Tensor:
@@ -133,7 +135,7 @@ def _local_hidden(
 ) -> Tensor:
     """`[B, ceil(S / U), H]`: of this rank's positions, padding included."""
     ids, positions, full = _shard(model, input_ids, position_ids, group, attention)
-    shared = {} if attention is None else {"shared": attention}
+    shared = {} if attention is None else {"shared": SharedPass(attention)}
     body: Any = model.base_model
     output = body(input_ids=ids, position_ids=positions, use_cache=False, ulysses=full, **shared)
     hidden: Tensor = output.last_hidden_state
