@@ -61,12 +61,29 @@ def test_every_prefix_has_one_position_and_every_sequence_finds_its_tokens(seed:
 def test_parts_hold_every_sequence_once_within_the_budget(seed: int, budget: int) -> None:
     sequences = random_sequences(seed)
     parts = trie(sequences).cut(budget)
-    assert sorted(i for part in parts for i in part) == list(range(len(sequences)))
+    assert sorted(i for part in parts for i in part.order) == list(range(len(sequences)))
     for part in parts:
-        unique = trie([sequences[i] for i in part]).n_tokens
-        assert unique <= budget or len(part) == 1 or unique == max(len(sequences[i]) for i in part)
+        alone = trie([sequences[i] for i in part.order])
+        assert (part.n_tokens, part.n_pairs) == (alone.n_tokens, alone.n_pairs)
+        assert part.n_tokens <= budget or part.n_tokens == max(part.lengths)
     if budget == 1000:
         assert len(parts) == 1
+
+
+def test_copies_of_a_sequence_over_the_budget_are_computed_with_it() -> None:
+    long = np.arange(30, dtype=np.int32)
+    parts = trie([long, long.copy(), long[:10]]).cut(15)
+    assert [(part.order, part.n_tokens) for part in parts] == [((2,), 10), ((0, 1), 30)]
+
+
+def test_parts_gather_no_more_keys_than_allowed() -> None:
+    """A long path with many short forks: each gathers the whole path."""
+    path = np.arange(100, dtype=np.int32)
+    forks = [np.concatenate([path, np.array([200 + i], np.int32)]) for i in range(50)]
+    whole = trie(forks)
+    assert (whole.n_tokens, whole.n_keys) == (150, 50 * 101)
+    parts = whole.cut(1000, most_keys=1010)
+    assert [part.n_keys for part in parts] == [1010] * 5 and [part.n_tokens for part in parts] == [110] * 5
 
 
 def visible(plan: AttentionPlan) -> dict[int, set[int]]:
@@ -77,7 +94,8 @@ def visible(plan: AttentionPlan) -> dict[int, set[int]]:
     kept = set(plan.results.tolist())
     first = 0
     for call, own, path in zip(plan.calls, queries, keys, strict=True):
-        mask = torch.ones(call.n_queries, call.n_keys, dtype=torch.bool).tril() if call.mask is None else call.mask
+        mask = call.seen(torch.device("cpu"))
+        mask = torch.ones(call.n_queries, call.n_keys, dtype=torch.bool).tril() if mask is None else mask
         mask = mask.expand(call.n_runs, 1, call.n_queries, call.n_keys)[:, 0]
         assert mask.any(-1).all(), "a softmax over nothing"
         for run, (row, columns) in enumerate(zip(own.view(call.n_runs, -1), path.view(call.n_runs, -1), strict=True)):

@@ -25,7 +25,7 @@ from ramet.errors import ConfigErrors
 from ramet.policy.batching.packing import model_cost
 from ramet.policy.batching.partition import RankLayout, drawn_rows, own_shared_micro_batches
 from ramet.policy.batching.rows import Row
-from ramet.policy.batching.shared import groups_of, trees, unique_token_share
+from ramet.policy.batching.shared import group_tries, groups_of, trees, unique_token_share
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.critic import CriticWorker
 from ramet.policy.shared_attention import has_shared_attention
@@ -154,10 +154,10 @@ def test_ranks_have_all_rows_once_in_as_many_passes(make_tree_rows: MakeRows, n_
 
 def test_a_group_is_one_tree_and_costs_its_unique_tokens(make_tree_rows: MakeRows) -> None:
     rows = make_tree_rows(2)
-    found = trees(rows, budget=4096, cost=COST)
+    found = trees(group_tries(rows), budget=4096, cost=COST)
     assert [tree.rows for tree in found] == [tuple(group) for group in groups_of(rows)]
     assert sum(tree.n_tokens for tree in found) / sum(row.n_tokens - 1 for row in rows) == unique_token_share(rows)
-    alone = trees(rows[:1], budget=4096, cost=COST)[0]
+    alone = trees(group_tries(rows[:1]), budget=4096, cost=COST)[0]
     assert alone.cost == COST.packed([rows[0].n_tokens - 1])
     copies = [replace(rows[0], rollout_id=str(i)) for i in range(5)]
-    assert trees(copies, budget=4096, cost=COST)[0].cost == alone.cost
+    assert trees(group_tries(copies), budget=4096, cost=COST)[0].cost == alone.cost

@@ -51,11 +51,13 @@ class Cost:
         return self.token * tokens + self.pair * tokens * max(lengths)
 
     def shared(self, trie: Trie) -> float:
-        """Of sequences whose prefixes are computed once; of one sequence as much as `packed`."""
-        return self.token * trie.n_tokens + self.pair * (2 * trie.n_pairs - trie.n_tokens)
+        """Of sequences whose prefixes are computed once; of one sequence as much as `packed`, but for long passes."""
+        cost = self.token * trie.n_tokens + self.pair * (2 * trie.n_pairs - trie.n_tokens)
+        return cost * LONG_PASS if trie.n_tokens > 2 * self.best_tokens else cost
 
 
 CALL_OPERATIONS = 4e6  # measured on a CPU: so many take as long as what a call costs besides computing
+LONG_PASS = 1.15  # measured: what a token costs in a pass of four times `best_tokens`, compared with one of that many
 CPU_TOKENS = 2048  # measured: beyond it the activations of a small model leave the cache (1.3 s instead of 0.8 s)
 
 

@@ -15,7 +15,11 @@ from random import Random
 from ramet.config.schema import PolicyConfig, TrainConfig
 from ramet.policy.batching.packing import Cost, MicroBatch, empty_micro_batch, micro_batch, plan
 from ramet.policy.batching.rows import Row
-from ramet.policy.batching.shared import groups_of, shared_micro_batch, tree_bins, trees
+from ramet.policy.batching.shared import Tree, group_tries, groups_of, shared_micro_batch, tree_bins, trees
+from ramet.policy.batching.trie import Trie
+
+MOST_KEYS = 8  # of a micro-batch, for each token of its budget: what attention gathers is memory that a budget bounds
+FINER = 0.8  # each limit that is tried, of the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +118,34 @@ def own_micro_batches(
 def own_shared_micro_batches(rows: Sequence[Row], ranks: RankLayout, *, budget: int, cost: Cost) -> list[MicroBatch]:
     """As `own_micro_batches`, with every prefix computed once: groups go to ranks, by their unique tokens and pairs.
 
-    Groups that are too large for one micro-batch, or for an even share of all unique tokens, are cut into parts.
+    Groups that are too large for one micro-batch are cut into parts, and so are others where the busiest rank has less
+    to compute then, though what the parts have in common is computed by each.
     """
-    budget = min(budget, cost.best_tokens)
-    found = trees(rows, budget=budget, cost=cost)
-    even = -(-sum(tree.n_tokens for tree in found) // ranks.data_parallel_size)
-    if even < budget:
-        found = trees(rows, budget=even, cost=cost)
-    parts = partition([tree.cost for tree in found], ranks.data_parallel_size)
-    plans = [tree_bins([found[i] for i in part], budget) for part in parts]
+    most_keys = MOST_KEYS * budget
+    parts = _least_load(group_tries(rows), ranks.data_parallel_size, budget=budget, most_keys=most_keys, cost=cost)
+    plans = [tree_bins(part, min(budget, cost.best_tokens), most_keys) for part in parts]
     batches = [shared_micro_batch(rows, chosen, cost) for chosen in plans[ranks.data_parallel_rank]]
     return _as_many(batches, plans)
+
+
+def _least_load(groups: Sequence[Trie], n_parts: int, *, budget: int, most_keys: float, cost: Cost) -> list[list[Tree]]:
+    """Each part's trees. Of all limits tried, the largest with which the most expensive part costs least."""
+    found: list[list[list[Tree]]] = []
+    for limit in _limits(groups, n_parts, budget=budget, cost=cost):
+        own = trees(groups, budget=limit, cost=cost, most_keys=most_keys)
+        found.append([[own[i] for i in part] for part in partition([tree.cost for tree in own], n_parts)])
+    return min(found, key=lambda parts: max(sum(tree.cost for tree in part) for part in parts))
+
+
+def _limits(groups: Sequence[Trie], n_parts: int, *, budget: int, cost: Cost) -> list[int]:
+    """Unique tokens of a tree, descending: from as many as fit, to half of an even share or of what is fast in one
+    pass.
+    """
+    even = sum(group.n_tokens for group in groups) / n_parts
+    limits = [min(budget, max((group.n_tokens for group in groups), default=0))]
+    while limits[-1] > min(even, cost.best_tokens) / 2:
+        limits.append(int(limits[-1] * FINER))
+    return limits
 
 
 def _as_many(batches: list[MicroBatch], plans: Sequence[Sequence[object]]) -> list[MicroBatch]:

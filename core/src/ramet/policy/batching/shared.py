@@ -12,9 +12,10 @@ share too, by chance, where they meet in a micro-batch and begin alike, as with 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ import torch
 from ramet.policy.batching.attention_plan import Run, attention_plan
 from ramet.policy.batching.packing import Cost, MicroBatch, Predictions, fed, first_fit
 from ramet.policy.batching.rows import Row
-from ramet.policy.batching.trie import trie
+from ramet.policy.batching.trie import Trie, trie
 
 WORTHWHILE = 0.85  # share of unique tokens below which `policy.share_prefixes=auto` shares
 
@@ -33,6 +34,7 @@ class Tree:
 
     rows: tuple[int, ...]
     n_tokens: int  # unique ones
+    n_keys: int  # gathered for attention, each as often as a run sees it
     cost: float
 
 
@@ -44,28 +46,39 @@ def groups_of(rows: Sequence[Row]) -> list[list[int]]:
     return list(found.values())
 
 
-def unique_token_share(rows: Sequence[Row]) -> float:
-    """Tokens that are fed if every group's prefixes are computed once, of those that are fed else; 1 without rows."""
-    total = sum(row.n_tokens - 1 for row in rows)
-    unique = sum(trie([fed(rows[i]) for i in group]).n_tokens for group in groups_of(rows))
-    return unique / total if total else 1.0
-
-
-def trees(rows: Sequence[Row], *, budget: int, cost: Cost) -> list[Tree]:
-    """The groups; one of more unique tokens than `budget` is cut into parts that share among themselves only."""
+def group_tries(rows: Sequence[Row]) -> list[Trie]:
+    """Of the fed tokens of each group; `order` has indices of `rows`. Groups in the order of their first rows."""
     found = []
     for group in groups_of(rows):
-        whole = trie([fed(rows[i]) for i in group])
-        for part in whole.cut(budget):
-            own = whole if len(part) == len(group) else trie([fed(rows[group[i]]) for i in part])
-            members = tuple(sorted(group[i] for i in part))
-            found.append(Tree(rows=members, n_tokens=own.n_tokens, cost=cost.shared(own)))
+        own = trie([fed(rows[i]) for i in group])
+        found.append(replace(own, order=tuple(group[i] for i in own.order)))
     return found
 
 
-def tree_bins(chosen: Sequence[Tree], budget: int) -> list[list[int]]:
-    """Indices of the rows of each micro-batch: whole trees of at most `budget` unique tokens together."""
-    bins = first_fit([tree.n_tokens for tree in chosen], budget)
+def unique_token_share(rows: Sequence[Row]) -> float:
+    """Tokens that are fed if every group's prefixes are computed once, of those that are fed else; 1 without rows."""
+    total = sum(row.n_tokens - 1 for row in rows)
+    unique = sum(one.n_tokens for one in group_tries(rows))
+    return unique / total if total else 1.0
+
+
+def trees(groups: Sequence[Trie], *, budget: int, cost: Cost, most_keys: float = math.inf) -> list[Tree]:
+    """The groups; one of more unique tokens than `budget`, or of which attention would gather more than `most_keys`, is
+    cut into parts that share among themselves only.
+    """
+    parts = (part for group in groups for part in group.cut(budget, most_keys))
+    return [
+        Tree(rows=tuple(sorted(one.order)), n_tokens=one.n_tokens, n_keys=one.n_keys, cost=cost.shared(one))
+        for one in parts
+    ]
+
+
+def tree_bins(chosen: Sequence[Tree], budget: int, most_keys: float = math.inf) -> list[list[int]]:
+    """Indices of the rows of each micro-batch: whole trees of at most `budget` unique tokens together, of which at most
+    `most_keys` are gathered.
+    """
+    sizes = [max(tree.n_tokens, math.ceil(tree.n_keys * budget / most_keys)) for tree in chosen]
+    bins = first_fit(sizes, budget)
     return [[row for i in members for row in chosen[i].rows] for members in bins]
 
 

@@ -8,6 +8,7 @@ and the run itself. A sequence that is a prefix of the one before it, or equal t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,6 +40,11 @@ class Trie:
         """Of unique tokens and what each attends to: itself and its path."""
         return sum(_triangle(end) - _triangle(start) for start, end in zip(self.shared, self.lengths, strict=True))
 
+    @property
+    def n_keys(self) -> int:
+        """What is gathered for attention: the path of every run, itself included."""
+        return sum(length for shared, length in zip(self.shared, self.lengths, strict=True) if length > shared)
+
     def positions(self) -> list[Positions]:
         """Where the tokens of each sequence are when all runs follow one another, in the order of the walk."""
         found: list[Positions] = []
@@ -50,21 +56,30 @@ class Trie:
             start = end
         return found
 
-    def cut(self, budget: int) -> list[list[int]]:
-        """Indices of sequences, cut into consecutive parts of the walk of at most `budget` unique tokens each.
+    def cut(self, budget: int, most_keys: float = math.inf) -> list[Trie]:
+        """Consecutive parts of the walk, each the trie of its own sequences, of at most `budget` unique tokens and
+        `most_keys` of them gathered.
 
-        What two parts have in common is in both. A sequence over the budget is a part of its own.
+        What two parts have in common is in both. A sequence over the budget is a part of its own, with those that add
+        nothing to it.
         """
-        parts: list[list[int]] = []
-        room = 0
-        for index, shared, length in zip(self.order, self.shared, self.lengths, strict=True):
-            if parts and length - shared <= room:
-                parts[-1].append(index)
-                room -= length - shared
+        parts: list[list[tuple[int, int, int]]] = []
+        room, keys = 0, 0.0  # that are left
+        for index, length, shared in zip(self.order, self.lengths, self.shared, strict=True):
+            added = length - shared
+            if parts and (not added or (added <= room and length <= keys)):
+                parts[-1].append((index, length, shared))
+                room, keys = room - added, keys - (length if added else 0)
             else:
-                parts.append([index])
-                room = budget - length
-        return parts
+                parts.append([(index, length, 0)])
+                room, keys = budget - length, most_keys - length
+        return [_trie_of(part) for part in parts]
+
+
+def _trie_of(walk: Sequence[tuple[int, int, int]]) -> Trie:
+    """Of indices, lengths, and tokens in common with the one before."""
+    order, lengths, shared = zip(*walk, strict=True)
+    return Trie(order=order, lengths=lengths, shared=shared)
 
 
 def trie(sequences: Sequence[Ids]) -> Trie:
