@@ -17,6 +17,7 @@ from ramet.config.schema import Config
 from ramet.engines.config import VllmEngineConfig
 from ramet.planning.memory import Inputs, estimate
 from ramet.planning.memory_report import check_memory, table
+from ramet.planning.memory_sft import plan_sft_memory
 from ramet.planning.model_shape import read_shape
 from ramet.planning.placement import machine_of
 
@@ -24,11 +25,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
 BLOCKS = re.findall(r"^```([^\n]*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 # Facts of the published models' config.json.
+QWEN_7B = {
+    "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
+    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
-    "arpo_qwen2.5_7b_reasoning": {
-        "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
-        "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
-    },
+    "sft": QWEN_7B,
+    "arpo_qwen2.5_7b_reasoning": QWEN_7B,
     "arpo_qwen3_14b_deepsearch": {
         "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 5120, "intermediate_size": 17408, "head_dim": 128,
         "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8, "tie_word_embeddings": False,
@@ -79,10 +82,21 @@ def test_a_plan_of_the_page_is_the_one_of_the_code(
     monkeypatch.chdir(ROOT)
     _, experiment, *overrides = what.split()
     (tmp_path / "config.json").write_text(json.dumps(MODELS[experiment]))
+    if experiment == "sft":
+        assert shown.splitlines() == planned_sft(tmp_path, overrides)
+        return
     config = compose([f"experiment={experiment}", f"model.path={tmp_path}", *overrides], job="train").config
     plan = estimate(Inputs(config=config, shape=read_shape(config.model), machine=machine_of(config, "8x80GiB")))
     refused = [f"error: {problem}" for problem in check_memory(plan)]
     assert shown.splitlines() == (refused or [str(plan.placement), *table(plan)])
+
+
+def planned_sft(model: Path, overrides: list[str]) -> list[str]:
+    """Of the page's command."""
+    (command,) = [shlex.split(line)[2:] for line in commands() if line.startswith("ramet sft ")]
+    config = compose([*command, f"model.path={model}", *overrides], job="sft").config
+    plan = plan_sft_memory(config, machine_of(config, "8x80GiB"))
+    return [f"error: {problem}" for problem in check_memory(plan)] or table(plan)
 
 
 def test_the_script_for_slurm_is_bash(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def _sft_overrides(kind: TaskKind, folder: Path, model: Path, phase: str, seed: 
     return [
         f"model.path={model}", f"sft.data=[{folder / 'data' / f'{phase}.jsonl'}]", f"run.root={folder}",
         f"run.name={phase}", f"run.seed={seed}", "run.threads=1", "rollout_step.system_prompt=never",
-        kind.tool, "sft.epochs=1", "sft.batch_size=32", f"sft.lr={lr}", "sft.beta2=0.98",
+        kind.tool, "sft.epochs=1", "sft.sequences_per_step=32", f"sft.lr={lr}", "sft.beta2=0.98",
         "sft.warmup_ratio=0.05", "sft.save_every=100000", "sft.log_every=25", "trackers=[jsonl]",
     ]  # fmt: skip
 

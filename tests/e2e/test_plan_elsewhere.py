@@ -128,10 +128,18 @@ def test_a_fine_tuning_is_planned_from_config_json_alone(ramet, laptop: Path):
     assert (ended.code, ended.err) == (0, "")
     plan = facts(ended.out)
     assert plan["rows"] == ["4 from traces.jsonl; their lengths are not known"]
-    assert plan["steps"] == ["not known without a tokenizer; each of 16 x 1 x 8 workers sequences"]
+    assert plan["steps"] == ["not known without a tokenizer; each of 16 sequences"]
     assert plan["placement"] == ["zero3 over 8 processes, each on cuda"]
-    assert plan["memory"] == ["not estimated for `ramet sft`"]
+    assert plan["memory"][0].split() == "cuda 0 to 7: policy, GiB each update".split()
+    assert plan["memory"][-1] == "the largest need of a device: 21.6 of 80.0 GiB"
     assert plan["not checked"] == ["because this machine has no", WEIGHTS, TOKENIZER, "DeepSpeed: its version"]
+    ended = ramet(*planned, "--on", "8x16GiB", cwd=laptop, **WITHOUT)
+    assert ended.errors == [
+        "memory: cuda 0 to 7 (policy) would need 21.6 GiB in the phase 'update', and has 16.0 GiB (optimiser 7.1, "
+        "weights 5.3, gathered weights 2.8, working memory 2.0, gradients 1.8, activations 1.8, CUDA contexts 0.500, "
+        "reserved and unused 0.328); what helps most, each alone: sft.strategy=zero3_offload (7.4 GiB), "
+        "sft.max_tokens=2048 (21.3 GiB)"
+    ]
     ended = ramet(*planned, "--on", "4x80GiB", cwd=laptop, **WITHOUT)
     assert ended.errors == ["cluster.policy_workers=8: each takes a GPU of its own, and --on 4x80GiB has fewer"]
     assert files(laptop) == before

@@ -178,7 +178,7 @@ def test_rows_in_the_published_form_call_both_tools_that_their_prompt_promises(r
     tools = ["tools=[python,search]", "tools.search.params.corpus=corpus.sqlite", "tools.python.params.preload=[]"]
     taught = ramet(
         "sft", f"model.path={model}", "sft.data=[traces.jsonl]", "run.root=.", "run.name=sft", "run.threads=1", *tools,
-        "sft.lr=5e-3", "sft.batch_size=4", "sft.max_steps=60", "sft.warmup_ratio=0", "sft.schedule=constant",
+        "sft.lr=5e-3", "sft.sequences_per_step=4", "sft.max_steps=60", "sft.warmup_ratio=0", "sft.schedule=constant",
         cwd=tmp_path,
     )  # fmt: skip
     assert taught.code == 0, taught.err

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 from omegaconf import OmegaConf
 
 from ramet.config.aliases import NAMES, meant
 from ramet.config.compose import layers
-from ramet.config.schema import Config
+from ramet.config.schema import Config, SftConfig
 from ramet.config.sections import GROUPS, JOBS, unused_key
 from ramet.config.settings import leaf_keys
 from ramet.errors import ConfigError
@@ -98,6 +99,17 @@ def test_one_in_a_section_of_ours_too(problems: Problems, key: str, instead: str
         "min_difficulty, max_difficulty, on_bad_row, chat_markup"
     )
     assert problems(MODEL, f"{key}=1") == [f"{key}: no such key. Did you mean {instead!r}? {data}"]
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [("sft.batch_size", "sft.sequences_per_step"), ("sft.accumulate", "sft.max_microbatch_tokens")],
+)
+def test_how_sft_is_batched_elsewhere_leads_to_the_step_and_the_budget(
+    problems: Problems, key: str, instead: str
+) -> None:
+    has = ", ".join(field.name for field in fields(SftConfig))
+    assert problems(MODEL, f"{key}=1", job="sft") == [f"{key}: no such key. Did you mean {instead!r}? sft has: {has}"]
 
 
 def test_a_key_of_a_section_that_the_job_does_not_build_leads_to_the_jobs_own(problems: Problems) -> None:

@@ -98,6 +98,15 @@ def test_sections_of_other_jobs_are_not_checked():
     assert found("model.path=m", "sft.data=[x]", "rollout_step.system_prompt=never", job="sft") == []
 
 
+def test_the_budget_of_a_forward_pass_holds_the_longest_sequence():
+    few = "sft.max_microbatch_tokens=2048"
+    assert found("model.path=m", "sft.data=[x]", few, job="sft") == [
+        "sft.max_microbatch_tokens=2048: must be at least sft.max_tokens=4096, since a sequence is not cut over "
+        "forward passes; raise it, or lower sft.max_tokens"
+    ]
+    assert found("model.path=m", "sft.data=[x]", few, "sft.max_tokens=2048", job="sft") == []
+
+
 def test_evaluation_needs_something_to_measure():
     assert "benchmarks: none chosen" in found("model.path=m", job="eval")[0]
 

@@ -56,7 +56,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(tiny_model: Path, traces: Path, tmp_path: Path) -> list[str]:
     return [
         f"model.path={tiny_model}", f"sft.data=[{traces}]", f"run.root={tmp_path}", "run.threads=1", "sft.lr=3e-3",
-        "sft.batch_size=4", "sft.max_steps=60", "sft.save_every=10", "rollout_step.system_prompt=never",
+        "sft.sequences_per_step=4", "sft.max_steps=60", "sft.save_every=10", "rollout_step.system_prompt=never",
     ]  # fmt: skip
 
 
@@ -262,9 +262,9 @@ def test_a_run_directory_in_use_is_refused(arguments: list[str], tmp_path: Path)
 
 
 def test_nothing_is_written_when_something_is_wrong(arguments: list[str], tmp_path: Path) -> None:
-    wrong: list[Any] = ["run.name=a", "sft.batch_size=0", "sft.data=[nowhere.jsonl]"]
+    wrong: list[Any] = ["run.name=a", "sft.sequences_per_step=0", "sft.data=[nowhere.jsonl]"]
     with pytest.raises(ConfigErrors) as caught:
         sft(arguments, *wrong)
-    assert "sft.batch_size=0: must be at least 1" in str(caught.value)
+    assert "sft.sequences_per_step=0: must be at least 1" in str(caught.value)
     assert f"sft.data: nowhere.jsonl: no such file (working directory: {Path.cwd()})" in caught.value.problems
     assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,9 @@
-"""The loss in pieces is transformers' loss, with its gradients."""
+"""The loss of packed micro-batches in pieces is transformers' loss of single sequences, with its gradients."""
 
 from __future__ import annotations
 
+import random
+from array import array
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ramet.models.tiny import make_tiny_model
+from ramet.policy.batching.packing import Cost, MicroBatch, PackedLayout, empty_micro_batch, micro_batch
 from ramet.sft import loss
-from ramet.sft.batches import IGNORED
+from ramet.sft.batches import ExampleRow, StepPacker
+from ramet.sft.encode import Example
+from ramet.sft.world import World
 
 MANY = 2**27  # tokens
+COST = Cost(token=600.0, pair=1.0, best_tokens=2048)
 
 
 @pytest.fixture(scope="module")
@@ -21,57 +27,89 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"), hidden=32, layers=2, heads=2, intermediate=64)
 
 
-def batch() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(0, 200, (3, 24), generator=generator)
-    keep = torch.rand(3, 24, generator=generator) < 0.5
-    keep[2] = False  # an example in which nothing is to be learned
-    return {"input_ids": ids, "labels": ids.masked_fill(~keep, IGNORED)}
+def example(seed: int) -> Example:
+    rng = random.Random(seed)
+    ids = [rng.randrange(200) for _ in range(rng.randrange(4, 24))]
+    return Example(token_ids=array("i", ids), trained=array("b", [0, *(rng.randrange(2) for _ in ids[2:]), 1]))
 
 
-def loss_and_gradients(model: PreTrainedModel, **options: object) -> tuple[Tensor, list[Tensor]]:
+EXAMPLES = [example(seed) for seed in range(9)]
+
+
+def alone(model: PreTrainedModel) -> tuple[Tensor, list[Tensor]]:
+    """transformers' own loss of one sequence at a time, and its gradients."""
     model.zero_grad()
-    found = model(**batch(), **options).loss
-    found.backward()
-    return found.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    total = torch.zeros(())
+    for one in EXAMPLES:
+        ids, trained = torch.tensor([list(one.token_ids)]), torch.tensor([list(one.trained)]).bool()
+        labels = ids.masked_fill(~trained, -100)
+        found = model(input_ids=ids, labels=labels, num_items_in_batch=torch.tensor(1)).loss
+        found.backward()
+        total += found.detach()
+    return total, gradients(model)
 
 
-@pytest.mark.parametrize("items", [None, 50])
+def in_passes(model: PreTrainedModel, batches: list[MicroBatch]) -> tuple[Tensor, list[Tensor]]:
+    model.zero_grad()
+    total = torch.zeros(())
+    for batch in batches:
+        found = model(**loss.inputs_of(batch)).loss
+        found.backward()
+        total += found.detach()
+    return total, gradients(model)
+
+
+def gradients(model: PreTrainedModel) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("layout", [*PackedLayout, None])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_loss_and_gradients_are_those_of_transformers(
-    folder: Path, items: int | None, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path, layout: PackedLayout | None, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All in one pass, or as they are packed with a small budget."""
     monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 5 * 256)
-    options = {} if items is None else {"num_items_in_batch": torch.tensor(items)}
     plain, ours = (AutoModelForCausalLM.from_pretrained(folder).train() for _ in range(2))
-    loss.bound_loss(ours, MANY)
+    loss.give_loss(ours, MANY)
     if checkpointing:
         ours.gradient_checkpointing_enable({"use_reentrant": False})
-    expected, wanted = loss_and_gradients(plain, **options)
-    found, gradients = loss_and_gradients(ours, **options)
+    rows = [ExampleRow.of(one) for one in EXAMPLES]
+    packer = StepPacker(budget=40, world=World(), cost=COST, row_cost=COST)
+    whole = None if layout is None else [micro_batch(rows, range(len(rows)), layout)]
+    batches = list(packer(EXAMPLES).micro_batches) if whole is None else whole
+    assert len(batches) == (1 if whole else len(batches)) and (whole or len(batches) > 2)
+    expected, wanted = alone(plain)
+    found, ours_gradients = in_passes(ours, batches)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(ours_gradients, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_without_trained_tokens_costs_nothing_and_moves_nothing(folder: Path) -> None:
+def test_a_pass_without_trained_tokens_costs_nothing_and_moves_nothing(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
-    loss.bound_loss(model, MANY)
-    nothing = batch() | {"labels": torch.full((3, 24), IGNORED)}
-    found = model(**nothing, num_items_in_batch=torch.tensor(7)).loss
-    found.backward()
-    assert found == 0 and not any(p.grad is not None and p.grad.any() for p in model.parameters())
+    loss.give_loss(model, MANY)
+    found, moved = in_passes(model, [empty_micro_batch()])
+    assert found == 0 and moved and not any(gradient.any() for gradient in moved)
 
 
-def test_only_many_logits_come_in_pieces_and_only_where_the_head_is_last(
-    folder: Path, caplog: pytest.LogCaptureFixture
+def test_a_model_whose_head_is_not_last_computes_all_logits_and_says_so_where_they_are_many(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    loss.bound_loss(model, 16 * 4096)
-    assert model(**batch()).logits.shape == (3, 24, model.config.vocab_size)
     config = AutoConfig.for_model(
-        "cohere", vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+        "cohere", vocab_size=256, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
+    plain = AutoModelForCausalLM.from_config(config)
     scaled = AutoModelForCausalLM.from_config(config)
-    loss.bound_loss(scaled, MANY)
-    assert scaled(input_ids=torch.tensor([[1, 2]])).logits.shape == (1, 2, 64)
-    assert "holds the logits of all 134217728 tokens of a batch at once: model.path: CohereForCausalLM" in caplog.text
+    scaled.load_state_dict(plain.state_dict())
+    loss.give_loss(scaled, 1024)
+    assert "the loss" not in caplog.text
+    rows = [ExampleRow.of(one) for one in EXAMPLES]
+    found, ours = in_passes(scaled, [micro_batch(rows, range(len(rows)), PackedLayout.PACKED)])
+    expected, wanted = alone(plain)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
+    loss.give_loss(AutoModelForCausalLM.from_config(config), MANY)
+    (said,) = [message for message in caplog.messages if message.startswith("the loss")]
+    assert said.startswith(
+        "the loss holds the logits of all 134217728 tokens of a micro-batch at once: model.path: Cohere"
+    )

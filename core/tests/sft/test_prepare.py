@@ -54,7 +54,10 @@ def test_rows_over_the_token_limit_are_left_out_and_counted(
     with caplog.at_level(logging.WARNING):
         prepared = prepare(config)
     assert (prepared.counts.trained, prepared.counts.too_long) == (1, 2)
-    assert "left out 2 of 3 rows longer than sft.max_tokens=2000" in caplog.text
+    file = config.config.sft.data[0]
+    assert caplog.messages == [
+        f"left out 2 of 3 rows longer than sft.max_tokens=2000 ({file}, rows 2, 3); longest: 4155"
+    ]
 
 
 def test_nothing_left_under_the_token_limit_is_an_error(tiny_model: Path, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ramet.config.schema import Config, SftConfig
+from ramet.policy.batching.packing import empty_micro_batch
 from ramet.runs.stopped import StopListener
+from ramet.sft.batches import StepBatch
 from ramet.sft.encode import Example
 from ramet.sft.progress import SftProgress
 from ramet.sft.trainer import train
@@ -37,11 +39,11 @@ COLOUR = re.compile(r"\x1b\[[\d;]*m")
 class Training:
     """Trainer's calls and the clock, as a test makes them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, recorded: Any, accumulate: int = 1) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, recorded: Any) -> None:
         self.now = 100.0
         monkeypatch.setattr("ramet.sft.progress.time", SimpleNamespace(monotonic=lambda: self.now))
         self.signals = StopListener()
-        self.progress = SftProgress(recorded, SftConfig(accumulate=accumulate), self.signals, ALONE)
+        self.progress = SftProgress(recorded, SftConfig(), self.signals, ALONE)
         self.state: Any = SimpleNamespace(global_step=4, max_steps=10)
         self.control: Any = SimpleNamespace()
 
@@ -74,8 +76,9 @@ def test_the_time_left_is_that_of_the_steps_of_this_process(monkeypatch: pytest.
 def test_batches_of_a_step_are_counted_and_the_last_step_is_not_passed(
     monkeypatch: pytest.MonkeyPatch, recorded: Any
 ) -> None:
-    training = Training(monkeypatch, recorded, accumulate=3)
+    training = Training(monkeypatch, recorded)
     training.begin()
+    training.progress.begin_step(StepBatch(micro_batches=[empty_micro_batch()] * 3, n_trained=1))
     assert training.line == "step 5/10  batch 1/3"
     training.progress.on_substep_end(None, training.state, training.control)
     assert training.line == "step 5/10  batch 2/3"
@@ -87,11 +90,11 @@ def test_batches_of_a_step_are_counted_and_the_last_step_is_not_passed(
 def console(model: Path, run: Path) -> None:
     """Train with the console tracker on what stdout is now."""
     config = Config()
-    for key, value in {"max_steps": STEPS, "batch_size": 2, "log_every": 2, "save_every": 1000}.items():
+    for key, value in {"max_steps": STEPS, "sequences_per_step": 2, "log_every": 2, "save_every": 1000}.items():
         setattr(config.sft, key, value)
     examples = [Example(token_ids=array("i", [97 + i, 98]), trained=array("b", [0, 1])) for i in range(12)]
     torch.set_num_threads(1)
-    train(AutoModelForCausalLM.from_pretrained(model), examples, config, run, pad_id=256, tracker=ConsoleTracker(STEPS))
+    train(AutoModelForCausalLM.from_pretrained(model), examples, config, run, tracker=ConsoleTracker(STEPS))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from ramet.config.compose import compose
 from ramet.config.schema import Strategy
 from ramet.errors import ConfigError, ConfigErrors, InfraError
+from ramet.planning.memory_sft import SftInputs, sft_state
 from ramet.runs.stopped import Stopped
 from ramet.sft.checkpoints import SftLayout, newest_complete, step_of
 from ramet.sft.dry_run import plan
@@ -28,10 +29,19 @@ def whole(sft_run: Callable[..., Path]) -> Path:
     return sft_run("fsdp", "sft.strategy=fsdp", "cluster.policy_workers=2")
 
 
-def test_two_ranks_train_as_one_with_twice_the_batches(whole: Path, one_rank: Path, losses: Any) -> None:
+def test_two_ranks_train_as_one(whole: Path, one_rank: Path, losses: Any) -> None:
     assert losses(whole) == pytest.approx(losses(one_rank), abs=1e-4)
     summaries = [json.loads((run / "sft.json").read_text()) for run in (whole, one_rank)]
     assert [summary["steps"] for summary in summaries] == [24, 24]
+
+
+def test_ranks_in_small_passes_and_pieces_train_as_one_and_hold_what_the_plan_says(
+    under_torchrun: Callable[..., Path], one_rank: Path, losses: Any, sft_inputs: Callable[..., SftInputs]
+) -> None:
+    run = under_torchrun("pieces", "sft.strategy=fsdp", "cluster.policy_workers=2")
+    assert losses(run) == pytest.approx(losses(one_rank), abs=1e-5)
+    held = json.loads((run / "held_0.json").read_text())
+    assert held == sft_state(sft_inputs("fsdp"))
 
 
 def test_the_first_rank_writes_the_model_that_one_rank_writes(whole: Path, one_rank: Path) -> None:
@@ -71,7 +81,7 @@ def test_the_plan_says_who_trains_and_refuses_what_the_run_would(whole: Path, sf
     ranks = [*sft_arguments, "sft.strategy=fsdp", "cluster.policy_workers=2"]
     facts = plan(compose([*ranks, "run.name=new"], job="sft")).facts
     assert facts["placement"] == "fsdp over 2 processes, each on cpu"
-    assert facts["steps"] == "24, each of 4 x 1 x 2 workers sequences"
+    assert facts["steps"] == "24, each of 8 sequences"
     with pytest.raises(ConfigErrors, match="cannot be taken over"):
         plan(compose([*ranks, "run.name=fsdp", "cluster.policy_workers=3"], job="sft"))
 

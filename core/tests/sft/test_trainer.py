@@ -4,20 +4,21 @@ import math
 import random
 import shutil
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ramet.config.schema import Config, Dtype, Schedule
 from ramet.errors import ConfigError
+from ramet.planning.memory_sft import SftInputs, sft_state
 from ramet.sft.checkpoints import newest_complete, step_of
 from ramet.sft.encode import Example
 from ramet.sft.trainer import total_steps, train, training_arguments
-
-PAD = 256
 
 
 def example(seed: int) -> Example:
@@ -32,7 +33,7 @@ EXAMPLES = [example(seed) for seed in range(40)]
 def configured(**sft: Any) -> Config:
     config = Config()
     config.run.seed = 7
-    chosen = {"max_steps": 12, "batch_size": 4, "lr": 3e-3, "log_every": 5, "save_every": 1000, **sft}
+    chosen = {"max_steps": 12, "sequences_per_step": 4, "lr": 3e-3, "log_every": 5, "save_every": 1000, **sft}
     for name, value in chosen.items():
         setattr(config.sft, name, value)
     return config
@@ -43,7 +44,7 @@ def trained(
 ) -> tuple[PreTrainedModel, Any]:
     network = AutoModelForCausalLM.from_pretrained(model)
     torch.set_num_threads(1)
-    return network, train(network, examples, config, run, pad_id=PAD, tracker=tracker)
+    return network, train(network, examples, config, run, tracker=tracker)
 
 
 def same(a: PreTrainedModel, b: PreTrainedModel) -> bool:
@@ -65,7 +66,7 @@ def test_the_loss_falls_and_every_tenth_step_and_the_last_step_are_logged(
 def test_the_loss_is_the_mean_over_the_trained_tokens_of_a_step(
     tiny_model: Path, tmp_path: Path, recorded: Any
 ) -> None:
-    trained(tiny_model, tmp_path, recorded, configured(max_steps=1, batch_size=2, accumulate=20, lr=1e-9))
+    trained(tiny_model, tmp_path, recorded, configured(max_steps=1, sequences_per_step=40, lr=1e-9))
     network = AutoModelForCausalLM.from_pretrained(tiny_model)
     total, count = 0.0, 0
     for one in EXAMPLES:
@@ -76,6 +77,45 @@ def test_the_loss_is_the_mean_over_the_trained_tokens_of_a_step(
                 total -= logprobs[position - 1, one.token_ids[position]].item()
                 count += 1
     assert recorded.entries[0][1]["sft/loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_what_is_held_is_what_the_plan_says_to_the_byte(
+    tiny_model: Path, tmp_path: Path, recorded: Any, sft_inputs: Callable[..., SftInputs]
+) -> None:
+    held: dict[str, int] = {}
+
+    def look(adam: torch.optim.Optimizer, *_: object) -> None:
+        held["weights"] = sum(p.nbytes for p in adam.state)
+        held["gradients"] = sum(p.grad.nbytes for p in adam.state if p.grad is not None)
+        held["optimiser"] = sum(v.nbytes for one in adam.state.values() for v in one.values() if v.dim())
+
+    hook = register_optimizer_step_post_hook(look)
+    try:
+        trained(tiny_model, tmp_path, recorded, configured(max_steps=1))
+    finally:
+        hook.remove()
+    assert held == sft_state(sft_inputs("none"))
+
+
+@pytest.mark.parametrize("budget", [40, 60, 200])
+def test_numbers_do_not_depend_on_the_budget(tiny_model: Path, tmp_path: Path, recorded: Any, budget: int) -> None:
+    """Losses and gradient norms of single sequences, of two or three in a pass, and of a step in one pass."""
+    options = {"max_steps": 6, "log_every": 1, "sequences_per_step": 7}
+    trained(tiny_model, tmp_path / "whole", recorded, configured(**options))
+    trained(tiny_model, tmp_path / "cut", recorded, configured(**options, max_microbatch_tokens=budget))
+    whole, cut = recorded.entries[:6], recorded.entries[6:]
+    for key in ("sft/loss", "sft/grad_norm"):
+        assert [one[key] for _, one in cut] == pytest.approx([one[key] for _, one in whole], abs=1e-5)
+
+
+def test_speed_and_padding_are_reported(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
+    trained(tiny_model, tmp_path, recorded, configured(max_steps=2, log_every=1, sequences_per_step=1))
+    for _, metrics in recorded.entries:
+        assert metrics["sft/tokens_per_s"] > 0
+        assert metrics["sft/padding_share"] == 0  # one sequence a pass
+    recorded.entries.clear()
+    trained(tiny_model, tmp_path / "more", recorded, configured(max_steps=2, log_every=1, sequences_per_step=40))
+    assert all(0 < metrics["sft/padding_share"] < 0.15 for _, metrics in recorded.entries)
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
@@ -90,11 +130,11 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
     assert not same(a, c)
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("budget", [16384, 40])
 def test_a_training_resumed_within_an_epoch_ends_with_the_same_weights(
-    tiny_model: Path, tmp_path: Path, recorded: Any, accumulate: int
+    tiny_model: Path, tmp_path: Path, recorded: Any, budget: int
 ) -> None:
-    options = {"batch_size": 3, "accumulate": accumulate, "max_steps": 17, "save_every": 7}
+    options = {"sequences_per_step": 6, "max_microbatch_tokens": budget, "max_steps": 17, "save_every": 7}
     whole, _ = trained(tiny_model, tmp_path / "whole", recorded, configured(**options))
     checkpoint = tmp_path / "whole" / "checkpoints" / "checkpoint-14"
     (tmp_path / "again" / "checkpoints").mkdir(parents=True)
@@ -108,7 +148,7 @@ def test_a_training_resumed_within_an_epoch_ends_with_the_same_weights(
 def test_a_resume_logs_and_saves_as_often_as_it_is_told_now(
     tiny_model: Path, tmp_path: Path, recorded: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"batch_size": 3, "max_steps": 17}
+    options = {"sequences_per_step": 3, "max_steps": 17}
     trained(tiny_model, tmp_path, recorded, configured(**options, log_every=5, save_every=7))
     for step in (7, 14):
         assert (tmp_path / "checkpoints" / f"checkpoint-{step}").is_dir()
@@ -165,13 +205,9 @@ def test_bfloat16_computes_in_half_and_keeps_float32_weights(tiny_model: Path, t
     assert math.isfinite(result.final_loss)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "batch_size", "accumulate", "steps"), [(1.0, 4, 1, 10), (3.0, 7, 1, 18), (2.0, 4, 4, 6), (0.5, 4, 1, 5)]
-)
-def test_the_number_of_steps_follows_from_epochs_and_batches(
-    epochs: float, batch_size: int, accumulate: int, steps: int
-) -> None:
-    config = configured(max_steps=None, epochs=epochs, batch_size=batch_size, accumulate=accumulate).sft
+@pytest.mark.parametrize(("epochs", "per_step", "steps"), [(1.0, 4, 10), (3.0, 7, 18), (2.0, 16, 6), (0.5, 4, 5)])
+def test_the_number_of_steps_follows_from_epochs_and_sequences(epochs: float, per_step: int, steps: int) -> None:
+    config = configured(max_steps=None, epochs=epochs, sequences_per_step=per_step).sft
     assert total_steps(config, 40) == steps
 
 

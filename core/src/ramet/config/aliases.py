@@ -102,10 +102,11 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "sft.strategy": ("deepspeed", "fsdp", "zero_stage"),
     "sft.epochs": ("total_epochs", "num_train_epochs", "max_epochs", "num_epochs"),
     "sft.max_steps": ("total_training_steps", "total_steps", "steps"),
-    "sft.batch_size": (
-        "train_batch_size", "per_device_train_batch_size", "micro_batch_size_per_gpu", "micro_train_batch_size",
+    "sft.sequences_per_step": ("train_batch_size", "batch_size", "per_device_train_batch_size"),
+    "sft.max_microbatch_tokens": (
+        "per_device_train_batch_size", "micro_batch_size_per_gpu", "micro_train_batch_size", "max_tokens_per_gpu",
+        "gradient_accumulation_steps", "accumulate", "packing",
     ),
-    "sft.accumulate": ("gradient_accumulation_steps", "train_batch_size"),
     "sft.lr": ("lr", "learning_rate", "optim.lr"),
     "sft.beta2": ("adam_beta2",),
     "sft.schedule": ("lr_scheduler_type", "lr_scheduler"),

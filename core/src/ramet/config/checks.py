@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ramet.config.option import problem_of
 from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Combine, Config, DataConfig, KlIn, TrainConfig
+from ramet.config.schema import Combine, Config, DataConfig, KlIn, SftConfig, TrainConfig
 from ramet.config.sections import JOBS
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -45,7 +45,7 @@ def check(resolved: Resolved, job: str) -> list[str]:
     if job == "sft" and not config.sft.data:
         problems.append("sft.data: missing; name at least one file, as in sft.data=[traces.jsonl]")
     if job == "sft":
-        problems += _mask_tags(config.sft.mask_tags)
+        problems += [*_budget(config.sft), *_mask_tags(config.sft.mask_tags)]
     if job == "eval":
         chosen = config.evaluate
         problems += [
@@ -56,6 +56,15 @@ def check(resolved: Resolved, job: str) -> list[str]:
     if job == "eval" and not config.benchmarks:
         problems.append("benchmarks: none chosen; name at least one, as in benchmarks=[NAME]")
     return problems
+
+
+def _budget(sft: SftConfig) -> list[str]:
+    if sft.max_microbatch_tokens >= sft.max_tokens:
+        return []
+    return [
+        f"sft.max_microbatch_tokens={sft.max_microbatch_tokens}: must be at least sft.max_tokens={sft.max_tokens}, "
+        "since a sequence is not cut over forward passes; raise it, or lower sft.max_tokens"
+    ]
 
 
 def _mask_tags(tags: Sequence[str]) -> list[str]:

@@ -293,8 +293,8 @@ class SftConfig:
     strategy: Strategy = option(Strategy.NONE, "over cluster.policy_workers processes")
     epochs: float = option(3.0, above=0)
     max_steps: int | None = option(None, minimum=1)
-    batch_size: int = option(16, "sequences per forward pass on one device", minimum=1)
-    accumulate: int = option(1, "forward passes per optimiser step", minimum=1)
+    sequences_per_step: int = option(16, "of an optimiser step, over all workers", minimum=1)
+    max_microbatch_tokens: int = option(16384, "tokens per forward pass on one device", minimum=1)
     lr: float = option(7e-6, minimum=0)
     beta2: float = option(0.999, minimum=0, maximum=1)
     schedule: Schedule = Schedule.COSINE

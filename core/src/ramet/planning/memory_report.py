@@ -5,19 +5,17 @@ A refusal names the three settings that would help most, found by making the pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ramet.cluster.check import check_cluster
-from ramet.config.schema import Config, Dtype, Offload
-from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
+from ramet.config.schema import Config, Strategy
 from ramet.errors import MissingHere
-from ramet.planning.memory import DeviceMemory, MemoryPlan, estimate
+from ramet.planning.memory import DeviceMemory, Inputs, MemoryPlan, estimate
+from ramet.planning.memory_changes import Change, changes
 from ramet.planning.memory_policy import longest_sequence
-from ramet.planning.placement import all_devices, check_placement, idle_devices, shards_in_words, tensor_parallel
-from ramet.policy.check import possible_replicas
+from ramet.planning.memory_sft import SftInputs, estimate_sft
+from ramet.planning.placement import check_placement, idle_devices, shards_in_words
 
 
 def gib(size: float) -> str:
@@ -30,7 +28,8 @@ def table(plan: MemoryPlan | str) -> list[str]:
         return [plan]
     lines = [line for device in plan.devices for line in _device(plan, device)]
     if plan.placement.ranks:
-        lines.append(f"a policy rank computes at most {plan.tokens:,} tokens at once")
+        rank = "rank" if isinstance(plan.inputs, SftInputs) else "policy rank"
+        lines.append(f"a {rank} computes at most {plan.tokens:,} tokens at once")
     if plan.engine is not None:
         engine = plan.engine
         lines.append(
@@ -40,9 +39,10 @@ def table(plan: MemoryPlan | str) -> list[str]:
     if plan.inputs.machine.cuda and plan.host:
         parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.host_parts.items() if size)
         lines.append(f"host memory of all nodes: {gib(plan.host)} GiB ({parts})")
-    idle = idle_devices(plan.inputs.config, plan.inputs.machine, trains=plan.inputs.trains)
-    shards = shards_in_words(plan.inputs.config, plan.inputs.machine) if plan.inputs.trains else ""
-    return [*lines, _verdict(plan), *filter(None, (idle, shards))]
+    inputs = plan.inputs
+    places = inputs.trains and not isinstance(inputs, SftInputs)
+    shards = shards_in_words(inputs.config, inputs.machine) if places else ""
+    return [*lines, _verdict(plan), *filter(None, (_idle(plan), shards))]
 
 
 def _device(plan: MemoryPlan, device: DeviceMemory) -> list[str]:
@@ -77,16 +77,6 @@ def _verdict(plan: MemoryPlan) -> str:
         return f"the largest need of a device: {gib(plan.need)} GiB"
     free = "" if machine.free_bytes is None else f", {gib(machine.free_bytes)} GiB of it free now"
     return f"the largest need of a device: {gib(plan.need)} of {gib(machine.device_bytes)} GiB{free}"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    key: str
-    value: str
-    config: Config
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value}"
 
 
 def check_memory(plan: MemoryPlan | str) -> list[str]:
@@ -138,12 +128,12 @@ def _check_cache(plan: MemoryPlan) -> list[str]:
 def _advice(plan: MemoryPlan) -> str:
     """The three settings that lower the need most, and what each comes to alone."""
     needs: dict[str, tuple[int, Change]] = {}
-    for change in filter(partial(_allowed, plan), _changes(plan)):
-        need = estimate(replace(plan.inputs, config=change.config)).need
+    for change in filter(partial(_allowed, plan), changes(plan)):
+        need = _again(plan.inputs, change.config).need
         if need < needs.get(change.key, (plan.need, change))[0]:
             needs[change.key] = need, change
     best = sorted(needs.values(), key=lambda found: found[0])[:3]
-    idle = idle_devices(plan.inputs.config, plan.inputs.machine, trains=plan.inputs.trains)
+    idle = _idle(plan)
     end = f"; {idle}" if idle else ""
     if not best:
         return f"no single setting lowers it: a smaller model or larger devices are needed{end}"
@@ -152,6 +142,8 @@ def _advice(plan: MemoryPlan) -> str:
 
 def _allowed(plan: MemoryPlan, change: Change) -> bool:
     """Whether it brings no problem of placement that was not there before."""
+    if isinstance(plan.inputs, SftInputs):
+        return True  # it has processes and no cluster
 
     def problems(config: Config) -> set[str]:
         inputs = plan.inputs
@@ -162,72 +154,20 @@ def _allowed(plan: MemoryPlan, change: Change) -> bool:
     return problems(change.config) <= problems(plan.inputs.config)
 
 
-def _changes(plan: MemoryPlan) -> Iterator[Change]:
-    """Settings of where and how things are computed, and, last, two that change what is learned."""
-    config, machine = plan.inputs.config, plan.inputs.machine
-    policy, cluster = config.policy, config.cluster
-    longest = longest_sequence(config)
-    if not policy.activation_checkpointing:
-        yield _policy(config, activation_checkpointing=True)
-    smaller = max(-(-longest // policy.sequence_parallel), policy.max_microbatch_tokens // 2)
-    if smaller < policy.max_microbatch_tokens:
-        yield _policy(config, max_microbatch_tokens=smaller)
-    if machine.cuda and policy.offload is Offload.NONE:
-        yield _policy(config, offload=Offload.OPTIMIZER)
-    if machine.cuda and policy.offload is not Offload.ALL and plan.placement.ranks > 1:
-        yield _policy(config, offload=Offload.ALL)
-    if config.model.dtype is Dtype.FLOAT32:
-        yield Change("model.dtype", "bfloat16", replace(config, model=replace(config.model, dtype=Dtype.BFLOAT16)))
-    if machine.cuda and cluster.name == "ray":
-        yield from _cluster(plan)
-    if (spread := all_devices(config, machine) if plan.inputs.trains else None) is not None:
-        keys = f"policy_workers={spread.policy_workers} cluster.rollout_workers={spread.rollout_workers}"
-        together = " cluster.colocate=true" if spread.colocate else ""
-        yield Change("cluster", f"ray cluster.{keys}{together}", replace(config, cluster=spread))
-    yield from _engine(config)
-    response = config.rollout.max_response_tokens
-    shorter = replace(config, rollout=replace(config.rollout, max_response_tokens=response // 2))
-    yield Change("rollout.max_response_tokens", str(response // 2), shorter)
-    if not policy.lora_rank:
-        yield _policy(config, lora_rank=32)
+def _again(inputs: Inputs, config: Config) -> MemoryPlan:
+    """The plan for this configuration instead."""
+    other = replace(inputs, config=config)
+    return estimate_sft(other) if isinstance(other, SftInputs) else estimate(other)
 
 
-def _cluster(plan: MemoryPlan) -> Iterator[Change]:
-    config = plan.inputs.config
-    cluster, policy = config.cluster, config.policy
-    twice = replace(config, cluster=replace(cluster, policy_workers=2 * cluster.policy_workers))
-    yield Change("cluster.policy_workers", str(2 * cluster.policy_workers), twice)
-    shared = 2 * policy.sequence_parallel
-    per_replica = cluster.policy_workers // policy.replicas
-    if per_replica % shared == 0 and plan.inputs.shape.heads % shared == 0:
-        yield _policy(config, sequence_parallel=shared)
-    if fewer := [n for n in possible_replicas(policy, cluster.policy_workers) if n < policy.replicas]:
-        yield _policy(config, replicas=fewer[-1])
-
-
-def _engine(config: Config) -> Iterator[Change]:
-    match config.engine.params:
-        case TorchEngineConfig() as options if options.slots >= 8:
-            yield _params(config, "slots", options.slots // 2)
-        case VllmEngineConfig() as options if options.kv_cache_bytes is not None:
-            yield _params(config, "kv_cache_bytes", options.kv_cache_bytes // 2)
-        case VllmEngineConfig() as options:
-            if hasattr(options, "tensor_parallel"):
-                yield _params(config, "tensor_parallel", 2 * tensor_parallel(config))
-            yield _params(config, "gpu_memory_utilization", round(options.gpu_memory_utilization / 2, 2))
-
-
-def _policy(config: Config, **option: Any) -> Change:
-    ((key, value),) = option.items()
-    return Change(f"policy.{key}", _written(value), replace(config, policy=replace(config.policy, **option)))
-
-
-def _params(config: Config, key: str, value: float) -> Change:
-    params = replace(config.engine.params, **{key: value})
-    return Change(
-        f"engine.params.{key}", _written(value), replace(config, engine=replace(config.engine, params=params))
-    )
-
-
-def _written(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _idle(plan: MemoryPlan) -> str:
+    """What the plan leaves unused, and what would use it; empty if nothing is."""
+    inputs = plan.inputs
+    if not isinstance(inputs, SftInputs):
+        return idle_devices(inputs.config, inputs.machine, trains=inputs.trains)
+    devices = inputs.machine.devices
+    if not inputs.machine.cuda or devices is None or inputs.ranks >= devices:
+        return ""
+    more = "with sft.strategy=fsdp cluster.policy_workers takes more than one"
+    how = more if inputs.strategy is Strategy.NONE else "raise cluster.policy_workers"
+    return f"{devices - inputs.ranks} of {devices} GPUs would be idle: {how}"

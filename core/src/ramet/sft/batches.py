@@ -1,27 +1,31 @@
-"""From examples to batches: right-padded to a multiple of 8, labels -100 wherever nothing is to be learned.
+"""From examples to the passes of an optimiser step: packed as rollouts are, at most a budget of tokens in each.
 
-Several ranks need equally many batches. What is missing at the end of a pass are examples in which nothing is to be
-learned, not copies: every example counts once.
+An optimiser step takes the same sequences whatever the number of ranks is. Every rank is given all of them, computes
+the same partition, balanced by cost, and makes as many passes as the busiest rank (`ramet.policy.batching`). The last
+step of a pass over the data takes what is left, so every example counts once.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 from torch.utils.data import Dataset, Sampler
+from transformers import PreTrainedModel
 
+from ramet.policy.batching.packing import Cost, MicroBatch
+from ramet.policy.batching.partition import RankLayout, own_micro_batches
+from ramet.policy.batching.rows import Ids
+from ramet.policy.models import attention_cost, row_cost
 from ramet.sft.encode import Example
-
-IGNORED = -100  # label that the loss of transformers leaves out
-MULTIPLE = 8
-EMPTY = Example(token_ids=array("i", [0]), trained=array("b", [0]))
+from ramet.sft.world import World
 
 
 class Examples(Dataset[Example]):
-    """The examples as `transformers.Trainer` wants them. The index after the last one gives `EMPTY`."""
+    """The examples as `transformers.Trainer` wants them."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self._examples = examples
@@ -30,15 +34,15 @@ class Examples(Dataset[Example]):
         return len(self._examples)
 
     def __getitem__(self, index: int) -> Example:
-        return self._examples[index] if index < len(self._examples) else EMPTY
+        return self._examples[index]
 
 
-class EvenShuffle(Sampler[int]):
-    """The indices of all examples in the order of one rank's Trainer, then as many of `EMPTY` as fill a multiple."""
+class StepSampler(Sampler[list[int]]):
+    """The indices of every optimiser step of one pass over the examples, the same on all ranks."""
 
-    def __init__(self, examples: int, *, multiple: int, seed: int) -> None:
+    def __init__(self, examples: int, *, per_step: int, seed: int) -> None:
         self._examples = examples
-        self._missing = -examples % multiple
+        self._per_step = per_step
         self._seed = seed
         self._epoch = 0
 
@@ -47,32 +51,69 @@ class EvenShuffle(Sampler[int]):
         self._epoch = epoch
 
     def __len__(self) -> int:
-        return self._examples + self._missing
+        return -(-self._examples // self._per_step)
 
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self._seed + self._epoch)  # as accelerate's SeedableRandomSampler
-        yield from torch.randperm(self._examples, generator=generator).tolist()
-        yield from [self._examples] * self._missing
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(self._seed + self._epoch)
+        order = torch.randperm(self._examples, generator=generator).tolist()
+        for start in range(0, self._examples, self._per_step):
+            yield order[start : start + self._per_step]
 
 
-class Collator:
-    """Pads one batch on the right: positions are those of a rollout, and a causal model needs no attention mask.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleRow:
+    """An example as packing reads it. Its first token, which nothing predicts, is the prompt."""
 
-    No token attends to later ones, so padding reaches no label. Without a mask attention runs its causal
-    kernel, which is faster.
-    """
+    prompt_ids: Ids
+    response_ids: Ids
+    mask: NDArray[np.bool_]
+    where: str
 
-    def __init__(self, pad_id: int) -> None:
-        self._pad_id = pad_id
+    @classmethod
+    def of(cls, example: Example) -> ExampleRow:
+        ids = np.frombuffer(example.token_ids, np.int32)
+        trained = np.frombuffer(example.trained, np.int8).astype(np.bool_)
+        return cls(prompt_ids=ids[:1], response_ids=ids[1:], mask=trained[1:], where=example.where)
 
-    def __call__(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """`input_ids` and `labels`, both int64 [examples, width]."""
-        width = -(-max(map(len, examples)) // MULTIPLE) * MULTIPLE
-        input_ids = torch.full((len(examples), width), self._pad_id, dtype=torch.int64)
-        labels = torch.full_like(input_ids, IGNORED)
-        for row, example in enumerate(examples):
-            ids = torch.frombuffer(example.token_ids, dtype=torch.int32).long()
-            trained = torch.frombuffer(example.trained, dtype=torch.int8).bool()
-            input_ids[row, : len(ids)] = ids
-            labels[row, : len(ids)] = ids.masked_fill(~trained, IGNORED)
-        return {"input_ids": input_ids, "labels": labels}
+    @property
+    def n_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """What one rank computes of an optimiser step."""
+
+    micro_batches: Sequence[MicroBatch]  # as many on every rank; their targets are the trained tokens
+    n_trained: int  # trained tokens of all ranks: what the loss is divided by
+
+    @property
+    def n_tokens(self) -> int:
+        """Of this rank's sequences, without padding."""
+        return sum(batch.n_tokens for batch in self.micro_batches)
+
+    @property
+    def n_positions(self) -> int:
+        """That this rank feeds, with padding."""
+        return sum(batch.input_ids.numel() for batch in self.micro_batches)
+
+
+class StepPacker:
+    """Packs the examples of an optimiser step. What collates in a `DataLoader`."""
+
+    def __init__(self, *, budget: int, world: World, cost: Cost | None, row_cost: Cost) -> None:
+        """`budget`: tokens of a micro-batch; `cost` and `row_cost` as `own_micro_batches` takes them."""
+        self._budget = budget
+        self._layout = RankLayout(rank=world.rank, world_size=world.size)
+        self._cost = cost
+        self._row_cost = row_cost
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, device: torch.device, *, budget: int, world: World) -> StepPacker:
+        """For this model's attention."""
+        return cls(budget=budget, world=world, cost=attention_cost(model, device), row_cost=row_cost(model, device))
+
+    def __call__(self, examples: Sequence[Example]) -> StepBatch:
+        rows = [ExampleRow.of(example) for example in examples]
+        batches = own_micro_batches(rows, self._layout, budget=self._budget, cost=self._cost, row_cost=self._row_cost)
+        return StepBatch(micro_batches=batches, n_trained=sum(int(row.mask.sum()) for row in rows))

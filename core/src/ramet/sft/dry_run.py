@@ -7,8 +7,10 @@ from ramet.config.schema import Config, Malformed, Strategy
 from ramet.errors import raise_all
 from ramet.models.check import has_tokenizer
 from ramet.models.loading import resolve_device
+from ramet.planning.memory_report import check_memory, table
+from ramet.planning.memory_sft import plan_sft_memory
 from ramet.planning.placement import Machine, check_machine, machine_of
-from ramet.planning.run_plan import DryRun, RunPlan, not_checked, plan_run, records
+from ramet.planning.run_plan import DryRun, RunPlan, model_in_words, not_checked, plan_run, records
 from ramet.runs.own_files import SFT_SUMMARY
 from ramet.sft.checkpoints import SftLayout
 from ramet.sft.job import CURVE, sft_manifest
@@ -22,26 +24,27 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
     Raises `ConfigErrors` with every problem found.
     """
     config = resolved.config
-    machine = machine_of(config, on) if on is not None else None
-    checked = check_sft(resolved, machine)
+    machine = machine_of(config, on, ask_free=True)
+    checked = check_sft(resolved, machine if on is not None else None)
+    memory = plan_sft_memory(config, machine)
     encoded = encode_checked(config, checked) if has_tokenizer(config.model) else None
     rows = len(checked.conversations) if encoded is None else encoded.counts.trained
     run_plan = plan_run(resolved, sft_manifest(resolved, fingerprint=checked.fingerprint, rows=rows))
     problems = [*run_plan.problems, *SftLayout.of(config).check(run_plan.path / CHECKPOINTS)]
-    raise_all([*problems, *([] if machine is None else check_machine(config, machine))])
+    raise_all([*problems, *check_machine(config, machine), *check_memory(memory)])
     steps = None
     if encoded is not None:
-        steps = total_steps(config.sft, len(encoded.examples), config.cluster.policy_workers)
+        steps = total_steps(config.sft, len(encoded.examples))
     return DryRun(
         job="sft",
         facts={
             "directory": str(run_plan),
-            "model": f"{config.model.path} ({config.model.dtype})",
+            "model": model_in_words(config, memory),
             "rows": f"{rows} from {', '.join(config.sft.data)}{_not_as_written(config, encoded)}",
             "steps": _steps(config, steps),
             "tokens": _tokens(config, encoded),
             "placement": _placement(config, machine),
-            "memory": "" if machine is None else "not estimated for `ramet sft`",
+            "memory": "\n".join(table(memory)),
             "not checked": not_checked(checked.missing),
         },
         files=_files(config, run_plan, steps),
@@ -50,15 +53,14 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
 
 def _steps(config: Config, steps: int | None) -> str:
     """Rows are cut into examples, so their number is known when they are encoded."""
-    workers = config.cluster.policy_workers
-    ranks = f" x {workers} workers" if workers > 1 else ""
     count = "not known without a tokenizer; each" if steps is None else f"{steps}, each"
-    return f"{count} of {config.sft.batch_size} x {config.sft.accumulate}{ranks} sequences"
+    return f"{count} of {config.sft.sequences_per_step} sequences"
 
 
 def _tokens(config: Config, encoded: PreparedSft | None) -> str:
     trained = "" if encoded is None else f"{encoded.trained_tokens:,} trained a pass; "
-    return f"{trained}a sequence has at most {config.sft.max_tokens:,}"
+    sft = config.sft
+    return f"{trained}a sequence has at most {sft.max_tokens:,}, a forward pass {sft.max_microbatch_tokens:,}"
 
 
 def _files(config: Config, run_plan: RunPlan, steps: int | None) -> list[str]:
@@ -70,8 +72,8 @@ def _files(config: Config, run_plan: RunPlan, steps: int | None) -> list[str]:
     ]
 
 
-def _placement(config: Config, machine: Machine | None) -> str:
-    device = str(resolve_device(config.model)) if machine is None else "cuda"
+def _placement(config: Config, machine: Machine) -> str:
+    device = str(resolve_device(config.model)) if machine.written is None else "cuda"
     if config.sft.strategy is Strategy.NONE:
         return f"in this process, on {device}"
     workers = config.cluster.policy_workers

@@ -100,7 +100,7 @@ def sft_manifest(resolved: Resolved, *, fingerprint: str, rows: int) -> Manifest
 
 def finished(config: Config, prepared: PreparedSft, run: Path) -> Summary | None:
     """The summary of the training that this one would be, if it is finished and its model is there."""
-    steps = total_steps(config.sft, len(prepared.examples), config.cluster.policy_workers)
+    steps = total_steps(config.sft, len(prepared.examples))
     done, out = read_summary(run), out_folder(config, run)
     if done is None or done.steps != steps or not out.is_dir():
         return None
@@ -121,7 +121,7 @@ def train_and_save(
     """
     if world.from_first(lambda: finished(config, prepared, run)) is not None:
         return
-    steps = total_steps(config.sft, len(prepared.examples), world.size)
+    steps = total_steps(config.sft, len(prepared.examples))
     if world.first:
         _announce(prepared, steps)
     with open_trackers(config, run, steps) if world.first else nullcontext(Trackers({})) as tracker:
@@ -134,8 +134,7 @@ def _train(
     model = load_model(config.model, device=torch.device("cpu") if world.joins else None)
     if not world.joins:  # DeepSpeed and FSDP make their own float32 weights, of the part that a rank has
         _cast(model, torch.float32)  # what the optimiser needs; `model.dtype` is what is computed in
-    pad_id = prepared.tokenizer.pad_token_id
-    trained = train(model, prepared.examples, config, run, pad_id=pad_id, tracker=tracker, signals=signals, world=world)
+    trained = train(model, prepared.examples, config, run, tracker=tracker, signals=signals, world=world)
     _cast(model, DTYPES[config.model.dtype])
     if world.first:
         _write(config, prepared, run, model, trained)

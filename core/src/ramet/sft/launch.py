@@ -192,8 +192,7 @@ class RankProcesses:
 
 def _less_memory(sft: SftConfig) -> str:
     """What lowers the memory of a rank and is not done already."""
-    keys = [f"sft.batch_size={sft.batch_size}"] if sft.batch_size > 1 else []
-    smaller = " or ".join([*keys, f"sft.max_tokens={sft.max_tokens}"])
+    smaller = f"sft.max_microbatch_tokens={sft.max_microbatch_tokens} or sft.max_tokens={sft.max_tokens}"
     shards_all = sft.strategy in (Strategy.ZERO3, Strategy.ZERO3_OFFLOAD, Strategy.FSDP)
     strategy = "" if shards_all else "with sft.strategy=zero3 or fsdp, or "
     return f"; less is needed with a smaller {smaller}, or {strategy}over more ranks (cluster.policy_workers)"

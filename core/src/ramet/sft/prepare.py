@@ -17,7 +17,7 @@ from ramet.components.toolbox import ToolNames, tool_names
 from ramet.config.checks import check
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, Malformed
-from ramet.data.row_problems import grouped
+from ramet.data.row_problems import RowProblem, grouped, rows_in_words
 from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
 from ramet.models.attention import check_attention
 from ramet.models.check import check_model, read_config
@@ -208,26 +208,34 @@ def encode_checked(config: Config, checked: CheckedSft) -> PreparedSft:
     max_tokens = config.sft.max_tokens
     examples: list[Example] = []
     kept: list[Conversation] = []
+    too_long: list[RowProblem] = []
     longest = 0
     for conversation in checked.conversations:
         found = encode(encoder, conversation)
-        longest = max(longest, *map(len, found))
-        if max(map(len, found)) <= max_tokens:
-            kept.append(conversation)
-            examples += found
+        length = max(map(len, found))
+        longest = max(longest, length)
+        if length > max_tokens:
+            too_long.append(RowProblem(file=conversation.file, row=conversation.row, reason="too long"))
+            continue
+        kept.append(conversation)
+        examples += found
     rows = len(checked.conversations)
     if not kept:
         raise ConfigError(f"sft.data: all {rows} rows are longer than sft.max_tokens={max_tokens}; longest: {longest}")
-    if len(kept) < rows:
-        out = rows - len(kept)
+    if too_long:
         logger.warning(
-            "left out %d of %d rows longer than sft.max_tokens=%d; longest: %d", out, rows, max_tokens, longest
+            "left out %d of %d rows longer than sft.max_tokens=%d (%s); longest: %d",
+            len(too_long),
+            rows,
+            max_tokens,
+            rows_in_words(too_long),
+            longest,
         )
     return PreparedSft(
         examples=examples,
         counts=RowCounts(
             trained=len(kept),
-            too_long=rows - len(kept),
+            too_long=len(too_long),
             malformed=checked.report.bad_rows,
             unread=_unread(encoder, kept, checked.report),
         ),

@@ -11,6 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from ramet.config.schema import SftConfig
 from ramet.errors import ConfigError
 from ramet.runs.stopped import StopListener
+from ramet.sft.batches import StepBatch
 from ramet.sft.world import World
 from ramet.tracking.columns import seconds
 from ramet.tracking.live import Part
@@ -32,16 +33,18 @@ class SftProgress(TrainerCallback):
         self._began = self._ended = (0.0, 0)  # when this process began and its last step ended, and after which step
         self._total = 0  # steps; 0: the training has not begun
         self._batches = 0  # of the current step that are done
+        self._of = 1  # micro-batches of the current step
+        self._fed = [0.0, 0.0]  # tokens and positions of this rank since the trackers were told
 
     def parts(self) -> list[Part]:
         if not self._total:
             return []
         done = self._ended[1]
-        several = self._config.accumulate > 1 and done < self._total
+        several = self._of > 1 and done < self._total
         left = self._left()
         return [
             Part(f"step {min(done + 1, self._total)}/{self._total}"),
-            Part(f"batch {self._batches + 1}/{self._config.accumulate}" if several else "", rank=2),
+            Part(f"batch {self._batches + 1}/{self._of}" if several else "", rank=2),
             Part("stopping after this step" if self._signals.asked else "", rank=1),
             Part("" if left is None or self._signals.asked else f"left {seconds(left)}", rank=2),
         ]
@@ -58,6 +61,12 @@ class SftProgress(TrainerCallback):
         state.logging_steps, state.save_steps = args.logging_steps, args.save_steps
         self._last = self._began = self._ended = (time.monotonic(), state.global_step)
         self._total = state.max_steps
+
+    def begin_step(self, batch: StepBatch) -> None:
+        """Called before the passes of an optimiser step."""
+        self._of = len(batch.micro_batches)
+        self._fed[0] += batch.n_tokens
+        self._fed[1] += batch.n_positions
 
     def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._batches += 1
@@ -82,11 +91,16 @@ class SftProgress(TrainerCallback):
         assert self._last is not None
         now, (then, step) = time.monotonic(), self._last
         self._last = (now, state.global_step)
+        took = max(now - then, 1e-9)
+        tokens, positions = self._world.total(self._fed)  # all ranks log after the same steps
+        self._fed = [0.0, 0.0]
         metrics = {
             "sft/loss": logs["loss"],
             "sft/lr": logs["learning_rate"],
             "sft/epoch": logs["epoch"],
-            "sft/steps_per_s": (state.global_step - step) / max(now - then, 1e-9),
+            "sft/steps_per_s": (state.global_step - step) / took,
+            "sft/tokens_per_s": tokens / took,
+            "sft/padding_share": 1 - tokens / max(positions, 1.0),
         }
         if "grad_norm" in logs:  # DeepSpeed reports none with zero0 in float32
             metrics["sft/grad_norm"] = logs["grad_norm"]

@@ -1,6 +1,7 @@
 """`transformers.Trainer` on our data and masks: its arguments, its progress to our trackers, its resume.
 
-The loss is the mean over the trained tokens of an optimiser step, whatever micro-batch they are in.
+The loss is the mean over the trained tokens of an optimiser step, whatever rank and micro-batch they are in. Trainer
+sees an optimiser step as one batch, whose micro-batches are computed here: their number differs from step to step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
@@ -26,10 +29,10 @@ from ramet.errors import ConfigError
 from ramet.io.os_errors import naming
 from ramet.models.loading import resolve_device
 from ramet.runs.stopped import StopListener, Stopped
-from ramet.sft.batches import Collator, EvenShuffle, Examples
+from ramet.sft.batches import Examples, StepBatch, StepPacker, StepSampler
 from ramet.sft.checkpoints import SftLayout, finish_deleting, newest_complete, remove_oldest, step_of
 from ramet.sft.encode import Example
-from ramet.sft.loss import bound_loss
+from ramet.sft.loss import give_loss, inputs_of
 from ramet.sft.progress import SftProgress
 from ramet.sft.strategies import deepspeed_config, finish_fsdp, fsdp_config
 from ramet.sft.world import ALONE, World
@@ -38,6 +41,7 @@ from ramet.types import Tracker
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"
+STEP = "step"  # key of the batch that Trainer is given
 KEPT = 2  # checkpoints: the newest may be half-written
 MAX_GRAD_NORM = 1.0
 SCHEDULERS = {Schedule.CONSTANT: "constant_with_warmup", Schedule.LINEAR: "linear", Schedule.COSINE: "cosine"}
@@ -58,12 +62,11 @@ class Trained:
         return self.curves["loss"][1][-1]
 
 
-def total_steps(config: SftConfig, examples: int, workers: int = 1) -> int:
+def total_steps(config: SftConfig, examples: int) -> int:
     """Optimiser steps of the whole training."""
     if config.max_steps is not None:
         return config.max_steps
-    batches = math.ceil(examples / (config.batch_size * workers))  # of each worker
-    return math.ceil(config.epochs * math.ceil(batches / config.accumulate))
+    return math.ceil(config.epochs * math.ceil(examples / config.sequences_per_step))
 
 
 def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) -> TrainingArguments:
@@ -73,8 +76,8 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
     saves = sft.save_every < steps
     arguments = TrainingArguments(
         output_dir=str(run / CHECKPOINTS),
-        per_device_train_batch_size=sft.batch_size,
-        gradient_accumulation_steps=sft.accumulate,
+        per_device_train_batch_size=1,  # of optimiser steps: `_Trainer` makes their micro-batches
+        gradient_accumulation_steps=1,
         max_steps=steps,
         learning_rate=sft.lr,
         lr_scheduler_type=SCHEDULERS[sft.schedule],
@@ -82,7 +85,7 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
         weight_decay=sft.weight_decay,
         adam_beta2=sft.beta2,
         max_grad_norm=MAX_GRAD_NORM,
-        optim="adamw_torch",
+        optim="adamw_torch" if use_cpu else "adamw_torch_fused",
         bf16=config.model.dtype is Dtype.BFLOAT16,
         gradient_checkpointing=not use_cpu,  # activations of real sizes are more than a GPU has
         gradient_checkpointing_kwargs={"use_reentrant": False},
@@ -92,7 +95,6 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
         fsdp_config=fsdp,
         ddp_backend="gloo" if use_cpu and sft.strategy is not Strategy.NONE else None,
         ddp_timeout=math.ceil(config.cluster.timeout_s),
-        average_tokens_across_devices=True,  # the loss is the mean over the trained tokens of all ranks
         seed=config.run.seed,
         data_seed=config.run.seed,
         logging_steps=sft.log_every,
@@ -104,7 +106,6 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_num_workers=0,
-        dataloader_pin_memory=not use_cpu,
     )
     if fsdp is not None:
         finish_fsdp(arguments)
@@ -115,9 +116,15 @@ def training_arguments(config: Config, run: Path, *, steps: int, use_cpu: bool) 
 
 
 class _Trainer(Trainer):
-    """Trainer with batches for several ranks in which every example counts once a pass, and checkpoints that a kill
-    cannot leave half-deleted under their names.
+    """Trainer whose batch is an optimiser step of any number of micro-batches, and whose checkpoints a kill cannot
+    leave half-deleted under their names.
     """
+
+    def __init__(self, *, sampler: StepSampler, packer: StepPacker, progress: SftProgress, **options: Any) -> None:
+        super().__init__(callbacks=[_Passes(sampler), progress], **options)
+        self._sampler = sampler
+        self._packer = packer
+        self._progress = progress
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """As Trainer's, without its way of deleting old ones. An `OSError` names the checkpoint."""
@@ -128,27 +135,45 @@ class _Trainer(Trainer):
             remove_oldest(folder, self.state.global_step, keep=KEPT)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        if self.args.world_size == 1:
-            return super().get_train_dataloader()
-        size, examples = self.args.per_device_train_batch_size, self.train_dataset
-        assert isinstance(examples, Examples)
-        sampler = EvenShuffle(len(examples), multiple=size * self.args.world_size, seed=self.args.seed)
-        self.add_callback(_Passes(sampler))
-        loader = DataLoader(
-            examples,
-            batch_size=size,
-            sampler=sampler,
-            collate_fn=self.data_collator,
-            pin_memory=self.args.dataloader_pin_memory,
-        )
-        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
-        return prepared
+        """One for all ranks: each packs its own part of a step. So it is not accelerate's, which would cut it again."""
+        assert isinstance(self.train_dataset, Examples)
+        return DataLoader(self.train_dataset, batch_sampler=self._sampler, collate_fn=self._collated)
+
+    def _collated(self, examples: list[Example]) -> dict[str, StepBatch]:
+        """Trainer takes mappings alone."""
+        return {STEP: self._packer(examples)}
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Forward and backward passes of an optimiser step. Returns this rank's part of the loss times the number of
+        ranks, over which Trainer takes the mean, as everyone who sums gradients does.
+        """
+        step: StepBatch = inputs[STEP]
+        model.train()
+        self._progress.begin_step(step)
+        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        options = {"scale_wrt_gas": False} if deepspeed else {}
+        scale = self.args.world_size / max(1, step.n_trained)
+        total = torch.zeros((), device=self.args.device)
+        last = len(step.micro_batches) - 1
+        for i, batch in enumerate(step.micro_batches):
+            self.accelerator.gradient_state._set_sync_gradients(i == last)  # DeepSpeed steps in the last one
+            with self.compute_loss_context_manager():
+                loss = scale * model(**inputs_of(batch.to(self.args.device))).loss
+            self.accelerator.backward(loss, **options)
+            total += loss.detach()
+            if i < last:
+                self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
+        return total
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Not counted: nothing reads it."""
+        return 0
 
 
 class _Passes(TrainerCallback):
-    """Tells the sampler which pass begins. accelerate 1.15 does so, except for one that is resumed in its middle."""
+    """Tells the sampler which pass begins."""
 
-    def __init__(self, sampler: EvenShuffle) -> None:
+    def __init__(self, sampler: StepSampler) -> None:
         self._sampler = sampler
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -178,7 +203,6 @@ def train(
     config: Config,
     run: Path,
     *,
-    pad_id: int,
     tracker: Tracker,
     signals: StopListener | None = None,
     world: World = ALONE,
@@ -189,17 +213,19 @@ def train(
     `Stopped`.
     """
     signals = StopListener() if signals is None else signals
-    steps = total_steps(config.sft, len(examples), world.size)
+    steps = total_steps(config.sft, len(examples))
     checkpoint = world.from_first(lambda: _checkpoint(run, config, steps))
     device = resolve_device(config.model) if world.joins else next(model.parameters()).device
     progress = SftProgress(tracker, config.sft, signals, world)
-    bound_loss(model, config.sft.batch_size * config.sft.max_tokens)
+    budget = config.sft.max_microbatch_tokens
+    give_loss(model, budget)
     trainer = _Trainer(
+        sampler=StepSampler(len(examples), per_step=config.sft.sequences_per_step, seed=config.run.seed),
+        packer=StepPacker.of(model, device, budget=budget, world=world),
+        progress=progress,
         model=model,
         args=training_arguments(config, run, steps=steps, use_cpu=device.type == "cpu"),
-        data_collator=Collator(pad_id),
         train_dataset=Examples(examples),
-        callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
     logging.getLogger("transformers.trainer_utils").addFilter(_is_no_comparison)

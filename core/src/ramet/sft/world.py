@@ -7,7 +7,7 @@ itself, or is started as every one of them by torchrun, on one node or on severa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -84,6 +84,13 @@ class World:
         count = torch.tensor(int(mine))
         dist.all_reduce(count)
         return bool(count)
+
+    def total(self, mine: Sequence[float]) -> list[float]:
+        """The sum over all ranks, of each value."""
+        sums = torch.tensor(mine, dtype=torch.float64)
+        if self.joins:
+            dist.all_reduce(sums)
+        return sums.tolist()
 
 
 ALONE = World()

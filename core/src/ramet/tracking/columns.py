@@ -100,6 +100,7 @@ SFT = Layout(
         Column(key="sft/lr", title="lr", show=lambda rate: f"{rate:.1e}", rank=30, width=7),
         Column(key="sft/grad_norm", title="grad norm", show=small, rank=40, width=9),
         Column(key="sft/steps_per_s", title="steps/s", show=lambda rate: f"{rate:.2f}", rank=50, width=7),
+        Column(key="sft/tokens_per_s", title="tokens/s", show=lambda rate: f"{rate:,.0f}", rank=60, width=9),
     ),
 )
 

@@ -18,14 +18,31 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ramet.policy.batching.attention_plan import AttentionPlan
-from ramet.policy.batching.rows import Ids, Row
+from ramet.policy.batching.rows import Ids
 from ramet.policy.batching.trie import Positions, Trie
+
+
+class TokenRow(Protocol):
+    """What packing reads of a sequence: a prompt, and a response whose tokens are trained where `mask` is True."""
+
+    @property
+    def prompt_ids(self) -> Ids: ...
+    @property
+    def response_ids(self) -> Ids: ...  # [T]
+    @property
+    def mask(self) -> NDArray[np.bool_]: ...  # [T]
+    @property
+    def n_tokens(self) -> int: ...  # of both
+    @property
+    def where(self) -> str: ...  # for messages
 
 
 class PackedLayout(StrEnum):
@@ -142,7 +159,7 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
 
-def micro_batches(rows: Sequence[Row], *, budget: int, cost: Cost | None) -> list[MicroBatch]:
+def micro_batches(rows: Sequence[TokenRow], *, budget: int, cost: Cost | None) -> list[MicroBatch]:
     """Cut rows into micro-batches of at most `budget` tokens. `cost` None: the attention kernel knows sequence borders.
 
     Raises `ValueError` for a row without a prompt: nothing would predict its first token.
@@ -177,7 +194,7 @@ def empty_micro_batch() -> MicroBatch:
     )
 
 
-def micro_batch(rows: Sequence[Row], chosen: Sequence[int], layout: PackedLayout) -> MicroBatch:
+def micro_batch(rows: Sequence[TokenRow], chosen: Sequence[int], layout: PackedLayout) -> MicroBatch:
     """The chosen rows in this layout. The last token of a sequence predicts nothing and is not fed."""
     sequences = [fed(rows[i]) for i in chosen]
     # [B, S]: one row of all sequences, or one row for each
@@ -215,7 +232,7 @@ class Predictions:
     response: Positions  # [n]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], places: Sequence[Positions]) -> Predictions:
+    def of(cls, rows: Sequence[TokenRow], places: Sequence[Positions]) -> Predictions:
         """`places` has the positions of each row's fed tokens on the flat `[B * S]`."""
         predict, targets, response = [], [], []
         first = 0  # where this row's response begins on [T]
@@ -229,8 +246,8 @@ class Predictions:
         return cls(np.concatenate(predict), np.concatenate(targets).astype(np.int64), np.concatenate(response))
 
 
-def fed(row: Row) -> Ids:
+def fed(row: TokenRow) -> Ids:
     """The tokens of a row that predict others: all but its last."""
     if not len(row.prompt_ids):
-        raise ValueError(f"rollout {row.rollout_id!r} of task {row.task_id!r} has no prompt; at least one token needed")
+        raise ValueError(f"{row.where} has no prompt; at least one token needed")
     return np.concatenate([row.prompt_ids, row.response_ids])[:-1]

@@ -13,7 +13,7 @@ from itertools import pairwise
 from random import Random
 
 from ramet.config.schema import PolicyConfig, TrainConfig
-from ramet.policy.batching.packing import Cost, MicroBatch, empty_micro_batch, micro_batch, plan
+from ramet.policy.batching.packing import Cost, MicroBatch, TokenRow, empty_micro_batch, micro_batch, plan
 from ramet.policy.batching.rows import Row
 from ramet.policy.batching.shared import Tree, group_tries, groups_of, shared_micro_batch, tree_bins, trees
 from ramet.policy.batching.trie import Trie
@@ -97,7 +97,7 @@ def partition(costs: Sequence[float], n_parts: int) -> list[list[int]]:
 
 
 def own_micro_batches(
-    rows: Sequence[Row], ranks: RankLayout, *, budget: int, cost: Cost | None, row_cost: Cost
+    rows: Sequence[TokenRow], ranks: RankLayout, *, budget: int, cost: Cost | None, row_cost: Cost
 ) -> list[MicroBatch]:
     """This rank's micro-batches; their `rows` are indices into `rows`. As many on every rank.
 

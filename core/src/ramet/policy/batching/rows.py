@@ -57,6 +57,10 @@ class Row:
         return len(self.prompt_ids) + len(self.response_ids)
 
     @property
+    def where(self) -> str:
+        return f"rollout {self.rollout_id!r} of task {self.task_id!r}"
+
+    @property
     def n_trained(self) -> int:
         return int(self.mask.sum())
 
