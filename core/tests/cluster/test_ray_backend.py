@@ -1,4 +1,4 @@
-"""Placement of workers, transfer of weights, turns on shared GPUs, and `ramet eval` over Ray."""
+"""Placement of workers, transfer of weights, turns on shared GPUs, `ramet eval` and `ramet check-logprobs` over Ray."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -21,6 +23,11 @@ import ray
 from ray import cloudpickle
 from ray.util import placement_group_table
 
+from ramet.check import logprobs
+from ramet.check.agreement import DEFAULTS, Agreement
+from ramet.cli import main
+from ramet.cluster.interfaces import Backend
+from ramet.cluster.launch import open_backend
 from ramet.cluster.ray import policy, rollouts
 from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.backend import RayBackend
@@ -31,7 +38,7 @@ from ramet.cluster.ray.weight_transfers import HostTransfer
 from ramet.cluster.ray.weights import Bucket, buckets
 from ramet.components.toolbox import ToolNames
 from ramet.config.compose import compose
-from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig, RolloutConfig
+from ramet.config.schema import ClusterConfig, ComponentConfig, Config, Dtype, ModelConfig, RolloutConfig
 from ramet.engines.config import VllmEngineConfig
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigError
@@ -39,6 +46,7 @@ from ramet.evaluate.evaluation import run as evaluate
 from ramet.models.loading import load_model
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
+from ramet.policy.batching.train_batch import TrainBatch
 from ramet.rollout.plan import RolloutPlan
 from ramet.types import Group, Rollout, StopReason, Task, user_prompt
 
@@ -57,7 +65,12 @@ def config(device: str = "cpu", **cluster: Any) -> Config:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", hidden=64, heads=2, layers=2, intermediate=64)
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny", seed=1)
+
+
+def tiny_model(folder: Path, seed: int) -> Path:
+    """With distributions that are not flat."""
+    return make_tiny_model(folder, seed=seed, hidden=64, heads=2, layers=2, intermediate=64, initializer_range=0.1)
 
 
 def nodes_of(placement: WorkerPlacement) -> list[list[str]]:
@@ -281,6 +294,44 @@ def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, 
         left = [file.name for file in (tmp_path / name / "services" / "tools.two").iterdir()]
         assert len(left) == 2 and any(file.endswith(".closed") for file in left), left
         assert (str(os.getpid()) in left) == (name == "local")
+
+
+@pytest.mark.skipif("format" not in load_plugins().registries.rewards, reason="needs ramet-rewards")
+def test_check_logprobs_asks_the_ranks_of_the_run_as_they_train_and_finds_weights_that_engines_do_not_have(
+    model, tmp_path, monkeypatch, capsys, caplog
+):
+    """FSDP2 over two ranks that share every sequence, with prefixes computed once; this process has no rank."""
+    monkeypatch.setattr("ramet.cluster.local.PolicyWorker", lambda *_, **__: pytest.fail("a rank in this process"))
+    after_an_update: list[Agreement] = []
+
+    @asynccontextmanager
+    async def open_and_train(config: Config, *given: Any, **options: Any) -> AsyncIterator[Backend]:
+        async with open_backend(config, *given, **options) as backend:
+            yield backend
+            tasks = [Task(id=str(i), prompt=user_prompt(f"What is {i}+{i}?")) for i in range(2)]
+            rows, _ = await logprobs.measure(backend, tasks, config, rollouts=4)
+            advantages = [np.full(len(row.mask), 1.0, np.float32) * row.mask for row in rows]
+            await backend.policy.update(TrainBatch(rows=rows, advantages=advantages), 1)
+            after_an_update.append((await logprobs.measure(backend, tasks, config, rollouts=4))[1])
+
+    monkeypatch.setattr(logprobs, "open_backend", open_and_train)
+    data = tmp_path / "tasks.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"What is {i}+{i}?", "answer": str(2 * i)}) + "\n" for i in range(6)))
+    with caplog.at_level(logging.INFO, logger="ramet"):
+        code = main([
+            "check-logprobs", f"model.path={model}", "model.device=cpu", f"data.train=[{data}]",
+            f"run.root={tmp_path / 'runs'}", "data.max_prompt_tokens=64", "rollout.max_response_tokens=16",
+            "rollout.max_concurrent=16", "rollout_step.system_prompt=never", "train.tasks_per_step=2",
+            "rewards=[format]", "run.threads=1", "policy.lr=0.01", "cluster=ray", "cluster.policy_workers=2",
+            "policy.sequence_parallel=2", "policy.share_prefixes=always", "policy.activation_checkpointing=true",
+            "--tasks", "3", "--rollouts", "3", "--threshold", "1e-4",
+        ])  # fmt: skip
+    out = capsys.readouterr().out
+    assert code == 0 and "of 9 rollouts" in out and "they agree" in out, out
+    assert any("against the trainer's 2 ranks (cluster=ray); nothing is written" in line for line in caplog.messages)
+    assert not (tmp_path / "runs").exists()
+    [stale] = after_an_update
+    assert stale.exceeds(DEFAULTS[Dtype.FLOAT32])
 
 
 def test_a_vllm_engine_in_an_actor_runs_groups_and_takes_weights(model, tmp_path):

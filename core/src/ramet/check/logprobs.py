@@ -1,7 +1,8 @@
 """`ramet check-logprobs`: play a few tasks as training would, recompute the log-probabilities as training would.
 
-It takes what `ramet train` takes and makes the same checks, so that the command line of a run is its own test. It
-writes nothing and starts no run. All rollouts begin at the prompt, whatever `branch_policy` says.
+It takes what `ramet train` takes, makes the same checks and starts the same workers, so that the command line of a run
+is its own test: rollouts come from the run's engines, and all ranks of its policy compute, as sharded, offloaded and
+precise as they train. Nothing is written. All rollouts begin at the prompt, whatever `branch_policy` says.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ramet.check.agreement import DEFAULTS, Agreement, Spread, Threshold, Token, Weights, compare
-from ramet.cluster.launch import open_rollouts
-from ramet.components.build import Components
+from ramet.cluster.interfaces import Backend
+from ramet.cluster.launch import open_backend
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, Offload
+from ramet.config.schema import ClusterConfig, Config
 from ramet.data.sampler import Sampler
 from ramet.errors import ConfigErrors, InfraError, raise_all
 from ramet.event_loop import run_async
@@ -29,7 +30,7 @@ from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.rows import Row, rows_of
-from ramet.policy.worker import PolicyWorker
+from ramet.policy.spec import PolicySpec
 from ramet.rollout.plan import check_groups
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.worker import RolloutPlan
@@ -73,12 +74,11 @@ def run(resolved: Resolved, options: Options | None = None) -> int:
         threshold = replace(threshold, value=options.threshold)
     set_up_torch(config.run)
     logger.info(
-        "%s: %d tasks x %d rollouts, engine %s against the trainer; nothing is written",
-        config.model.path, len(tasks), options.rollouts, config.engine.name,
+        "%s: %d tasks x %d rollouts, engine %s against %s; nothing is written",
+        config.model.path, len(tasks), options.rollouts, config.engine.name, _trainer_in_words(config.cluster),
     )  # fmt: skip
     encoder = build_encoder(config)
-    rows = _rows(run_async(_play(config, prepared, tasks, options)), config)
-    agreement = _compare(config, prepared.components, rows)
+    rows, agreement = run_async(_compare(config, prepared, tasks, options))
     _show(agreement, rows, config, encoder, threshold)
     return DISAGREE if agreement.exceeds(threshold) else 0
 
@@ -101,15 +101,43 @@ def draw_tasks(prepared: PreparedRun, config: Config, options: Options) -> list[
     return [prepared.tasks[i] for i in drawn]
 
 
-async def _play(config: Config, prepared: PreparedRun, tasks: Sequence[Task], options: Options) -> list[Group]:
-    plan = RolloutPlan(group_size=options.rollouts, branch=False, salt="check")
+async def _compare(
+    config: Config, prepared: PreparedRun, tasks: Sequence[Task], options: Options
+) -> tuple[list[Row], Agreement]:
+    """By the workers that a training run would start, before its first update."""
     with tempfile.TemporaryDirectory(prefix="ramet-check-") as folder:
-        async with open_rollouts(
-            config, components=prepared.components, folder=Path(folder), tools=prepared.tools
-        ) as rollouts:
-            groups = await rollouts.run(tasks, step=0, plan=plan)
-    check_groups(groups, tasks, options.rollouts)
-    return groups
+        async with open_backend(
+            config,
+            _spec(config, prepared),
+            components=prepared.components,
+            folder=Path(folder),
+            tools=prepared.tools,
+        ) as backend:
+            return await measure(backend, tasks, config, rollouts=options.rollouts)
+
+
+async def measure(
+    backend: Backend, tasks: Sequence[Task], config: Config, *, rollouts: int
+) -> tuple[list[Row], Agreement]:
+    """Play each task `rollouts` times and compute the same tokens with the policy, with the weights that both have."""
+    plan = RolloutPlan(group_size=rollouts, branch=False, salt="check")
+    groups = await backend.rollouts.run(tasks, step=0, plan=plan)
+    check_groups(groups, tasks, rollouts)
+    rows = _rows(groups, config)
+    logprobs, entropies = await backend.policy.logprobs_and_entropies(rows)
+    return rows, compare(rows, logprobs, entropies, tis_cap=config.train.tis_cap)
+
+
+def _spec(config: Config, prepared: PreparedRun) -> PolicySpec:
+    """The run's policy, without the reference: that is another model, which says nothing about these numbers."""
+    spec = policy_spec(config, prepared.components, prepared.total_steps)
+    return replace(spec, train=replace(spec.train, kl_coef=0.0), needs=frozenset())
+
+
+def _trainer_in_words(cluster: ClusterConfig) -> str:
+    if cluster.name == "local":
+        return "the trainer in this process"
+    return f"the trainer's {cluster.policy_workers} rank{'s' * (cluster.policy_workers > 1)} (cluster={cluster.name})"
 
 
 def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
@@ -126,15 +154,6 @@ def _rows(groups: Sequence[Group], config: Config) -> list[Row]:
     if not any(row.n_trained for row in rows):
         raise InfraError("no sampled tokens to compare: every group has fewer than two rollouts that are not masked")
     return rows
-
-
-def _compare(config: Config, components: Components, rows: Sequence[Row]) -> Agreement:
-    """The trainer is built when the engine is gone: one rank without a reference, half of the memory of training."""
-    spec = policy_spec(config, components, total_steps=1)
-    alone = replace(spec.policy, sequence_parallel=1, replicas=1, offload=Offload.NONE)
-    spec = replace(spec, policy=alone, train=replace(spec.train, kl_coef=0.0), needs=frozenset())
-    logprobs, entropies = PolicyWorker(spec).logprobs_and_entropies(rows)
-    return compare(rows, logprobs, entropies, tis_cap=config.train.tis_cap)
 
 
 def _show(agreement: Agreement, rows: Sequence[Row], config: Config, encoder: Encoder, threshold: Threshold) -> None:

@@ -72,6 +72,10 @@ class Policy(Protocol):
         """One array `[T]` per row; 0 on inserted tokens."""
         ...
 
+    async def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
+        """As `logprobs`, with exact entropies in nats, which no training step needs."""
+        ...
+
     async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         """The same by the reference, the frozen copy of the first policy."""
         ...

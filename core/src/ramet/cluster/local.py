@@ -157,6 +157,9 @@ class LocalPolicy:
     async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return await self._do(self.worker.logprobs, rows)
 
+    async def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
+        return await self._do(self.worker.logprobs_and_entropies, rows)
+
     async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return await self._do(self.worker.reference_logprobs, rows)
 

@@ -193,6 +193,9 @@ class PolicyActor(Actor):
     def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return self.policy.logprobs(rows)
 
+    def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
+        return self.policy.logprobs_and_entropies(rows)
+
     def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return self.policy.reference_logprobs(rows)
 

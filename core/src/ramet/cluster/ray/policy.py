@@ -80,6 +80,10 @@ class RayPolicy:
     async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return _copied(await self._compute("logprobs", self._put(rows)))
 
+    async def logprobs_and_entropies(self, rows: Sequence[Row]) -> tuple[list[Floats], list[Floats]]:
+        logprobs, entropies = await self._compute("logprobs_and_entropies", self._put(rows))
+        return _copied(logprobs), _copied(entropies)
+
     async def reference_logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return _copied(await self._compute("reference_logprobs", self._put(rows)))
 
