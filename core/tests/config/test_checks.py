@@ -68,6 +68,8 @@ def test_a_sound_configuration_has_no_problems():
             "data.min_difficulty=2: must be at most data.max_difficulty=1",
         ),
         (["data.columns.difficulty=d", "data.max_difficulty=nan"], "data.max_difficulty=nan: must be numbers"),
+        (["run.seed=-1"], "run.seed=-1: must be at least 0 and at most 4294967295"),
+        (["run.seed=4294967296"], "run.seed=4294967296: must be at least 0 and at most 4294967295"),
         (["train.negative_gap_max=0"], "train.negative_gap_max=0.0: must be over 0"),
     ],
 )

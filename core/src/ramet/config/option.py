@@ -26,7 +26,9 @@ class Allowed:
         if self.choices:
             return f"allowed: {', '.join(self.choices)}"
         words = {"at least": self.minimum, "over": self.above, "at most": self.maximum}
-        return "must be " + " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
+        return "must be " + " and ".join(
+            f"{word} {_plain(bound)}" for word, bound in words.items() if bound is not None
+        )
 
     def _holds(self, value: Any) -> bool:
         if self.choices:
@@ -36,6 +38,11 @@ class Allowed:
             and (self.above is None or value > self.above)
             and (self.maximum is None or value <= self.maximum)
         )
+
+
+def _plain(bound: float) -> str:
+    """As people write it: an integer with all its digits."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def problem_of(field: dataclasses.Field[Any], value: Any) -> str | None:

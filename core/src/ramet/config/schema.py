@@ -76,7 +76,7 @@ __all__ = [
 class RunConfig:
     name: str | None = option(None, "runs/NAME, resumed if it is there; null: a fresh directory")
     root: str = "runs"
-    seed: int = 1
+    seed: int = option(1, "of all draws: tasks, rollouts, mini-batches, new weights", minimum=0, maximum=2**32 - 1)
     deterministic: bool = option(False, "bit-identical numbers on CPU; needs engine=torch")
     threads: int | None = option(None, "torch threads; null: all cores (deterministic: 1)", minimum=1)
     allow_config_change: bool = option(False, "resume although keys changed that change the numbers")
