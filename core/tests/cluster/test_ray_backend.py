@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -27,7 +28,7 @@ from ramet.check import logprobs
 from ramet.check.agreement import DEFAULTS, Agreement
 from ramet.cli import main
 from ramet.cluster.interfaces import Backend
-from ramet.cluster.launch import open_backend
+from ramet.cluster.launch import open_backend, open_policy
 from ramet.cluster.ray import policy, rollouts
 from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.backend import RayBackend
@@ -109,6 +110,29 @@ def test_no_room_is_reported_with_what_was_requested_what_there_is_and_what_to_c
     own = WorkerPlacement(config("auto", policy_workers=5), with_policy=True, is_own=True)
     with pytest.raises(ConfigError, match=r"6 GPU .*; it has less in all"):
         asyncio.run(own.reserve(600))
+
+
+def test_a_replay_reserves_nothing_for_engines(monkeypatch, tmp_path):
+    """A cluster of four GPUs has no room for two ranks beside three engines."""
+    monkeypatch.setattr(policy, "PolicyActor", StubPolicy)
+    chosen = config("auto", policy_workers=2, rollout_workers=3)
+
+    async def reserved() -> list[list[str]]:
+        spec: Any = None  # the stub builds nothing
+        async with open_policy(chosen, spec, folder=tmp_path) as ranks:
+            assert await ranks.logprobs([]) == []
+            return nodes_of(ranks._pool.placement)
+
+    assert [len(nodes) for nodes in asyncio.run(reserved())] == [2]
+    five = config("auto", policy_workers=5, rollout_workers=3)
+    with pytest.raises(ConfigError) as caught:
+        asyncio.run(WorkerPlacement(five, with_policy=True, with_engines=False, is_own=True).reserve(60))
+    assert re.fullmatch(
+        r"cluster: no room for 5 policy workers: they ask for 5 GPU \(the cluster has 4, \d of them free\), "
+        r"\S+ CPU \(the cluster has 4, \S+ of them free\); it has less in all. Lower cluster.policy_workers, or give "
+        "the cluster more nodes",
+        str(caught.value),
+    )
 
 
 class StubPolicy(Actor):

@@ -103,14 +103,14 @@ async def open_rollouts(
 async def open_policy(
     config: Config, spec: PolicySpec, *, critic: CriticSpec | None = None, folder: Path
 ) -> AsyncIterator[Policy]:
-    """The training side alone, as the replay of a run needs it. Arguments and errors as of `open_backend`; under Ray
-    the engines' places are reserved and stay empty.
+    """The training side alone, as the replay of a run needs it. Arguments and errors as of `open_backend`; nothing is
+    reserved for engines.
     """
     if config.cluster.name == "ray":
         from ramet.cluster.ray.policy import RayPolicy
         from ramet.cluster.ray.worker_pool import WorkerPool
 
-        pool = WorkerPool(config, with_policy=True, folder=folder.absolute(), shares_limiters=False)
+        pool = WorkerPool(config, with_policy=True, with_engines=False, folder=folder.absolute(), shares_limiters=False)
         try:
             await pool.reserve()
             ranks = RayPolicy(pool, spec, critic)

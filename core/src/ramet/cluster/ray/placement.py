@@ -50,20 +50,22 @@ class SlotRequest:
 class WorkerPlacement:
     """Reserved bundles, until `release`."""
 
-    def __init__(self, config: Config, *, with_policy: bool, is_own: bool) -> None:
+    def __init__(self, config: Config, *, with_policy: bool, with_engines: bool = True, is_own: bool) -> None:
         """Plans the bundles. `is_own`: the cluster is this run's, and does not grow. Raises `ConfigError`."""
         cluster = config.cluster
         self._is_own = is_own
-        self._colocate = cluster.colocate and with_policy
+        self._colocate = cluster.colocate and with_policy and with_engines
         self._could_colocate = could_colocate(config)
         self._ranks = cluster.policy_workers if with_policy else 0
-        self._engines = cluster.rollout_workers
+        self._engines = cluster.rollout_workers if with_engines else 0
         self._per_engine = engine_devices(config)
         self.uses_gpus = _uses_gpus(config)
         if self._colocate and not self.uses_gpus:
             raise ConfigError("cluster.colocate=true: workers take turns on GPUs, and the Ray cluster has none")
         on_cpus = not self.uses_gpus or (with_policy and config.policy.offload is Offload.ALL)
-        self._cpus = _cpu_share(self._ranks + self._engines, whole_machine=is_own and on_cpus)
+        # Engines that are left out count: a replay's ranks compute with as many threads as those of its run.
+        workers = self._ranks + cluster.rollout_workers
+        self._cpus = _cpu_share(workers, whole_machine=is_own and on_cpus)
         self._requests = self._plan()
         self.groups: list[PlacementGroup] = []
 
@@ -74,7 +76,7 @@ class WorkerPlacement:
             return [SlotRequest(bundles=self._engines, cpus=cpus, gpus=self._per_engine, strategy="PACK")]
         engines = SlotRequest(bundles=self._engines, cpus=self._cpus, gpus=gpus * self._per_engine, strategy="SPREAD")
         policy = SlotRequest(bundles=self._ranks, cpus=self._cpus, gpus=gpus, strategy="PACK")
-        return [policy, engines] if self._ranks else [engines]
+        return [request for request in (policy, engines) if request.bundles]
 
     def policy_slot(self, rank: int) -> PlacementSlot:
         bundle = rank // self._per_engine if self._colocate else rank
@@ -117,26 +119,24 @@ class WorkerPlacement:
         }
 
     def _no_room(self, why: str) -> str:
-        ranks = f"{self._ranks} policy and " if self._ranks else ""
+        counts = {"policy": self._ranks, "rollout": self._engines}
+        who = " and ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         amounts = ", ".join(
             f"{amount:g} {resource} (the cluster has {_total(resource):g}, {_free(resource):g} of them free)"
             for resource, amount in self._requested().items()
             if amount
         )
-        return (
-            f"cluster: no room for {ranks}{self._engines} rollout workers: they ask for {amounts}; {why}. "
-            f"{self._advice()}"
-        )
+        return f"cluster: no room for {who} workers: they ask for {amounts}; {why}. {self._advice()}"
 
     def _advice(self) -> str:
         """Of what can be lowered or set here."""
         counts = {
             "cluster.policy_workers": self._ranks,
             "cluster.rollout_workers": self._engines,
-            "engine.params.tensor_parallel": self._per_engine,
+            "engine.params.tensor_parallel": self._per_engine if self._engines else 0,
         }
         lower = " or ".join(key for key, count in counts.items() if count > 1)
-        colocate = self.uses_gpus and self._ranks and self._could_colocate
+        colocate = self.uses_gpus and self._ranks and self._engines and self._could_colocate
         ways = [f"lower {lower}" if lower else "", "set cluster.colocate=true" if colocate else ""]
         text = ", or ".join([*filter(None, ways), "give the cluster more nodes"])
         return text[0].upper() + text[1:]

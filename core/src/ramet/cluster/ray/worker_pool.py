@@ -30,7 +30,9 @@ LAST_LOGS_S = 5.0  # for the last lines of their logs
 class WorkerPool:
     """The connection, the reserved slots, the workers, and the first failure that ends the run."""
 
-    def __init__(self, config: Config, *, with_policy: bool, folder: Path, shares_limiters: bool) -> None:
+    def __init__(
+        self, config: Config, *, with_policy: bool, with_engines: bool = True, folder: Path, shares_limiters: bool
+    ) -> None:
         """Connects, in the main thread. `folder` is where the run's components keep files. `shares_limiters`: one of
         them may ask for a limiter, which all processes share. Raises `ConfigError`.
         """
@@ -39,7 +41,9 @@ class WorkerPool:
         self.timeout_s = config.cluster.timeout_s
         self.session = Session.open(config.cluster, config.model)
         try:
-            self.placement = WorkerPlacement(config, with_policy=with_policy, is_own=self.session.is_own)
+            self.placement = WorkerPlacement(
+                config, with_policy=with_policy, with_engines=with_engines, is_own=self.session.is_own
+            )
             limiters = self._start_limiters() if shares_limiters else LocalLimiters()
             self.services = RunServices(folder=folder, seed=config.run.seed, limiters=limiters)
         except BaseException:
