@@ -25,8 +25,9 @@ pytest.importorskip("ray")
 import ray
 from ray import cloudpickle
 
+from ramet.cluster.counts import Counts
 from ramet.cluster.ray import health_monitor, rollouts
-from ramet.cluster.ray.actor_base import Actor, Counts
+from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import HostTransfer
 from ramet.cluster.ray.worker import RayWorker, WorkerLost
@@ -103,7 +104,8 @@ class Stub(Actor):
         return version + offset
 
     async def counts(self) -> Counts:
-        return Counts(tools={}, engine={"engine/prompt_tokens": 10.0, "engine/cached_tokens": float(self.version)})
+        engine = {"engine/prompt_tokens": 10.0, "engine/cached_tokens": float(self.version)}
+        return Counts(tools={}, engine=engine, seconds=1.0)
 
     async def close(self) -> None:
         logging.getLogger("ramet.stub").warning("goodbye")
@@ -206,10 +208,12 @@ def test_groups_come_back_in_the_tasks_order_from_both_workers(shared):
         running.cancel()
         await asyncio.wait([running])
         groups = await rollouts.run(tasks("b", "a", "b"), step=1, plan=PLAN)
+        async with rollouts.uncounted():  # each worker is asked twice, once for what is kept
+            await rollouts.run(tasks("c"), step=1, plan=replace(PLAN, counted=False))
         metrics = await rollouts.metrics()
         assert (metrics["rollout/rollouts"], metrics["engine/prompt_tokens"], metrics["rollout/restarts"]) == (
             44,
-            20,
+            40,
             0,
         )
         return groups

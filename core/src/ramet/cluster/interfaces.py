@@ -7,6 +7,7 @@ jobs import this module and `launch`, which starts them, and never one of those.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -55,7 +56,13 @@ class Rollouts(Protocol):
         ...
 
     async def metrics(self) -> dict[str, float]:
-        """Of all rollouts since the last call."""
+        """Of all rollouts since the last call, with what tools and engines did for them."""
+        ...
+
+    def uncounted(self) -> AbstractAsyncContextManager[None]:
+        """What tools and engines do while the context is open is in no `metrics`; what they did before is. For rollouts
+        of plans with `counted` False.
+        """
         ...
 
     def progress(self) -> RolloutProgress:

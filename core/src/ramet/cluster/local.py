@@ -6,14 +6,17 @@ The policy computes in a thread of its own, so that rollouts and tools continue 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from ramet.cluster.counts import Counts, total_metrics
 from ramet.cluster.interfaces import OnGroup
 from ramet.components.build import Components, needs_rewards
 from ramet.components.engines import build_engine
@@ -21,6 +24,7 @@ from ramet.components.services import RunServices
 from ramet.components.toolbox import Schemas, Toolbox, open_tools
 from ramet.config.schema import Config
 from ramet.engines.protocol import EngineInfo
+from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.loading import build_encoder
 from ramet.policy.batching.rows import Floats, Row
@@ -65,6 +69,8 @@ class LocalRollouts:
         self.engine = build_engine(config, encoder)
         self.version = self.engine.policy_version  # of the weights that the engine was given last
         self._toolbox = tools
+        self._kept: list[Counts] = []  # for `metrics`, from before what it leaves out
+        self._counted_at = time.monotonic()
         policy = components.branch_policy if branching else NoBranching()
         method = LockstepWorker if isinstance(policy, LockstepPolicy) else RolloutWorker
         self.worker: RolloutWorker = method(
@@ -130,12 +136,35 @@ class LocalRollouts:
         )
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """As the engine's; its replies must be by these weights from now on."""
-        self.version = version
+        """As the engine's; its replies must be by these weights from now on. Raises as `expect`."""
+        self.expect(version)
         await self.engine.update_weights(weights, version)
 
+    def expect(self, version: int) -> None:
+        """Weights of this version come next: whatever is requested from now on waits for them, and replies must be by
+        them. Raises `InfraError` if newer ones came before, and leaves those.
+        """
+        if version < self.version:
+            raise InfraError(f"weights of version {version} came after those of version {self.version}: refused")
+        self.version = version
+
     async def metrics(self) -> dict[str, float]:
-        return {**self.worker.metrics(), **self.engine.metrics()}
+        kept, self._kept = self._kept, []
+        counted = total_metrics([*kept, self.take_counts()])
+        return {**self.worker.metrics(), **counted}  # its tools are in the counts
+
+    @asynccontextmanager
+    async def uncounted(self) -> AsyncIterator[None]:
+        self._kept.append(self.take_counts())
+        yield
+        self.take_counts()
+
+    def take_counts(self) -> Counts:
+        """Of tools and engine, since the last call."""
+        now = time.monotonic()
+        since, self._counted_at = self._counted_at, now
+        engine = dict(self.engine.metrics())
+        return Counts(tools=self.worker.take_tool_stats(), engine=engine, seconds=now - since)
 
     def progress(self) -> RolloutProgress:
         return self.worker.progress()

@@ -47,6 +47,7 @@ def plan_of(train: TrainConfig) -> RolloutPlan:
         branch=False,
         salt="valid",
         step_deadline=False,
+        counted=False,
     )
 
 
@@ -112,14 +113,13 @@ class Validation:
     async def __call__(self, step: int) -> dict[str, float]:
         """`valid/…`: rewards overall and by data source, metrics of benchmarks, share with tool calls, share masked."""
         try:
-            async with asyncio.TaskGroup() as work:
+            async with self.rollouts.uncounted(), asyncio.TaskGroup() as work:
                 parts = [
                     work.create_task(self._files(step)),
                     *(work.create_task(self._benchmark(name)) for name in self.data.benchmarks),
                 ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        await self.rollouts.metrics()  # what validation played must not be in the next step's counts
         tasks = [task for part in parts for task in part.result()]
         record_validation(self.folder, step, [replace(task.record, step=step) for task in tasks])
         return self._metrics(tasks)
@@ -151,7 +151,7 @@ class Validation:
             name,
             self.data.benchmarks[name],
             {tuple(range(k)): tasks},
-            plan=self.data.rules[name].plan(k),
+            plan=replace(self.data.rules[name].plan(k), counted=False),
             keep=keep,
         )
         return [found[task.id] for task in tasks]

@@ -24,10 +24,8 @@ from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.components.services import RunServices
 from ramet.components.toolbox import Schemas
 from ramet.config.schema import Config, RunConfig
-from ramet.engines.counters import merged
 from ramet.policy.progress import PassProgress
 from ramet.rollout.progress import RolloutProgress
-from ramet.rollout.tools.stats import ToolStats, tool_metrics
 from ramet.tracking import repeats
 from ramet.tracking.log import make_records_harmless, quiet_libraries
 
@@ -87,23 +85,6 @@ class PolicySetup:
     spec: PolicySpec
     critic: CriticSpec | None
     world_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """What a rollout worker has counted since the last call, in a form that adds up over workers."""
-
-    tools: dict[str, ToolStats]
-    engine: dict[str, float]
-
-
-def total_metrics(found: Sequence[Counts]) -> dict[str, float]:
-    """The metrics of all workers together."""
-    tools: dict[str, ToolStats] = {}
-    for counts in found:
-        for name, stats in counts.tools.items():
-            tools.setdefault(name, ToolStats()).add(stats)
-    return {**tool_metrics(tools), **merged([counts.engine for counts in found])}
 
 
 def node_address() -> str:

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import ray
 from ray import ObjectRef
 
+from ramet.cluster.counts import Counts
 from ramet.cluster.local import LocalRollouts, first_progress
 from ramet.cluster.ray.actor_base import (
     SAVE,
     Actor,
-    Counts,
     PolicySetup,
     RolloutSetup,
     node_address,
@@ -115,8 +115,9 @@ class RolloutActor(Actor):
         """Wait for who will send weights (`weight_transfer.Source`)."""
         await self._vllm.connect_weights(source)
 
-    async def begin_update(self) -> None:
-        """`receive_chunk` and `finish_update` follow."""
+    async def begin_update(self, version: int) -> None:
+        """`receive_chunk` and `finish_update` follow. An update that begins meanwhile waits for them."""
+        self.rollouts.expect(version)
         await self._vllm.begin_update()
 
     async def receive_chunk(self, info: Mapping[str, Any]) -> None:
@@ -126,7 +127,6 @@ class RolloutActor(Actor):
     async def finish_update(self, version: int) -> int:
         """Returns the version that the engine reports afterwards."""
         await self._vllm.finish_update(version)
-        self.rollouts.version = version
         return self.rollouts.engine.policy_version
 
     @property
@@ -136,7 +136,7 @@ class RolloutActor(Actor):
         return engine
 
     async def counts(self) -> Counts:
-        return Counts(tools=self.rollouts.worker.take_tool_stats(), engine=dict(self.rollouts.engine.metrics()))
+        return self.rollouts.take_counts()
 
     async def sleep(self) -> bool:
         """False: the engine cannot."""

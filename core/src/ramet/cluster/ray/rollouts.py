@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from ramet.cluster.counts import Counts, total_metrics
 from ramet.cluster.interfaces import OnGroup
-from ramet.cluster.ray.actor_base import Counts, RolloutSetup, total_metrics
+from ramet.cluster.ray.actor_base import RolloutSetup
 from ramet.cluster.ray.actors import RolloutActor
 from ramet.cluster.ray.dispatcher import Dispatcher
 from ramet.cluster.ray.weight_transfers import Target, WeightTransfer
@@ -77,6 +79,7 @@ class RayRollouts:
         self.before_wake: Callable[[], Awaitable[None]] | None = None
         self._asleep = False
         self._metrics = RolloutMetrics(pool.config.rollout.first_tokens)
+        self._kept: list[Counts] = []  # for `metrics`, from before what it leaves out
         self._restarts_reported = 0
         self._progress = ProgressCounter()  # of groups that are back, and of how many there will be
 
@@ -276,9 +279,16 @@ class RayRollouts:
         """Rollouts are counted here, where all groups pass; tools and engines by their workers. Counts add up, and
         percentiles of tools are those of all calls. The counts of a lost worker are lost.
         """
-        counted = total_metrics(await self._counts())
+        kept, self._kept = self._kept, []
+        counted = total_metrics([*kept, *await self._counts()])
         restarts, self._restarts_reported = self.restarts - self._restarts_reported, self.restarts
         return {**self._metrics.take(), **counted, "rollout/restarts": float(restarts)}
+
+    @asynccontextmanager
+    async def uncounted(self) -> AsyncIterator[None]:
+        self._kept += await self._counts()
+        yield
+        await self._counts()
 
     def progress(self) -> RolloutProgress:
         """Groups that are back are counted here, the others by their workers, as of their last pings."""

@@ -121,6 +121,9 @@ class _Streamed:
     async def _call(self, worker: RayWorker, method: str, *arguments: Any) -> Any:
         return await worker.call(method, *arguments, timeout_s=self._timeout_s)
 
+    async def _begin(self, worker: RayWorker, version: int) -> None:
+        await self._call(worker, "begin_update", version)
+
     async def _finish(self, worker: RayWorker, version: int) -> None:
         check_served(worker, await self._call(worker, "finish_update", version), version)
 
@@ -130,7 +133,7 @@ class SharedMemoryTransfer(_Streamed):
 
     async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
         self._note_updates()
-        left = await self._each(targets, on_lost, lambda target: self._call(target.worker, "begin_update"))
+        left = await self._each(targets, on_lost, lambda target: self._begin(target.worker, version))
         writers = frozenset(rank for target in targets for rank in self._policy.ranks_beside(target.number))
         await self._policy.open_weights(writers)
         told = await self._policy.next_weights()
@@ -190,7 +193,7 @@ class BroadcastTransfer(_Streamed):
             told = {"names": list(names), "dtype_names": list(dtypes), "shapes": [list(shape) for shape in shapes]}
             limit = {"limit": CHUNK_BYTES} if self._by == "gloo" else {}  # NCCL's receivers know it since they joined
             info = {"by": self._by, "told": told | limit}
-            await run_together(*(self._call(engine, "begin_update") for engine in engines))
+            await run_together(*(self._begin(engine, version) for engine in engines))
             await run_together(
                 self._policy.broadcast_weights(), *(self._call(engine, "receive_chunk", info) for engine in engines)
             )
