@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -29,6 +29,18 @@ def is_cancelled() -> bool:
     """Whether the current task itself was cancelled. Else what it waited for cancelled itself, which is a failure."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]], *, timeout_s: float) -> None:
+    """Cancel what still runs and wait so long for it to end. Results and errors are dropped."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # read, or asyncio would report it
 
 
 class _InThread:

@@ -221,6 +221,24 @@ def test_nothing_starts_while_it_is_paused_and_what_ran_is_kept_its_failures_too
     tell(Ahead(1, broken=(3,)), story)
 
 
+def test_a_group_that_fails_is_told_while_the_steps_before_it_train() -> None:
+    async def story(ahead: Ahead) -> None:
+        ahead.end(0, 1)
+        await ahead.rollouts.take(1)
+        failing = asyncio.create_task(ahead.rollouts.failed())
+        ahead.end(2, 3)
+        await breathe()
+        assert not failing.done()
+        ahead.end(5)  # of step 3, when step 1 is not trained yet
+        with pytest.raises(ValueError, match="group 5"):
+            await failing
+        with pytest.raises(ValueError, match="group 5"):
+            await ahead.rollouts.failed()
+        await ahead.rollouts.cancel()
+
+    tell(Ahead(2, broken=(5,)), story)
+
+
 def test_cancelling_cuts_everything_and_leaves_nothing_for_asyncio_to_complain_of(caplog: Any) -> None:
     async def story(ahead: Ahead) -> None:
         ahead.end(0, 1, 2, 4)

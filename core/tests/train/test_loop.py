@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -73,6 +75,13 @@ class ReadsOld(Alternating):
         return super().__call__(batch)
 
 
+class BreaksTheContract:
+    """Gives the rollouts of one task of a later step no number."""
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | None]:
+        return [math.nan if rollout.task.id.endswith("/5") else 0.25 for rollout in group]
+
+
 class WithCritic(Alternating):
     needs = frozenset({Need.VALUES})
 
@@ -94,7 +103,13 @@ def components(monkeypatch: pytest.MonkeyPatch) -> None:
         "sees_rewards": SeesRewards,
         "with_critic": WithCritic,
     }
-    for registry, offered in ((registries.advantages, estimators), (registries.rewards, {"but_one": JudgesAllButOne})):
+    for registry, offered in (
+        (registries.advantages, estimators),
+        (
+            registries.rewards,
+            {"but_one": JudgesAllButOne, "breaks": BreaksTheContract},
+        ),
+    ):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
         for name, cls in offered.items():
             registry.add(
@@ -305,6 +320,32 @@ def test_greedy_rollouts_take_nothing_from_the_metrics_of_a_step_that_plays_mean
         "advantage=against_greedy", "run.deterministic=false", f"train.staleness={staleness}", "train.steps=3"
     )
     assert [metrics[step]["rollout/rollouts"] for step in (1, 2, 3)] == [TASKS * GROUP] * 3
+
+
+def test_counts_of_tools_and_engine_are_those_of_training_whatever_validation_plays_between(train: Train) -> None:
+    metrics = train(
+        "run.deterministic=false", "train.staleness=1", "train.steps=3", "train.eval_every=1", "train.eval_first=true"
+    )
+    assert validated(metrics) == [0, 1, 2, 3]
+    steps = [metrics[step] for step in (1, 2, 3)]
+    counted, played = (
+        sum(found[name] for found in steps) for name in ("engine/sampled_tokens", "rollout/executed_sampled_tokens")
+    )
+    assert counted == played > 0
+    assert all(0 <= found["engine/busy_share"] <= 1 for found in steps)
+
+
+def test_a_group_that_fails_ahead_of_its_step_ends_the_run_at_once(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def learn(*_: Any) -> None:
+        await asyncio.sleep(300)
+
+    monkeypatch.setattr("ramet.train.learning.Learner.learn", learn)
+    more = ["run.deterministic=false", "train.staleness=2", "train.steps=3", "data.shuffle=false"]
+    with pytest.raises(PluginError, match=r"reward 'breaks'"):
+        train("rewards=[format,breaks]", *more)
+    assert not (tmp_path / "run/metrics.jsonl").exists()  # no step has ended
 
 
 def test_the_old_policy_costs_no_pass_where_it_is_the_policy_itself(

@@ -21,9 +21,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from ramet.data.sampler import Sampler
+from ramet.event_loop import cancel_and_wait
 from ramet.rollout.metrics import RolloutMetrics
 from ramet.rollout.scoring import ScoredGroup
 from ramet.train.groups import gives_signal
@@ -89,6 +90,12 @@ class _Admitted:
         self._signal: bool | None = None
 
     @property
+    def error(self) -> BaseException | None:
+        """With which it failed."""
+        ended = self.playing.done() and not self.playing.cancelled()
+        return self.playing.exception() if ended else None
+
+    @property
     def signal(self) -> bool | None:
         """Whether it can be learned from; None: not known yet. A group that failed is taken, which raises."""
         if self._signal is None and self.playing.done():
@@ -123,6 +130,7 @@ class AdmittedRollouts:
         self._first_tokens = first_tokens
         self._admitted: list[_Admitted] = []  # in the order of their numbers
         self._is_paused = False
+        self._ended = asyncio.Event()  # a group, since `failed` looked last
         self._positions: dict[int, DataPosition] = {}
         self._since = time.monotonic()  # the last step was taken, or nothing was admitted yet
 
@@ -148,6 +156,14 @@ class AdmittedRollouts:
         self._positions[step] = max((one.drawn for one in (*kept, *left_out)), key=lambda drawn: drawn.number).after
         return self._played(kept, left_out)
 
+    async def failed(self) -> NoReturn:
+        while True:
+            self._ended.clear()
+            for error in (one.error for one in self._admitted):
+                if error is not None:
+                    raise error
+            await self._ended.wait()
+
     def trained(self, step: int) -> None:
         self._trained = step
         self._admit()
@@ -170,13 +186,7 @@ class AdmittedRollouts:
         self._is_paused = True
         playing = [one.playing for one in self._admitted]
         self._admitted.clear()
-        for task in playing:
-            task.cancel()
-        if playing:
-            done, _ = await asyncio.wait(playing, timeout=CANCEL_S)
-            for task in done:
-                if not task.cancelled():
-                    task.exception()  # no step takes it; reading the exception keeps asyncio from reporting it
+        await cancel_and_wait(playing, timeout_s=CANCEL_S)
 
     def _admit(self) -> None:
         """Start the groups that may start now."""
@@ -189,6 +199,7 @@ class AdmittedRollouts:
             drawn = self._tasks.draw()
             playing = asyncio.create_task(self._play(drawn.task, drawn.key_step), name=f"group {drawn.number}")
             self._admitted.append(_Admitted(drawn, playing))
+            playing.add_done_callback(lambda _: self._ended.set())
             if self._most_left_out:
                 playing.add_done_callback(lambda _: self._admit())
 

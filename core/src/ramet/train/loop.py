@@ -8,13 +8,16 @@ meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ramet.errors import RametError
+from ramet.event_loop import cancel_and_wait
 from ramet.policy.checkpoint.store import CheckpointScore
 from ramet.policy.errors import TrainingDiverged
 from ramet.rollout.plan import RolloutPlan
@@ -23,7 +26,7 @@ from ramet.tracking import repeats
 from ramet.train.admission import AdmittedRollouts, PlayedGroup, TaskStream
 from ramet.train.groups import StepClock, check_infrastructure, play, reward_metrics, source_metrics, warn_of_silence
 from ramet.train.learning import Learner
-from ramet.train.preemption import Dropped
+from ramet.train.preemption import CANCEL_S, Dropped
 from ramet.train.progress import REWARDS, SAVING, TrainProgress
 from ramet.train.recording import record_step
 from ramet.train.run import TrainRun, TrainState
@@ -34,6 +37,7 @@ from ramet.train.validation import Validation
 from ramet.types import Group, Need, Task
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 GREEDY = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy", counted=False)
 
 
@@ -76,7 +80,6 @@ class Loop:
         self.validation = Validation(config, run.backend.rollouts, self.scorer, prepared.valid, folder=run.folder)
         self._save_s = 0.0  # seconds that the last step spent on its checkpoint
         self._score: CheckpointScore | None = None  # of the weights after `state.step`, by train.keep_best
-        self._counted: dict[str, float] = {}  # by the workers, collected before a validation
         self.plan = RolloutPlan(
             group_size=config.rollout.group_size,
             temperature=config.rollout.temperature,
@@ -138,10 +141,15 @@ class Loop:
     async def _step(self, step: int) -> None:
         started = time.monotonic()
         clock = StepClock()
+        played, metrics = await self._unless_failed(self._train(step, clock))
+        await self._finish(step, played, metrics, clock, started)
+
+    async def _train(self, step: int, clock: StepClock) -> tuple[PlayedStep, dict[str, float]]:
+        """All of the step but its end. Returns what it learned from, and metrics."""
         with self.progress.doing(REWARDS):
             played = await self.preemption.drop(self.step_rollouts.take(step))
         groups = played.groups
-        metrics = {**reward_metrics(played.all), **source_metrics(played.all), **await self._rollout_metrics()}
+        metrics = {**reward_metrics(played.all), **source_metrics(played.all), **await self.backend.rollouts.metrics()}
         metrics |= played.metrics
         metrics["group/replaced"] = float(len(played.replaced))
         self._check(step, played)
@@ -156,7 +164,20 @@ class Loop:
             self.step_rollouts.trained(step)
         except Dropped:
             logger.warning("step %d: no time left for its weight sync and validation; its metrics lack them", step)
-        await self._finish(step, played, metrics, clock, started)
+        return played, metrics
+
+    async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns. As soon as a group fails that a later step would take, the run cannot go on: `work` is
+        cancelled then, and the group's error raised. A run that is to stop needs no more groups: it saves what it has.
+        """
+        task, failed = asyncio.ensure_future(work), asyncio.ensure_future(self.step_rollouts.failed())
+        try:
+            await asyncio.wait({task, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and not self.preemption.asked:
+                failed.result()
+            return await task
+        finally:
+            await cancel_and_wait([task, failed], timeout_s=CANCEL_S)
 
     def _store_prefixes(self, step: int, played: PlayedStep) -> dict[str, float]:
         """For the steps after this one. Returns what this one could start from, as metrics."""
@@ -193,14 +214,8 @@ class Loop:
     async def _validate(self, step: int) -> dict[str, float]:
         """Alone, so that its counts and those of the steps can be told apart."""
         async with self.step_rollouts.paused():
-            if self.step_rollouts.playing:
-                self._counted = await self.backend.rollouts.metrics()
             with self.progress.doing("validation"):
                 return await self.validation(step)
-
-    async def _rollout_metrics(self) -> dict[str, float]:
-        metrics, self._counted = self._counted or await self.backend.rollouts.metrics(), {}
-        return metrics
 
     async def _play(self, tasks: list[Task], step: int, unscored: list[Group] | None = None) -> list[ScoredGroup]:
         stored = {} if self.prefixes is None else self.prefixes.of(tasks)
@@ -233,9 +248,8 @@ class Loop:
             return None
         if played.greedy:
             return list(played.greedy[: len(played.groups)])
-        rewards = await self._play_greedy([group.task for group in played.groups], step)
-        await self.backend.rollouts.metrics()  # the next step's counts must not hold these
-        return rewards
+        async with self.backend.rollouts.uncounted():
+            return await self._play_greedy([group.task for group in played.groups], step)
 
     async def _play_greedy(self, tasks: list[Task], step: int) -> list[float | None]:
         played = await play(self.backend.rollouts, self.scorer, tasks, step=step, plan=GREEDY)

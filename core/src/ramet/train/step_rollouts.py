@@ -9,10 +9,11 @@ Here a step is played when it is asked for, as with `train.staleness=0`; `admiss
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ramet.data.sampler import Sampler
 from ramet.rollout.scoring import ScoredGroup
@@ -57,6 +58,10 @@ class StepRollouts(Protocol):
 
     async def take(self, step: int) -> PlayedStep:
         """The groups of this step, once they are complete. Raises what their rollouts and rewards raise."""
+        ...
+
+    async def failed(self) -> NoReturn:
+        """Raises the error of a group that no step has taken, as soon as there is one; waits until then."""
         ...
 
     def trained(self, step: int) -> None:
@@ -110,6 +115,11 @@ class StepwiseRollouts:
                 groups[i] = group
         self._positions[step] = DataPosition(sampler=self._sampler.state())
         return PlayedStep(groups=groups, replaced=replaced)
+
+    async def failed(self) -> NoReturn:
+        """None fails but in `take`, which raises it."""
+        await asyncio.Future()
+        raise AssertionError
 
     def trained(self, step: int) -> None:
         """Nothing waits for it."""

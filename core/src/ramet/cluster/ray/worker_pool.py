@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from ramet.cluster.ray.session import Session
 from ramet.cluster.ray.worker import RayWorker
 from ramet.components.services import Limiters, LocalLimiters, RunServices
 from ramet.config.schema import Config
+from ramet.event_loop import cancel_and_wait
 
 T = TypeVar("T")
 CANCEL_S = 5.0  # for cancelled work to end
@@ -105,14 +106,14 @@ class WorkerPool:
             if not self._failure.done():
                 return task.result()
         finally:
-            await _cancel([task])
+            await cancel_and_wait([task], timeout_s=CANCEL_S)
         error = self._failure.exception()
         assert error is not None
         raise error
 
     async def close(self) -> None:
         """End all processes, whatever state they are in."""
-        await _cancel(self._tasks)
+        await cancel_and_wait(self._tasks, timeout_s=CANCEL_S)
         await asyncio.to_thread(self.monitor.stop)
         await asyncio.gather(*(self._shut_down(worker) for worker in self._workers))
         for worker in self._workers:
@@ -140,15 +141,3 @@ async def run_together(*work: Coroutine[Any, Any, None]) -> None:
                 group.create_task(one)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs and wait shortly for it to end. Results and errors are dropped."""
-    tasks = list(tasks)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        done, _ = await asyncio.wait(tasks, timeout=CANCEL_S)
-        for task in done:
-            if not task.cancelled():
-                task.exception()
