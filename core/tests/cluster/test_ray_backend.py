@@ -32,14 +32,14 @@ from ramet.cluster.launch import open_backend, open_policy
 from ramet.cluster.ray import policy, rollouts
 from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.backend import RayBackend
-from ramet.cluster.ray.placement import WorkerPlacement
+from ramet.cluster.ray.placement import WorkerPlacement, thread_shares
 from ramet.cluster.ray.policy import RayPolicy
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import HostTransfer
 from ramet.cluster.ray.weights import Bucket, buckets
 from ramet.components.toolbox import ToolNames
 from ramet.config.compose import compose
-from ramet.config.schema import ClusterConfig, ComponentConfig, Config, Dtype, ModelConfig, RolloutConfig
+from ramet.config.schema import ClusterConfig, ComponentConfig, Config, Dtype, ModelConfig, RolloutConfig, RunConfig
 from ramet.engines.config import VllmEngineConfig
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigError
@@ -94,6 +94,38 @@ def test_ranks_are_packed_on_one_node_and_engines_spread_over_both(device):
         placement.release()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "engines", "elsewhere", "expected"),
+    [
+        ("a" * 8, "a" * 8, 0, [8] * 8),  # on the same GPUs
+        ("aaaa", "bbbb", 0, [32] * 4),  # side by side on two nodes
+        ("aab", "b", 0, [64, 64, 8]),  # a node of 16 cores
+        ("aa", "", 2, [32, 32]),  # the replay of a run with engines
+        ("ccc", "ccc", 0, [1, 1, 1]),  # more workers than cores
+    ],
+)
+def test_a_rank_computes_with_its_part_of_the_cores_of_its_node(ranks, engines, elsewhere, expected):
+    cores = {"a": 128.0, "b": 16.0, "c": 4.0}
+    assert thread_shares(ranks, engines, cores, elsewhere=elsewhere) == expected
+
+
+def test_ranks_of_a_cluster_count_the_cores_of_its_nodes(monkeypatch, caplog):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    placement = WorkerPlacement(config("auto", policy_workers=1, rollout_workers=1), with_policy=True, is_own=False)
+    with caplog.at_level(logging.INFO, logger="ramet"):
+        asyncio.run(placement.reserve(60))
+    try:
+        ranks, engines = nodes_of(placement)
+        threads = 1 if ranks == engines else 2
+        assert placement.policy_slot(0).threads == threads and placement.engine_slot(0).threads is None
+        assert caplog.messages == [
+            f"policy ranks compute with {threads} threads each, their part of the cores of their nodes "
+            "(run.threads=null)"
+        ]
+    finally:
+        placement.release()
+
+
 def test_no_room_is_reported_with_what_was_requested_what_there_is_and_what_to_change():
     placement = WorkerPlacement(config("auto", policy_workers=3, rollout_workers=2), with_policy=True, is_own=False)
     try:
@@ -112,18 +144,20 @@ def test_no_room_is_reported_with_what_was_requested_what_there_is_and_what_to_c
         asyncio.run(own.reserve(600))
 
 
-def test_a_replay_reserves_nothing_for_engines(monkeypatch, tmp_path):
+def test_a_replay_reserves_nothing_for_engines_and_ranks_have_the_threads_that_they_are_given(monkeypatch, tmp_path):
     """A cluster of four GPUs has no room for two ranks beside three engines."""
     monkeypatch.setattr(policy, "PolicyActor", StubPolicy)
-    chosen = config("auto", policy_workers=2, rollout_workers=3)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # the user's would be the ranks' too
+    chosen = replace(config("auto", policy_workers=2, rollout_workers=3), run=RunConfig(threads=3))
 
-    async def reserved() -> list[list[str]]:
+    async def reserved() -> tuple[list[list[str]], str]:
         spec: Any = None  # the stub builds nothing
         async with open_policy(chosen, spec, folder=tmp_path) as ranks:
             assert await ranks.logprobs([]) == []
-            return nodes_of(ranks._pool.placement)
+            return nodes_of(ranks._pool.placement), await ranks.ranks[1].call("threads", timeout_s=60)
 
-    assert [len(nodes) for nodes in asyncio.run(reserved())] == [2]
+    nodes, threads = asyncio.run(reserved())
+    assert ([len(group) for group in nodes], threads) == ([2], "3")
     five = config("auto", policy_workers=5, rollout_workers=3)
     with pytest.raises(ConfigError) as caught:
         asyncio.run(WorkerPlacement(five, with_policy=True, with_engines=False, is_own=True).reserve(60))
@@ -141,6 +175,11 @@ class StubPolicy(Actor):
     def take_rank(self, rank: int) -> None: ...
 
     def rest(self) -> None: ...
+
+    def threads(self) -> str:
+        import os
+
+        return os.environ["OMP_NUM_THREADS"]
 
     def rendezvous(self) -> str:
         return "tcp://here"

@@ -78,7 +78,9 @@ class RunConfig:
     root: str = "runs"
     seed: int = option(1, "of all draws: tasks, rollouts, mini-batches, new weights", minimum=0, maximum=2**32 - 1)
     deterministic: bool = option(False, "bit-identical numbers on CPU; needs engine=torch")
-    threads: int | None = option(None, "torch threads; null: all cores (deterministic: 1)", minimum=1)
+    threads: int | None = option(
+        None, "torch threads; null: all cores, of a rank its part (deterministic: 1)", minimum=1
+    )
     allow_config_change: bool = option(False, "resume although keys changed that change the numbers")
     private: bool = option(False, "what this run writes is for its owner alone (files 0600, folders 0700)")
 

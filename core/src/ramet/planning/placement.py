@@ -200,6 +200,25 @@ def idle_devices(config: Config, machine: Machine, *, trains: bool = True) -> st
     return f"{idle}: raise {' or '.join(keys)}"
 
 
+def threads_in_words(config: Config, machine: Machine) -> str:
+    """How many threads a policy rank computes with under Ray (`cluster/ray/placement.py` counts them). Empty in one
+    process, which has all cores.
+    """
+    run, cluster = config.run, config.cluster
+    if cluster.name == "local":
+        return ""
+    if run.deterministic or run.threads:
+        return f"{run.threads or 1} of a policy rank ({'run.threads' if run.threads else 'run.deterministic=true'})"
+    if set_by_user := os.environ.get("OMP_NUM_THREADS"):
+        return f"{set_by_user} of a policy rank (OMP_NUM_THREADS)"
+    cores, workers = os.cpu_count() or 1, cluster.policy_workers + cluster.rollout_workers
+    if cluster.address is None and machine.written is None:
+        return (
+            f"{max(1, cores // workers)} of a policy rank ({cores} cores, {_many(workers, 'worker')}; run.threads=null)"
+        )
+    return "of a policy rank its part of its node's cores, equal for all workers there (run.threads=null)"
+
+
 def check_machine(config: Config, machine: Machine) -> list[str]:
     """Settings that contradict the GPUs that `--on` names. What concerns this machine is checked elsewhere."""
     if machine.written is None:

@@ -9,7 +9,14 @@ from ramet.errors import raise_all
 from ramet.models.check import has_tokenizer
 from ramet.planning.memory import MemoryPlan, plan_memory
 from ramet.planning.memory_report import check_memory, table
-from ramet.planning.placement import Machine, check_machine, check_placement, machine_of, plan_devices
+from ramet.planning.placement import (
+    Machine,
+    check_machine,
+    check_placement,
+    machine_of,
+    plan_devices,
+    threads_in_words,
+)
 from ramet.planning.run_plan import DryRun, RunPlan, entries_in_words, model_in_words, not_checked, plan_run, records
 from ramet.policy.check import shares_in_words
 from ramet.runs.manifest import make_manifest
@@ -49,6 +56,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "tools": entries_in_words(config.tools),
             "tags": _foreign_tags(prepared),
             "placement": str(plan_devices(config, machine)),
+            "threads": threads_in_words(config, machine),
             "memory": "\n".join(table(memory)),
             "not checked": not_checked(prepared.missing),
         },

@@ -9,10 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from ramet.cluster.check import could_colocate
 from ramet.config.schema import Config, Offload
@@ -29,6 +38,7 @@ class PlacementSlot:
     bundle: int
     cpus: float
     gpus: float
+    threads: int | None = None  # for what it computes; None: as Ray sets it, from `cpus`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +73,12 @@ class WorkerPlacement:
         if self._colocate and not self.uses_gpus:
             raise ConfigError("cluster.colocate=true: workers take turns on GPUs, and the Ray cluster has none")
         on_cpus = not self.uses_gpus or (with_policy and config.policy.offload is Offload.ALL)
-        # Engines that are left out count: a replay's ranks compute with as many threads as those of its run.
-        workers = self._ranks + cluster.rollout_workers
+        workers = self._ranks + cluster.rollout_workers  # engines that are left out too, as in `_count_threads`
         self._cpus = _cpu_share(workers, whole_machine=is_own and on_cpus)
         self._requests = self._plan()
+        self._threads = config.run.threads or (1 if config.run.deterministic else None)  # as the user says
+        self._all_engines = cluster.rollout_workers
+        self._rank_threads: list[int] = []
         self.groups: list[PlacementGroup] = []
 
     def _plan(self) -> list[SlotRequest]:
@@ -79,8 +91,13 @@ class WorkerPlacement:
         return [request for request in (policy, engines) if request.bundles]
 
     def policy_slot(self, rank: int) -> PlacementSlot:
-        bundle = rank // self._per_engine if self._colocate else rank
-        return PlacementSlot(self.groups[0], bundle, self._cpus, float(self.uses_gpus))
+        """Of a rank by its slot's number. After `reserve`."""
+        return PlacementSlot(
+            self.groups[0], self._bundle(rank), self._cpus, float(self.uses_gpus), self._rank_threads[rank]
+        )
+
+    def _bundle(self, rank: int) -> int:
+        return rank // self._per_engine if self._colocate else rank
 
     def engine_slot(self, number: int) -> PlacementSlot:
         gpus = 0.0 if self._colocate else float(self.uses_gpus * self._per_engine)
@@ -106,6 +123,28 @@ class WorkerPlacement:
                     await asyncio.wrap_future(group.ready().future())
             except TimeoutError as error:
                 raise ConfigError(self._no_room(f"not free within cluster.timeout_s={timeout_s:g}")) from error
+        if self._ranks:
+            self._count_threads()
+
+    def _count_threads(self) -> None:
+        """How many threads each rank computes with, unless the user says so: the cores of its node, shared equally by
+        the workers on it. Engines that are left out count as spread over all nodes: a replay's ranks compute with as
+        many threads as those of its run, on one node surely.
+        """
+        nodes = [_nodes_of(group) for group in self.groups]
+        cores = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in _alive()}
+        shares = thread_shares(
+            [nodes[0][self._bundle(rank)] for rank in range(self._ranks)],
+            nodes[-1] if self._engines else [],
+            cores,
+            elsewhere=0 if self._engines else math.ceil(self._all_engines / len(cores)),
+        )
+        self._rank_threads = [self._threads or share for share in shares]
+        if self._threads is None and "OMP_NUM_THREADS" not in os.environ:
+            logger.info(
+                "policy ranks compute with %s threads each, their part of the cores of their nodes (run.threads=null)",
+                " to ".join(map(str, sorted({min(shares), max(shares)}))),
+            )
 
     def release(self) -> None:
         for group in self.groups:
@@ -140,6 +179,28 @@ class WorkerPlacement:
         ways = [f"lower {lower}" if lower else "", "set cluster.colocate=true" if colocate else ""]
         text = ", or ".join([*filter(None, ways), "give the cluster more nodes"])
         return text[0].upper() + text[1:]
+
+
+def thread_shares(
+    ranks: Sequence[str], engines: Sequence[str], cores: Mapping[str, float], *, elsewhere: int = 0
+) -> list[int]:
+    """Threads of each rank. `ranks` and `engines` are their nodes, `cores` by node; `elsewhere` engines more are taken
+    to be on every node.
+    """
+    workers = Counter([*ranks, *engines])
+    return [max(1, int(cores[node] / (workers[node] + elsewhere))) for node in ranks]
+
+
+def _nodes_of(group: PlacementGroup) -> list[str]:
+    """The node of each bundle."""
+    found: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return [found[bundle] for bundle in sorted(found)]
+
+
+def _alive() -> list[dict[str, Any]]:
+    """The nodes of the cluster."""
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in found if node["Alive"]]
 
 
 def _total(resource: str) -> float:

@@ -43,6 +43,7 @@ class RayWorker:
     ) -> None:
         """Requests the actor; `wait_started` waits for it."""
         driver = DriverEnvironment.capture()
+        threads = {} if slot.threads is None else {"OMP_NUM_THREADS": str(slot.threads)}
         self.name = name
         self.process: ActorProcess | None = None
         self.progress: RolloutProgress | PassProgress | None = None  # as of its last ping
@@ -53,7 +54,7 @@ class RayWorker:
                 num_gpus=slot.gpus,
                 max_restarts=0,  # a new process has none of the state; the owner of the worker makes a new one
                 scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, slot.bundle),
-                runtime_env={"env_vars": {**actor_class.ENVIRONMENT, **driver.settings}},
+                runtime_env={"env_vars": {**actor_class.ENVIRONMENT, **threads, **driver.settings}},
             )
             .remote(driver, setup, devices)
         )
