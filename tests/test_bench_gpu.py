@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,9 +15,13 @@ SCRIPT = Path(__file__).resolve().parents[1] / "bench" / "gpu" / "run.sh"
 ROWS = {
     "a rank, attention sdpa",
     "weights to engines",
+    "offload and staging",
     "drawing tokens",
     "pinned memory",
     "a checkpoint",
+    "blocks, sdpa, checkpointing",
+    "blocks, sdpa, checkpointing, groups, every token",
+    "blocks, sdpa, checkpointing, groups, prefixes once",
     "packed against alone, sdpa, float32",
     "packed against alone, eager, float32",
     "engine torch, 4 slots",
@@ -27,14 +32,21 @@ ROWS = {
 }
 
 
+ABSENT = ("hydra", "ray", "vllm", "flash_attn", "deepspeed", "peft", "datasets", "pyarrow", "httpx", "aiohttp")
+
+
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     full = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **env}
     return subprocess.run([SCRIPT, *arguments], env=full, capture_output=True, text=True, timeout=300)
 
 
-def test_the_rehearsal_runs_every_part_and_prints_one_table() -> None:
-    ran = run("--cpu-rehearsal")
+def test_the_rehearsal_runs_every_part_and_prints_one_table_and_needs_little(tmp_path: Path) -> None:
+    for name in ABSENT:  # as on a bare image, which has torch, transformers and the wheels
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is not on a bare image')")
+    ran = run("--cpu-rehearsal", PYTHONPATH=str(tmp_path), OUT=str(tmp_path / "out"))
     assert ran.returncode == 0, ran.stderr[-4000:]
+    saved = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
+    assert {row["row"] for row in saved} == ROWS
     table = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in ran.stdout.splitlines()[-len(ROWS) :])
     assert table.keys() == ROWS
     assert not [cell for cell in table.values() if "FAILED" in cell or "LEAKS" in cell]

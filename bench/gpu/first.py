@@ -28,9 +28,10 @@ from ramet.policy.batching.packing import micro_batches
 from ramet.policy.checkpoint.dcp import write_tensors
 from ramet.policy.distributed.ranks import join_ranks
 from ramet.policy.distributed.sharding import reshard
+from ramet.policy.host_memory import HostBuffers
 from ramet.policy.logprob_model import LogprobModel
 from ramet.policy.models import attention_cost, build_trainable
-from ramet.policy.optim import make_optimizer
+from ramet.policy.optim import OffloadedState, make_optimizer
 
 GIB = 2**30
 BUDGET = 8192  # tokens of a micro-batch
@@ -139,6 +140,34 @@ def checkpoint(config: ModelConfig) -> str:
         hashed = time.perf_counter()
     size = 4 * count / 1e9
     return f"written {size / (written - started):.2f} GB/s, hashed {size / (hashed - written):.2f} GB/s"
+
+
+def host_copies(config: ModelConfig) -> str:
+    """GB/s of an optimiser's state to the host and back, and of a checkpoint's copy; the first time memory is made."""
+    device, count = torch.device(config.device), 2**28 if config.device == "cuda" else 2**14
+    cuda = device.type == "cuda"
+    parameters = [torch.nn.Parameter(torch.zeros(count // 16, device=device)) for _ in range(16)]
+    optimizer = make_optimizer(parameters, PolicyConfig())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    state, buffers = OffloadedState(optimizer, device, pin=cuda), HostBuffers(pin=cuda)
+    weights = {str(i): parameter.detach() for i, parameter in enumerate(parameters)}
+    moved: dict[str, tuple[Callable[[], object], int]] = {
+        "optimiser out": (state.to_host, 8),
+        "back": (state.to_device, 8),
+        "out again": (state.to_host, 8),
+        "a save's copy": (lambda: buffers.copies(weights), 4),
+        "again": (lambda: buffers.copies(weights), 4),
+    }
+    texts = []
+    for name, (work, size) in moved.items():
+        synchronise()
+        started = time.perf_counter()
+        work()
+        synchronise()
+        texts.append(f"{name} {size * count / max(time.perf_counter() - started, 1e-9) / 1e9:.1f}")
+    return f"{', '.join(texts)} GB/s"
 
 
 def _seconds(work: Callable[[], None]) -> float:

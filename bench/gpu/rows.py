@@ -20,6 +20,21 @@ def random_rows(count: int, prompt: int, responses: list[int], vocab: int) -> li
     return rows
 
 
+def forked_rows(groups: int, rollouts: int, prompt: int, response: int, vocab: int) -> list[Row]:
+    """Groups of rollouts with one prompt; every second one is a fork of the one before it, from the middle on."""
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    for group in range(groups):
+        ids = rng.integers(0, vocab, prompt).astype(np.int32)
+        parent = np.zeros(0, np.int32)
+        for i in range(rollouts):
+            kept = parent[: response // 2] if i % 2 else parent[:0]
+            parent = np.concatenate([kept, rng.integers(0, vocab, response - len(kept)).astype(np.int32)])
+            logprobs = np.full(response, -np.log(vocab), np.float32)
+            rows.append(root_row(ids, parent, logprobs=logprobs, id=str(len(rows)), group=group, reward=float(i % 2)))
+    return rows
+
+
 def sampled_rows(prompts: list[np.ndarray], completions: list[Completion]) -> list[Row]:
     return [
         _row(i, prompt, np.asarray(done.token_ids, np.int32), np.asarray(done.logprobs, np.float32))

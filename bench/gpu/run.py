@@ -10,9 +10,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,103 +24,160 @@ import torch
 from engine import run_engine
 from harness import print_table, write_results
 from packing import check_packing
-from sharded import run_sharded
-from sizes import CPU, GPU, Size, make_model
+from sharded import Pass, run_sharded
+from sizes import CPU, GPU, Size, Sizes, make_model
+from transformers.utils.import_utils import is_flash_attn_2_available
 from transformers.utils.logging import disable_progress_bar
 from update import run_update
 
 from ramet.config.schema import Attention, ModelConfig
 from ramet.errors import RametError
+from ramet.models.varlen import has_varlen
 
-LIMIT_S = 420  # after it no further part begins
-UPDATES = (  # (checkpointing, compile, attention)
-    (False, False, Attention.AUTO),
-    (False, True, Attention.AUTO),
-    (False, True, Attention.VARLEN),
-    (True, False, Attention.AUTO),
-    (True, True, Attention.AUTO),
+LIMIT_S = 460  # by then a part must be expected to be done, or it does not begin
+UPDATES = (  # (checkpointing, compile, attention), the expected seconds
+    ((True, False, Attention.AUTO), 20),
+    ((False, False, Attention.AUTO), 20),
+    ((False, True, Attention.VARLEN), 45),
+    ((False, True, Attention.AUTO), 45),
+)
+BLOCKS = (  # most important first
+    (Pass(attention=Attention.VARLEN, checkpointing=False), 20),
+    (Pass(attention=Attention.VARLEN), 15),
+    (Pass(attention=Attention.VARLEN, groups=True), 15),
+    (Pass(attention=Attention.VARLEN, groups=True, share=True), 15),
+    (Pass(attention=Attention.FLEX, groups=True, share=True), 30),
+    (Pass(attention=Attention.SDPA), 15),
+    (Pass(attention=Attention.FLASH), 15),
+    (Pass(attention=Attention.SDPA, groups=True, share=True), 15),
+    (Pass(attention=Attention.VARLEN, checkpointing=False, compiled=True), 45),
+)
+REHEARSED = tuple(
+    (Pass(attention=Attention.SDPA, groups=groups, share=share), 1)
+    for groups, share in ((False, False), (True, False), (True, True))
 )
 GIB = 2**30
 Cells = dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What fills one row or more."""
+
+    size: Size
+    name: str
+    seconds: float  # that it is expected to take on an H200, guessed
+    measure: Callable[[], None]
+    attention: Attention = Attention.AUTO
+
+
 class Bench:
     """Runs part after part as long as there is time. `cells[row][column]` is the table."""
 
-    def __init__(self, *, cuda: bool, rows: Path | None = None) -> None:
-        """`rows`: a file to which each row is added as soon as it is there."""
+    def __init__(self, sizes: Sizes, folder: Path, *, cuda: bool, rows: Path | None = None) -> None:
+        """Models are made in `folder`. `rows`: a file to which each row is added as soon as it is there."""
         self.cuda = cuda
+        self.sizes = sizes
+        self._folder = folder
         self._rows = rows
+        self._models: dict[str, ModelConfig] = {}
         self.cells: dict[str, Cells] = {}
         self.raw: list[dict[str, Any]] = []
         self._started = time.monotonic()
 
-    def measure(self, size: Size) -> None:
-        device = torch.device("cuda" if self.cuda else "cpu")
-        with tempfile.TemporaryDirectory(prefix="ramet-gpu-") as folder:
-            model = make_model(size, Path(folder), device)
-            if not self.cells:
-                self._first(size, model)
-            self._part(size, "packing", lambda: self._packing(size, model))
-            self._part(size, "engine torch", lambda: self._engine(size, model))
-            for checkpointing, compiled, attention in UPDATES if self.cuda else UPDATES[:1]:
-                name = f"update{' with checkpointing' * checkpointing}{' compiled' * compiled}, attention {attention}"
-                own = replace(model, attention=attention)
-                self._part(size, name, partial(self._update, size, own, checkpointing, compiled))
-            for compiled in (False, True) if self.cuda else (False,):
-                name = "FSDP, one rank, with checkpointing" + " compiled" * compiled
-                self._part(size, name, partial(self._sharded, size, model, name, compiled))
+    def run(self) -> None:
+        for part in (*self._first(), *self._blocks(), *self._exact(), *self._updates()):
+            self._part(part)
 
-    def _first(self, size: Size, model: ModelConfig) -> None:
+    def _first(self) -> Iterator[Part]:
         """What reading found to be in doubt, with the smallest model."""
+        size = self.sizes.small
         on_cuda = (Attention.SDPA, Attention.FLASH, Attention.VARLEN, Attention.FLEX)
         attentions = on_cuda if self.cuda else (Attention.SDPA,)
-        parts: dict[str, Callable[[], str]] = {
-            f"a rank, attention {attention}": partial(first.start_and_reserve, model, size, attention)
-            for attention in attentions
+        for attention in attentions:
+            name, start = f"a rank, attention {attention}", partial(first.start_and_reserve, size=size)
+            check = partial(self._check, size, name, partial(start, attention=attention))
+            yield Part(size, name, 12, check, attention)
+        checks: dict[str, tuple[float, Callable[[ModelConfig], str]]] = {
+            "weights to engines": (8, first.transports),
+            "offload and staging": (8, first.host_copies),
+            "drawing tokens": (3, first.draws),
+            "pinned memory": (2, first.pinned),
+            "a checkpoint": (6, first.checkpoint),
         }
-        parts["weights to engines"] = partial(first.transports, model)
-        parts["drawing tokens"] = partial(first.draws, model)
-        parts["pinned memory"] = partial(first.pinned, model)
-        parts["a checkpoint"] = partial(first.checkpoint, model)
-        for name, check in parts.items():
-            self._part(size, name, lambda name=name, check=check: self._write(size, name, check(), {}))  # type: ignore[misc]
+        for name, (seconds, measure) in checks.items():
+            yield Part(size, name, seconds, partial(self._check, size, name, measure))
 
-    def _packing(self, size: Size, model: ModelConfig) -> None:
-        lengths = [700, 60, 300, 5] if self.cuda else [9, 3, 12, 5]
+    def _blocks(self) -> Iterator[Part]:
+        """A rank among several of a model that needs them: attention, checkpointing, prefixes computed once."""
+        size = self.sizes.blocks
+        for how, seconds in BLOCKS if self.cuda else REHEARSED:
+            name = f"blocks, {_words(how)}"
+            yield Part(size, name, seconds, partial(self._sharded, size, name, how), how.attention)
+
+    def _exact(self) -> Iterator[Part]:
+        yield Part(self.sizes.small, "packing", 20, partial(self._packing, self.sizes.small))
+        yield Part(self.sizes.middle, "engine torch", 45, partial(self._engine, self.sizes.middle))
+
+    def _updates(self) -> Iterator[Part]:
+        size = self.sizes.middle
+        for (checkpointing, compiled, attention), seconds in UPDATES if self.cuda else UPDATES[1:2]:
+            name = f"update{' with checkpointing' * checkpointing}{' compiled' * compiled}, attention {attention}"
+            yield Part(size, name, seconds, partial(self._update, size, attention, checkpointing, compiled), attention)
+        for compiled in (False, True) if self.cuda else (False,):
+            name = "FSDP, one rank, with checkpointing" + " compiled" * compiled
+            how = Pass(compiled=compiled, compare=True)
+            yield Part(size, name, 50 if compiled else 25, partial(self._sharded, size, name, how))
+
+    def _model(self, size: Size) -> ModelConfig:
+        if size.name not in self._models:
+            folder = self._folder / str(len(self._models))
+            folder.mkdir()
+            self._models[size.name] = make_model(size, folder, torch.device("cuda" if self.cuda else "cpu"))
+        return self._models[size.name]
+
+    def _check(self, size: Size, name: str, check: Callable[[ModelConfig], str]) -> None:
+        self._write(size, name, check(self._model(size)), {})
+
+    def _packing(self, size: Size) -> None:
+        lengths, model = [700, 60, 300, 5] if self.cuda else [9, 3, 12, 5], self._model(size)
         for one in check_packing(model, cuda=self.cuda, lengths=lengths, vocab=size.shape["vocab_size"]):
             self._write(size, f"packed against alone, {one.attention}, {one.dtype}", str(one), asdict(one))
 
-    def _engine(self, size: Size, model: ModelConfig) -> None:
-        found = run_engine(size, model)
+    def _engine(self, size: Size) -> None:
+        found = run_engine(size, self._model(size))
         self._write(size, f"engine torch, {size.slots} slots", f"{found.tokens_per_s:,.0f} tokens/s", asdict(found))
         gap = f"mean {found.gap_mean:.1e}, p99 {found.gap_p99:.1e} nats"
         self._write(size, "engine against trainer", gap, {})
 
-    def _update(self, size: Size, model: ModelConfig, checkpointing: bool, compiled: bool) -> None:
+    def _update(self, size: Size, attention: Attention, checkpointing: bool, compiled: bool) -> None:
+        model = replace(self._model(size), attention=attention)
         done = run_update(size, model, checkpointing=checkpointing, compiled=compiled)
         if done is None:
             return
         speed = f"{_speed(done.tokens_per_s, done.utilisation)}, {done.budget} a micro-batch"
         self._write(size, f"update, {done.options}", speed, asdict(done))
-        peak = "not measured on a CPU"
-        if done.peak is not None:
-            peak = f"{done.peak / GIB:.1f} GiB, plan {done.planned / GIB:.1f} (ratio {done.planned / done.peak:.2f})"
-        self._write(size, f"peak memory, {done.options}", peak, {})
+        self._write(size, f"peak memory, {done.options}", _peak(done.peak, done.planned), {})
 
-    def _sharded(self, size: Size, model: ModelConfig, name: str, compiled: bool) -> None:
-        done = run_sharded(size, model, compiled=compiled)
-        text = f"{_speed(done.tokens_per_s, done.utilisation)}, p99 gap {done.gap_p99:.1e} nats"
-        self._write(size, name, text, asdict(done))
+    def _sharded(self, size: Size, name: str, how: Pass) -> None:
+        done = run_sharded(size, self._model(size), how)
+        texts = [_speed(done.tokens_per_s, done.utilisation)]
+        texts += [f"{100 * done.unique_share:.0f} % unique"] if how.groups else []
+        texts += [] if done.gap_p99 is None else [f"p99 gap {done.gap_p99:.1e} nats"]
+        self._write(size, name, ", ".join([*texts, _peak(done.peak, done.planned)]), asdict(done))
 
-    def _part(self, size: Size, what: str, measure: Callable[[], None]) -> None:
+    def _part(self, part: Part) -> None:
         """A part that fails leaves its error in the table, and the others go on."""
-        if time.monotonic() - self._started > LIMIT_S:
+        size, what = part.size, part.name
+        if lacking := _lacking(part.attention):
+            self._write(size, what, lacking, {})
+            return
+        if time.monotonic() - self._started + part.seconds > LIMIT_S:
             self._write(size, what, "no time was left", {})
             return
         logging.info("%s: %s", size.name, what)
         try:
-            measure()
+            part.measure()
         except (RuntimeError, ValueError, OSError, ImportError, RametError) as error:
             logging.exception("%s: %s failed", size.name, what)
             self._write(size, what, f"FAILED: {type(error).__name__}: {str(error)[:80]}", {})
@@ -142,6 +200,27 @@ def _speed(tokens_per_s: float, utilisation: float | None) -> str:
     return f"{tokens_per_s:,.0f} tokens/s{busy}"
 
 
+def _lacking(attention: Attention) -> str:
+    """Why this image has no such attention, which is nothing wrong."""
+    if attention is Attention.FLASH and not is_flash_attn_2_available():
+        return "flash-attn is not installed"
+    if attention is Attention.FLEX and not find_spec("triton"):
+        return "Triton is not installed"
+    return "this torch has no such kernel" if attention is Attention.VARLEN and not has_varlen() else ""
+
+
+def _peak(peak: int | None, planned: int) -> str:
+    if peak is None:
+        return "peak not measured on a CPU"
+    return f"peak {peak / GIB:.1f} GiB, plan {planned / GIB:.1f} (ratio {planned / peak:.2f})"
+
+
+def _words(how: Pass) -> str:
+    """A row's name."""
+    rows = (", groups, prefixes once" if how.share else ", groups, every token") if how.groups else ""
+    return f"{how.attention}{', checkpointing' * how.checkpointing}{', compiled' * how.compiled}{rows}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu-rehearsal", action="store_true", help="tiny shapes on a CPU, to try the script")
@@ -149,10 +228,13 @@ def main() -> int:
     disable_progress_bar()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     sizes = CPU if rehearsal else GPU
-    folder = os.environ.get("OUT")
-    bench = Bench(cuda=not rehearsal, rows=None if folder is None else Path(folder) / "rows.jsonl")
-    for size in sizes:
-        bench.measure(size)
+    out = os.environ.get("OUT")
+    with tempfile.TemporaryDirectory(prefix="ramet-gpu-") as folder:
+        rows = None if out is None else Path(out) / "rows.jsonl"
+        if rows is not None:
+            rows.parent.mkdir(parents=True, exist_ok=True)
+        bench = Bench(sizes, Path(folder), cuda=not rehearsal, rows=rows)
+        bench.run()
     where = "a CPU (rehearsal: tiny shapes, no measurement)" if rehearsal else torch.cuda.get_device_name()
     print(f"{where}, torch {torch.__version__}")
     names = [size.name for size in sizes]

@@ -1,71 +1,130 @@
 """FSDP2 on one device: weights sharded over one rank and gathered in bfloat16, as every rank of a cluster does it.
 
 With several ranks the policy worker computes so; alone it uses autocast. One rank shards nothing and so shows what the
-path costs and whether it agrees, without a second device.
+path costs and whether it agrees, without a second device. The model is built as a run builds it.
 """
 
 from __future__ import annotations
 
-import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
-from rows import random_rows
+from first import one_rank
+from rows import forked_rows, random_rows
 from sizes import Size
 from update import DENSE_BF16, synchronise, update_flops
 
 from ramet.algorithms.logprobs import Entropy
-from ramet.config.schema import ModelConfig, PolicyConfig
+from ramet.config.schema import (
+    Attention,
+    Config,
+    DataConfig,
+    ModelConfig,
+    PolicyConfig,
+    RolloutConfig,
+    SharePrefixes,
+    TrainConfig,
+)
 from ramet.models.loading import load_model
+from ramet.planning.memory_policy import TrainedModel, phases, state
 from ramet.planning.model_shape import read_shape
 from ramet.policy.batching.packing import MicroBatch, micro_batches
-from ramet.policy.distributed.ranks import join_ranks
-from ramet.policy.distributed.sharding import reshard, shard
+from ramet.policy.batching.partition import RankLayout, own_shared_micro_batches
+from ramet.policy.batching.rows import Row
+from ramet.policy.batching.shared import unique_token_share
+from ramet.policy.distributed.sharding import reshard
 from ramet.policy.logprob_model import LogprobModel
-from ramet.policy.models import attention_cost, blocks_of, compile_blocks
+from ramet.policy.models import attention_cost, build_trainable, row_cost
 from ramet.policy.optim import clip_gradients, make_optimizer
 
 BUDGET = 8192  # tokens of a micro-batch
+GROUP_BUDGET = 18432  # in which a group's unique tokens fit
+GROUP = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """How an update is computed. `groups`: rollouts with prompts and forks in common; else they share nothing."""
+
+    attention: Attention = Attention.AUTO
+    checkpointing: bool = True
+    compiled: bool = False
+    groups: bool = False
+    share: bool = False
+    compare: bool = False  # with the log-probabilities of the model that is not sharded
+
+    @property
+    def policy(self) -> PolicyConfig:
+        return PolicyConfig(
+            activation_checkpointing=self.checkpointing,
+            compile=self.compiled,
+            max_microbatch_tokens=GROUP_BUDGET if self.groups else BUDGET,
+            share_prefixes=SharePrefixes.ALWAYS if self.share else SharePrefixes.NEVER,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharded:
-    tokens_per_s: float
-    utilisation: float | None
-    peak: int | None
-    gap_p99: float  # |log-probability here - that of the unsharded bfloat16 model|, nats
+    tokens_per_s: float  # of all rows, whatever is computed once
+    utilisation: float | None  # None on a CPU, and where prefixes are computed once
+    unique_share: float
+    peak: int | None  # bytes that torch had given out at most; None on a CPU
+    planned: int
+    gap_p99: float | None  # |log-probability here - that of the unsharded bfloat16 model|, nats
 
 
-def run_sharded(size: Size, config: ModelConfig, *, compiled: bool) -> Sharded:
+def run_sharded(size: Size, config: ModelConfig, how: Pass) -> Sharded:
     cuda, device = config.device == "cuda", torch.device(config.device)
-    rows = random_rows(size.sequences, size.prompt, [size.response], size.shape["vocab_size"])
-    plain = load_model(config)
-    batches = [b.to(plain.device) for b in micro_batches(rows, budget=BUDGET, cost=attention_cost(plain, plain.device))]
-    expected = _logprobs(LogprobModel(plain), batches[0])
-    del plain
-    join_ranks(rank=0, world_size=1, address=f"tcp://127.0.0.1:{_free_port()}", timeout_s=60)
-    try:
-        model = load_model(config, device=torch.device("cpu")).train()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        if compiled:
-            compile_blocks(model)
-        scorer = LogprobModel(model)
-        shard(scorer, blocks_of(model), device, master=torch.float32, compute=torch.bfloat16)
-        gap = (_logprobs(scorer, batches[0]) - expected).abs()
-        reshard(scorer)
+    config = replace(config, attention=how.attention)
+    rows = _rows(size, how)
+    expected = _unsharded(config, rows) if how.compare else None
+    with one_rank():
+        scorer = build_trainable(config, how.policy, LogprobModel, seed=1, world_size=2)
+        batches = _batches(scorer, rows, how, device)
+        gap = None
+        if expected is not None:
+            gap = float((_logprobs(scorer, batches[0]) - expected).abs().quantile(0.99))
+            reshard(scorer)
         seconds = _seconds(scorer, batches, size.updates)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    flops = size.updates * len(rows) * update_flops(read_shape(config), size.tokens - 1, size.response)
-    return Sharded(
-        tokens_per_s=size.updates * len(rows) * (size.tokens - 1) / seconds,
-        utilisation=flops / seconds / DENSE_BF16 if cuda else None,
-        peak=torch.cuda.max_memory_allocated() if cuda else None,
-        gap_p99=float(gap.quantile(0.99)),
+        peak = torch.cuda.max_memory_allocated() if cuda else None
+    flops = size.updates * sum(
+        update_flops(read_shape(config), row.n_tokens - 1, len(row.response_ids)) for row in rows
     )
+    return Sharded(
+        tokens_per_s=size.updates * sum(row.n_tokens - 1 for row in rows) / seconds,
+        utilisation=flops / seconds / DENSE_BF16 if cuda and not how.share else None,
+        unique_share=unique_token_share(rows),
+        peak=peak,
+        planned=_planned(size, config, how),
+        gap_p99=gap,
+    )
+
+
+def _rows(size: Size, how: Pass) -> list[Row]:
+    vocab = size.shape["vocab_size"]
+    if how.groups:
+        prompt = 3 * size.tokens // 8
+        return forked_rows(size.sequences // GROUP or 1, GROUP, prompt, size.tokens - prompt, vocab)
+    return random_rows(size.sequences, size.prompt, [size.response], vocab)
+
+
+def _batches(scorer: LogprobModel, rows: Sequence[Row], how: Pass, device: torch.device) -> list[MicroBatch]:
+    budget, model = how.policy.max_microbatch_tokens, scorer.model
+    if how.share:
+        alone = RankLayout(rank=0, world_size=1)
+        found = own_shared_micro_batches(rows, alone, budget=budget, cost=row_cost(model, device))
+    else:
+        found = micro_batches(rows, budget=budget, cost=attention_cost(model, device))
+    return [batch.to(device) for batch in found]
+
+
+def _unsharded(config: ModelConfig, rows: Sequence[Row]) -> torch.Tensor:
+    """Of the first micro-batch."""
+    plain = LogprobModel(load_model(config))
+    device = torch.device(config.device)
+    return _logprobs(plain, micro_batches(rows, budget=BUDGET, cost=attention_cost(plain.model, device))[0].to(device))
 
 
 def _seconds(scorer: LogprobModel, batches: list[MicroBatch], updates: int) -> float:
@@ -90,8 +149,15 @@ def _logprobs(scorer: LogprobModel, batch: MicroBatch) -> torch.Tensor:
         return scorer.token_logprobs(batch, 1.0, Entropy.NONE).logprobs
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return port
+def _planned(size: Size, model: ModelConfig, how: Pass) -> int:
+    """The plan of one rank among several, which holds the whole model."""
+    config = Config(
+        model=model,
+        policy=how.policy,
+        data=DataConfig(max_prompt_tokens=size.prompt),
+        rollout=RolloutConfig(group_size=GROUP if how.groups else size.sequences, max_response_tokens=size.response),
+        train=TrainConfig(tasks_per_step=2 if how.groups else 1, minibatches=1),
+    )
+    side = TrainedModel(shape=read_shape(model), config=config, ranks=2, cuda=model.device == "cuda")
+    whole = state(replace(side, ranks=1))
+    return max(sum(whole.get(name, part) for name, part in parts.items()) for parts in phases(side).values())
