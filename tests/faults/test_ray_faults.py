@@ -98,21 +98,30 @@ def actors() -> list[str]:
 
 
 def test_killed_and_hanging_rollout_workers_cost_time_and_change_no_number(workspace, tmp_path, monkeypatch, caplog):
-    """F4, F5, F32: the first is killed inside a tree, by the tool call of a fork, and the second one is stopped."""
+    """F4, F5, F32: the first one's engine fails, the second is killed inside a tree, by the tool call of a fork, and
+    the third one is stopped.
+    """
     monkeypatch.setattr(health_monitor, "SILENCE_S", 3.0)
     workspace.train("undisturbed", *SETTINGS, steps=3)
     played = [rollout for group in workspace.records("undisturbed", 2) for rollout in group["rollouts"]]
     fork = next(r["id"] for r in played if r["parent"] is not None and r["tool_calls"])
-    struck = [f"tools.ray_tool.params.{key}" for key in (f"folder={tmp_path}", f"kill=2/{fork}", "stop=3/1")]
+    struck = [
+        f"tools.ray_tool.params.{key}" for key in (f"folder={tmp_path}", "fail=1/0", f"kill=2/{fork}", "stop=3/1")
+    ]
     workspace.train("struck", *SETTINGS, "cluster=ray", *struck, steps=3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["struck_SIGKILL", "struck_SIGSTOP"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["struck_SIGKILL", "struck_SIGSTOP", "struck_engine"]
     assert outcome(workspace, "struck", 3) == outcome(workspace, "undisturbed", 3)
-    assert [line["rollout/restarts"] for line in workspace.metrics("struck")] == [0, 1, 1]
+    assert [line["rollout/restarts"] for line in workspace.metrics("struck")] == [1, 1, 1]
     assert [line["rollout/rollouts"] for line in workspace.metrics("struck")] == [18, 18, 18]
     lost = [record.message for record in caplog.records if "is lost" in record.message]
-    assert len(lost) == 2
-    assert "its process ended at once: killed (SIGKILL, out of memory) or crashed" in lost[0]
-    assert "it has not answered for 3 s; replacing it (2 of at most 3 within 30 minutes)" in lost[1]
+    assert len(lost) == 3
+    assert re.fullmatch(
+        r"the rollout worker with pid \d+ on node [\d.]+ is lost: the torch engine failed: RuntimeError: CUDA error: "
+        r"out of memory; replacing it \(1 of at most 3 within 30 minutes\), and its groups are run again",
+        lost[0],
+    )
+    assert "its process ended at once: killed (SIGKILL, out of memory) or crashed" in lost[1]
+    assert "it has not answered for 3 s; replacing it (3 of at most 3 within 30 minutes)" in lost[2]
     assert gone()
 
 

@@ -81,7 +81,7 @@ def test_an_exception_in_the_compute_thread_fails_all_requests(
         found = await asyncio.gather(*(engine.generate(r) for r in requests), return_exceptions=True)
         found += await asyncio.gather(engine.generate(requests[0]), return_exceptions=True)
         found += await asyncio.gather(engine.update_weights([], 1), engine.pause(), return_exceptions=True)
-        assert len(found) == 9
+        assert len(found) == 9 and engine.failure == "the torch engine failed: RuntimeError: out of memory"
         for error in found:
             assert isinstance(error, InfraError) and "out of memory" in str(error)
             assert isinstance(error.__cause__, RuntimeError)

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import faults_plugin
 import torch.distributed
@@ -34,6 +35,7 @@ from ramet import (
     Untrusted,
     hookimpl,
 )
+from ramet.engines.torch.forward import Forward
 
 ramet_contract = "1"
 
@@ -57,6 +59,7 @@ class StrikerConfig:
     folder: str = "."
     kill: str = ""  # STEP/PATH of the rollout whose call kills the worker
     stop: str = ""  # or stops it
+    fail: str = ""  # or makes its engine fail
 
 
 class Striker:
@@ -75,6 +78,8 @@ class Striker:
             strike(Path(self.config.folder), signal.SIGKILL)
         if where == self.config.stop:
             strike(Path(self.config.folder), signal.SIGSTOP)
+        if where == self.config.fail and first(Path(self.config.folder), "engine"):
+            Forward.decode = out_of_memory  # type: ignore[method-assign]
         return ToolResult(text=hashlib.sha256(call.arguments["text"].encode()).hexdigest()[:6])
 
 
@@ -101,11 +106,20 @@ class Deadly:
 
 
 def strike(folder: Path, number: signal.Signals) -> None:
+    if first(folder, number.name):
+        os.kill(os.getpid(), number)
+
+
+def first(folder: Path, what: str) -> bool:
     try:
-        (folder / f"struck_{number.name}").open("x").write(str(os.getpid()))
+        (folder / f"struck_{what}").open("x").write(str(os.getpid()))
     except FileExistsError:
-        return
-    os.kill(os.getpid(), number)
+        return False
+    return True
+
+
+def out_of_memory(*_: object) -> Any:
+    raise RuntimeError("CUDA error: out of memory")
 
 
 @hookimpl

@@ -150,6 +150,16 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class MayFail(Protocol):
+    """An engine that can fail for good while its process goes on, which then serves nothing any more."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing is served any more; None: it serves."""
+        ...
+
+
+@runtime_checkable
 class Sleeper(Protocol):
     """An engine that can give back the memory of a device that it shares with the trainer (`cluster.colocate=true`).
 

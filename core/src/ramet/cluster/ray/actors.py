@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,8 +27,9 @@ from ramet.cluster.ray.actor_base import (
 )
 from ramet.cluster.ray.weight_senders import Broadcaster, stream
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
+from ramet.cluster.ray.worker import WorkerLost
 from ramet.components.build import Components, needs_rewards, start_rewards
-from ramet.engines.protocol import EngineInfo, Sleeper
+from ramet.engines.protocol import EngineInfo, MayFail, Sleeper
 from ramet.engines.vllm import VllmEngine
 from ramet.models.loading import build_encoder, resolve_device
 from ramet.models.torch_setup import set_up_torch
@@ -94,7 +96,7 @@ class RolloutActor(Actor):
     ) -> list[Group]:
         """Several groups, in one call of the worker's `run`."""
         rollouts = self.rollouts
-        return await rollouts.worker.run(
+        groups = await rollouts.worker.run(
             tasks,
             step=step,
             plan=plan,
@@ -104,6 +106,17 @@ class RolloutActor(Actor):
             deadline_s=deadline_s,
             stored=stored,
         )
+        self._check_engine(groups)
+        return groups
+
+    def _check_engine(self, groups: Sequence[Group]) -> None:
+        """Raise `WorkerLost` if the engine failed for good and rollouts are masked: else this worker, always idle,
+        would be given one group after the other, and mask them all.
+        """
+        engine = self.rollouts.engine
+        failure = engine.failure if isinstance(engine, MayFail) else None
+        if failure is not None and any(rollout.fault is not None for group in groups for rollout in group.rollouts):
+            raise WorkerLost(f"the rollout worker with pid {os.getpid()} on node {node_address()} is lost: {failure}")
 
     async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int) -> int:
         """Returns the version that the engine reports afterwards."""

@@ -77,6 +77,10 @@ class TorchEngine:
     def policy_version(self) -> int:
         return self._thread.version
 
+    @property
+    def failure(self) -> str | None:
+        return self._thread.failure
+
     async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
         """Sample one turn. Cancelling it aborts the request."""
         check_request(request, self.info, self._running)

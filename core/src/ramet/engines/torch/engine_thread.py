@@ -99,6 +99,11 @@ class EngineThread:
     def version(self) -> int:
         return self._batcher.version
 
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be served any more."""
+        return None if self._broken is None else self._broken[0]
+
     def send(self, command: Command) -> None:
         self._commands.put(command)
 

@@ -83,6 +83,10 @@ class VllmEngine:
     def policy_version(self) -> int:
         return self._service.version
 
+    @property
+    def failure(self) -> str | None:
+        return self._service.failure
+
     async def generate(self, request: Request, on_first: Callable[[FirstReport], None] | None = None) -> Completion:
         """Sample one turn. Cancelling it aborts the request."""
         check_request(request, self.info, self._running)

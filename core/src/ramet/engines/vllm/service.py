@@ -93,13 +93,13 @@ class VllmService:
         self._weights = WeightState.HERE
         self._has_warned = False  # that sleep frees nothing
         self._cache_has_nan = False  # the cache of keys and values may hold numbers that are not finite
-        self._broken: str | None = None  # why nothing can be served any more
+        self.failure: str | None = None  # why nothing can be served any more
 
     async def serve(self, request: Request, report: Report) -> Completion:
         """A request that was checked before."""
         running = self._begin(request)
         try:
-            async with self._barrier.request(lambda: running.aborted or self._broken is not None):
+            async with self._barrier.request(lambda: running.aborted or self.failure is not None):
                 self._check_works()
                 await self._zero_cache_if_needed()
                 reason, stop = await self._sample(running, report)
@@ -361,14 +361,14 @@ class VllmService:
 
     def _break(self, why: str) -> InfraError:
         """Serve nothing any more, and fail running requests."""
-        if self._broken is None:
-            self._broken = why
+        if self.failure is None:
+            self.failure = why
             for running in self._running.values():
                 if running.task is not None and running.task is not asyncio.current_task():
                     running.task.cancel()
             self._barrier.check()
-        return InfraError(self._broken)
+        return InfraError(self.failure)
 
     def _check_works(self) -> None:
-        if self._broken is not None:
-            raise InfraError(self._broken)
+        if self.failure is not None:
+            raise InfraError(self.failure)
