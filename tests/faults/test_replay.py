@@ -96,5 +96,10 @@ def test_what_cannot_be_replayed_is_said(workspace, small, tmp_path, capsys):
         "scores a finished evaluation again; both without --dry-run, --cfg and -m"
     )
     (small / "rollouts/step_000001.jsonl.gz").rename(tmp_path / "record")
-    with pytest.raises(RametError, match=re.escape(f"no rollout file '{small}/rollouts/step_000001.jsonl.gz'")):
+    with pytest.raises(ConfigErrors) as missing:
         run(small, ["run.name=unrecorded"])
+    assert missing.value.problems == [
+        f"--replay: {small}/rollouts/step_000001.jsonl.gz is missing; the updates of step_000001 follow from the "
+        "records of all steps"
+    ]
+    assert not (workspace.runs / "unrecorded").exists()

@@ -15,6 +15,11 @@ from ramet.train.step_rollouts import PlayedStep
 FOLDER = "rollouts"
 
 
+def record_path(folder: Path, step: int) -> Path:
+    """The record of a training step of the run in `folder`."""
+    return folder / FOLDER / f"step_{step:06d}.jsonl.gz"
+
+
 def record_step(
     folder: Path,
     step: int,
@@ -42,15 +47,15 @@ def record_step(
         )
         for i, group in enumerate(played.all)
     ]
-    _write(folder, f"step_{step:06d}", records)
+    _write(folder, record_path(folder, step), records)
 
 
 def record_validation(folder: Path, step: int, records: Sequence[GroupRecord]) -> None:
     """Write the groups of a validation of the weights after this step. Raises as `record_step`."""
-    _write(folder, f"valid_{step:06d}", records)
+    _write(folder, folder / FOLDER / f"valid_{step:06d}.jsonl.gz", records)
 
 
-def _write(folder: Path, name: str, records: Sequence[GroupRecord]) -> None:
+def _write(folder: Path, path: Path, records: Sequence[GroupRecord]) -> None:
     if not folder.is_dir():  # half a directory that is made anew could not be resumed
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    write_records(folder / FOLDER / f"{name}.jsonl.gz", records)
+    write_records(path, records)

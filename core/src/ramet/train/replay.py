@@ -45,6 +45,7 @@ from ramet.train.groups import StepClock, reward_metrics, source_metrics
 from ramet.train.learning import Learner
 from ramet.train.preemption import Preemption
 from ramet.train.prefix_store import GROUPS, ORIGIN
+from ramet.train.recording import record_path
 from ramet.train.run import TrainState
 from ramet.train.specs import critic_spec, policy_spec
 from ramet.train.step_rollouts import PlayedStep
@@ -87,6 +88,11 @@ class _Source:
         if not file.is_file():
             raise ConfigError(f"--replay: {file} is missing; it says how the run was configured")
         manifest = RunState.read(folder).manifest
+        raise_all(
+            f"--replay: {path} is missing; the updates of {checkpoint.folder.name} follow from the records of all steps"
+            for path in (record_path(folder, step) for step in range(1, checkpoint.step + 1))
+            if not path.is_file()
+        )
         overrides = [line for line in file.read_text(encoding="utf-8").splitlines() if HIDDEN not in line]
         return cls(folder=folder, checkpoint=checkpoint, manifest=manifest, overrides=overrides)
 
@@ -98,7 +104,7 @@ class _Source:
 
     def step(self, step: int, size: int) -> tuple[PlayedStep, list[GroupRecord]]:
         """The groups of a step as they were learned from, `size` of them, and the records. Raises `ConfigError`."""
-        path = self.folder / "rollouts" / f"step_{step:06d}.jsonl.gz"
+        path = record_path(self.folder, step)
         records = list(read_records(path))
         if len(records) < size:
             raise ConfigError(f"{path}: holds {len(records)} groups; a step of this run learned from {size}")
@@ -202,7 +208,7 @@ class _Replay:
         clock = StepClock()
         metrics = {**reward_metrics(played.all), **source_metrics(played.all)}
         metrics |= await learner.learn(step, played, greedy, clock)
-        again = read_records(self.run_dir.rollouts / f"step_{step:06d}.jsonl.gz")
+        again = read_records(record_path(self.run_dir.path, step))
         if any(new.advantages != old.advantages for new, old in zip(again, records, strict=True)):
             message = "step %d: the advantages are not those of the record"
             repeats.warn(logger, "other advantages than recorded", message, step, by_step=True)
