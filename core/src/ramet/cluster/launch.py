@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import gc
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from ramet.cluster.interfaces import Backend, Policy, Rollouts
@@ -16,6 +17,23 @@ from ramet.models.loading import build_encoder
 from ramet.policy.spec import CriticSpec, PolicySpec
 from ramet.rollout.lockstep.policy import LockstepPolicy
 from ramet.rollout.observer import RolloutObserver
+
+
+@contextmanager
+def heap_at_rest() -> Iterator[None]:
+    """While the block runs, garbage is not looked for in what was there before it: modules above all.
+
+    Else Python looks through all of that every thousand rollouts, for a tenth of a second in which nothing goes on.
+    What a caller has frozen stays frozen.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @asynccontextmanager
@@ -36,29 +54,30 @@ async def open_backend(
     """
     folder = folder.absolute()
     backend: Backend
-    if config.cluster.name == "ray":
-        from ramet.cluster.ray.backend import RayBackend  # Ray is an extra
+    with heap_at_rest():
+        if config.cluster.name == "ray":
+            from ramet.cluster.ray.backend import RayBackend  # Ray is an extra
 
-        shares_limiters = tools.are_started or are_started(components.scorer.rewards)
-        backend = await RayBackend.start(
-            config,
-            spec,
-            critic=critic,
-            folder=folder,
-            tools=tools,
-            shares_limiters=shares_limiters,
-            score_s=_score_s(components),
-            in_rounds=isinstance(components.branch_policy, LockstepPolicy),
-        )
-    else:
-        services = RunServices(folder=folder, seed=config.run.seed)
-        backend = await LocalBackend.start(
-            config, spec, components=components, services=services, critic=critic, expected=tools.sets
-        )
-    try:
-        yield backend
-    finally:
-        await backend.close()
+            shares_limiters = tools.are_started or are_started(components.scorer.rewards)
+            backend = await RayBackend.start(
+                config,
+                spec,
+                critic=critic,
+                folder=folder,
+                tools=tools,
+                shares_limiters=shares_limiters,
+                score_s=_score_s(components),
+                in_rounds=isinstance(components.branch_policy, LockstepPolicy),
+            )
+        else:
+            services = RunServices(folder=folder, seed=config.run.seed)
+            backend = await LocalBackend.start(
+                config, spec, components=components, services=services, critic=critic, expected=tools.sets
+            )
+        try:
+            yield backend
+        finally:
+            await backend.close()
 
 
 @asynccontextmanager
@@ -77,26 +96,27 @@ async def open_rollouts(
     """
     rollouts: Rollouts
     folder = folder.absolute()
-    if config.cluster.name == "ray":
-        from ramet.cluster.ray.rollouts import RayRollouts
+    with heap_at_rest():
+        if config.cluster.name == "ray":
+            from ramet.cluster.ray.rollouts import RayRollouts
 
-        if observer is not None:
-            raise ValueError("cluster=ray takes no observer: its rollouts are in other processes")
-        rollouts = await RayRollouts.start(config, folder=folder, tools=tools)
-    else:
-        services = RunServices(folder=folder, seed=config.run.seed)
-        rollouts = await LocalRollouts.open(
-            config,
-            build_encoder(config),
-            components=components,
-            services=services,
-            expected=tools.sets,
-            observer=observer,
-        )
-    try:
-        yield rollouts
-    finally:
-        await rollouts.close()
+            if observer is not None:
+                raise ValueError("cluster=ray takes no observer: its rollouts are in other processes")
+            rollouts = await RayRollouts.start(config, folder=folder, tools=tools)
+        else:
+            services = RunServices(folder=folder, seed=config.run.seed)
+            rollouts = await LocalRollouts.open(
+                config,
+                build_encoder(config),
+                components=components,
+                services=services,
+                expected=tools.sets,
+                observer=observer,
+            )
+        try:
+            yield rollouts
+        finally:
+            await rollouts.close()
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import socket
@@ -48,6 +49,7 @@ class RolloutActor(Actor):
 
     async def start(self) -> EngineInfo:
         setup: RolloutSetup = self._read_setup()
+        gc.freeze()  # as `heap_at_rest`, for as long as this process lives
         use_node_interface()  # vLLM's processes inherit it
         set_up_torch(setup.config.run)
         components = Components(setup.config)
