@@ -260,12 +260,15 @@ def test_sequence_parallel_shares_a_sequence_that_is_longer_than_a_micro_batch(m
 def test_replicas_divide_what_ranks_hold_by_fewer(make_inputs: MakeInputs) -> None:
     """Two replicas of eight ranks hold what eight ranks do; activations are those of a micro-batch in each case."""
 
-    def held(ranks: int, replicas: int) -> dict[str, int]:
+    def held(ranks: int, replicas: int, **policy: Any) -> dict[str, int]:
         places = {"policy_workers": ranks, "rollout_workers": ranks}
-        inputs = make_inputs(policy={"replicas": replicas}, cluster=places, train={"kl_coef": 0.1})
+        inputs = make_inputs(policy={"replicas": replicas, **policy}, cluster=places, train={"kl_coef": 0.1})
         return dict(estimate(inputs).devices[0].phases[UPDATE])
 
     assert held(16, 2) == held(8, 1) and held(16, 1)[OPTIMISER] == held(16, 2)[OPTIMISER] // 2
+    assert held(16, 1, offload=Offload.ALL).keys() & {WEIGHTS, GRADIENTS, OPTIMISER} == set()
+    waiting = held(16, 2, offload=Offload.ALL)
+    assert waiting[GRADIENTS] == held(16, 2)[GRADIENTS] and WEIGHTS not in waiting
 
 
 @pytest.mark.parametrize(

@@ -231,10 +231,11 @@ def phases(model: TrainedModel) -> dict[str, dict[str, int]]:
     """Parts by the phase of an update in which they are held together; the largest is the peak.
 
     An offloaded optimiser comes with the first optimiser step of an update and is away only in the passes before that.
+    With several replicas the sums of gradients wait on the device for those of the others, also if they are offloaded.
     """
     held = state(model)
     if model.config.policy.offload is Offload.ALL:
-        held = {}
+        held = {GRADIENTS: held[GRADIENTS]} if model.config.policy.replicas > 1 else {}
     train = model.config.train
     waiting = model.config.policy.offload is Offload.OPTIMIZER and train.minibatches * train.epochs == 1
     computing = {name: size for name, size in held.items() if name != OPTIMISER or not waiting}

@@ -1,8 +1,8 @@
 """FSDP2: every rank keeps 1/N of each parameter, its gradient and its optimiser state, and gathers a block to use it.
 
-With R replicas (HSDP) each N of the R * N ranks, which are neighbours, have the whole weights. Blocks are gathered, and
-gradients added up and cut, within a replica; once an optimiser step the shards' gradients are added up over replicas,
-which then make the same update. So only that crosses the network if each replica is on one node.
+With R replicas (HSDP) the R * N ranks are R groups of N neighbours, each of which has the whole weights. Blocks are
+gathered, and gradients added up and cut, within a replica; once an optimiser step the shards' gradients are added up
+over replicas, which then make the same update. So only that crosses the network if each replica is on one node.
 
 Gradients are added up over all ranks, not averaged as FSDP does by itself: the loss is normalised by counts of the
 whole optimiser step, so a rank's loss is its part of a sum.
