@@ -18,7 +18,10 @@ from ramet.runs.run_dir import RunDir
 OLD = (
     "run:\n  name: a\npolicy:\n  lr: 1.0e-06\ntrain:\n  steps: 5\ntools:\n  python:\n    timeout_s: 1\ntrackers: [x]\n"
 )
-SAFE = "run:\n  name: b\npolicy:\n  lr: 1.0e-06\n  replicas: 2\ntrain:\n  steps: 9\ntools:\n  python:\n    timeout_s: 1\ntrackers: []\n"
+SAFE = (
+    "run:\n  name: b\npolicy:\n  lr: 1.0e-06\n  replicas: 2\ntrain:\n  steps: 9\ntools:\n  python:\n    timeout_s: 1\n"
+    "trackers: []\n"
+)
 
 
 @pytest.fixture
