@@ -68,7 +68,7 @@ KILL_POINTS = {
     "export": KillPoint("ramet.policy.checkpoint.state:load_tokenizer"),  # weights are written, the tokenizer is not
     "restore": KillPoint("ramet.policy.worker:PolicyWorker.load", after=True),
     "result": KillPoint("ramet.evaluate.partial:append_line"),
-    "results": KillPoint("ramet.evaluate.partial:write_file"),
+    "results": KillPoint("ramet.evaluate.partial:open_atomic"),
 }
 
 
