@@ -179,7 +179,7 @@ def test_groups_are_let_go_when_they_are_scored_and_on_disk(tmp_path: Path) -> N
     def report(benchmark: str, done: int, total: int) -> None:
         if done % 10 == 0:
             gc.collect()
-            alive.append(sum(isinstance(one, Rollout) for one in gc.get_objects()))
+            alive.append(sum(type(one) is Rollout for one in gc.get_objects()))
 
     async def work() -> None:
         plans = {"arithmetic": RolloutPlan(group_size=2, branch=False)}
