@@ -111,13 +111,16 @@ def test_a_data_source_that_appears_later_gets_a_new_header(monkeypatch: pytest.
 def test_sft_has_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CI", raising=False)
     sft = {"sft/loss": 1.25, "sft/lr": 2e-5, "sft/epoch": 0.5, "sft/grad_norm": 3.0, "sft/steps_per_s": 4.0}
+    sft["sft/tokens_per_s"] = 12345.6
     table, plain = console(terminal=True), console(terminal=False)
     for tracker in (table, plain):
         tracker.log(5, sft)
     head, row = (line.split() for line in lines_of(table))
-    assert head == ["step", "loss", "epoch", "lr", "grad", "norm", "steps/s", "left"]
-    assert row == ["5/10", "━━━━━╌╌╌╌╌", "1.250", "0.50", "2.0e-05", "3.000", "4.00", "-"]
-    assert lines_of(plain) == ["step 5/10  loss 1.250  epoch 0.50  lr 2.0e-05  grad norm 3.000  steps/s 4.00"]
+    assert head == ["step", "loss", "epoch", "lr", "grad", "norm", "steps/s", "tokens/s", "left"]
+    assert row == ["5/10", "━━━━━╌╌╌╌╌", "1.250", "0.50", "2.0e-05", "3.000", "4.00", "12,346", "-"]
+    assert lines_of(plain) == [
+        "step 5/10  loss 1.250  epoch 0.50  lr 2.0e-05  grad norm 3.000  steps/s 4.00  tokens/s 12,346"
+    ]
 
 
 def test_in_ci_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
