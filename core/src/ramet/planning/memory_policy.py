@@ -20,6 +20,7 @@ from ramet.algorithms.logprobs import CHUNK_ELEMENTS
 from ramet.config.schema import Attention, Config, Dtype, Offload, SharePrefixes
 from ramet.planning.model_shape import ModelShape, Shape, adapters, count
 from ramet.policy.batching.packing import CPU_TOKENS
+from ramet.policy.batching.partition import MOST_KEYS
 from ramet.policy.host_memory import chunks, pinned_bytes
 
 PAGE = 2**21  # bytes, of a GPU's memory that is mapped at once
@@ -87,7 +88,8 @@ class TrainedModel:
     def paths(self) -> int:
         """P, where prefixes are computed once (`policy.share_prefixes`), else 0: positions on the paths of all runs of
         T tokens. Every path is a row's, and a token is on one of each rollout of its group at most: rows * longest or
-        group_size * T, whichever is less, which rollouts reach that differ at their ends alone.
+        group_size * T, whichever is less, which rollouts reach that differ at their ends alone; and the batching's own
+        limit. FlexAttention gathers nothing: T.
         """
         policy, attention = self.config.policy, self.config.model.attention
         shares = policy.share_prefixes is SharePrefixes.ALWAYS
@@ -95,8 +97,12 @@ class TrainedModel:
             shares = not self.cuda and attention in (Attention.AUTO, Attention.SDPA)
         if not shares or not self.shape.shares_prefixes:
             return 0
-        whole = -(-self.rows * longest_sequence(self.config) // policy.sequence_parallel)
-        return max(self.tokens, min(self.config.rollout.group_size * self.tokens, whole))
+        if attention is Attention.FLEX:
+            return self.tokens
+        longest = longest_sequence(self.config)
+        whole = self.rows * longest // policy.sequence_parallel
+        most = max(MOST_KEYS * policy.max_microbatch_tokens, longest // policy.sequence_parallel)
+        return max(self.tokens, min(self.config.rollout.group_size * self.tokens, whole, most))
 
 
 def longest_sequence(config: Config) -> int:
@@ -185,19 +191,28 @@ def gathered_keys(model: TrainedModel) -> tuple[int, int]:
     """Where prefixes are computed once: what a block keeps more, and what its attention's backward pass holds.
 
     Kept: a copy of the output, c Q T, and keys and values of all paths instead of the tokens' own, 2c K (P - T); SDPA
-    on CUDA repeats them for all heads, Q instead of K, and keeps its mask, c for each query and key of a run that has a
-    prefix: at most (T - longest) * longest. Held: gradients of what was gathered, and those of the keys or values once
-    more in float32, 4 K (P + T).
+    on CUDA repeats them for all heads, Q instead of K. Held: gradients of what was gathered, and those of the keys or
+    values once more in float32, 4 K (P + T).
     """
     s, c, tokens, paths = model.shape, model.computed, model.tokens, model.paths
     if not paths:
         return 0, 0
-    varlen = model.config.model.attention is Attention.VARLEN
-    width = s.keys if varlen or not model.cuda else s.queries
-    longest = longest_sequence(model.config)
-    mask = 0 if varlen else c * max(0, tokens * model.config.policy.sequence_parallel - longest) * longest
-    kept = c * s.queries * tokens + 2 * c * (width * paths - s.keys * tokens) + mask
+    width = s.queries if model.cuda and _masks(model) else s.keys
+    kept = c * s.queries * tokens + 2 * c * (width * paths - s.keys * tokens)
     return kept, 2 * c * width * paths + MASTER * s.keys * (paths + tokens)
+
+
+def shared_mask(model: TrainedModel) -> int:
+    """SDPA's mask where prefixes are computed once, which all blocks share: c for each query and key of a run that has
+    a prefix, at most (T - longest) * longest.
+    """
+    longest = longest_sequence(model.config)
+    tokens = model.tokens * model.config.policy.sequence_parallel
+    return model.computed * max(0, tokens - longest) * longest if model.paths and _masks(model) else 0
+
+
+def _masks(model: TrainedModel) -> bool:
+    return model.config.model.attention not in (Attention.VARLEN, Attention.FLEX)
 
 
 def activations(model: TrainedModel) -> tuple[int, int]:
@@ -210,7 +225,7 @@ def activations(model: TrainedModel) -> tuple[int, int]:
     s, tokens = model.shape, model.tokens
     gathered, summed = gathered_keys(model)
     block = kept_per_token(model, longest_sequence(model.config)) * tokens + gathered
-    ends = (4 + 2 * model.stream) * s.hidden * tokens
+    ends = (4 + 2 * model.stream) * s.hidden * tokens + shared_mask(model)
     mlp = model.computed * s.intermediate * tokens
     work = max(mlp, summed - 4 * mlp)
     if model.config.policy.activation_checkpointing:
