@@ -181,7 +181,8 @@ class VllmService:
     async def resume(self) -> None:
         self._check_works()
         self._paused = False
-        await self._go_on()
+        async with self._exclusive:  # in the middle of an update tokens would be sampled by half of the new weights
+            await self._go_on()
 
     async def sleep(self) -> None:
         self._check_works()
