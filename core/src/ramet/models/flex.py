@@ -33,7 +33,7 @@ SMALLEST_HEAD = 16  # of the kernels on CUDA
 
 def register() -> None:
     """Let transformers find it by its name. No mask is built for attentions that it does not know itself."""
-    AttentionInterface.register(FLEX, _Attention())
+    AttentionInterface.register(FLEX, _FlexAttention())
 
 
 def ends_of_sequences(position_ids: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(1).int()[None, None], order.int()[None, None]
 
 
-class _Attention:
+class _FlexAttention:
     """Keeps the mask of the current forward pass: all layers are given the same positions."""
 
     def __init__(self) -> None:
