@@ -72,9 +72,10 @@ class TaskLimit:
         self.ends_at = queue.add(self)
 
     def expire(self) -> None:
-        """Cancel the task, at its next wait if it is the one that runs now."""
-        self.expired = True
-        self._task.cancel()
+        """Cancel the task, once, at its next wait if it is the one that runs now."""
+        if not self.expired:
+            self.expired = True
+            self._task.cancel()
 
     def __enter__(self) -> TaskLimit:
         return self
