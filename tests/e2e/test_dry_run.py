@@ -85,7 +85,7 @@ def test_fine_tuning_and_evaluation_have_a_dry_run_too(ramet, workspace, traces:
     ended = ramet("sft", *common, f"sft.data=[{traces}]", "sft.max_steps=3", "sft.out=trained", cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert f"rows 4 from {traces}" in " ".join(ended.out.split())
-    assert "steps 3, each of 16 x 1 sequences" in " ".join(ended.out.split())
+    assert "steps 3, each of 16 sequences" in " ".join(ended.out.split())
     assert [line.strip() for line in ended.out.splitlines()][-3:] == [
         "runs/new/sft_loss.png", "runs/new/sft.json", "trained/",
     ]  # fmt: skip
