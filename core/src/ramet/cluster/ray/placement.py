@@ -24,7 +24,7 @@ from ray.util.placement_group import (
 )
 
 from ramet.cluster.check import could_colocate
-from ramet.config.schema import Config, Offload
+from ramet.config.schema import Config
 from ramet.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -72,9 +72,8 @@ class WorkerPlacement:
         self.uses_gpus = _uses_gpus(config)
         if self._colocate and not self.uses_gpus:
             raise ConfigError("cluster.colocate=true: workers take turns on GPUs, and the Ray cluster has none")
-        on_cpus = not self.uses_gpus or (with_policy and config.policy.offload is Offload.ALL)
         workers = self._ranks + cluster.rollout_workers  # engines that are left out too, as in `_count_threads`
-        self._cpus = _cpu_share(workers, whole_machine=is_own and on_cpus)
+        self._cpus = _cpu_share(workers, whole_machine=is_own and not self.uses_gpus)
         self._requests = self._plan()
         self._threads = config.run.threads or (1 if config.run.deterministic else None)  # as the user says
         self._all_engines = cluster.rollout_workers
@@ -228,8 +227,8 @@ def _uses_gpus(config: Config) -> bool:
 def _cpu_share(workers: int, *, whole_machine: bool) -> float:
     """CPUs of one worker. Ray only counts them, but torch uses as many threads (at least one) unless a setting says so.
 
-    `whole_machine` divides all CPUs among the workers, which compute on them or step an offloaded optimiser there;
-    otherwise each has one, or less if there are too few.
+    `whole_machine` divides all CPUs among the workers, which compute on them; otherwise each has one, or less if there
+    are too few.
     """
     total = _total("CPU")
     share = total / workers if whole_machine else min(1.0, total / (2 * workers))
