@@ -176,10 +176,15 @@ def test_groups_are_let_go_when_they_are_scored_and_on_disk(tmp_path: Path) -> N
     tasks = [Task(id=f"{number:03}", prompt=user_prompt("2 + 2?" * 50), answer=("4",)) for number in range(40)]
     alive: list[int] = []
 
+    def n_rollouts() -> int:
+        gc.collect()
+        return sum(type(one) is Rollout for one in gc.get_objects())
+
+    others = n_rollouts()  # of tests before
+
     def report(benchmark: str, done: int, total: int) -> None:
         if done % 10 == 0:
-            gc.collect()
-            alive.append(sum(type(one) is Rollout for one in gc.get_objects()))
+            alive.append(n_rollouts() - others)
 
     async def work() -> None:
         plans = {"arithmetic": RolloutPlan(group_size=2, branch=False)}

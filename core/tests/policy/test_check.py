@@ -108,9 +108,22 @@ def test_an_attention_that_cannot_run_is_named_before_the_start_and_left_to_anot
     ("share", "attention", "cuda", "words"),
     [
         ("auto", "auto", False, "computed once in steps with under 85% unique tokens; 81% of the tokens of 4 rollouts"),
-        ("auto", "auto", True, "computed as often as they occur (policy.share_prefixes=auto is for llama, qwen2,"),
-        ("auto", "eager", False, "computed as often as they occur (policy.share_prefixes=auto is for llama, qwen2,"),
-        ("always", "auto", True, "computed once; 81% of the tokens of 4 rollouts of full length without forks are"),
+        (
+            "auto",
+            "auto",
+            True,
+            "computed as often as they occur (policy.share_prefixes=auto is for sdpa on a CPU); "
+            "policy.share_prefixes=always computes them once: 81% of the tokens of 4 rollouts of full length without",
+        ),
+        ("auto", "eager", False, "computed as often as they occur (policy.share_prefixes=auto is for sdpa on a CPU)"),
+        ("always", "varlen", True, "computed once; 81% of the tokens of 4 rollouts of full length without forks are"),
+        (
+            "always",
+            "auto",
+            True,
+            "computed once, by SDPA with masks instead of flash-attention (model.attention=varlen and flex need none); "
+            "81% of",
+        ),
         ("never", "auto", False, ""),
     ],
 )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramet.config.schema import TrainConfig
+from ramet.config.schema import ClusterConfig, Config, ModelConfig, RolloutConfig, TrainConfig
 from ramet.train.dry_run import staleness_in_words
 
 
@@ -23,4 +23,25 @@ from ramet.train.dry_run import staleness_in_words
     ],
 )
 def test_the_plan_says_how_stale_groups_may_be_and_what_cuts_their_weights(train: TrainConfig, said: str) -> None:
-    assert staleness_in_words(train) == said
+    roomy = RolloutConfig(max_concurrent=4096)
+    assert staleness_in_words(Config(model=ModelConfig(path="m"), train=train, rollout=roomy)) == said
+
+
+@pytest.mark.parametrize(
+    ("cluster", "most", "said"),
+    [
+        (ClusterConfig(), 64, "64 rollouts run at once (rollout.max_concurrent=64) and a step has 64: "),
+        (
+            ClusterConfig(name="ray", rollout_workers=3),
+            16,
+            "48 rollouts run at once (rollout.max_concurrent=16 in each of 3 workers) and a step has 64: ",
+        ),
+        (ClusterConfig(name="ray", rollout_workers=3), 32, ""),
+    ],
+)
+def test_the_plan_says_that_there_is_no_room_to_play_ahead(cluster: ClusterConfig, most: int, said: str) -> None:
+    train, rollout = TrainConfig(staleness=2, tasks_per_step=8), RolloutConfig(max_concurrent=most, group_size=8)
+    config = Config(model=ModelConfig(path="m"), train=train, rollout=rollout, cluster=cluster)
+    _, _, added = staleness_in_words(config).partition("\n")
+    ahead = "groups begin ahead only as that step's end; more places would begin them earlier"
+    assert added == (f"{said}{ahead}" if said else "")

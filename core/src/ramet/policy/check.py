@@ -9,7 +9,7 @@ from ramet.models.loading import device_kind
 from ramet.policy.batching.shared import WORTHWHILE
 from ramet.policy.distributed.ulysses import check_ulysses
 from ramet.policy.lora import check_lora
-from ramet.policy.shared_attention import MODELS, check_sharing, sharing_problems
+from ramet.policy.shared_attention import check_sharing, sharing_problems
 
 
 def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
@@ -83,11 +83,16 @@ def shares_in_words(config: Config, *, cuda: bool) -> str:
     response = config.rollout.max_response_tokens
     left = (prompt + size * response) / (size * (prompt + response))
     group = f"{left:.0%} of the tokens of {size} rollouts of full length without forks are unique"
+    attention = config.model.attention
     if wanted is SharePrefixes.ALWAYS:
-        return f"computed once; {group}"
+        masked = cuda and attention in (Attention.AUTO, Attention.FLASH)
+        masks = ", by SDPA with masks instead of flash-attention (model.attention=varlen and flex need none)"
+        return f"computed once{masks if masked else ''}; {group}"
     if wanted is SharePrefixes.NEVER or found is None:
         return ""
-    if cuda or config.model.attention not in (Attention.AUTO, Attention.SDPA) or sharing_problems(found):
-        allowed = f"{', '.join(MODELS)} with full attention, by sdpa on a CPU"
-        return f"computed as often as they occur (policy.share_prefixes=auto is for {allowed})"
+    if problems := sharing_problems(found):
+        return f"computed as often as they occur: {problems[0]}"
+    if cuda or attention not in (Attention.AUTO, Attention.SDPA):
+        could = "" if attention is Attention.EAGER else f"; policy.share_prefixes=always computes them once: {group}"
+        return f"computed as often as they occur (policy.share_prefixes=auto is for sdpa on a CPU){could}"
     return f"computed once in steps with under {WORTHWHILE:.0%} unique tokens; {group}"

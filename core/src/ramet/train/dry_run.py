@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ramet.components.build import Components
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Config, KlIn, OldLogprobs, TrainConfig
+from ramet.config.schema import Config, KlIn, OldLogprobs
 from ramet.errors import raise_all
 from ramet.models.check import has_tokenizer
 from ramet.planning.memory import MemoryPlan, plan_memory
@@ -50,7 +50,7 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "algorithm": _algorithm(config),
             "shared prefixes": shares_in_words(config, cuda=machine.cuda),
             "old logprobs": _old_logprobs(config, prepared.components),
-            "staleness": staleness_in_words(config.train),
+            "staleness": staleness_in_words(config),
             "rewards": entries_in_words(config.rewards),
             "sources": "\n".join(source_table(config.rewards, prepared.tasks, prepared.valid.tasks)),
             "tools": entries_in_words(config.tools),
@@ -137,15 +137,28 @@ def _old_logprobs(config: Config, components: Components) -> str:
     return f"computed before the update, by one more forward pass a step, since {why}"
 
 
-def staleness_in_words(train: TrainConfig) -> str:
-    """How far groups play ahead, and what corrects for it; empty where they wait for the update."""
+def staleness_in_words(config: Config) -> str:
+    """How far groups play ahead, what corrects for it, and whether there is room; empty where they wait for the update."""
+    train = config.train
     if not train.staleness:
         return ""
     ahead = "step" if train.staleness == 1 else f"{train.staleness} steps"
     lag = "1 update" if train.staleness == 1 else f"{train.staleness} updates"
     return (
         f"groups of the next {ahead} play during the update, with weights at most {lag} old; their importance "
-        f"weights are cut at train.tis_cap={train.tis_cap}"
+        f"weights are cut at train.tis_cap={train.tis_cap}{_room_ahead(config)}"
+    )
+
+
+def _room_ahead(config: Config) -> str:
+    workers = 1 if config.cluster.name == "local" else config.cluster.rollout_workers
+    at_once, step = workers * config.rollout.max_concurrent, config.train.tasks_per_step * config.rollout.group_size
+    if at_once > step:
+        return ""
+    each = "" if workers == 1 else f" in each of {workers} workers"
+    return (
+        f"\n{at_once:,} rollouts run at once (rollout.max_concurrent={config.rollout.max_concurrent}{each}) and a step "
+        f"has {step:,}: groups begin ahead only as that step's end; more places would begin them earlier"
     )
 
 
