@@ -147,7 +147,12 @@ def _write(config: Config, prepared: PreparedSft, run: Path, model: PreTrainedMo
     summary = _summary(config, prepared, trained, out)
     write_summary(run, summary)
     logger.info(
-        "%d steps in %.1f s, last loss %.4f; model in %s", trained.steps, trained.seconds, summary.final_loss, out
+        "%d steps%s in %.1f s, last loss %.4f; model in %s",
+        trained.steps,
+        f", the last {trained.steps - trained.resumed_step} of them" if trained.resumed_step else "",
+        trained.seconds,
+        summary.final_loss,
+        out,
     )
 
 
