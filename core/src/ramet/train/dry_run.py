@@ -138,7 +138,7 @@ def _old_logprobs(config: Config, components: Components) -> str:
 
 
 def staleness_in_words(config: Config) -> str:
-    """How far groups play ahead, what corrects for it, and whether there is room; empty where they wait for the update."""
+    """How far groups play ahead, what corrects for it, and whether there is room; empty if they wait for the update."""
     train = config.train
     if not train.staleness:
         return ""
