@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from ramet.config.resolved import Resolved
 from ramet.errors import ConfigError
@@ -36,6 +37,38 @@ def state(manifest: Callable[..., Manifest]) -> Callable[..., RunState]:
 
 def test_changes_that_cannot_alter_the_numbers_are_allowed(state: Callable[..., RunState]):
     assert check_resume(state(), state(SAFE)) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "policy.max_microbatch_tokens",
+        "rollout.max_concurrent",
+        "engine.params.slots",
+        "engine.params.gpu_memory_utilization",
+    ],
+)
+def test_a_run_out_of_memory_may_go_on_with_less_unless_it_is_deterministic(
+    key: str, state: Callable[..., RunState]
+) -> None:
+    section, _, name = key.rpartition(".")
+    for deterministic in (False, True):
+        run = {"run": {"deterministic": deterministic}}
+        old, new = (OmegaConf.create(run) for _ in range(2))
+        OmegaConf.update(old, f"{section}.{name}", 16)
+        OmegaConf.update(new, f"{section}.{name}", 8)
+        found = check_resume(state(OmegaConf.to_yaml(old)), state(OmegaConf.to_yaml(new)))
+        assert [text.partition(";")[0] for text in found] == ([f"{key} was 16, is 8"] if deterministic else [])
+
+
+def test_nothing_is_said_of_safe_changes_beside_one_that_is_refused(
+    state: Callable[..., RunState], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="ramet"):
+        assert len(check_resume(state("train:\n  steps: 3\n"), state("train:\n  steps: 4\n  epochs: 2\n"))) == 1
+        assert caplog.messages == []
+        assert check_resume(state("train:\n  steps: 3\n"), state("train:\n  steps: 4\n")) == []
+    assert caplog.messages == ["resume with a change: train.steps was 3, is 4"]
 
 
 def test_other_changes_are_refused_with_both_values(state: Callable[..., RunState]):

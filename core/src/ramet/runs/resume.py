@@ -29,6 +29,12 @@ SAFE = frozenset({
     "policy.offload", "policy.replicas", "data.valid_limit", "rollout.watchdog_s", "sft.save_every", "sft.log_every",
     "sft.out",
 })  # fmt: skip
+# What a training may be given after it ran out of memory: other sums of the same numbers, or another order in which
+# rollouts end. Only with run.deterministic are the numbers otherwise the same to the bit.
+MEMORY = re.compile(
+    r"policy\.(max_microbatch_tokens|activation_checkpointing)|rollout\.max_concurrent"
+    r"|engine\.params\.(slots|kv_cache_bytes|gpu_memory_utilization)"
+)
 ORDER = frozenset({"run.seed", "data.shuffle", "data.curriculum", "train.tasks_per_step"})  # which tasks a step gets
 VALIDATION = (  # of a training run
     "train.eval_k", "train.eval_temperature", "train.eval_top_p", "train.eval_top_k", "data.valid", "data.valid_limit",
@@ -87,16 +93,22 @@ def check_resume(old: RunState, new: RunState, *, allow: bool = False) -> list[s
     if old.manifest.job != new.manifest.job:
         return [f"the run directory holds a `ramet {old.manifest.job}` run, not `ramet {new.manifest.job}`"]
     found = changes(old, new)
+    refused = _refused(found, allow=allow) if old.saved else []
+    if refused:
+        return refused
     for text in found.safe:
         logger.info("resume with a change: %s", text)
-    if not old.saved:
-        for text in found.harmful:
+    for text in found.harmful:
+        if old.saved:
+            logger.warning("resume with a change that alters the numbers: %s", text)
+        else:
             logger.info("nothing was saved, so the run begins anew with a change: %s", text)
-        return []
+    return []
+
+
+def _refused(found: Changes, *, allow: bool) -> list[str]:
     fatal = [f"{text}; {why}" for text, why in found.fatal.items()]
     if allow:
-        for text in found.risky:
-            logger.warning("resume with a change that alters the numbers: %s", text)
         return fatal
     return [*fatal, *(f"{text}; resuming would mix two runs: undo it, choose another run.name, or set "
                       "run.allow_config_change=true" for text in found.risky)]  # fmt: skip
@@ -148,7 +160,7 @@ def is_safe(job: str, key: str, before: Any, after: Any) -> bool:
     if key in SAFE or _within(key, SAFE_SECTIONS):
         return True
     if job != "eval":
-        return job == "train" and _within(key, VALIDATION)
+        return job == "train" and (_within(key, VALIDATION) or MEMORY.fullmatch(key) is not None)
     return EVAL_SAFE.fullmatch(key) is not None or (EVAL_RAISED.fullmatch(key) is not None and _is_more(before, after))
 
 
@@ -160,6 +172,8 @@ def _matters_here(key: str, old: str, new: str) -> bool:
     """Whether a key that is safe in other runs is not safe here: `train.keep_best` compares results of validation."""
     if key == "train.steps":
         return _steps_set_the_rate(new)
+    if MEMORY.fullmatch(key):
+        return _flat(new).get("run.deterministic") is True
     return _within(key, VALIDATION) and _keep_best(old) == _keep_best(new) is not None
 
 
