@@ -47,7 +47,7 @@ def test_half_precision_is_asked_for(attention: str) -> None:
 def test_small_heads_are_named_before_the_start() -> None:
     found = check_attention(config("flex"), device=None, described=SMALL)
     needed = "attention heads of at least 16 numbers instead of the model's 6"
-    assert found == [f"model.attention: flex needs {needed}{ALLOWED}"]
+    assert found == [f"model.attention: flex needs {needed}{ALLOWED}, flash_attention_2, varlen"]
 
 
 def test_what_is_not_installed_or_switched_off_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

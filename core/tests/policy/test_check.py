@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from ramet.config.schema import Attention, ClusterConfig, Config, ModelConfig, Offload, PolicyConfig, SharePrefixes
+from ramet.config.schema import (
+    Attention,
+    ClusterConfig,
+    Config,
+    MinibatchOf,
+    ModelConfig,
+    Offload,
+    PolicyConfig,
+    SharePrefixes,
+)
 from ramet.policy.check import check_policy, shares_in_words
 
 
@@ -31,7 +40,7 @@ def test_the_defaults_are_no_problem(tiny: Path) -> None:
 @pytest.mark.parametrize("offload", [Offload.OPTIMIZER, Offload.ALL])
 def test_offload_is_for_gpus(tiny: Path, offload: Offload) -> None:
     [problem] = check_policy(config(tiny, PolicyConfig(offload=offload), workers=2))
-    assert problem.startswith(f"policy.offload={offload}: moves weights from a GPU") and "allowed here: none" in problem
+    assert problem.startswith(f"policy.offload={offload}: moves what a GPU holds") and "allowed here: none" in problem
     assert check_policy(config(tiny, PolicyConfig(offload=offload), workers=2, device="cuda")) == []
     elsewhere = config(tiny, PolicyConfig(offload=offload), workers=2, device="auto", address="auto")
     assert check_policy(elsewhere) == []
@@ -135,3 +144,6 @@ def test_the_plan_says_whether_prefixes_are_computed_once(
     found.data.max_prompt_tokens, found.rollout.max_response_tokens, found.rollout.group_size = 10, 30, 4
     text = shares_in_words(found, cuda=cuda)
     assert text.startswith(words) and bool(text) == bool(words)
+    found.train.minibatches, found.train.minibatch_of = 2, MinibatchOf.ROLLOUTS
+    parted = ", but train.minibatch_of=rollouts parts groups, so updates share little"
+    assert shares_in_words(found, cuda=cuda) == (f"{text}{parted}" if "of full length" in text else text)

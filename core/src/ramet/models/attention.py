@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -40,13 +41,21 @@ def check_attention(config: ModelConfig, *, device: str | None, described: Pretr
     `device` is the kind that the model will be on; None: one of another machine, which may have what this one lacks.
     `described` is what config.json says of the model.
     """
-    missing = [] if device is None else _missing(config.attention, device)
-    unset = _not_set(config, described)
+    missing, unset = _missing_there(config, device), _not_set(config, described)
     if not missing and not unset:
         return []
     wanted = " and ".join([*missing, *unset])
-    problem = f"model.attention: {config.attention} needs {wanted}; allowed here: auto, sdpa, eager"
+    can = (one for one in Attention if not _lacks(replace(config, attention=one), device, described))
+    problem = f"model.attention: {config.attention} needs {wanted}; allowed here: {', '.join(can)}"
     return [problem if unset or config.device == "cpu" else MissingHere(problem, missing="GPUs")]
+
+
+def _lacks(config: ModelConfig, device: str | None, described: PretrainedConfig | None) -> bool:
+    return bool(_missing_there(config, device) or _not_set(config, described))
+
+
+def _missing_there(config: ModelConfig, device: str | None) -> list[str]:
+    return [] if device is None else _missing(config.attention, device)
 
 
 def _missing(attention: Attention, device: str) -> list[str]:

@@ -17,6 +17,9 @@ from ramet.planning.memory_policy import longest_sequence
 from ramet.planning.memory_sft import SftInputs, estimate_sft
 from ramet.planning.placement import check_placement, idle_devices, shards_in_words
 
+ROOMY = 0.97  # share of a device beyond which what the plan leaves out matters
+TIGHT = "; little is left for NCCL and the driver, which are not counted: --on takes what nvidia-smi shows"
+
 
 def gib(size: float) -> str:
     return f"{size / 2**30:.1f}" if size >= 2**30 else f"{size / 2**30:.3f}"
@@ -38,7 +41,9 @@ def table(plan: MemoryPlan | str) -> list[str]:
         )
     if plan.inputs.machine.cuda and plan.host:
         parts = ", ".join(f"{name} {gib(size)}" for name, size in plan.host_parts.items() if size)
-        lines.append(f"host memory of all nodes: {gib(plan.host)} GiB ({parts})")
+        nodes = plan.inputs.machine.nodes or 1
+        each = f", {gib(plan.host / nodes)} on each of {nodes}" if nodes > 1 else ""
+        lines.append(f"host memory of all nodes: {gib(plan.host)} GiB{each} ({parts})")
     inputs = plan.inputs
     places = inputs.trains and not isinstance(inputs, SftInputs)
     shards = shards_in_words(inputs.config, inputs.machine) if places else ""
@@ -76,7 +81,8 @@ def _verdict(plan: MemoryPlan) -> str:
     if machine.device_bytes is None:
         return f"the largest need of a device: {gib(plan.need)} GiB"
     free = "" if machine.free_bytes is None else f", {gib(machine.free_bytes)} GiB of it free now"
-    return f"the largest need of a device: {gib(plan.need)} of {gib(machine.device_bytes)} GiB{free}"
+    tight = TIGHT if ROOMY * machine.device_bytes < plan.need <= machine.device_bytes else ""
+    return f"the largest need of a device: {gib(plan.need)} of {gib(machine.device_bytes)} GiB{free}{tight}"
 
 
 def check_memory(plan: MemoryPlan | str) -> list[str]:

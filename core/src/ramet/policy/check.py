@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramet.config.schema import Attention, Config, Offload, PolicyConfig, SharePrefixes
+from ramet.config.schema import Attention, Config, MinibatchOf, Offload, PolicyConfig, SharePrefixes
 from ramet.models.attention import check_attention
 from ramet.models.check import read_config
 from ramet.models.loading import device_kind
@@ -40,8 +40,8 @@ def check_policy_options(policy: PolicyConfig, device: str | None, world_size: i
     problems = []
     if policy.offload is not Offload.NONE and device == "cpu":
         problems.append(
-            f"policy.offload={policy.offload}: moves weights from a GPU to the host's memory, and the policy is on the "
-            "CPU; allowed here: none"
+            f"policy.offload={policy.offload}: moves what a GPU holds to host memory, and the policy is on a CPU; "
+            "allowed here: none"
         )
     elif policy.offload is Offload.ALL and world_size == 1:
         problems.append(
@@ -83,6 +83,8 @@ def shares_in_words(config: Config, *, cuda: bool) -> str:
     response = config.rollout.max_response_tokens
     left = (prompt + size * response) / (size * (prompt + response))
     group = f"{left:.0%} of the tokens of {size} rollouts of full length without forks are unique"
+    if config.train.minibatches > 1 and config.train.minibatch_of is MinibatchOf.ROLLOUTS:
+        group += ", but train.minibatch_of=rollouts parts groups, so updates share little"
     attention = config.model.attention
     if wanted is SharePrefixes.ALWAYS:
         masked = cuda and attention in (Attention.AUTO, Attention.FLASH)

@@ -77,7 +77,9 @@ def _placement(config: Config, machine: Machine) -> str:
     if config.sft.strategy is Strategy.NONE:
         return f"in this process, on {device}"
     workers = config.cluster.policy_workers
-    return f"{config.sft.strategy} over {workers} process{'es' if workers > 1 else ''}, each on {device}"
+    nodes = machine.nodes or 1
+    how = f"; on {nodes} nodes a launcher such as torchrun starts them on each (docs/sft.md)" if nodes > 1 else ""
+    return f"{config.sft.strategy} over {workers} process{'es' if workers > 1 else ''}, each on {device}{how}"
 
 
 def _not_as_written(config: Config, encoded: PreparedSft | None) -> str:
