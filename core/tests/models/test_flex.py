@@ -17,6 +17,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM
 
+from ramet.models.attention import COMPILER_OFF
 from ramet.models.flex import BLOCK, FLEX, block_mask, ends_of_sequences, register
 from ramet.models.tiny import make_tiny_model
 
@@ -73,8 +74,9 @@ def test_a_mask_for_16k_tokens_is_small() -> None:
     assert sum(tensor.nbytes for tensor in tensors) < 1e6
 
 
-def test_lengths_share_what_is_compiled() -> None:
+def test_lengths_share_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """And calls from code that is not to be compiled are compiled nevertheless."""
+    monkeypatch.delenv(COMPILER_OFF, raising=False)  # a test of vLLM's may have set it in this process
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(flex_attention, dynamic=True, backend=counter)
 
