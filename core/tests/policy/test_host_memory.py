@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ramet.policy.host_memory import CHUNK, Chunks, HostBuffers, chunks, own_part, pinned_bytes
+from ramet.policy import host_memory
+from ramet.policy.host_memory import CHUNK, Chunks, HostBuffers, chunks, gpus_of, own_part, pinned_bytes
 
 KB = 2**10
 
@@ -89,11 +91,20 @@ def test_into_pinned_memory_all_tensors_are_copied_before_the_one_wait(monkeypat
 
     monkeypatch.setattr(torch, "empty", allocate)
     monkeypatch.setattr(Tensor, "copy_", copying)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("wait"))
+    monkeypatch.setattr(
+        host_memory, "gpus_of", lambda tensors: {torch.device("cuda:1")} if len(tensors) == 2 else set()
+    )
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(f"wait for {device}"))
     buffers, tensors = HostBuffers(pin=True), {"a": torch.ones(3), "b": torch.ones(4)}
-    copied = ["copy, waits False", "copy, waits False", "wait"]
+    copied = ["copy, waits False", "copy, waits False", "wait for cuda:1"]
     buffers.copies(tensors)
     assert calls == ["allocate, pinned True", *copied]
     calls.clear()
     buffers.copies(tensors)
     assert calls == copied
+
+
+def test_copies_wait_for_the_gpu_that_holds_the_tensors_not_for_the_current_one() -> None:
+    with FakeTensorMode():  # tensors without memory, which need no GPU
+        tensors = [torch.empty(2, device="cuda:1"), torch.empty(2), torch.empty(3, device="cuda:1")]
+    assert gpus_of(tensors) == {torch.device("cuda:1")}

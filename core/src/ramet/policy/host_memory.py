@@ -60,7 +60,8 @@ class HostBuffers:
             for name, tensor in tensors.items():
                 self._held[name].copy_(tensor, non_blocking=self._pin)
         if self._pin:
-            torch.cuda.synchronize()  # once for all of them
+            for gpu in gpus_of(tensors.values()):  # it need not be the current one: model.device=cuda:1
+                torch.cuda.synchronize(gpu)  # once for all tensors
         return {name: self._held[name] for name in tensors}
 
     def _fits(self, name: str, tensor: Tensor) -> bool:
@@ -72,6 +73,11 @@ class HostBuffers:
         memory = [torch.empty(size, dtype=torch.uint8, pin_memory=self._pin) for size in layout.sizes]
         for (name, tensor), (chunk, start) in zip(tensors.items(), layout.places, strict=True):
             self._held[name] = _placed(tensor, memory[chunk][start:])
+
+
+def gpus_of(tensors: Iterable[Tensor]) -> set[torch.device]:
+    """The GPUs that hold this rank's parts."""
+    return {tensor.device for tensor in map(own_part, tensors) if tensor.is_cuda}
 
 
 def own_part(tensor: Tensor) -> Tensor:
