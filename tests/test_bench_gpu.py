@@ -79,3 +79,32 @@ def test_every_missing_package_is_named_at_once(monkeypatch: pytest.MonkeyPatch)
     assert callable(missing)
     first, second = missing(cpu=True)
     assert first.startswith("ramet-not-there 1.2 or newer") and second.startswith("pluggy 99 or newer")
+
+
+FAILING = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from run import Bench, Part
+from sizes import CPU
+
+
+def fail():
+    raise AssertionError("FSDP expects something else")
+
+
+bench = Bench(CPU, Path("none"), cuda=False)
+bench._first = lambda: [Part(CPU.small, "one", 0, fail), Part(CPU.small, "two", 0, lambda: None)]
+bench._blocks = bench._exact = bench._updates = list
+bench.run()
+print(bench.cells)
+"""
+
+
+def test_a_part_that_fails_by_any_error_leaves_it_in_the_table(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "failing.py", SCRIPT.parent], capture_output=True, text=True, timeout=120
+    )
+    assert ran.stdout == "{'one': {'tiny': 'FAILED: AssertionError: FSDP expects something else'}}\n", ran.stderr
