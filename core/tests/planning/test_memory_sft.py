@@ -11,7 +11,17 @@ from transformers import PretrainedConfig
 from ramet.config.schema import ClusterConfig, Config, Dtype, ModelConfig, SftConfig, Strategy
 from ramet.planning.memory import ASIDE, CONTEXTS, PROCESS_BYTES, PROCESSES, UPDATE
 from ramet.planning.memory_engine import CUDA_CONTEXT
-from ramet.planning.memory_policy import ACTIVATIONS, FLIGHT, GRADIENTS, OPTIMISER, RESERVED, WEIGHTS, WORK
+from ramet.planning.memory_policy import (
+    ACTIVATIONS,
+    FLIGHT,
+    GRADIENTS,
+    OPTIMISER,
+    RESERVED,
+    WEIGHTS,
+    WORK,
+    gathered_keys,
+    shared_mask,
+)
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.memory_sft import BUCKET, LIVE, LOADED, SftInputs, estimate_sft, plan_sft_memory, sft_state
 from ramet.planning.model_shape import shape_of
@@ -91,6 +101,12 @@ def test_tokens_are_the_budget_or_a_ranks_share_of_a_step(sft_7b: Build) -> None
     assert tokens(max_tokens=4096, sequences_per_step=16) == 2 * 4096
     assert tokens(max_tokens=4096, sequences_per_step=128, max_microbatch_tokens=5000) == 5000
     assert tokens(max_tokens=1000, sequences_per_step=128, cuda=False) == 2048  # larger passes are not made on a CPU
+
+
+def test_no_prefix_is_computed_once(sft_7b: Build) -> None:
+    """As it is in updates on a CPU, where keys and masks of all paths would count."""
+    model = sft_7b(cuda=False, strategy="none", workers=1, max_tokens=512).model
+    assert gathered_keys(model) == (0, 0) and shared_mask(model) == 0
 
 
 def test_what_cannot_fit_is_refused_with_what_helps_most(sft_7b: Build) -> None:

@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ramet.config.schema import Config, DataConfig, Offload, PolicyConfig, RolloutConfig, Strategy, TrainConfig
+from ramet.config.schema import (
+    Config,
+    DataConfig,
+    Offload,
+    PolicyConfig,
+    RolloutConfig,
+    SharePrefixes,
+    Strategy,
+    TrainConfig,
+)
 from ramet.errors import ConfigError
 from ramet.planning.memory import (
     ASIDE,
@@ -120,6 +129,7 @@ def _as_training(config: Config, machine: Machine) -> Config:
             max_microbatch_tokens=config.sft.max_microbatch_tokens,
             activation_checkpointing=machine.cuda,
             offload=Offload.NONE,
+            share_prefixes=SharePrefixes.NEVER,  # sequences are packed as they are (sft/batches.py)
         ),
     )
 
