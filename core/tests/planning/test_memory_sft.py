@@ -82,6 +82,17 @@ def test_a_plan_counts_what_is_held_together_at_the_peak(sft_7b: Build) -> None:
     assert device.devices.numbers == "0 to 7"
 
 
+def test_a_small_model_has_the_whole_buffer_of_gradients_on_a_gpu(sft_7b: Build) -> None:
+    def flight(strategy: str, *, cuda: bool = True) -> int:
+        inputs = sft_7b(strategy=strategy, dtype=Dtype.FLOAT32, cuda=cuda)
+        small = replace(inputs, shape=replace(inputs.shape, layers=0, outside=((1000, 64),)))
+        return estimate_sft(small).devices[0].phases[UPDATE][FLIGHT]
+
+    assert flight("zero2") == 4 * BUCKET
+    assert flight("zero3") == 4 * (BUCKET + 64_000)
+    assert flight("zero0") == flight("zero2", cuda=False) == 4 * 64_000  # as large as needed; pages are not touched
+
+
 def test_host_memory_holds_what_every_worker_reads_and_what_is_offloaded(sft_7b: Build) -> None:
     assert estimate_sft(sft_7b()).host_parts == {ASIDE: 0, LOADED: 8 * 2 * N, PROCESSES: 9 * PROCESS_BYTES}
     assert estimate_sft(sft_7b(strategy="fsdp")).host_parts[LOADED] == 8 * 4 * N

@@ -166,13 +166,15 @@ def _update(inputs: SftInputs) -> Mapping[str, int]:
 
 
 def _deepspeed_phases(inputs: SftInputs) -> Mapping[str, Mapping[str, int]]:
-    """Parts by moment. In flight: c min(P, 5e8) of gradients that are reduced together and, with ZeRO-3, c min(P, 1e9)
-    of whole weights. A step computes on gradients in float32, 4 min(P/W, 1e9) where they are in bfloat16.
+    """Parts by moment. In flight: c 5e8 of gradients that are reduced together, which ZeRO-2 and 3 allocate on a GPU
+    however few there are (elsewhere min(P, 5e8): nothing touches the rest), and, with ZeRO-3, c min(P, 1e9) of whole
+    weights. A step computes on gradients in float32, 4 min(P/W, 1e9) where they are in bfloat16.
     """
     model, count, size = inputs.model, inputs.shape.n_parameters, inputs.model.computed
     held = {} if inputs.offloads else sft_state(inputs)
     live = min(count, LIVE) if inputs.strategy in (Strategy.ZERO3, Strategy.ZERO3_OFFLOAD) else 0
-    flight = {FLIGHT: size * (live + min(count, BUCKET))}
+    whole = inputs.machine.cuda and inputs.strategy is not Strategy.ZERO0
+    flight = {FLIGHT: size * (live + (BUCKET if whole else min(count, BUCKET)))}
     kept, block = activations(model)
     stepped = MASTER * min(-(-count // inputs.ranks), STEPPED) if size < MASTER and not inputs.offloads else 0
     return {
