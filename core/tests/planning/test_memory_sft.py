@@ -114,6 +114,18 @@ def test_tokens_are_the_budget_or_a_ranks_share_of_a_step(sft_7b: Build) -> None
     assert tokens(max_tokens=1000, sequences_per_step=128, cuda=False) == 2048  # larger passes are not made on a CPU
 
 
+@pytest.mark.parametrize(("strategy", "stream"), [("none", 4), ("fsdp", 2), ("zero3_offload", 2)])
+def test_one_rank_of_a_strategy_computes_in_bfloat16_without_autocast(
+    sft_7b: Build, strategy: str, stream: int
+) -> None:
+    inputs = sft_7b(strategy=strategy, workers=1)
+    assert inputs.model.stream == stream
+    parts = estimate_sft(inputs).devices[0].phases[UPDATE]
+    assert parts[ACTIVATIONS] == 16384 * 3584 * (28 * stream + 4 + 2 * stream)
+    copies = 2 * (N - 28 * (2 * 3584 + 3584 + 2 * 512) - 3584 - 152064 * 3584)  # of all linear layers and of the head
+    assert (parts[FLIGHT] >= copies) == (strategy == "none")
+
+
 def test_no_prefix_is_computed_once(sft_7b: Build) -> None:
     """As it is in updates on a CPU, where keys and masks of all paths would count."""
     model = sft_7b(cuda=False, strategy="none", workers=1, max_tokens=512).model

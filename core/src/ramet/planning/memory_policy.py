@@ -40,6 +40,7 @@ class TrainedModel:
     ranks: int
     cuda: bool
     head: tuple[Shape, ...] = ()  # that is trained whole beside adapters: the critic's
+    alone: bool | None = None  # no FSDP and no DeepSpeed, whose weights are in c while computed on; None: with one rank
 
     @property
     def shards(self) -> int:
@@ -52,7 +53,11 @@ class TrainedModel:
 
     @property
     def stream(self) -> int:
-        return self.computed if self.ranks > 1 else 4
+        return 4 if self.computes_alone else self.computed
+
+    @property
+    def computes_alone(self) -> bool:
+        return self.ranks == 1 if self.alone is None else self.alone
 
     @property
     def trained(self) -> tuple[Shape, ...]:
@@ -279,7 +284,7 @@ def _in_flight(model: TrainedModel) -> Mapping[str, int]:
     block, outside, head = count(s.block), count(s.outside), s.vocab * s.hidden
     lora = bool(model.config.policy.lora_rank)
     grads = 0 if lora else 1
-    if model.ranks == 1:
+    if model.computes_alone:
         copies = 0 if c == 4 or lora else c * (s.layers * sum(a * b for a, b in s.linear) + head)
         return {"head": copies + grads * c * head, "block": copies, "ends": copies}
     gathered = c * outside

@@ -81,7 +81,11 @@ class SftInputs(Inputs):
     @property
     def model(self) -> TrainedModel:
         return TrainedModel(
-            shape=self.shape, config=_as_training(self.config, self.machine), ranks=self.ranks, cuda=self.machine.cuda
+            shape=self.shape,
+            config=_as_training(self.config, self.machine),
+            ranks=self.ranks,
+            cuda=self.machine.cuda,
+            alone=self.strategy is Strategy.NONE,
         )
 
 
