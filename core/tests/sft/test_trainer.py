@@ -197,6 +197,23 @@ def test_a_loss_that_is_no_number_stops_the_training(tiny_model: Path, tmp_path:
         trained(tiny_model, tmp_path, recorded, configured(lr=1e30, log_every=1, schedule=Schedule.CONSTANT))
 
 
+def test_no_checkpoint_is_written_after_a_loss_that_is_no_number(
+    tiny_model: Path, tmp_path: Path, recorded: Any
+) -> None:
+    """However seldom losses are logged: a resume would go on from weights that are no numbers."""
+    with pytest.raises(ConfigError) as raised:
+        trained(
+            tiny_model,
+            tmp_path,
+            recorded,
+            configured(max_steps=9, save_every=4, log_every=9, lr=1e30, warmup_ratio=0.0),
+        )
+    assert str(raised.value) == (
+        "sft: the loss is nan at step 4; a smaller sft.lr (now 1e+30) or a larger sft.warmup_ratio may keep it finite"
+    )
+    assert not list(tmp_path.glob("checkpoints/*"))
+
+
 def test_bfloat16_computes_in_half_and_keeps_float32_weights(tiny_model: Path, tmp_path: Path, recorded: Any) -> None:
     config = configured(max_steps=3)
     config.model.dtype = Dtype.BFLOAT16

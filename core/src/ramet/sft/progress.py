@@ -6,6 +6,8 @@ import math
 import time
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ramet.config.schema import SftConfig
@@ -35,6 +37,7 @@ class SftProgress(TrainerCallback):
         self._batches = 0  # of the current step that are done
         self._of = 1  # micro-batches of the current step
         self._fed = [0.0, 0.0]  # tokens and positions of this rank since the trackers were told
+        self._loss = torch.zeros(())  # this rank's part, of the steps since the last checkpoint
 
     def parts(self) -> list[Part]:
         if not self._total:
@@ -68,6 +71,23 @@ class SftProgress(TrainerCallback):
         self._fed[0] += batch.n_tokens
         self._fed[1] += batch.n_positions
 
+    def end_passes(self, loss: Tensor) -> None:
+        """Called after the passes of an optimiser step, with this rank's part of its loss, which is not waited for."""
+        self._loss = self._loss.to(loss.device) + loss
+
+    def check_before_save(self, step: int) -> None:
+        """All ranks call it. Raises `ConfigError` on all if any step's loss was no number: weights are none either."""
+        (loss,) = self._world.total([float(self._loss)])
+        self._loss = torch.zeros(())
+        self._check_finite(loss, step)
+
+    def _check_finite(self, loss: float, step: int) -> None:
+        if not math.isfinite(loss):
+            raise ConfigError(
+                f"sft: the loss is {loss} at step {step}; a smaller sft.lr (now {self._config.lr:g}) or a larger "
+                "sft.warmup_ratio may keep it finite"
+            )
+
     def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._batches += 1
 
@@ -83,11 +103,7 @@ class SftProgress(TrainerCallback):
         logs = kwargs["logs"]
         if "loss" not in logs:  # the summary at the end
             return
-        if not math.isfinite(logs["loss"]):
-            raise ConfigError(
-                f"sft: the loss is {logs['loss']} at step {state.global_step}; a smaller sft.lr (now "
-                f"{self._config.lr:g}) or a larger sft.warmup_ratio may keep it finite"
-            )
+        self._check_finite(logs["loss"], state.global_step)
         assert self._last is not None
         now, (then, step) = time.monotonic(), self._last
         self._last = (now, state.global_step)

@@ -127,7 +127,10 @@ class _Trainer(Trainer):
         self._progress = progress
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As Trainer's, without its way of deleting old ones. An `OSError` names the checkpoint."""
+        """As Trainer's, without its way of deleting old ones, and not after a loss that is no number: a resume would go
+        on from it. An `OSError` names the checkpoint.
+        """
+        self._progress.check_before_save(self.state.global_step)
         folder = Path(str(self.args.output_dir))
         with naming(folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"):
             super()._save_checkpoint(model, trial)
@@ -163,6 +166,7 @@ class _Trainer(Trainer):
             total += loss.detach()
             if i < last:
                 self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
+        self._progress.end_passes(total)
         return total
 
     def floating_point_ops(self, inputs: Any) -> int:
