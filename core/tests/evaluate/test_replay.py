@@ -18,9 +18,9 @@ from ramet.errors import ConfigErrors
 from ramet.evaluate.judge_pass import run as judge
 from ramet.evaluate.measure import score_group
 from ramet.evaluate.partial import PartialResults
-from ramet.evaluate.replay import replay
-from ramet.plugins import load_plugins
-from ramet.registry import Entry
+from ramet.evaluate.replay import _gone, replay
+from ramet.plugins import PluginInfo, Plugins, load_plugins
+from ramet.registry import Entry, Registries
 from ramet.testing import OpenAIServer, RawReply
 from ramet.types import Group, Rollout, Services, Task, user_prompt
 
@@ -88,6 +88,16 @@ def test_a_plugin_that_is_gone_is_named_with_the_way_to_have_it_again(tmp_path: 
         f"{tmp_path}/results.json: made with the module own_reward, which is not here: set RAMET_PLUGINS=own_reward, "
         "and with ramet-theirs, which is not here: install it again"
     )
+
+
+def test_what_is_blocked_or_broken_is_not_told_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = PluginInfo(name="broken", module="m", distribution="ramet-broken", version="", broken="ImportError: no")
+    monkeypatch.setattr("ramet.evaluate.replay.load_plugins", lambda: Plugins(registries=Registries(), infos=[info]))
+    monkeypatch.setenv("RAMET_BLOCK_PLUGINS", "blocked")
+    names = ["broken", "blocked", "gone"]
+    assert _gone({"plugins": [{"name": name, "distribution": f"ramet-{name}"} for name in names]}) == [
+        "ramet-gone, which is not here: install it again"
+    ]
 
 
 class Asking:

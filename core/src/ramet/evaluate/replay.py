@@ -33,6 +33,7 @@ from ramet.evaluate.tables import results_cells
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
 from ramet.event_loop import run_async
 from ramet.openai_client.exchanges import answered_from
+from ramet.plugin_sources import blocked_plugins
 from ramet.plugins import load_plugins
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import Scorer, WeightedReward
@@ -79,8 +80,11 @@ def replay(file: Path) -> Replayed:
 
 
 def _gone(body: Mapping[str, Any]) -> list[str]:
-    """What the evaluation was made with and is not here, and what to do about each."""
-    here = {info.name for info in load_plugins().infos if info.broken is None}
+    """What the evaluation was made with and is not here, and what to do about each.
+
+    What is blocked or could not be loaded is here: the error itself says so.
+    """
+    here = {*(info.name for info in load_plugins().infos), *blocked_plugins()}
     found = []
     for plugin in body["plugins"]:
         if plugin["name"] not in here:
