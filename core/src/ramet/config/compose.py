@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.catalog import Catalog, recorded_offers
 from ramet.config.checks import check_values
@@ -58,10 +59,12 @@ def _recorded(request: JobRequest) -> dict[tuple[str, str], str]:
 def unknown_trackers(tree: DictConfig, job: str) -> list[str]:
     """Names that nobody offers, to be told with other mistakes; alone they are left to the job, with all of its own."""
     problems = []
-    for name in tree.trackers if "trackers" in JOBS[job] else ():
+    for number in range(len(tree.trackers)) if "trackers" in JOBS[job] else ():
         try:
-            if name not in OWN_TRACKERS:
+            if (name := tree.trackers[number]) not in OWN_TRACKERS:
                 extension(TRACKERS, name, OWN_TRACKERS)
+        except OmegaConfBaseException:  # missing, or leads nowhere: a mistake of its own
+            continue
         except (ConfigError, PluginError) as error:
             problems.append(f"trackers: {error}")
     return problems
