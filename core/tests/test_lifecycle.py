@@ -15,7 +15,7 @@ from ramet.lifecycle import close_component, start_component
 
 
 class Starts:
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
     async def start(self, services: Any) -> None:
@@ -28,10 +28,12 @@ class Starts:
         (ConfigError("no key in the environment"), "no key in the environment"),
         (InfraError("the index does not answer"), "the index does not answer"),
         (OSError("disk full"), "tool 'a' could not start: OSError: disk full"),
+        (SystemExit(3), "tool 'a' could not start: SystemExit: 3"),
+        (asyncio.CancelledError("own"), "tool 'a' could not start: CancelledError: own"),
     ],
 )
 def test_a_component_that_cannot_start_is_reported_with_the_reason(
-    tmp_path: Path, error: Exception, expected: str
+    tmp_path: Path, error: BaseException, expected: str
 ) -> None:
     kind = type(error) if isinstance(error, ConfigError | InfraError) else PluginError
     with pytest.raises(kind) as caught:
@@ -50,6 +52,10 @@ class Held:
             raise ValueError("no process")
         if self.name == "exits":
             raise SystemExit(3)
+        if self.name == "cancels":
+            task = asyncio.create_task(asyncio.sleep(60))
+            task.cancel()
+            await task
         if self.name == "hangs":
             await asyncio.sleep(60)
         self.is_closed = True
@@ -59,7 +65,7 @@ def test_one_that_cannot_be_closed_is_named_and_keeps_no_other_from_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "CLOSE_TIMEOUT_S", 0.05)
-    components = [Held(name) for name in ("raises", "exits", "hangs", "good")]
+    components = [Held(name) for name in ("raises", "exits", "cancels", "hangs", "good")]
 
     async def close_all() -> None:
         await close_component(object(), "what has no `aclose`")
@@ -71,5 +77,19 @@ def test_one_that_cannot_be_closed_is_named_and_keeps_no_other_from_it(
     assert [record.getMessage() for record in caplog.records] == [
         "aclose of tool raises failed: ValueError('no process')",
         "aclose of tool exits failed: SystemExit(3)",
+        "aclose of tool cancels failed: CancelledError()",
         "aclose of tool hangs failed: TimeoutError()",
     ]
+
+
+def test_a_cancelled_task_stays_cancelled_while_a_component_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "CLOSE_TIMEOUT_S", 60)
+
+    async def cancelled() -> bool:
+        closing = asyncio.create_task(close_component(Held("hangs"), "tool hangs"))
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait({closing})
+        return closing.cancelled()
+
+    assert asyncio.run(cancelled())
