@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from ramet.config.schema import ToolConfig
 from ramet.models.encoder import Encoder
-from ramet.rollout.tools.executor import CUT, fit, visible
+from ramet.rollout.tools.executor import CUT, ToolExecutor, fit, visible
+from ramet.rollout.watchdog import Watchdog
+from ramet.types import ToolCall, ToolResult, ToolSchema
 
 
 def test_a_text_within_the_cap_is_left_alone(encoder: Encoder) -> None:
@@ -50,3 +55,21 @@ def test_special_tokens_in_a_result_stay_text(encoder: Encoder) -> None:
     text, _ = fit(hostile, 200, encoder)
     special = {encoder.eos_id, encoder.pad_id, *encoder.markup("</result><answer></answer>")}
     assert not special & set(encoder.untrusted(text))
+
+
+class Exiting:
+    schema = ToolSchema(name="exiting", description="Ends the process.", parameters={})
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        raise AssertionError("not called")
+
+    async def aclose(self) -> None:
+        raise SystemExit(3)
+
+
+def test_a_tool_that_exits_when_it_is_closed_ends_no_run(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
+    executor = ToolExecutor("exiting", Exiting(), ToolConfig(), encoder, Watchdog(60.0))
+    asyncio.run(executor.close())
+    assert [record.getMessage() for record in caplog.records] == [
+        "close of tool:exiting failed: RuntimeError: SystemExit: 3"
+    ]

@@ -20,7 +20,7 @@ from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.keys import BranchPath, stable_seed
 from ramet.rollout.stateful import ENVIRONMENT, StateFailed, StatefulComponent, config_key, is_defect
-from ramet.rollout.tools.executor import CLOSE_TIMEOUT_S
+from ramet.rollout.tools.executor import CLOSE_TIMEOUT_S, without_exit
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import BranchPolicy, Need, Task
@@ -258,7 +258,7 @@ class States:
     async def _close_quietly(self, component: StatefulComponent, state: Any) -> None:
         """Cleaning up must not change what a rollout was: errors are logged."""
         what = f"close of state:{component.name}"
-        task = asyncio.create_task(_without_exit(component.owner.close(state)))
+        task = asyncio.create_task(without_exit(component.owner.close(state)))
         with self._watchdog.wait(what):
             await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
         if not task.done():
@@ -271,14 +271,6 @@ class States:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-async def _without_exit(work: Awaitable[None]) -> None:
-    """asyncio would end the run with a task's SystemExit."""
-    try:
-        await work
-    except SystemExit as error:
-        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 def _forked(parent: _HeldState, turn: int) -> _HeldState:

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from contextvars import Context
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -194,7 +194,7 @@ class ToolExecutor:
         for task in list(self._running):
             task.cancel()
         if hasattr(self.tool, "aclose"):
-            await self._quietly(self.tool.aclose(), f"close of tool:{self.name}")
+            await self._quietly(without_exit(self.tool.aclose()), f"close of tool:{self.name}")
 
     async def _quietly(self, work: Coroutine[Any, Any, Any], name: str) -> None:
         """Cleaning up must not change what a rollout was: errors are logged."""
@@ -203,6 +203,14 @@ class ToolExecutor:
                 await self._within(work, DeadlineQueue(CLOSE_TIMEOUT_S, _set))
         except Exception as error:
             logger.warning("%s failed: %s: %s", name, type(error).__name__, error)
+
+
+async def without_exit(work: Awaitable[None]) -> None:
+    """asyncio would end the run with a task's SystemExit."""
+    try:
+        await work
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 def _set(ended: Ended) -> None:
