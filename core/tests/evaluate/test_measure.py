@@ -221,3 +221,22 @@ def test_a_task_without_a_group_ends_the_measuring(tmp_path: Path) -> None:
             )
         )
     assert str(caught.value) == "asked for rollouts of 4 tasks, got those of 0; missing: a, b, c"
+
+
+class Cancelling:
+    """Its judge's own task was cancelled, as when a client of its is closed; nobody cancelled the evaluation."""
+
+    info = INFO
+
+    async def score(self, rollout: Rollout) -> Mapping[str, float | None]:
+        raise asyncio.CancelledError
+
+
+def test_a_benchmark_that_cancels_itself_has_not_judged_and_loses_no_task(tmp_path: Path) -> None:
+    partial = PartialResults(tmp_path / "results.json", HEADER)
+    tasks = [Task(id=name, prompt=user_prompt("?"), answer=("4",)) for name in "ab"]
+    plans = {"arithmetic": RolloutPlan(group_size=2, branch=False)}
+    benchmarks = {"arithmetic": Cancelling()}
+    asyncio.run(measure(Playing(tiny_encoder()), benchmarks, {"arithmetic": tasks}, plans=plans, partial=partial))  # type: ignore[arg-type]
+    (found,) = partial.results().benchmarks
+    assert found.judged == "0 of 4 judged"

@@ -19,6 +19,7 @@ from ramet.errors import ConfigError, PluginError, RametError
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.rollouts_file import group_record
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
+from ramet.event_loop import is_cancelled
 from ramet.lifecycle import close_component, start_component
 from ramet.openai_client.exchanges import collected
 from ramet.output_checks import metrics_problem
@@ -205,7 +206,9 @@ async def _scores(name: str, benchmark: Benchmark, rollout: Rollout) -> Mapping[
         raise
     except ConfigError as error:
         raise named(error, who, f"benchmarks.{name}") from error
-    except (Exception, SystemExit) as error:  # not judged is counted, never a failure of the model
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # not judged is counted, no failure of the model
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise  # else its own: a task group would take the task for cancelled, and the results would lack it
         what, traceback = f"{error!r}{raised_at(error)}", logger.isEnabledFor(logging.DEBUG)
         message = "benchmark %s could not score task %s: %s"
         repeats.warn(logger, f"benchmark {name} could not score", message, name, rollout.task.id, what, trace=traceback)
