@@ -141,23 +141,34 @@ class RolloutWorker:
             tasks, task_names(tasks) if names is None else names, step, stored=stored if chosen.branch else None
         )
         versions = None if version is None else Versions(version, newest or (lambda: version))
+        groups = await self._run_groups(jobs, chosen, deadline, versions, on_group)
+        if chosen.counted:
+            self._metrics.seconds += time.perf_counter() - started
+        return groups
+
+    async def _run_groups(
+        self,
+        jobs: Sequence[GroupJob],
+        plan: ResolvedPlan,
+        deadline: StepDeadline,
+        versions: Versions | None,
+        on_group: OnGroup | None,
+    ) -> list[Group]:
+        """All at once; in the order of `jobs`, none if the plan keeps none. Raises the first error of any."""
         failure: BaseException | None = None
         runs: list[asyncio.Task[Group]] = []
-        total = len(jobs) * chosen.group_size
-        with self._watchdog.watching(), self._progress.counting(total) as counts:
+        with self._watchdog.watching(), self._progress.counting(len(jobs) * plan.group_size) as counts:
             try:
                 async with asyncio.TaskGroup() as group:
                     for job in jobs:
-                        context = self._group_context(job.task, chosen, versions, counts)
-                        run = group.create_task(self._run_group(job, chosen, deadline, group, on_group, context))
-                        runs += [run] if chosen.kept else []
+                        context = self._group_context(job.task, plan, versions, counts)
+                        run = group.create_task(self._run_group(job, plan, deadline, group, on_group, context))
+                        runs += [run] if plan.kept else []
                         await asyncio.sleep(0)  # the first groups' tools already run while later groups start
             except BaseExceptionGroup as errors:
                 failure = errors.exceptions[0]
         if failure is not None:
             raise failure
-        if chosen.counted:
-            self._metrics.seconds += time.perf_counter() - started
         return [run.result() for run in runs]
 
     def _step_seconds(self, plan: ResolvedPlan, deadline_s: float | None) -> float:
