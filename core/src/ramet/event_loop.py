@@ -25,10 +25,18 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     return done
 
 
-def is_cancelled() -> bool:
-    """Whether the current task itself was cancelled. Else what it waited for cancelled itself, which is a failure."""
+def n_cancelled() -> int:
+    """How often the current task was cancelled; 0 outside of one."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return 0 if task is None else task.cancelling()
+
+
+def is_cancelled(before: int = 0) -> bool:
+    """Whether the current task itself was cancelled. Else what it waited for cancelled itself, which is a failure.
+
+    `before`: `n_cancelled()` of then, for work that begins in a task that is cancelled already, such as closing.
+    """
+    return n_cancelled() > before
 
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]], *, timeout_s: float) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from ramet.errors import InfraError, PluginError, RametError
+from ramet.event_loop import is_cancelled, n_cancelled
 from ramet.plugin_code import raised_at
 from ramet.types import Services
 
@@ -22,14 +23,14 @@ async def start_component(component: object, label: str, services: Services) -> 
     start = getattr(component, "start", None)
     if start is None:
         return
-    before = _n_cancelled()
+    before = n_cancelled()
     try:
         async with asyncio.timeout(START_TIMEOUT_S) as deadline:
             await start(services)
     except RametError:
         raise
     except (Exception, SystemExit, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and _n_cancelled() > before:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled(before):
             raise
         if deadline.expired():
             raise InfraError(f"{label} did not start within {START_TIMEOUT_S:g} s") from error
@@ -41,19 +42,11 @@ async def close_component(component: object, label: str) -> None:
     close = getattr(component, "aclose", None)
     if close is None:
         return
-    before = _n_cancelled()
+    before = n_cancelled()
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await close()
     except (Exception, SystemExit, asyncio.CancelledError) as error:  # the boundary: the others are closed too
-        if isinstance(error, asyncio.CancelledError) and _n_cancelled() > before:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled(before):
             raise
         logger.warning("aclose of %s failed: %r", label, error)
-
-
-def _n_cancelled() -> int:
-    """How often the current task was cancelled. A component may raise `CancelledError` of its own, as one does that
-    cancels its task and awaits it: where this number is as before, it is an error like others.
-    """
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
