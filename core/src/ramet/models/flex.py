@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 from transformers.modeling_utils import AttentionInterface
 
-from ramet.errors import ConfigError
+from ramet.models.packed_attention import PackedAttention
 
 FLEX = "flex"
 BLOCK = 128  # positions; the kernels' own size
@@ -98,34 +98,12 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(1).int()[None, None], order.int()[None, None]
 
 
-class _FlexAttention:
-    """Keeps the mask of the current forward pass: all layers are given the same positions."""
+class _FlexAttention(PackedAttention[BlockMask]):
+    """Left alone by `policy.compile`: its kernel is compiled by itself."""
 
     def __init__(self) -> None:
-        self._positions: Tensor | None = None
-        self._mask: BlockMask | None = None
+        super().__init__(FLEX, lambda positions: block_mask(ends_of_sequences(positions)), attend)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,  # [B, heads, S, D]
-        key: Tensor,  # [B, key heads, S, D]
-        value: Tensor,  # [B, key heads, S, D]
-        attention_mask: Tensor | None,
-        *,
-        scaling: float,
-        position_ids: Tensor,
-        sliding_window: int | None = None,
-        **_: Any,  # transformers gives every attention more than it reads
-    ) -> tuple[Tensor, None]:
-        if sliding_window is not None:
-            raise ConfigError("model.attention: flex computes no sliding windows; allowed for this model: sdpa, eager")
-        if position_ids is not self._positions or self._mask is None:
-            rows = position_ids.expand(query.shape[0], -1)  # without its own, a model counts once for all rows
-            self._positions, self._mask = position_ids, block_mask(ends_of_sequences(rows))
-        # [B * S, heads, D] each; rotary embeddings give float32 under autocast
-        queries, keys, values = (x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value))
-        mixed = attend(queries, keys, values, self._mask, scaling)
-        # [B, S, heads, D]
-        return mixed.reshape(query.shape[0], query.shape[2], *mixed.shape[1:]), None
+    def __call__(self, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+        return super().__call__(*arguments, **options)

@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_utils import AttentionInterface
 
-from ramet.errors import ConfigError
+from ramet.models.packed_attention import PackedAttention
 
 VARLEN = "varlen"
 CAUSAL = (-1, 0)  # the window: all positions before, none after
@@ -43,7 +43,7 @@ def has_varlen() -> bool:
 
 def register() -> None:
     """Let transformers find it by its name. No mask is built for attentions that it does not know itself."""
-    AttentionInterface.register(VARLEN, _Attention())
+    AttentionInterface.register(VARLEN, PackedAttention(VARLEN, borders, _attend_within))
 
 
 def borders(position_ids: Tensor) -> Borders:
@@ -52,42 +52,6 @@ def borders(position_ids: Tensor) -> Borders:
     starts = torch.nonzero(flat == 0).flatten()
     ends = torch.cat([starts, starts.new_tensor([len(flat)])])
     return Borders(ends.int(), int(ends.diff().max()))
-
-
-class _Attention:
-    """Keeps the borders of the current forward pass: all layers are given the same positions, and reading them waits
-    for the device.
-    """
-
-    def __init__(self) -> None:
-        self._positions: Tensor | None = None
-        self._borders: Borders | None = None
-
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,  # [B, heads, S, D]
-        key: Tensor,  # [B, key heads, S, D]
-        value: Tensor,  # [B, key heads, S, D]
-        attention_mask: Tensor | None,
-        *,
-        scaling: float,
-        position_ids: Tensor,
-        sliding_window: int | None = None,
-        **_: Any,  # transformers gives every attention more than it reads
-    ) -> tuple[Tensor, None]:
-        if sliding_window is not None:
-            raise ConfigError(
-                "model.attention: varlen computes no sliding windows; allowed for this model: sdpa, eager"
-            )
-        if position_ids is not self._positions or self._borders is None:
-            rows = position_ids.expand(query.shape[0], -1)  # without its own, a model counts once for all rows
-            self._positions, self._borders = position_ids, borders(rows)
-        # [B * S, heads, D] each; rotary embeddings give float32 under autocast
-        queries, keys, values = (_flat(x).to(value.dtype) for x in (query, key, value))
-        mixed = attend(queries, keys, values, self._borders, self._borders, scaling)
-        # [B, S, heads, D]
-        return mixed.view(query.shape[0], query.shape[2], *mixed.shape[1:]), None
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, own: Borders, seen: Borders, scaling: float) -> Tensor:
@@ -110,9 +74,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, own: Borders, seen: Border
     )
 
 
-def _flat(x: Tensor) -> Tensor:
-    """`[B, heads, S, D]` as `[B * S, heads, D]`."""
-    return x.transpose(1, 2).flatten(0, 1)
+def _attend_within(query: Tensor, key: Tensor, value: Tensor, own: Borders, scaling: float) -> Tensor:
+    return attend(query, key, value, own, own, scaling)
 
 
 def _kernel(*arguments: Any, **options: Any) -> Tensor:
