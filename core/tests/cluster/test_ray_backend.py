@@ -34,6 +34,7 @@ from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.placement import WorkerPlacement, thread_shares
 from ramet.cluster.ray.policy import RayPolicy
+from ramet.cluster.ray.rollout_workers import RolloutWorkers
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import HostTransfer
 from ramet.cluster.ray.weights import Bucket, buckets
@@ -235,18 +236,18 @@ def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_compu
     chosen.engine.params = Params()
 
     order: list[str] = []
-    rest, each = RayPolicy.rest, RayRollouts._call_each
+    rest, each = RayPolicy.rest, RolloutWorkers._call_each
 
     async def noting_rest(self: RayPolicy) -> None:
         order.append("policy rests")
         await rest(self)
 
-    async def noting_each(self: RayRollouts, method: str) -> None:
+    async def noting_each(self: RolloutWorkers, method: str) -> None:
         order.append(method)
         await each(self, method)
 
     monkeypatch.setattr(RayPolicy, "rest", noting_rest)
-    monkeypatch.setattr(RayRollouts, "_call_each", noting_each)
+    monkeypatch.setattr(RolloutWorkers, "_call_each", noting_each)
 
     async def steps() -> list[str]:
         spec: Any = None  # the stub builds nothing
@@ -418,8 +419,8 @@ def test_a_vllm_engine_in_an_actor_runs_groups_and_takes_weights(model, tmp_path
         try:
             assert started.info.name == "vllm"
             policy: Any = Puts()
-            started.transfer = HostTransfer(policy, timeout_s=300)
-            await started.update_weights(7)
+            started.workers.transfer = HostTransfer(policy, timeout_s=300)
+            await started.workers.update_weights(7)
             return await started.run([Task(id="t", prompt=user_prompt("hello"))], step=0, plan=RolloutPlan())
         finally:
             await started.close()

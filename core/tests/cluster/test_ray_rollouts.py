@@ -26,8 +26,9 @@ import ray
 from ray import cloudpickle
 
 from ramet.cluster.counts import Counts
-from ramet.cluster.ray import health_monitor, rollouts
+from ramet.cluster.ray import health_monitor, rollout_workers, rollouts
 from ramet.cluster.ray.actor_base import Actor
+from ramet.cluster.ray.rollout_workers import RolloutWorkers
 from ramet.cluster.ray.rollouts import RayRollouts
 from ramet.cluster.ray.weight_transfers import HostTransfer
 from ramet.cluster.ray.worker import RayWorker, WorkerLost
@@ -114,7 +115,7 @@ class Stub(Actor):
 @pytest.fixture(scope="module", autouse=True)
 def stub(two_nodes: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollouts, "RolloutActor", Stub)
+        patch.setattr(rollout_workers, "RolloutActor", Stub)
         yield
 
 
@@ -142,8 +143,8 @@ class Puts:
 
 async def send(rollouts: RayRollouts, weights: int, *, version: int) -> None:
     policy: Any = Puts(weights)
-    rollouts.transfer = HostTransfer(policy, timeout_s=60.0)
-    await rollouts.update_weights(version)
+    rollouts.workers.transfer = HostTransfer(policy, timeout_s=60.0)
+    await rollouts.workers.update_weights(version)
 
 
 @dataclass
@@ -281,10 +282,10 @@ def test_no_worker_is_given_more_than_it_admits(shared):
 
 def test_a_worker_that_is_lost_while_it_falls_asleep_is_replaced(shared, monkeypatch):
     replaced: list[tuple[RayWorker, str]] = []
-    monkeypatch.setattr(RayRollouts, "_replace", lambda _, worker, error: replaced.append((worker, str(error))))
+    monkeypatch.setattr(RolloutWorkers, "replace", lambda _, worker, error: replaced.append((worker, str(error))))
 
     async def work(rollouts: RayRollouts) -> None:
-        first, second = rollouts._dispatcher.workers
+        first, second = rollouts.workers.dispatcher.workers
         asked: list[str] = []
 
         async def lost(method: str, *, timeout_s: float) -> bool:
@@ -296,8 +297,8 @@ def test_a_worker_that_is_lost_while_it_falls_asleep_is_replaced(shared, monkeyp
 
         monkeypatch.setattr(first, "call", lost)
         monkeypatch.setattr(second, "call", able)
-        await rollouts.sleep()
-        rollouts._asleep = False  # as the next test expects it
+        await rollouts.workers.sleep()
+        rollouts.workers._asleep = False  # as the next test expects it
         assert replaced == [(first, "rollout worker 0 is lost")] and asked == ["sleep"]
 
     shared.do(work)
@@ -387,7 +388,7 @@ def test_a_group_that_does_not_come_back_in_time_costs_its_worker(
     async def work(rollouts: RayRollouts) -> None:
         running = asyncio.create_task(rollouts.run(tasks("long-0"), step=1, plan=plan))
         async with asyncio.timeout(30):
-            while not rollouts.restarts:
+            while not rollouts.workers.restarts:
                 await asyncio.sleep(0.05)
         running.cancel()
         await asyncio.wait([running])
@@ -403,7 +404,7 @@ def test_a_group_may_take_as_long_as_its_rewards_where_they_are_asked_in_its_wor
     async def work(rollouts: RayRollouts) -> int:
         monkeypatch.setattr(rollouts, "_score_s", 30.0)
         await rollouts.run(tasks("waits-0"), step=1, plan=PLAN)
-        return rollouts.restarts
+        return rollouts.workers.restarts
 
     assert with_rollouts(work, workers=1, step_s=0.1) == 0
 
@@ -415,7 +416,7 @@ def test_an_evaluation_has_no_deadline_of_a_step(with_rollouts, monkeypatch):
         plan = replace(PLAN, step_deadline=False)
         groups = await rollouts.run(tasks("short-0", "short-1", "short-2"), step=0, plan=plan)
         assert [group.task.id for group in groups] == ["short-0", "short-1", "short-2"]
-        return rollouts.restarts
+        return rollouts.workers.restarts
 
     assert with_rollouts(work, workers=1, step_s=1e-3) == 0
 
@@ -425,15 +426,15 @@ def test_a_group_may_wait_for_its_turn_in_addition_to_the_time_of_its_rollouts(w
 
     async def work(rollouts: RayRollouts) -> int:
         await rollouts.run(tasks("waits-0"), step=0, plan=replace(PLAN, step_deadline=False))
-        return rollouts.restarts
+        return rollouts.workers.restarts
 
     assert with_rollouts(work, workers=1, rollout_s=0.5) == 0
 
 
 def test_after_so_many_replacements_the_run_stops(with_rollouts, tmp_path, monkeypatch):
     """F4: one here instead of three, for the time that it takes."""
-    assert rollouts.MAX_RESTARTS == 3
-    monkeypatch.setattr(rollouts, "MAX_RESTARTS", 1)
+    assert rollout_workers.MAX_RESTARTS == 3
+    monkeypatch.setattr(rollout_workers, "MAX_RESTARTS", 1)
 
     async def work(rollouts: RayRollouts) -> None:
         await rollouts.run(tasks("dies-0"), step=1, plan=PLAN)
@@ -444,13 +445,13 @@ def test_after_so_many_replacements_the_run_stops(with_rollouts, tmp_path, monke
 
 
 def test_only_replacements_of_the_last_while_count(with_rollouts, monkeypatch):
-    monkeypatch.setattr(rollouts, "MAX_RESTARTS", 1)
-    monkeypatch.setattr(rollouts, "RESTART_WINDOW_S", 0.0)
+    monkeypatch.setattr(rollout_workers, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(rollout_workers, "RESTART_WINDOW_S", 0.0)
 
     async def work(rollouts: RayRollouts) -> int:
         for step in (1, 2):
             await rollouts.run(tasks(f"dies_once-{step}"), step=step, plan=PLAN)
-        return rollouts.restarts
+        return rollouts.workers.restarts
 
     assert with_rollouts(work, workers=1) == 2
 

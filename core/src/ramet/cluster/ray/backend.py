@@ -41,7 +41,7 @@ class RayBackend:
             await pool.reserve()
             rollouts = RayRollouts(pool, branching=True, tools=tools, score_s=score_s, in_rounds=in_rounds)
             policy = RayPolicy(pool, spec, critic)
-            rollouts.transfer = choose(config, policy, cuda=pool.placement.uses_gpus)
+            rollouts.workers.transfer = choose(config, policy, cuda=pool.placement.uses_gpus)
             backend = cls(pool, policy, rollouts)
             await pool.unless_failed(backend._open())
         except BaseException:
@@ -50,7 +50,7 @@ class RayBackend:
         return backend
 
     async def sync_weights(self, version: int) -> None:
-        await self._pool.unless_failed(self.rollouts.update_weights(version))
+        await self._pool.unless_failed(self.rollouts.workers.update_weights(version))
 
     async def close(self) -> None:
         await self.rollouts.close()
@@ -59,7 +59,7 @@ class RayBackend:
     async def _open(self) -> None:
         """Start both sides at once; co-located engines after the ranks, whose GPUs they use."""
         if not self._pool.config.cluster.colocate:
-            await run_together(self.policy.open(), self.rollouts.open({}))
+            await run_together(self.policy.open(), self.rollouts.workers.open({}))
             return
         await self.policy.open()
         await self.policy.rest()  # vLLM takes its share of what is free now
@@ -68,6 +68,6 @@ class RayBackend:
             number: tuple(device for rank in self.policy.ranks_beside(number) for device in found[rank])
             for number in range(self._pool.config.cluster.rollout_workers)
         }
-        await self.rollouts.open(devices)
-        self.policy.before_compute = self.rollouts.sleep
-        self.rollouts.before_wake = self.policy.rest
+        await self.rollouts.workers.open(devices)
+        self.policy.before_compute = self.rollouts.workers.sleep
+        self.rollouts.workers.before_wake = self.policy.rest

@@ -1,0 +1,221 @@
+"""The rollout workers of a run: started, replaced if they are lost, given weights, put to sleep and woken.
+
+A worker that dies, or is silent, is replaced: a new one takes its slot and gets the current weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from ramet.cluster.counts import Counts
+from ramet.cluster.ray.actor_base import RolloutSetup
+from ramet.cluster.ray.actors import RolloutActor
+from ramet.cluster.ray.dispatcher import Dispatcher
+from ramet.cluster.ray.weight_transfers import Target, WeightTransfer
+from ramet.cluster.ray.worker import RayWorker, WorkerLost
+from ramet.cluster.ray.worker_pool import WorkerPool, run_together
+from ramet.components.toolbox import ToolNames
+from ramet.engines.protocol import EngineInfo
+from ramet.errors import InfraError
+from ramet.tracking import repeats
+
+logger = logging.getLogger(__name__)
+MAX_RESTARTS = 3  # of rollout workers, within RESTART_WINDOW_S: a long run may lose one now and then
+RESTART_WINDOW_S = 1800.0
+
+
+class RolloutWorkers:
+    """Workers are numbered by their slots; a replacement has the number of the worker that it replaces.
+
+    `dispatcher` has those that work. `transfer` is of engines that a policy is trained beside. `before_wake` is awaited
+    before co-located engines take memory, so that the policy frees its own. `restarts`: workers that were replaced.
+    """
+
+    def __init__(self, pool: WorkerPool, *, branching: bool, tools: ToolNames) -> None:
+        self.dispatcher = Dispatcher(pool.config.rollout.max_concurrent)
+        self.transfer: WeightTransfer | None = None
+        self.before_wake: Callable[[], Awaitable[None]] | None = None
+        self.restarts = 0
+        self._recent: list[float] = []  # when workers were replaced, within the window
+        self._pool = pool
+        self._setup = RolloutSetup(
+            config=pool.config, branching=branching, services=pool.services, tool_sets=tools.sets
+        )
+        self._numbers: dict[RayWorker, int] = {}
+        self._devices: dict[int, tuple[str, ...]] = {}
+        self._version: int | None = None  # of the weights that every engine has, or will have soon
+        self._pending = False  # new weights are being prepared
+        self._changed = asyncio.Condition()  # of the two above
+        self._info: EngineInfo | None = None
+        self._asleep = False
+
+    async def open(self, devices: dict[int, tuple[str, ...]]) -> None:
+        """Start all workers at once. `devices`: by worker, the GPUs that it shares with policy ranks."""
+        self._devices = devices
+        await run_together(*(self._start(number) for number in range(self._pool.config.cluster.rollout_workers)))
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._info is not None, "not started"
+        return self._info
+
+    async def update_weights(self, version: int) -> None:
+        """Send the policy's weights to every engine. Engines that are starting get them before their first group."""
+        assert self.transfer is not None, "engines alone have no policy"
+        self._pending = True
+        await self.transfer.prepare()
+        async with self._changed:
+            self._version, self._pending = version, False
+            self._changed.notify_all()
+        await self._wake_with(self.transfer, version)
+
+    async def sleep(self) -> None:
+        """Co-located engines free their memory for the policy until `wake`."""
+        if self._asleep:
+            return
+        self._asleep = True
+        able = await asyncio.gather(*(self._sleep(worker) for worker in self.dispatcher.workers))
+        if not all(able):
+            message = "cluster.colocate=true: engine %s cannot sleep and keeps its memory"
+            repeats.warn(logger, "an engine cannot sleep", message, self.info.name, by_step=True)
+
+    async def wake(self) -> None:
+        """With the weights that were sent last, since engines drop theirs."""
+        if self._asleep:
+            assert self.transfer is not None and self._version is not None, "engines slept before they had weights"
+            await self._wake_with(self.transfer, self._version)
+
+    async def _wake_with(self, transfer: WeightTransfer, version: int) -> None:
+        """All engines at once. Those that are asleep have room for weights before they have for their caches."""
+        woken, self._asleep = self._asleep, False
+        if woken:
+            if self.before_wake is not None:
+                await self.before_wake()
+            await self._call_each("wake_weights")
+        targets = [Target(worker=worker, number=self._numbers[worker]) for worker in self.dispatcher.workers]
+        await transfer.send(targets, version, self.replace)
+        if woken:
+            await self._call_each("wake")
+
+    async def _call_each(self, method: str) -> None:
+        """Of every engine, at once; those that are lost are replaced."""
+
+        async def call(worker: RayWorker) -> None:
+            try:
+                await worker.call(method, timeout_s=self._pool.timeout_s)
+            except WorkerLost as error:
+                self.replace(worker, error)
+
+        await run_together(*map(call, self.dispatcher.workers))
+
+    async def _sleep(self, worker: RayWorker) -> bool:
+        """Whether it can. One that is lost is replaced, by one that falls asleep when it has started."""
+        try:
+            able: bool = await worker.call("sleep", timeout_s=self._pool.timeout_s)
+        except WorkerLost as error:
+            self.replace(worker, error)
+            return True
+        return able
+
+    async def counts(self) -> list[Counts]:
+        """Of tools and engines, since the last call; those of a lost worker are lost."""
+        found = []
+        for worker in self.dispatcher.workers:
+            try:
+                found.append(await worker.call("counts", timeout_s=self._pool.timeout_s))
+            except InfraError as error:
+                self.replace(worker, error)
+        return found
+
+    async def _start(self, number: int) -> None:
+        """A new worker with the current weights. Raises `WorkerLost` if it is lost meanwhile; it is replaced then."""
+        worker = self._pool.start(
+            RolloutActor,
+            f"rollout worker {number}",
+            self._pool.placement.engine_slot(number),
+            self._setup,
+            self.replace,
+            self._devices.get(number),
+        )
+        self._numbers[worker] = number
+        try:
+            await self._prepare(worker)
+        except WorkerLost as error:
+            self.replace(worker, error)
+            raise
+        if worker in self._numbers:  # or it was lost while its last answer was in flight
+            self._pool.monitor.watch(worker, self.replace, may_be_silent=False)
+            self.dispatcher.add(worker)
+
+    async def _prepare(self, worker: RayWorker) -> None:
+        await worker.wait_started(self._pool.timeout_s)
+        self._info = await worker.call("start", timeout_s=self._pool.timeout_s)
+        await self._give_weights(worker)
+        asleep = False
+        while self._asleep != asleep:  # it changes while this engine follows
+            if asleep:
+                await worker.call("wake_weights", timeout_s=self._pool.timeout_s)
+                await self._give_weights(worker)
+                await worker.call("wake", timeout_s=self._pool.timeout_s)
+            else:
+                await worker.call("sleep", timeout_s=self._pool.timeout_s)
+            asleep = not asleep
+
+    async def _give_weights(self, worker: RayWorker) -> None:
+        """To a new engine, the current ones; others may come while it is sent these."""
+        given: int | None = None
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._pending)
+            if self.transfer is None or self._version in (None, given):
+                return
+            version = self._version
+            if await self.transfer.send_late(worker, version):
+                given = version
+            else:
+                await self._other_version(version)
+
+    async def _other_version(self, version: int) -> None:
+        """Wait until engines are to have another."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._version != version)
+
+    def replace(self, worker: RayWorker, error: InfraError) -> None:
+        """Start another worker in its slot. Called by all that find it lost; only the first call has an effect."""
+        if (number := self._numbers.pop(worker, None)) is None:
+            return
+        self.dispatcher.remove(worker)
+        self._pool.stop(worker)
+        self.restarts += 1
+        now = time.monotonic()
+        self._recent = [*(at for at in self._recent if now - at < RESTART_WINDOW_S), now]
+        if len(self._recent) > MAX_RESTARTS:
+            self._pool.fail(
+                InfraError(
+                    f"{error}; at most {MAX_RESTARTS} rollout workers are replaced within {RESTART_WINDOW_S / 60:g} "
+                    "minutes, so the run stops"
+                )
+            )
+            return
+        logger.warning(
+            "%s; replacing it (%d of at most %d within %g minutes), and its groups are run again",
+            error,
+            len(self._recent),
+            MAX_RESTARTS,
+            RESTART_WINDOW_S / 60,
+        )
+        self._pool.create_task(self._restart(number))
+
+    async def _restart(self, number: int) -> None:
+        started = time.monotonic()
+        try:
+            await self._start(number)
+        except WorkerLost:
+            return  # `_start` has called `_replace` for it
+        except Exception as error:
+            self._pool.fail(error)
+            return
+        logger.warning("rollout worker %d is replaced after %.1f s", number, time.monotonic() - started)
