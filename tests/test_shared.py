@@ -1,6 +1,7 @@
 """Only published data stays outside the repository: a few tests need it, and a run says at its end which were skipped.
 
-`scripts/test_without_shared.sh` runs the tests that look at `../shared` where there is none.
+`scripts/test_without_shared.sh` runs all tests where there is no `../shared`, `scripts/test_with_shared.sh` those that
+look there where it is. `.ci/run` calls both.
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_test_that_looks_there_says_what_it_needs() -> None:
-    """In the words that the line at the end and `tests/test_wheels.py` know."""
+    """In the words that the line at the end and `tests/test_wheels.py` know. Golden values are in `tests/golden`."""
     files = [path for folder in ("core/tests", "plugins", "tests") for path in (ROOT / folder).rglob("*.py")]
-    looking = [path for path in files if LOOKS in path.read_text(encoding="utf-8") and path != Path(__file__)]
+    texts = {path: path.read_text(encoding="utf-8") for path in files if path != Path(__file__)}
+    looking = {path: text for path, text in texts.items() if LOOKS in text}
     assert looking
-    assert not [path for path in looking if 'reason="needs ../shared/data/' not in path.read_text(encoding="utf-8")]
+    assert not [path for path, text in looking.items() if 'reason="needs ../shared/data/' not in text]
+    assert not [path for path, text in texts.items() if "shared/golden" in text and path.name != "test_wheels.py"]
 
 
 @pytest.mark.parametrize("pattern", WITHOUT_IT)

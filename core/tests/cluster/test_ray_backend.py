@@ -29,7 +29,7 @@ from ramet.check.agreement import DEFAULTS, Agreement
 from ramet.cli import main
 from ramet.cluster.interfaces import Backend
 from ramet.cluster.launch import open_backend, open_policy
-from ramet.cluster.ray import policy, rollouts
+from ramet.cluster.ray import policy, rollout_workers
 from ramet.cluster.ray.actor_base import Actor
 from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.placement import WorkerPlacement, thread_shares
@@ -227,7 +227,7 @@ class StubEngine(Actor):
 
 def test_colocated_engines_see_their_ranks_gpus_and_sleep_while_the_policy_computes(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(policy, "PolicyActor", StubPolicy)
-    monkeypatch.setattr(rollouts, "RolloutActor", StubEngine)
+    monkeypatch.setattr(rollout_workers, "RolloutActor", StubEngine)
 
     @dataclass_with_tensor_parallel
     class Params: ...

@@ -23,7 +23,8 @@ from ramet_tools_bing.formats import NOTHING, default, release
 from ramet_tools_bing.providers.brightdata import BrightData
 from ramet_tools_bing.results import SearchItem
 
-SHARED = Path(__file__).parents[4] / "shared"
+PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "search_cache.json"
+GOLDEN = Path(__file__).resolve().parents[3] / "tests" / "golden" / "values" / "tools.jsonl"
 
 
 def call(tool: SearchTool, query: Any, **arguments: Any) -> Any:
@@ -129,11 +130,10 @@ def test_the_released_format_shows_excerpts_alone() -> None:
 
 
 def golden(function: str) -> list[dict[str, Any]]:
-    lines = (SHARED / "golden" / "tools.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = GOLDEN.read_text(encoding="utf-8").splitlines()
     return [row for row in map(json.loads, lines) if row["function"].startswith(function)]
 
 
-@pytest.mark.skipif(not (SHARED / "golden").is_dir(), reason="needs ../shared/golden")
 def test_the_released_format_agrees_with_the_reference() -> None:
     rows = golden("search_tool.format(max_results=3,result_length=20)")
     for row in rows:
@@ -142,7 +142,6 @@ def test_the_released_format_agrees_with_the_reference() -> None:
     assert len(rows) == 5
 
 
-@pytest.mark.skipif(not (SHARED / "golden").is_dir(), reason="needs ../shared/golden")
 def test_requests_agree_with_the_reference() -> None:
     rows = golden("search_tool.request(")
     for row in rows:
@@ -153,13 +152,11 @@ def test_requests_agree_with_the_reference() -> None:
     assert len(rows) == 5
 
 
-@pytest.mark.skipif(
-    not (SHARED / "data" / "search_cache.json").is_file(), reason="needs ../shared/data/search_cache.json"
-)
+@pytest.mark.skipif(not PUBLISHED.is_file(), reason="needs ../shared/data/search_cache.json")
 def test_the_published_cache_is_imported_and_its_entries_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, folder = SHARED / "data" / "search_cache.json", tmp_path / "cache"
+    source, folder = PUBLISHED, tmp_path / "cache"
     assert cache(["import", str(source), "--folder", str(folder)]) == 0
     assert capsys.readouterr().out == (f"{source}: 996 new, 0 replaced, 0 already there, 4 stored failures left out\n")
     published = json.loads(source.read_text(encoding="utf-8"))
