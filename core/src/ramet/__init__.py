@@ -3,7 +3,7 @@
 from ramet.entropy import EntropyScale, entropy_change
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.group_scores import GroupStatistics, group_statistics, rollout_scores
-from ramet.helpers import from_jsonl, function_tool, json_rows, run_blocking
+from ramet.helpers import from_jsonl, function_tool, json_rows, neutralise_chat_markup, run_blocking
 from ramet.hookspecs import Register, hookimpl
 from ramet.limiter import local_limiter
 from ramet.openai_client.client import OpenAIClient
@@ -34,6 +34,7 @@ __all__ = [
     "hookimpl",
     "json_rows",
     "local_limiter",
+    "neutralise_chat_markup",
     "reward_named",
     "rollout_scores",
     "run_blocking",

@@ -1,4 +1,6 @@
-"""Helpers that make small plugins small: a tool from a function, a thread for what blocks, tasks from a file."""
+"""Helpers that make small plugins small: a tool from a function, a thread for what blocks, tasks from a file, text
+from outside for the prompt of another model.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import contextlib
 import contextvars
 import inspect
 import itertools
+import re
 import threading
 import types
 import typing
@@ -20,6 +23,10 @@ from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema, user_promp
 
 P = ParamSpec("P")
 T = TypeVar("T")
+# `<|im_end|>`, `<｜User｜>`, `<start_of_turn>`, `</s>`, `<<SYS>>`, `<seed:bos>`, `<|"|>`; `[/INST]`, `[gMASK]`,
+# `[|user|]`, `[@BOS@]`; `]~b]`, `[e~[`
+_CHAT_MARKUP = re.compile(r"<(?=[^\s<>]{1,80}>)|\[(?=/?[|@]?[A-Za-z_]\w+[|@]?\]|e~\[)|\](?=~)")
+_SPELLED = {"<": "&lt;", "[": "&#91;", "]": "&#93;"}
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
@@ -123,6 +130,17 @@ def _check_type(schema: ToolSchema, name: str, value: Any) -> None:
     fits = isinstance(value, allowed) or (expected == "number" and isinstance(value, int))
     if not fits or (isinstance(value, bool) and expected != "boolean"):
         raise ToolError(f"{schema.name}: {name} must be of type {expected}, got {value!r}")
+
+
+def neutralise_chat_markup(text: str) -> str:
+    """Return `text` with nothing in it that a chat model's tokenizer takes for a special token.
+
+    For text from outside (an answer of the policy, a page, a server's description) in a prompt that another program
+    tokenises: servers parse special tokens wherever they stand, so such text could end its message and write the next
+    one. The first sign of whatever has the form of a special token of any known family is spelled as in HTML:
+    `&lt;|im_end|>`, `&#91;INST]`. What Ramet tokenises itself needs it not: see `Untrusted`.
+    """
+    return _CHAT_MARKUP.sub(lambda sign: _SPELLED[sign[0]], text)
 
 
 def from_jsonl(

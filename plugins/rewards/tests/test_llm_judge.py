@@ -171,6 +171,7 @@ def test_prompts_keep_their_names_only_as_long_as_their_text() -> None:
     """A change is a new version: give it a name of its own."""
     assert {name: hashlib.sha256(text.encode()).hexdigest()[:12] for name, text in PROMPTS.items()} == {
         "equivalence_v1": "60eb7e8c2ec4",
+        "equivalence_v2": "9443892c6f2f",
     }
 
 
@@ -182,7 +183,7 @@ def test_a_prompt_of_ones_own_holds_all_fields(tmp_path: Path, write: Any) -> No
     assert str(caught.value) == f"prompt: {path} has no {{answer}}"
     with pytest.raises(ConfigError) as caught:
         LlmJudge(LlmJudgeConfig(prompt="strict"))
-    assert str(caught.value) == "prompt is 'strict'; allowed: equivalence_v1, or the path of a file"
+    assert str(caught.value) == "prompt is 'strict'; allowed: equivalence_v1, equivalence_v2, or the path of a file"
     path.write_text("Q {question} G {gold} A {answer}")
     with OpenAIServer(lambda body: RIGHT) as server:
         assert judge(server.url, [write.answer("Rome", "Paris")], prompt=str(path)) == [1.0]

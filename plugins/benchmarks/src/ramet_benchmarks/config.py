@@ -25,7 +25,7 @@ class JudgeConfig:
 
     ask: bool = False  # true: the metric `judge`, which is then the first
     server: OpenAIOptions = field(default_factory=OpenAIOptions)
-    prompt: str = "equivalence_v1"  # a prompt of ramet-rewards, or a file with {question}, {gold} and {answer}
+    prompt: str = "equivalence_v2"  # a prompt of ramet-rewards, or a file with {question}, {gold} and {answer}
     cache: str | None = None  # file that keeps verdicts over runs; null: one of the run
     max_tokens: int = 512  # of a verdict; a judge that thinks first needs thousands
     extra: dict[str, Any] = field(default_factory=dict)  # more parameters of the request, by name

@@ -226,7 +226,7 @@ class RepetitionConfig:
 @dataclass(kw_only=True, slots=True)
 class LlmJudgeConfig:
     server: OpenAIOptions = field(default_factory=OpenAIOptions)
-    prompt: str = "equivalence_v1"  # a prompt of this package, or a file with {question}, {gold} and {answer}
+    prompt: str = "equivalence_v2"  # a prompt of this package, or a file with {question}, {gold} and {answer}
     max_tokens: int = 512  # of a verdict
     deadline_s: float = 300.0  # for one verdict, with all attempts and waits
     max_answer_chars: int = 8000  # a longer answer is wrong, and not judged

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ramet import InfraError, Message, OpenAIClient, Services
+from ramet import InfraError, Message, OpenAIClient, Services, neutralise_chat_markup
 from ramet_tools_bing.cache import AnswerCache
 from ramet_tools_bing.config import DeepSearchConfig
 from ramet_tools_bing.queries import cache_key, is_chinese
@@ -80,7 +80,7 @@ class Summarizer:
     async def summarize(self, query: str, question: str, pages: Sequence[QuotedPage], *, deadline_s: float) -> str:
         """Raises `InfraError`, and `NotStoredError` if only stored summaries may be given."""
         prompt = CHINESE if is_chinese(query) else ENGLISH
-        message = prompt.head.format(question=question or query, query=query) + quoted(pages)
+        message = summary_request(prompt, query, question, pages)
         key = self._cache_key(prompt, message)
         stored = self._cache.get(key)
         if isinstance(stored, Mapping) and isinstance(stored.get("summary"), str):
@@ -106,6 +106,12 @@ class Summarizer:
 
     async def aclose(self) -> None:
         await self.client.aclose()
+
+
+def summary_request(prompt: SummaryPrompt, query: str, question: str, pages: Sequence[QuotedPage]) -> str:
+    """The user's message. It holds no special token: the policy wrote the query, and strangers the pages."""
+    head = prompt.head.format(question=question or query, query=query)
+    return neutralise_chat_markup(head + quoted(pages))
 
 
 def quoted(pages: Sequence[QuotedPage]) -> str:

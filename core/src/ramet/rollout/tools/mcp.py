@@ -16,12 +16,12 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from ramet.errors import ConfigError, InfraError, ToolError
+from ramet.helpers import neutralise_chat_markup
 from ramet.rollout.config import McpConfig
 from ramet.rollout.tools.mcp_connection import McpConnection, McpFailure, McpRefusal
 from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema
 
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")  # as the protocol has them
-_TOKENS = re.compile(r"<(?=[|\uff5c]|/?\w+>)|\[(?=/?[A-Z_]+\])")  # `<|im_start|>`, `<tool_call>`, `</s>`, `[INST]`
 NOT_INSTALLED = "the package 'mcp' is not installed; install it with: pip install 'ramet[mcp]'"
 
 
@@ -63,7 +63,7 @@ class McpServer:
         hints = offered.annotations
         schema = ToolSchema(
             name=f"{self.config.prefix}{offered.name}",
-            description=_inert(offered.description or offered.title or ""),
+            description=neutralise_chat_markup(offered.description or offered.title or ""),
             parameters=_parameters(offered.input_schema),
             idempotent=bool(hints is not None and (hints.read_only_hint or hints.idempotent_hint)),
         )
@@ -143,14 +143,18 @@ async def connect(config: McpConfig) -> McpConnection:
         raise InfraError(f"MCP server {config.name}: {error}") from error
 
 
-def _inert(text: str) -> str:
-    """A server's own words are part of the prompt, where special tokens would be parsed."""
-    return _TOKENS.sub(lambda found: "&lt;" if found[0] == "<" else "&#91;", text)
+def _neutral(value: Any) -> Any:
+    """JSON with the same keys and texts without chat markup: they are part of the prompt, where it would be parsed."""
+    if isinstance(value, Mapping):
+        return {neutralise_chat_markup(str(key)): _neutral(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_neutral(part) for part in value]
+    return neutralise_chat_markup(value) if isinstance(value, str) else value
 
 
 def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema without special tokens; `true` for what may be anything is spelled as an object, or `true`."""
-    made: dict[str, Any] = json.loads(_inert(json.dumps(dict(schema), ensure_ascii=False)))
+    made: dict[str, Any] = _neutral(schema)
     if made.get("additionalProperties") == {}:
         made["additionalProperties"] = True
     if "properties" in made:
