@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,8 @@ def logged(ramet, workspace, tmp_path_factory) -> set[str]:
     more = ["data.train=[tasks.jsonl]", "data.valid=[tasks.jsonl]", "train.steps=1", "train.eval_every=1"]
     assert ramet(*workspace.train("run.root=.", "run.name=run", *more), cwd=folder).code == 0
     lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    counted = tool_metrics({"x": ToolStats(wait_s=[1.0], run_s=[1.0], waits_s=[1.0])})
+    stats = ToolStats(wait_s=[1.0], run_s=[1.0], waits_s=[1.0], exceptions=Counter(KeyError=1))
+    counted = tool_metrics({"x": stats})
     return {name for line in lines for name in line if name not in ("step", "time")} | counted.keys()
 
 

@@ -1,27 +1,33 @@
 """Ramet from Python: what `ramet train`, `ramet sft` and `ramet eval` do, for scripts and notebooks.
 
 ```python
-from ramet.api import compose, train
+from ramet.api import compose, rollouts, train
 
-config = compose(["algorithm=arpo", "model.path=models/base", "data.train=[tasks.jsonl]", "tools=[python]"])
+config = compose({"algorithm": "arpo", "model.path": "models/base", "data.train": ["tasks.jsonl"], "tools": [my_tool]})
 print(config.text)                      # everything that was composed, as YAML
-result = train(config)                  # or train(["algorithm=arpo", …])
+result = train(config)                  # or train({"algorithm": "arpo", …}), or train(["algorithm=arpo", …])
 print(result.metrics["reward/mean"], result.model)
+best = max(rollouts(result.run), key=lambda one: one.reward or 0.0)
 ```
 
 Keys are those of the command line. Mistakes are raised as one `ConfigErrors` that holds them all, before anything is
-written. A run that was interrupted goes on if the same `run.name` is given again. Progress is logged to the logger
+written. A run that was interrupted continues if the same `run.name` is given again. Progress is logged to the logger
 `ramet` (`logging.basicConfig(level=logging.INFO)` shows it). All functions may be called where an event loop runs.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramet.errors import ConfigError, raise_all
+from ramet.helpers import function_tool
+from ramet.plugins import load_plugins
+from ramet.types import Rollout
 
 if TYPE_CHECKING:  # importing this module is as light as importing ramet
     from ramet.config.resolved import Resolved
@@ -29,28 +35,52 @@ if TYPE_CHECKING:  # importing this module is as light as importing ramet
     from ramet.sft.job import SftResult
     from ramet.train.training import TrainResult
 
-__all__ = ["compose", "evaluate", "run", "sft", "train"]
+__all__ = ["RecordedRollout", "compose", "evaluate", "metrics", "rollouts", "run", "sft", "train"]
 JOBS = {"train": "ramet.train.training", "sft": "ramet.sft.job", "eval": "ramet.evaluate.evaluation"}
-Keys: TypeAlias = "Sequence[str] | Resolved"
+Keys: TypeAlias = "Sequence[str] | Mapping[str, Any] | Resolved"
 
 
-def compose(keys: Sequence[str], *, job: str = "train", config_dir: str | Path | None = None) -> Resolved:
-    """The configuration of a job (`train`, `sft` or `eval`) with these keys (`"train.steps=3"`), checked by type.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRollout:
+    """One rollout of a run, read from its record. `reward` is None if the rollout was masked."""
 
-    `config_dir` holds further presets and experiments. Raises `ConfigErrors` with every problem found.
+    step: int  # 0 in an evaluation
+    rollout: Rollout
+    reward: float | None
+    parts: Mapping[str, float]  # unweighted, by reward name (and `name/part`)
+    advantages: array[float] | None  # one float32 for each token of the response; None where nothing was trained
+
+
+def compose(
+    keys: Sequence[str] | Mapping[str, Any], *, job: str = "train", config_dir: str | Path | None = None
+) -> Resolved:
+    """Return the configuration of a job (`train`, `sft` or `eval`) with these keys, checked by type.
+
+    `keys`: a list as on the command line (`["train.steps=3"]`), or a dict (`{"train.steps": 3}`). In a dict the lists
+    `tools` and `rewards` may hold objects beside names: a tool, a function that `function_tool` takes, a reward. Such
+    an object lives in this process alone, so `cluster=ray` refuses it. `config_dir` holds further presets and
+    experiments. Raises `ConfigErrors` with every problem found.
     """
     if isinstance(keys, str):
-        raise ConfigError(f"keys must be a list of strings, got the string {keys!r}; write [{keys!r}]")
+        raise ConfigError(f"keys must be a list of strings or a dict, got the string {keys!r}; write [{keys!r}]")
     if job not in JOBS:
         raise ConfigError(f"no job {job!r}; allowed: {', '.join(JOBS)}")
+    given: list[str] = []
+    if isinstance(keys, Mapping):
+        keys, given = _overrides(keys)
     config = importlib.import_module("ramet.config.compose")
     folder = None if config_dir is None else Path(config_dir)
     resolved: Resolved = config.compose(list(keys), job=job, config_dir=folder)
+    if given and resolved.config.cluster.name == "ray":
+        raise ConfigError(
+            f"{', '.join(given)}: cluster=ray: workers are other processes and do not have the objects of this one; "
+            "write them into a module, and name it in RAMET_PLUGINS"
+        )
     return resolved
 
 
 def train(keys: Keys) -> TrainResult:
-    """Teach a model by reinforcement learning, as `ramet train`. Takes keys or what `compose` returned."""
+    """Teach a model by reinforcement learning, as `ramet train`. Takes keys as `compose` does, or what it returned."""
     result: TrainResult = run(_resolved(keys, "train"))
     return result
 
@@ -67,8 +97,51 @@ def evaluate(keys: Keys) -> EvaluateResult:
     return result
 
 
+def rollouts(run: str | Path, *, kind: str = "step") -> Iterator[RecordedRollout]:
+    """Yield the rollouts that the run in this folder recorded, in the order of its steps and tasks.
+
+    `kind`: `step` for training steps, `valid` for validations, `eval` for an evaluation. Raises `ConfigError` for a
+    folder without such records, and for a record that cannot be read.
+    """
+    read_records = importlib.import_module("ramet.rollout.record").read_records
+    for file in _record_files(Path(run), kind):
+        for record in read_records(file):
+            for scored in record.group.rollouts:
+                yield RecordedRollout(
+                    step=record.step,
+                    rollout=scored.rollout,
+                    reward=scored.reward,
+                    parts=scored.parts,
+                    advantages=record.advantages.get(scored.rollout.id),
+                )
+
+
+def metrics(run: str | Path) -> list[dict[str, float]]:
+    """Return one row for each step of the run in this folder: `step`, then its metrics by name (`docs/metrics.md`).
+
+    `pandas.DataFrame(metrics(run))` is a table. Raises `ConfigError` for a folder without metrics.
+    """
+    path = Path(run) / "metrics.jsonl"
+    if not path.is_file():
+        raise ConfigError(f"{run}: no run with metrics: there is no {path}")
+    rows: dict[int, dict[str, float]] = {}
+    for line in importlib.import_module("ramet.tracking.jsonl").read_metrics(path):
+        rows.setdefault(line.step, {"step": line.step}).update(line.metrics)
+    return [rows[step] for step in sorted(rows)]
+
+
 def run(resolved: Resolved) -> Any:
-    """Run the job that the configuration was composed for, and return its result."""
+    """Run the job that the configuration was composed for, and return its result.
+
+    Raises `ConfigError` if the configuration was changed after it was composed: the run would record the old values.
+    """
+    composed = compose(resolved.overrides, job=resolved.job, config_dir=resolved.config_dir)
+    changed = [f"{key}: {old!r} -> {new!r}" for key, old, new in _differences("", composed.config, resolved.config)]
+    if changed:
+        raise ConfigError(
+            f"the configuration was changed after it was composed, and the run would record the old values; give the "
+            f"new ones to compose: {'; '.join(changed)}"
+        )
     check_early(resolved)
     return importlib.import_module(JOBS[resolved.job]).run(resolved)
 
@@ -79,8 +152,57 @@ def check_early(resolved: Resolved) -> None:
 
 
 def _resolved(keys: Keys, job: str) -> Resolved:
-    if isinstance(keys, Sequence):
+    if isinstance(keys, Sequence | Mapping):
         return compose(keys, job=job)
     if keys.job != job:
         raise ConfigError(f"this configuration was composed for the job {keys.job!r}, not for {job!r}")
     return keys
+
+
+def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted key, old value, new value) for the fields of two configurations that differ."""
+    if type(old) is type(new) and is_dataclass(old):
+        pairs = {field.name: (getattr(old, field.name), getattr(new, field.name)) for field in fields(old)}
+    elif isinstance(old, dict) and isinstance(new, dict):
+        pairs = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
+    else:
+        if old != new:
+            yield path.lstrip("."), old, new
+        return
+    for name, (one, other) in pairs.items():
+        yield from _differences(f"{path}.{name}", one, other)
+
+
+def _record_files(run: Path, kind: str) -> list[Path]:
+    if kind == "eval":
+        rollouts_path = importlib.import_module("ramet.evaluate.rollouts_file").rollouts_path
+        files = [path for path in [rollouts_path(run / "results.json")] if path.is_file()]
+    elif kind in ("step", "valid"):
+        recorded = importlib.import_module("ramet.report.rollouts").recorded_files(run)
+        files = [file.path for file in recorded if file.kind == kind]
+    else:
+        raise ConfigError(f"no kind of rollouts {kind!r}; allowed: step, valid, eval")
+    if not files:
+        raise ConfigError(f"{run}: no recorded rollouts of kind {kind!r} (working directory: {Path.cwd()})")
+    return files
+
+
+def _overrides(keys: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the overrides of a dict, and the keys of its objects (`tools.NAME`), which are registered here."""
+    override = importlib.import_module("ramet.config.hydra_adapter").override
+    texts, given = list[str](), list[str]()
+    for key, value in keys.items():
+        if key in ("tools", "rewards") and isinstance(value, list | tuple):
+            names = [one if isinstance(one, str) else _register(key, one) for one in value]
+            given += [f"{key}.{name}" for name, one in zip(names, value, strict=True) if not isinstance(one, str)]
+            value = names
+        texts.append(override(key, value))
+    return texts, given
+
+
+def _register(group: str, component: Any) -> str:
+    """Register an object under its own name. The same name in a later call replaces it, as a notebook's cell does."""
+    if group == "tools":
+        tool = component if hasattr(component, "schema") else function_tool(component)
+        return load_plugins().give("tools", tool.schema.name, tool)
+    return load_plugins().give("rewards", getattr(component, "__name__", type(component).__name__).lower(), component)

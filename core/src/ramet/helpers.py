@@ -27,7 +27,13 @@ T = TypeVar("T")
 # `[|user|]`, `[@BOS@]`; `]~b]`, `[e~[`
 _CHAT_MARKUP = re.compile(r"<(?=[^\s<>]{1,80}>)|\[(?=/?[|@]?[A-Za-z_]\w+[|@]?\]|e~\[)|\](?=~)")
 _SPELLED = {"<": "&lt;", "[": "&#91;", "]": "&#93;"}
+# What a function tool may raise without knowing of Ramet: how Python says that an argument makes no sense.
+MODEL_MISTAKES = (ValueError, TypeError, LookupError, ArithmeticError)
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+
+
+class FunctionError(ToolError):
+    """What a function tool raised that is the model's mistake; its cause is the exception."""
 
 
 class _FunctionTool:
@@ -46,16 +52,21 @@ class _FunctionTool:
         for name, value in bound.arguments.items():
             if value is not None or name not in self._nullable:
                 _check_type(self.schema, name, value)
-        if self._is_async:
-            return ToolResult(text=str(await self.user_function(*bound.args, **bound.kwargs)))
-        return ToolResult(text=str(await run_blocking(self.user_function, *bound.args, **bound.kwargs)))
+        try:
+            if self._is_async:
+                return ToolResult(text=str(await self.user_function(*bound.args, **bound.kwargs)))
+            return ToolResult(text=str(await run_blocking(self.user_function, *bound.args, **bound.kwargs)))
+        except MODEL_MISTAKES as error:
+            raise FunctionError(f"{type(error).__name__}: {error}") from error
 
 
 def function_tool(function: Callable[..., Any], *, name: str | None = None) -> Tool:
     """A tool from a function: its signature and docstring become the schema, its return value the text.
 
     Parameters must be annotated with str, int, float, bool, list or dict (or one of them `| None`). A plain function
-    runs in a thread. Raise `ToolError` in it for the model's mistakes. Raises `TypeError` for another signature.
+    runs in a thread. `ToolError` is the model's mistake, and so are `ValueError`, `TypeError`, `LookupError` and
+    `ArithmeticError`: their text goes to the model. Everything else masks the rollout. Raises `TypeError` for another
+    signature.
     """
     hints = typing.get_type_hints(function)
     properties, required, nullable = {}, [], []

@@ -24,6 +24,7 @@ from ramet.registry import BUILTIN, DuplicateName, Entry, Registries, Registry
 
 logger = logging.getLogger(__name__)
 CONTRACT_VERSION = "1"
+GIVEN = "this process"  # the plugin name of objects that `ramet.api` was given
 CLOSE = 0.9  # how alike a function without a decorator is to a hook's name, for it to be meant as one
 
 
@@ -72,6 +73,18 @@ class Plugins:
         """The entry of `kind` (a field of `Registries`). Raises `ConfigError` for an unknown name."""
         entry: Entry[Any] = getattr(self.registries, kind).get(name, self.absent)
         return entry
+
+    def give(self, kind: str, name: str, component: Any) -> str:
+        """Register a built object of this process, in the place of an earlier one of that name. Return the name.
+
+        Raises `PluginError` for a name that is not allowed, and for one that a plugin has.
+        """
+        registry: Registry[Any] = getattr(self.registries, kind)
+        entry: Entry[Any] = Entry(
+            kind=registry.kind, name=name, factory=lambda: component, config=None, plugin=GIVEN, distribution="Python"
+        )
+        registry.add(entry, instead_of=GIVEN)
+        return name
 
 
 @functools.cache

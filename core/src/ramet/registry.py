@@ -104,11 +104,14 @@ class Registry(Generic[T]):
         if entry.config is not None and not is_class:
             raise PluginError(f"{what}: config must be a dataclass, got {entry.config!r}")
 
-    def add(self, entry: Entry[T]) -> None:
-        """Take the entry in. Raises `PluginError` as `check` does, and `DuplicateName`."""
+    def add(self, entry: Entry[T], *, instead_of: str | None = None) -> None:
+        """Take the entry in; one of the plugin `instead_of` is replaced.
+
+        Raises `PluginError` as `check` does, and `DuplicateName`.
+        """
         self.check(entry)
         taken = self._entries.get(entry.name)
-        if taken is not None:
+        if taken is not None and taken.plugin != instead_of:
             raise DuplicateName(f"{self.kind} {entry.name!r} is registered twice: {_twice(taken, entry)}")
         self._entries[entry.name] = entry
 

@@ -9,17 +9,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from ramet.api import compose, evaluate, run, sft, train
+from ramet.api import compose, evaluate, metrics, rollouts, run, sft, train
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.event_loop import run_async
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.runs.stopped import StopListener, Stopped
 from ramet.tracking.jsonl import read_metrics
+from ramet.types import Rollout
 
 needs_plugins = pytest.mark.skipif(
     "format" not in load_plugins().registries.rewards or "arithmetic" not in load_plugins().registries.benchmarks,
@@ -97,8 +99,13 @@ def test_mistakes_are_raised_all_at_once_and_before_anything_is_written(tmp_path
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: compose("train.steps=1"), "keys must be a list of strings, got the string 'train.steps=1'; write "
-         "['train.steps=1']"),
+        (lambda: compose("train.steps=1"), "keys must be a list of strings or a dict, got the string 'train.steps=1'; "
+         "write ['train.steps=1']"),
+        (lambda: compose({"train.steps": {1}}), "train.steps: a value of type set cannot be written down; allowed: "
+         "text, number, bool, None, path, list or dict of these"),
+        (lambda: next(rollouts("gone")), f"gone: no recorded rollouts of kind 'step' (working directory: "
+         f"{Path.cwd()})"),
+        (lambda: metrics("gone"), "gone: no run with metrics: there is no gone/metrics.jsonl"),
         (lambda: compose([], job="evaluate"), "no job 'evaluate'; allowed: train, sft, eval"),
         (lambda: sft(compose(["model.path=m"])), "this configuration was composed for the job 'train', not for 'sft'"),
     ],
@@ -107,6 +114,55 @@ def test_what_is_called_wrongly_is_told(call, message: str) -> None:  # type: ig
     with pytest.raises(ConfigError) as raised:
         call()
     assert str(raised.value) == message
+
+
+def test_a_dict_of_keys_is_what_the_same_words_are(tmp_path: Path) -> None:
+    odd = tmp_path / "it's {a} [b], $c = d\\.jsonl"
+    given = {"model.path": tmp_path, "data.train": [odd], "train.steps": 3, "policy.lr": 1e-6, "tools": ["mcp"],
+             "model.trust_remote_code": False, "run.name": "3", "engine.params": {"slots": 5},
+             "tools.mcp.params.command": ["a b", "-c"], "tools.mcp.params.url": None}  # fmt: skip
+    config = compose(given).config
+    assert (config.model.path, config.data.train, config.run.name) == (str(tmp_path), [str(odd)], "3")
+    assert (config.train.steps, config.policy.lr, config.engine.params.slots) == (3, 1e-6, 5)
+    assert config.tools["mcp"].params.command == ["a b", "-c"]
+
+
+@needs_plugins
+def test_tools_and_rewards_are_given_as_objects_and_the_record_is_read_as_objects(model: Path, tmp_path: Path) -> None:
+    def double(number: int) -> int:
+        """Double a number."""
+        return 2 * number
+
+    async def sampled(group: Sequence[Rollout]) -> list[float]:
+        return [float(rollout.n_response_tokens % 3) for rollout in group]
+
+    chosen = dict(text.split("=", 1) for text in keys(model, tmp_path))
+    given = {
+        **chosen,
+        "data.train": [tmp_path / "tasks.jsonl"],
+        "trackers": [],
+        "tools": [double],
+        "rewards": [sampled],
+    }
+    result = train(given)
+    found = list(rollouts(result.run))
+    assert len(found) == 4 and {one.step for one in found} == {1}
+    assert [one.parts["sampled"] for one in found] == [one.reward for one in found]
+    assert all(one.reward == one.rollout.n_response_tokens % 3 for one in found)
+    assert all(one.advantages is None or len(one.advantages) == one.rollout.n_response_tokens for one in found)
+    assert any(one.advantages is not None for one in found)
+    (row,) = metrics(result.run)
+    assert row["step"] == 1 and row["reward/mean"] == sum(one.reward or 0.0 for one in found) / 4
+    with pytest.raises(ConfigError, match=r"tools\.double.*cluster=ray.*RAMET_PLUGINS"):
+        compose({**given, "cluster": "ray"})
+
+
+def test_a_configuration_that_was_changed_after_composing_is_refused(model: Path, tmp_path: Path) -> None:
+    config = compose([*keys(model, tmp_path), "train.steps=3"])
+    config.config.train.steps = 1
+    with pytest.raises(ConfigError, match=r"give the new ones to compose: train\.steps: 3 -> 1$"):
+        train(config)
+    assert not (tmp_path / "run").exists()
 
 
 @needs_plugins

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 
 import pytest
 
@@ -87,9 +88,10 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 
 def test_counters_of_a_tool_in_several_workers_add_up_and_their_percentiles_are_those_of_all_calls() -> None:
-    stats = ToolStats(calls=3, run_s=[1.0, 2.0])
-    stats.add(ToolStats(calls=4, errors=1, run_s=[3.0, 4.0]))
+    stats = ToolStats(calls=3, run_s=[1.0, 2.0], exceptions=Counter(KeyError=1))
+    stats.add(ToolStats(calls=4, errors=1, run_s=[3.0, 4.0], exceptions=Counter(KeyError=2, ValueError=1)))
     metrics = stats.metrics("tool/x")
+    assert (metrics["tool/x/exceptions/KeyError"], metrics["tool/x/exceptions/ValueError"]) == (3.0, 1.0)
     assert (metrics["tool/x/calls"], metrics["tool/x/errors"]) == (7.0, 1.0)
     assert (metrics["tool/x/run_p50_s"], metrics["tool/x/run_p95_s"]) == (2.0, 4.0)
 

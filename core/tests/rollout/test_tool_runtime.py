@@ -109,11 +109,36 @@ def test_what_is_no_result_breaks_the_contract_at_once_and_names_the_tool(
 def test_a_tool_that_raises_says_in_which_line_also_in_a_thread(encoder: Encoder) -> None:
     def divide(text: str) -> str:
         """Divide."""
-        return str(1 / 0)
+        raise RuntimeError("out of order")
 
     line = f"core/tests/rollout/test_tool_runtime.py:{divide.__code__.co_firstlineno + 2}"
     [outcome], _ = run(encoder, function_tool(divide), ["x"], retries=0)
-    assert outcome.text == f"tool 'python' raised ZeroDivisionError: division by zero ({line})"
+    said = f"tool 'python' raised RuntimeError: out of order ({line})"
+    assert outcome.text == f"{said}; if the model caused it, raise ramet.ToolError instead"
+
+
+def test_what_an_argument_makes_a_function_raise_goes_to_the_model_and_is_counted_by_type(
+    encoder: Encoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ratio(text: str) -> float:
+        """Divide 1 by a number."""
+        if text == "broken":
+            raise OSError("disk full")
+        return 1 / float(text)
+
+    outcomes, metrics = run(encoder, function_tool(ratio), ["2", "two", "0", "three", "broken"], retries=0)
+    assert [one.text for one in outcomes[:4]] == [
+        "0.5",
+        "ValueError: could not convert string to float: 'two'",
+        "ZeroDivisionError: float division by zero",
+        "ValueError: could not convert string to float: 'three'",
+    ]
+    assert [one.status for one in outcomes] == [CallStatus.OK, *[CallStatus.ERROR] * 3, CallStatus.INFRA]
+    assert outcomes[4].text.endswith("; if the model caused it, raise ramet.ToolError instead")
+    counted = {key: n for key, n in metrics.items() if "/exceptions/" in key}
+    assert counted == {"tool/python/exceptions/ValueError": 2.0, "tool/python/exceptions/ZeroDivisionError": 1.0}
+    logged = [record for record in caplog.records if "its text goes to the model" in record.getMessage()]
+    assert len(logged) == 2 and all(record.exc_info for record in logged), "the first of each type, with its traceback"
 
 
 def test_a_configuration_error_of_a_tool_carries_its_name(encoder: Encoder) -> None:

@@ -6,10 +6,11 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import Enum
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins as HydraPlugins
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigSource
@@ -52,7 +53,7 @@ _stored: dict[tuple[str, str], Choice] = {}  # (group, name) -> what the store h
 OWN, CHOSEN_FOLDER, SHIPPED = "working directory", "--config-dir", "ramet"  # providers of the search path
 
 __all__ = ["ConfigFile", "Override", "SweepRefused", "compose_tree", "files_of", "group_options", "layers_of",
-           "names_of", "parse", "register", "running", "sweep", "unread_files", "values_of"]  # fmt: skip
+           "names_of", "override", "parse", "register", "running", "sweep", "unread_files", "values_of"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,28 @@ def running(config_dir: Path | None) -> Iterator[None]:
             yield
     finally:
         _config_dir.reset(token)
+
+
+def override(key: str, value: object) -> str:
+    """Return `key=value` in Hydra's grammar for a value of Python. Raises `ConfigError` for a value of another type."""
+    return f"{key}={_written(key, value)}"
+
+
+def _written(key: str, value: object) -> str:
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        return QuotedString(str(value), Quote.single).with_quotes()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_written(key, one) for one in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_written(key, one)}" for name, one in value.items()) + "}"
+    allowed = "text, number, bool, None, path, list or dict of these"
+    raise ConfigError(f"{key}: a value of type {type(value).__name__} cannot be written down; allowed: {allowed}")
 
 
 @functools.cache

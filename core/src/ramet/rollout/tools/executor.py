@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
+from ramet.helpers import FunctionError
 from ramet.output_checks import tool_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
@@ -77,6 +78,7 @@ class ToolExecutor:
         self.tool = tool
         self.config = config
         self.stats = ToolStats()
+        self._raised = set[str]()  # types of exceptions that were logged
         self._encoder = encoder
         self._watchdog = watchdog
         self._slots = asyncio.Semaphore(config.concurrency if tool.schema.concurrent else 1)
@@ -100,6 +102,13 @@ class ToolExecutor:
 
     def refused(self, error: ToolError) -> ToolOutcome:
         """The outcome of a call that raised `ToolError`, from the tool or from the check of its arguments."""
+        if isinstance(error, FunctionError) and (cause := error.__cause__) is not None:
+            kind = type(cause).__name__
+            self.stats.exceptions[kind] += 1
+            if kind not in self._raised:
+                self._raised.add(kind)
+                message = "tool %r raised %s%s: its text goes to the model; the next ones are only counted"
+                logger.warning(message, self.name, kind, raised_at(cause), exc_info=cause)
         text, truncated = fit(str(error), self.config.max_result_tokens, self._encoder)
         return ToolOutcome(status=CallStatus.ERROR, text=text, truncated=truncated, raised=True)
 
@@ -156,7 +165,10 @@ class ToolExecutor:
             raise named(error, f"tool {self.name!r} ({origin(self.tool)})", f"tools.{self.name}") from error
         except (Exception, SystemExit) as error:
             logger.debug("tool %s raised", self.name, exc_info=True)
-            raise InfraError(f"tool {self.name!r} raised {type(error).__name__}: {error}{raised_at(error)}") from error
+            raise InfraError(
+                f"tool {self.name!r} raised {type(error).__name__}: {error}{raised_at(error)}; if the model caused it, "
+                "raise ramet.ToolError instead"
+            ) from error
 
     async def _within(self, work: Coroutine[Any, Any, Any], deadlines: DeadlineQueue[Ended]) -> Any:
         """Wait for `work` until its deadline and no longer, even if it ignores its cancellation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -18,6 +19,7 @@ class ToolStats:
     retries: int = 0
     waits: int = 0  # times that a service asked to be called later
     truncated: int = 0
+    exceptions: Counter[str] = field(default_factory=Counter)  # of the errors, those that a function raised, by type
     wait_s: list[float] = field(default_factory=list)
     run_s: list[float] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)  # what it asked for
@@ -33,6 +35,8 @@ class ToolStats:
             value = getattr(self, one.name)
             if isinstance(value, int):
                 metrics[f"{prefix}/{one.name}"] = float(value)
+            elif isinstance(value, Counter):
+                metrics |= {f"{prefix}/{one.name}/{name}": float(n) for name, n in value.items()}
             elif value:
                 stem = one.name.removesuffix("_s")
                 metrics[f"{prefix}/{stem}_p50_s"] = percentile(value, 0.50)
