@@ -246,7 +246,10 @@ def test_what_judges_said_is_compared_as_a_metric(
     capsys.readouterr()
     assert main(["compare", str(result), "--format", "markdown"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "judge-kind" in line]
-    assert rows == ["| arithmetic | judge-kind | 1.000 ± 0.000 | @1 1.000  @2 1.000 | 1.000 | 0% | 5 of 6 judged |"]
+    assert rows == [
+        "| arithmetic | judge-kind | 1.000 ± 0.000 [0.833, 1.000] | @1 1.000  @2 1.000 | 1.000 | 0% | 100% | 0% "
+        "| 5 of 6 judged |"
+    ]
     assert main(["compare", str(result), str(other), "--format", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert [(one["metric"], one["difference"]) for one in found["metrics"]] == [

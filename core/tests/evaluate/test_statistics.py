@@ -25,6 +25,13 @@ def test_masked_rollouts_are_left_out_and_never_count_as_wrong() -> None:
     assert with_masks.mean == pytest.approx((2 / 3 + 0 + 0.5) / 3)
 
 
+def test_bounds_say_what_missing_rollouts_could_change() -> None:
+    scores = {"a": [1.0, None], "b": [0.0, 1.0], "c": [None, None]}
+    found = summarise("accuracy", scores, {task: [None, None] for task in scores}, k=2)
+    assert found.avg.mean == 0.75 and found.bounds == (pytest.approx(1 / 3), pytest.approx(5 / 6))
+    assert summarise("accuracy", {"a": [1.0]}, {"a": [None]}, k=1).bounds is None
+
+
 def test_a_task_counts_once_however_many_of_its_rollouts_are_valid() -> None:
     assert avg_at_k({"a": [1.0], "b": [0.0] * 7}).mean == 0.5
 

@@ -99,7 +99,14 @@ def test_an_evaluation_is_shown_with_its_interval_and_how_many_were_judged(run: 
     assert (evaluation["model"], evaluation["k"], evaluation["finished"]) == ("m", 2, True)
     (sums,) = evaluation["benchmarks"]
     assert sums["metrics"] == [
-        {"name": "accuracy", "avg": [1.0, None], "passes": [[1, 1.0], [2, None]], "maj": 1.0, "judged": "1 of 2"}
+        {
+            "name": "accuracy",
+            "avg": [1.0, None],
+            "bounds": [0.5, 1.0],
+            "passes": [[1, 1.0], [2, None]],
+            "maj": 1.0,
+            "judged": "1 of 2",
+        }
     ]
     assert sums["missing"] == [["not judged", 1]] and sums["sources"] == []
 

@@ -117,6 +117,7 @@ def test_scores_have_intervals_by_benchmark_and_source_and_what_is_missing_has_r
     assert sums["missing"] == [["tool:python: the sandbox did not start", 4], ["not judged", 4]]
     assert sums["curve"] == {"name": "sums", "x": [1, 2, 3], "y": pytest.approx([1 / 3, 2 / 3, 1.0])}
     assert sums["tools"]["calls"] == {"python": 20}
+    assert sums["ends"] == ["100%", "0%"] and main["bounds"] == pytest.approx([1 / 5, 3 / 5])
 
 
 def test_without_tools_and_with_one_rollout_each_there_is_no_curve(tmp_path: Path) -> None:

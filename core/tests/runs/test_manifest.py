@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ramet.config.resolved import Resolved
-from ramet.config.schema import RewardConfig
+from ramet.config.schema import ComponentConfig, RewardConfig
+from ramet.engines.config import TorchEngineConfig, VllmEngineConfig
 from ramet.errors import ConfigError
 from ramet.planning.run_plan import plan_run
 from ramet.plugin_code import code_hash
@@ -81,6 +82,23 @@ def test_secrets_of_the_command_line_are_not_recorded(
         run.record(replace(resolved(), overrides=typed), manifest())
     assert read_manifest(tmp_path / "mine/manifest.json").attempts[0].argv == ["ramet", "train", *shown]
     assert (tmp_path / "mine/overrides.txt").read_text().splitlines() == shown
+
+
+def test_the_manifest_says_what_seeds_decide(resolved: Callable[..., Resolved]) -> None:
+    """vLLM draws without them at its default: neither an evaluation nor a training run can then be repeated."""
+    run = resolved()
+    found = {}
+    for name, params in (
+        ("torch", TorchEngineConfig()),
+        ("vllm", VllmEngineConfig()),
+        ("vllm with seeds", VllmEngineConfig(seeds=True)),
+        ("openai", None),
+    ):
+        run.config.engine = ComponentConfig(name=name.split()[0], params=params)
+        found[name] = (make_manifest(run).sampling or "").split(":")[0]
+    assert found == {
+        "torch": "by seed", "vllm": "not repeatable", "vllm with seeds": "by seed", "openai": "by the server",
+    }  # fmt: skip
 
 
 def test_a_deterministic_run_promises_exact_numbers(resolved: Callable[..., Resolved]):

@@ -20,6 +20,7 @@ from ramet.evaluate.tables import (
     comparison_cells,
     number,
     pair_cells,
+    print_tables,
     results_cells,
     setting_cells,
     tool_cells,
@@ -51,7 +52,8 @@ def run_compare(arguments: Sequence[str]) -> int:
         _print([results_cells(body), tool_cells(body)], found.format, body)
         return 0
     pairs = [(str(file), compare(body, other), setting_differences(body, other)) for file, other in loaded[1:]]
-    tables = [table for file, compared, settings in pairs for table in _tables(compared, settings, str(first), file)]
+    n = sum(len(compared) for _, compared, _ in pairs)
+    tables = [table for file, compared, settings in pairs for table in _tables(compared, settings, str(first), file, n)]
     objects = [
         {"a": str(first), "b": file, "metrics": _json(compared), "settings": [asdict(one) for one in settings]}
         for file, compared, settings in pairs
@@ -61,10 +63,10 @@ def run_compare(arguments: Sequence[str]) -> int:
 
 
 def _tables(
-    compared: Sequence[PairedComparison], settings: Sequence[SettingDifference], before: str, after: str
+    compared: Sequence[PairedComparison], settings: Sequence[SettingDifference], before: str, after: str, n: int
 ) -> list[TextTable]:
     changed = [one for one in compared if one.won or one.lost]
-    return [comparison_cells(compared, before, after), setting_cells(settings), *map(pair_cells, changed)]
+    return [comparison_cells(compared, before, after, n=n), setting_cells(settings), *map(pair_cells, changed)]
 
 
 def _json(compared: Sequence[PairedComparison]) -> list[dict[str, Any]]:
@@ -78,11 +80,7 @@ def _print(tables: Sequence[TextTable], form: str, body: Any) -> None:
     elif form == "markdown":
         say("\n\n".join(table.markdown() for table in shown))
     else:
-        from rich.console import Console
-
-        console = Console(highlight=False)
-        for table in shown:
-            console.print(table.rich())
+        print_tables(shown)
 
 
 def run_judge(arguments: Sequence[str]) -> int:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from ramet.cluster.check import check_cluster
 from ramet.cluster.interfaces import Rollouts
@@ -32,7 +29,7 @@ from ramet.evaluate.measure import judge_again, measure, started
 from ramet.evaluate.partial import PartialResults, is_finished
 from ramet.evaluate.results import Results, check_complete, read_results
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, split_problem, warn_of_missing_tools
-from ramet.evaluate.tables import results_cells
+from ramet.evaluate.tables import print_tables, results_cells
 from ramet.event_loop import run_async
 from ramet.models.check import check_model
 from ramet.models.loading import build_encoder
@@ -245,5 +242,5 @@ def _announce(config: Config, prepared: PreparedEvaluation, out: Path) -> None:
 
 
 def _show(results: Results, out: Path) -> None:
-    Console(file=sys.stdout, highlight=False).print(results_cells(results.body()).rich())
+    print_tables([results_cells(results.body())])
     logger.info("results in %s", out)

@@ -9,14 +9,11 @@ are started and closed as in an evaluation, with a temporary folder.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-from rich.console import Console
 
 from ramet.components.build import start_rewards
 from ramet.components.services import RunServices
@@ -29,7 +26,7 @@ from ramet.evaluate.judge_pass import verdicts_of
 from ramet.evaluate.measure import judge, started
 from ramet.evaluate.results import BenchmarkResult, measured
 from ramet.evaluate.rollouts_file import read_rollouts
-from ramet.evaluate.tables import results_cells
+from ramet.evaluate.tables import print_tables, results_cells
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
 from ramet.event_loop import run_async
 from ramet.openai_client.exchanges import answered_from
@@ -57,7 +54,7 @@ def run(path: Path) -> None:
     """Replay and print. Raises `RametError` with the differences, if there are any."""
     file, _ = load_results(path)
     found = replay(file)
-    Console(file=sys.stdout, highlight=False).print(results_cells(found.body).rich())
+    print_tables([results_cells(found.body)])
     judged = (
         f" (scores of {', '.join(found.from_file)} are from the file: a judge gave them)" if found.from_file else ""
     )
@@ -200,9 +197,11 @@ def _differences(body: Mapping[str, Any], found: list[BenchmarkResult]) -> list[
     words = []
     before = {one["name"]: one for one in body["results"]}
     for one in found:
-        old = before[one.name]
-        old = {**old, "tasks": [plain(asdict(TaskResult.from_body(task))) for task in old["tasks"]]}
-        if old == plain({**asdict(one), "judged": one.judged}):
+        old, again = before[one.name], plain({**asdict(one), "judged": one.judged})
+        metrics = [{**new, **then} for new, then in zip(again["metrics"], old["metrics"], strict=False)]
+        tasks = [plain(asdict(TaskResult.from_body(task))) for task in old["tasks"]]
+        old = {**again, **old, "metrics": metrics, "tasks": tasks}  # files of earlier versions lack some statistics
+        if old == again:
             continue
         means = {metric["metric"]: metric["avg"]["mean"] for metric in old["metrics"]}
         changed = [

@@ -16,7 +16,15 @@ from typing import Any
 from ramet.errors import ConfigError, InfraError, PluginError, RametError
 from ramet.evaluate.header import SCHEMA, Header, plain
 from ramet.evaluate.statistics import MetricSummary, summarise
-from ramet.evaluate.tasks import TaskResult, ToolStatistics, answers_of, scores_of, tool_statistics
+from ramet.evaluate.tasks import (
+    RolloutEnds,
+    TaskResult,
+    ToolStatistics,
+    answers_of,
+    rollout_ends,
+    scores_of,
+    tool_statistics,
+)
 from ramet.io.json_values import as_object
 from ramet.rollout.stateful import DEFECT
 
@@ -33,6 +41,7 @@ class BenchmarkResult:
     tasks: tuple[TaskResult, ...]
     n_rollouts: int
     n_judged: int  # rollouts with a score in the main metric
+    ends: RolloutEnds
 
     def reasons_missing(self) -> list[str]:
         """Of every rollout without a score in the main metric, why."""
@@ -108,6 +117,7 @@ def measured(
         tasks=tasks,
         n_rollouts=metrics[0].n_rollouts,
         n_judged=metrics[0].n_judged,
+        ends=rollout_ends(tasks),
     )
 
 

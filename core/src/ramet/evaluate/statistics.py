@@ -3,7 +3,8 @@
 Rollouts of one task are not independent, so the task is the unit: avg@k is the mean of the tasks' own means, and its
 standard error comes from the spread of those means (the clustered standard error of Miller 2024, arXiv 2411.00640, with
 the small-sample factor T/(T-1) and Student's t). pass@k is eq. 1 of Chen et al. 2021, arXiv 2107.03374. A rollout that
-was masked or not judged is None: it is left out and counted, never a failure.
+was masked or not judged is None: it is left out and counted, never a failure. Since long rollouts are what a deadline
+masks, what is left may be a biased sample: `bounds` say what avg@k would be with the missing ones.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class MetricSummary:
     n_judged: int
     n_tasks: int
     unjudged_tasks: tuple[str, ...]  # tasks without any score
+    bounds: tuple[float, float] | None = None  # avg@k if rollouts without a score were wrong, right; None: all have one
 
 
 def summarise(metric: str, scores: Scores, answers: Answers, *, k: int, pass_at: Sequence[int] = ()) -> MetricSummary:
@@ -67,7 +69,19 @@ def summarise(metric: str, scores: Scores, answers: Answers, *, k: int, pass_at:
         n_judged=sum(len(_valid(row)) for row in scores.values()),
         n_tasks=len(scores),
         unjudged_tasks=tuple(task for task, row in scores.items() if not _valid(row)),
+        bounds=_bounds(scores),
     )
+
+
+def _bounds(scores: Scores) -> tuple[float, float] | None:
+    """The means over tasks with 0 and with 1, the ends of a metric, in the place of every missing score."""
+    if all(score is not None for row in scores.values() for score in row):
+        return None
+    low, high = (
+        fmean(fmean(missing if score is None else score for score in row) for row in scores.values())
+        for missing in (0.0, 1.0)
+    )
+    return low, high
 
 
 def avg_at_k(scores: Scores) -> Estimate:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.measure import Measurement
 from rich.table import Table
 
-from ramet.evaluate.compare import PairedComparison, TaskPair
+from ramet.evaluate.compare import FEWEST, PairedComparison, TaskPair
 from ramet.evaluate.setting_differences import SettingDifference
+from ramet.tracking.console import PipeConsole
 
+WIDE = 1000  # characters: more than a table has
 SHOWN = 10  # tasks that are listed as won or lost
-RESULT_COLUMNS = ("benchmark", "metric", "avg@k", "pass@k", "maj@k", "tool use", "scored")
+RESULT_COLUMNS = ("benchmark", "metric", "avg@k", "pass@k", "maj@k", "tool use", "answered", "cut", "scored")
 CAPTION = "± 95 % interval, clustered by task"
 SAME_SCORES = "; ± 0 where all tasks have the same score"
+BOUNDS = "; [avg@k if rollouts without a score were wrong, if they were right]"
 COMPARISON_COLUMNS = ("benchmark", "metric", "A", "B", "B - A", "95 % interval", "tasks", "won", "lost")
 
 
@@ -42,13 +47,22 @@ class TextTable:
         return "\n\n".join(part for part in parts if part)
 
 
+def print_tables(tables: Iterable[TextTable]) -> None:
+    """On stdout."""
+    console = PipeConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    for table in (one.rich() for one in tables):
+        if Measurement.get(console, console.options.update(max_width=WIDE), table).maximum > console.width:
+            table.padding = 0  # else the names of columns are cut where a terminal has 80 characters
+        console.print(table)
+
+
 def results_cells(body: Mapping[str, Any]) -> TextTable:
     """One row per benchmark and metric of a results file: avg@k with its interval, pass@k, maj@k, tools, scored."""
     return TextTable(
         columns=RESULT_COLUMNS,
         rows=[_result_row(one, metric) for one in body["results"] for metric in one["metrics"]],
         title=f"{body['model']}, k = {body['k']}",
-        caption=CAPTION + (SAME_SCORES if any(map(_without_spread, body["results"])) else ""),
+        caption="\n".join([_caption(body["results"]), *without_answers(body["results"])]),
     )
 
 
@@ -66,7 +80,7 @@ def sweep_cells(points: Sequence[tuple[str, Mapping[str, Any]]]) -> TextTable:
         columns=("point", *RESULT_COLUMNS),
         rows=[cells for _, cells in rows],
         title=f"{len(points)} points of the sweep",
-        caption=CAPTION,
+        caption=_caption([one for _, body in points for one in body["results"]]),
     )
 
 
@@ -84,12 +98,15 @@ def tool_cells(body: Mapping[str, Any]) -> TextTable:
     return TextTable(columns=columns, rows=rows, title="tools", caption=caption)
 
 
-def comparison_cells(found: Sequence[PairedComparison], before: str, after: str) -> TextTable:
+def comparison_cells(found: Sequence[PairedComparison], before: str, after: str, *, n: int = 1) -> TextTable:
+    """`n`: comparisons that are shown together, of several benchmarks, metrics and results."""
+    several = f"; {n} comparisons: of equal models one in 20 has a *, so choose the one that decides in advance"
     return TextTable(
         columns=COMPARISON_COLUMNS,
         rows=[_comparison_row(one) for one in found],
         title=f"A: {before}, B: {after}",
-        caption="paired by task; bootstrap interval of the mean difference; * leaves 0 out",
+        caption=f"paired by task; interval of the mean difference, * leaves 0 out; none for fewer than {FEWEST} tasks "
+        f"or equal differences{several if n > 1 else ''}",
     )
 
 
@@ -105,12 +122,14 @@ def setting_cells(found: Sequence[SettingDifference]) -> TextTable:
 
 def pair_cells(found: PairedComparison) -> TextTable:
     """Tasks that were won and lost, side by side."""
-    n = min(SHOWN, max(len(found.won), len(found.lost)))
+    most = max(len(found.won), len(found.lost))
+    n = min(SHOWN, most)
     rows = [[*_pair(found.won, i), *_pair(found.lost, i)] for i in range(n)]
     return TextTable(
         columns=("won", "A", "B", "lost", "A", "B"),
         rows=rows,
         title=f"{found.benchmark}, {found.metric}: {len(found.won)} won, {len(found.lost)} lost",
+        caption=f"the {SHOWN} largest differences of each; --format json lists all" if n < most else "",
     )
 
 
@@ -137,13 +156,36 @@ def _comparison_row(one: PairedComparison) -> list[str]:
 
 
 def _result_row(one: Mapping[str, Any], metric: Mapping[str, Any]) -> list[str]:
-    avg, use = metric["avg"], one["tools"]["share_using"]
+    avg, use, bounds = metric["avg"], one["tools"]["share_using"], metric.get("bounds")
     margin = "" if avg["half_width"] is None else f" ± {avg['half_width']:.3f}"
+    margin += "" if bounds is None else f" [{bounds[0]:.3f}, {bounds[1]:.3f}]"
     passes = "  ".join(f"@{p['k']} {number(p['estimate']['mean'])}" for p in metric["passes"])
     maj = metric.get("maj") or {}
     cells = [one["name"], metric["metric"], number(avg["mean"]) + margin, passes, number(maj.get("mean"))]
     scored = f"{metric['n_judged']} of {metric['n_rollouts']}{' judged' if _is_of_judge(metric) else ''}"
-    return [*cells, "-" if use is None else f"{use:.0%}", scored]
+    return [*cells, "-" if use is None else f"{use:.0%}", *end_shares(one), scored]
+
+
+def end_shares(one: Mapping[str, Any]) -> list[str]:
+    """Shares of rollouts with an answer, and of those without one that the limit of tokens cut."""
+    ends = one.get("ends") or {}  # results of earlier versions lack it
+    n = sum(ends.values())
+    return [f"{ends[name] / n:.0%}" for name in ("answered", "cut")] if n else ["-", "-"]
+
+
+def without_answers(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of benchmarks most of whose rollouts have no answer, which explains a low score."""
+    for one in results:
+        ends = one.get("ends") or {}
+        n, without = sum(ends.values()), sum(ends.get(name, 0) for name in ("cut", "unanswered"))
+        if without > n / 2:
+            cut = f", {ends['cut']} of them cut by the limit of tokens" if ends["cut"] else ""
+            yield f"{one['name']}: {without} of {n} rollouts ended without an answer{cut}"
+
+
+def _caption(results: Sequence[Mapping[str, Any]]) -> str:
+    missing = any(metric.get("bounds") is not None for one in results for metric in one["metrics"])
+    return CAPTION + (SAME_SCORES if any(map(_without_spread, results)) else "") + (BOUNDS if missing else "")
 
 
 def _is_of_judge(metric: Mapping[str, Any]) -> bool:

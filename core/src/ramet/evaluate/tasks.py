@@ -13,7 +13,7 @@ from ramet.config.secrets import hide
 from ramet.evaluate.statistics import CORRECT
 from ramet.io.json_values import as_object
 from ramet.openai_client.exchanges import ChatExchange
-from ramet.types import CallStatus, Fault, Group, Rollout, SegmentKind, ToolRecord
+from ramet.types import CallStatus, Fault, Group, Rollout, SegmentKind, StopReason, ToolRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +112,16 @@ class ToolStatistics:
     inserted_tokens: float | None  # per rollout: results with their wrappers
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutEnds:
+    """How rollouts ended that are not masked."""
+
+    answered: int  # with an answer
+    done: int  # without one, by the environment, which needs none
+    cut: int  # without one, by the limit of tokens
+    unanswered: int  # without one, otherwise
+
+
 def task_result(benchmark: str, group: Group, judged: Sequence[Judgement]) -> TaskResult:
     """The result of a group. `judged` holds one judgement per rollout, in order, all checked (`measure.judge`); scores
     of masked rollouts are ignored.
@@ -158,6 +168,14 @@ def tool_statistics(tasks: Iterable[TaskResult], metric: str) -> ToolStatistics:
         errors=_count(call for call in calls if call.status == CallStatus.ERROR),
         infra=_count(call for call in calls if call.status == CallStatus.INFRA),
     )
+
+
+def rollout_ends(tasks: Iterable[TaskResult]) -> RolloutEnds:
+    valid = [rollout for task in tasks for rollout in task.rollouts if rollout.masked is None]
+    left = Counter(rollout.stop for rollout in valid if rollout.answer is None)
+    done, cut = left.pop(StopReason.DONE, 0), left.pop(StopReason.LENGTH, 0)
+    answered = sum(rollout.answer is not None for rollout in valid)
+    return RolloutEnds(answered=answered, done=done, cut=cut, unanswered=left.total())
 
 
 def _mean(values: Iterable[float]) -> float | None:

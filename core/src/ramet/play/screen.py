@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from ramet.io.json_values import visible
+from ramet.tracking.console import PipeConsole
 from ramet.tracking.log import harmless
 from ramet.types import CallStatus, Generation, Rollout, Segment, SegmentKind, ToolCall, ToolRecord
 
 ARGUMENTS = 200  # characters of a call's arguments that are shown; the text of the turn has all of them
 HEADER, PROMPT, SAMPLED, CALL, INSERTED, FAULT = "bold", "dim", "", "yellow", "cyan", "red"
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """The reader went away, as in `ramet play … | head -1`: nothing is printed any more, and nothing breaks."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
 
 
 class Screen:
@@ -34,7 +26,7 @@ class Screen:
     def __init__(self, *, several: bool = False, out: TextIO | None = None) -> None:
         """`several` rollouts play at once, so each line says of which it is."""
         self._several = several
-        self._console = _Console(file=out or sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._console = PipeConsole(file=out or sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._has_prompt = False
 
     def began(self, rollout: str, prompt: Segment) -> None:

@@ -15,6 +15,7 @@ from ramet.errors import ConfigError
 from ramet.evaluate.agreement import judge_files
 from ramet.evaluate.statistics import Estimate, avg_at_k, pass_at_k
 from ramet.evaluate.stored import StoredEvaluation, stored_evaluation
+from ramet.evaluate.tables import end_shares, without_answers
 from ramet.evaluate.tasks import TaskResult, scores_of
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ def evaluation_data(found: StoredEvaluation) -> Json:
         "k": body["k"],
         "finished": found.is_finished,
         "benchmarks": [_benchmark(one, body["k"]) for one in body["results"]],
+        "notes": [*without_answers(body["results"])],
         "judges": list(_judges(found)),
     }
 
@@ -53,6 +55,7 @@ def _benchmark(one: Mapping[str, Any], k: int) -> Json:
         "name": one["name"],
         "n_tasks": len(tasks),
         "judged": one["judged"],
+        "ends": end_shares(one),
         "metrics": [_metric(metric) for metric in one["metrics"]],
         "sources": _sources(tasks, main),
         "curve": _pass_curve(one["name"], tasks, main, k),
@@ -65,6 +68,7 @@ def _metric(metric: Mapping[str, Any]) -> Json:
     return {
         "name": metric["metric"],
         "avg": _interval(metric["avg"]),
+        "bounds": metric.get("bounds"),
         "passes": [[one["k"], one["estimate"]["mean"]] for one in metric["passes"]],
         "maj": (metric.get("maj") or {}).get("mean"),
         "judged": f"{metric['n_judged']} of {metric['n_rollouts']}",

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.choices import accept_enum_values
 from ramet.config.resolved import Resolved
-from ramet.config.schema import ModelConfig
+from ramet.config.schema import ComponentConfig, ModelConfig
 from ramet.config.secrets import hide_argument
 from ramet.config.sections import COMPONENTS, JOBS
 from ramet.errors import ConfigError
@@ -46,6 +46,12 @@ STATE = (
 )
 NUMBERS = "B, exact numbers: the steps after a resume are bit-identical on the same machine and versions."
 NOISE = "C, statistical: numbers after a resume agree within noise; run.deterministic=true makes them exact on CPU."
+BY_SEED = "by seed: run.seed and the place of a request decide its draws."
+BY_SERVER = "by the server: requests bring seeds, which a server may ignore."
+UNSEEDED = (
+    "not repeatable: vLLM draws without the seeds of requests (engine.params.seeds=false), so with the same run.seed "
+    "it samples other tokens in every process."
+)
 WHOLE = 16 * 2**20  # bytes: larger files are fingerprinted by size, beginning and end
 EDGE = 2**20
 BROKEN_CONFIG = (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, OmegaConfBaseException)
@@ -98,6 +104,7 @@ class Manifest:
     seed: int
     deterministic: bool
     resume_level: str
+    sampling: str | None = None  # what the seeds of requests decide; None: nothing is sampled, or an earlier version
     git: dict[str, Any] | None  # sha, and whether the tree was dirty (None: not known); None outside a repository
     versions: dict[str, str]
     plugins: list[PluginRecord]
@@ -126,6 +133,7 @@ def make_manifest(
         seed=run.seed,
         deterministic=run.deterministic,
         resume_level=f"{STATE} {NUMBERS if run.deterministic else NOISE}",
+        sampling=_sampling(resolved.config.engine) if "engine" in JOBS[resolved.job] else None,
         git=git_state(Path.cwd()),
         versions=_versions(),
         plugins=_plugins(),
@@ -141,6 +149,12 @@ def make_manifest(
             )
         ],
     )
+
+
+def _sampling(engine: ComponentConfig) -> str:
+    if not getattr(engine.params, "seeds", True):
+        return UNSEEDED
+    return BY_SERVER if engine.name == "openai" else BY_SEED
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

@@ -7,6 +7,7 @@ form a table with a progress bar; without one (or in CI) each step is one plain 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 
@@ -30,6 +31,14 @@ HEADER_EVERY = 20  # rows of a table after which the header is repeated
 BAR = 10
 LEFT_WIDTH = 6
 VALID = "valid/"  # metrics that get a line of their own
+
+
+class PipeConsole(Console):
+    """Prints nothing more once its reader has left, as in `ramet compare A B | head -1`; rich ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
 
 
 class StepLines:
@@ -77,7 +86,7 @@ class ConsoleTracker:
 
     def __init__(self, total_steps: int = 0, console: Console | None = None) -> None:
         self.total_steps = total_steps
-        self.console = console or Console()
+        self.console = console or PipeConsole()
         self.table = self.console.is_terminal and not os.environ.get("CI")
         self._lines = StepLines(total_steps)
         self._names: set[str] = set()  # of all metrics so far: a step may lack a data source

@@ -11,6 +11,7 @@ function evaluationSection(data) {
     el("p", { class: "hint" }, `${data.model}, ${data.k} ${data.k === 1 ? "rollout" : "rollouts"} per task`),
     data.finished ? null : el("p", { class: "note" }, `The evaluation is not finished: ${tasks} ${tasks === 1 ? "task is" : "tasks are"} scored so far.`),
     all.length ? scoreTable(all) : null,
+    data.notes.map((note) => el("p", { class: "note" }, note)),
     titled("By data source (main metric)", sourceTable(all)),
     titled("pass@k (main metric)", curves.length ? el("div", { class: "charts" }, curves.map((curve) => chart(curve, "k", [0, 1]))) : null),
     titled("Tools", all.length ? toolTables(all) : null),
@@ -26,11 +27,14 @@ const withInterval = ([value, half]) => number(value) + (half === null ? "" : " 
 
 function scoreTable(benchmarks) {
   const rows = benchmarks.flatMap((one) => one.metrics.map((metric, i) => [
-    i ? "" : one.name, metric.name, withInterval(metric.avg), interval(metric.avg), passText(metric.passes),
-    number(metric.maj), metric.judged, i ? "" : String(one.n_tasks)]));
-  return el("div", {}, table(["benchmark", "metric", "avg@k (95 %)", "0 to 1", "pass@k", "maj@k", "scored", "tasks"], rows, "numbers scores"),
-    el("p", { class: "hint" }, "The interval is that of the mean over tasks. Where all tasks have the same score it is 0, which says nothing of other tasks."));
+    i ? "" : one.name, metric.name, withInterval(metric.avg) + bounds(metric), interval(metric.avg), passText(metric.passes),
+    number(metric.maj), ...(i ? ["", ""] : one.ends), metric.judged, i ? "" : String(one.n_tasks)]));
+  return el("div", {}, table(["benchmark", "metric", "avg@k (95 %)", "0 to 1", "pass@k", "maj@k", "answered", "cut", "scored", "tasks"], rows, "numbers scores"),
+    el("p", { class: "hint" }, "The interval is that of the mean over tasks. Where all tasks have the same score it is 0, which says nothing of other tasks. "
+      + "In brackets: avg@k if rollouts without a score were wrong, and if they were right. Cut: without an answer, by the limit of tokens."));
 }
+
+const bounds = (metric) => (metric.bounds ? ` [${metric.bounds.map((one) => number(one)).join(", ")}]` : "");
 
 const passText = (passes) => passes.map(([k, value]) => `@${k}\u00a0${number(value)}`).join(", ");
 
