@@ -2,15 +2,18 @@
 
 vLLM's own log-probabilities are those before the temperature or those of a cut-off distribution; its logits processors
 see the whole distribution of every row before both. So a processor that changes nothing computes one step's log-softmax
-at each request's temperature, and a hook after the sampler takes from it what was sampled: on the device, so that the
-next step need not wait. The engine's process fetches the numbers. vLLM imports this module in each worker
-(`worker_extension_cls`), and with it the receiver of new weights becomes known there.
+at each request's temperature, and a hook after the sampler takes from it what was sampled. No line here waits for the
+device, since vLLM schedules a step while the one before it computes: a step's numbers are copied to pinned memory in
+the order of the device's work, and read once that copy has ended, as it has when the step's tokens are delivered.
+The engine's process fetches the numbers. vLLM imports this module in each worker (`worker_extension_cls`), and with it
+the receiver of new weights becomes known there.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -66,23 +69,33 @@ class BatchedRequest:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """R requests, V tokens of the vocabulary."""
+    """R requests, V tokens of the vocabulary. Its tokens are being sampled."""
 
-    logps: Tensor  # [R, V]; [R] of the sampled tokens, once they are known
+    logps: Tensor  # [R, V]
     entropies: Tensor  # [R]
     tokens: Sequence[tuple[str, int]]  # [R], each request's name and the position of its token
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """R requests. `numbers` may be read when `copied` has happened; None on a CPU, where it has."""
+
+    numbers: Tensor  # [2, R] in host memory: log-probabilities of the sampled tokens, entropies
+    copied: torch.cuda.Event | None
+    tokens: Sequence[tuple[str, int]]  # [R]
+    version: int
+
+
 class LogprobRecorder:
-    """The numbers of a worker's requests. They wait on the device, where they are computed, for being fetched."""
+    """The numbers of a worker's requests. They wait here for being fetched."""
 
     def __init__(self) -> None:
         self.version = 0  # of the weights
         self.steps = 0
         self._numbers: dict[str, SequenceNumbers] = {}
-        self._step: MeasuredStep | None = None  # its tokens are being sampled
-        self._sampled: list[MeasuredStep] = []
+        self._step: MeasuredStep | None = None
+        self._sampled: deque[SampledStep] = deque()
 
     def measure(self, logits: Tensor, temperatures: Tensor, requests: Sequence[BatchedRequest]) -> None:
         """Measure a step before it is sampled: logits `[R, V]`, temperatures `[R]`."""
@@ -94,32 +107,30 @@ class LogprobRecorder:
         self.steps += 1
 
     def sampled(self, tokens: Tensor) -> None:
-        """The tokens `[R]` of the step that was measured last; it is not waited for."""
+        """Take the tokens `[R]` of the step that was measured last; it is not waited for."""
         step, self._step = self._step, None
         if step is not None:  # vLLM also samples from dummies, which are not measured
-            found = step.logps.gather(1, tokens[: len(step.tokens), None].long()).squeeze(1)
-            self._sampled.append(replace(step, logps=found))
+            logps = step.logps.gather(1, tokens[: len(step.tokens), None].long()).squeeze(1)
+            numbers, copied = _copied_to_host(torch.stack([logps, step.entropies]))
+            self._sampled.append(SampledStep(numbers, copied, step.tokens, step.version))
         if len(self._sampled) >= MAX_WAITING:
-            self.settle()
-
-    def settle(self) -> None:
-        """Bring what was measured to the host."""
-        if not self._sampled:
-            return
-        steps, self._sampled = self._sampled, []
-        both = torch.stack([torch.cat([s.logps for s in steps]), torch.cat([s.entropies for s in steps])]).tolist()
-        rows = [(name, position, step.version) for step in steps for name, position in step.tokens]
-        for (name, position, version), logprob, entropy in zip(rows, *both, strict=True):
-            if position == 0:
-                self._numbers[name] = SequenceNumbers()
-            if name in self._numbers:  # else it has ended: a step was scheduled before that was known
-                self._numbers[name].put(position, logprob, entropy, version)
+            self._read_copied()
 
     def get(self, wanted: Sequence[tuple[str, int]]) -> list[SampledNumbers]:
-        """The numbers of each request's first tokens."""
-        self.settle()
-        found = [(self._numbers.get(name) or SequenceNumbers(), count) for name, count in wanted]
-        return [(n.logprobs[:count], n.entropies[:count], n.versions[:count]) for n, count in found]
+        """Return the numbers of each request's first tokens, which were delivered."""
+        self._read_copied()
+        known = [(self._numbers.get(name) or SequenceNumbers(), count) for name, count in wanted]
+        return [(n.logprobs[:count], n.entropies[:count], n.versions[:count]) for n, count in known]
+
+    def _read_copied(self) -> None:
+        """Note the numbers of the steps whose copies have ended: all but those that the device still computes."""
+        while self._sampled and ((copied := self._sampled[0].copied) is None or copied.query()):
+            step = self._sampled.popleft()
+            for (name, position), logprob, entropy in zip(step.tokens, *step.numbers.tolist(), strict=True):
+                if position == 0:
+                    self._numbers[name] = SequenceNumbers()
+                if name in self._numbers:  # else it has ended: a step was scheduled before that was known
+                    self._numbers[name].put(position, logprob, entropy, step.version)
 
     def forget(self, names: Sequence[str]) -> None:
         for name in names:
@@ -149,7 +160,8 @@ class LogprobProcessor(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         if process_dict_updates(self._by_row, batch_update, _batched_request):
             self._requests = [self._by_row[row] for row in range(len(self._by_row))]
             temperatures = [request.temperature for request in self._requests]
-            self._temperatures = torch.tensor(temperatures, device=self._device)
+            pinned = torch.tensor(temperatures, pin_memory=self._device.type != "cpu")  # else the copy waits
+            self._temperatures = pinned.to(self._device, non_blocking=True)
 
     def apply(self, logits: Tensor) -> Tensor:
         if self._is_first:
@@ -180,6 +192,17 @@ class WorkerExtension:
     def ramet_set_version(self, version: int) -> None:
         """Whatever is sampled from now on is of this version."""
         _RECORDER.version = version
+
+
+def _copied_to_host(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Return where the numbers will be, in host memory, and the event after which they are there."""
+    if numbers.device.type == "cpu":
+        return numbers, None
+    host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    host.copy_(numbers, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return host, copied
 
 
 def _note_sampled(_sampler: nn.Module, _inputs: object, output: SamplerOutput) -> None:
