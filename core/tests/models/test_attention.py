@@ -71,9 +71,18 @@ def test_a_cpu_that_was_asked_for_is_no_machine_that_lacks_something() -> None:
     assert len(found) == 1 and not isinstance(found[0], MissingHere)
 
 
-def test_auto_takes_flash_attention_where_it_runs() -> None:
-    assert attention_for(config("auto"), torch.device("cuda")) == "flash_attention_2"
-    assert attention_for(config("auto", dtype=Dtype.FLOAT32), torch.device("cuda")) == "sdpa"
-    assert attention_for(config("auto"), torch.device("cpu")) == "sdpa"
+def test_auto_takes_flash_attention_where_it_is_installed_and_torchs_own_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, cpu, float32 = torch.device("cuda"), torch.device("cpu"), config("auto", dtype=Dtype.FLOAT32)
+    assert attention_for(config("auto"), cuda, SMALL) == "flash_attention_2"
+    monkeypatch.setattr(ramet.models.attention, "is_flash_attn_2_available", lambda: False)
+    assert attention_for(config("auto"), cuda, SMALL) == "varlen"
+    assert attention_for(float32, cuda, SMALL) == attention_for(config("auto"), cpu, SMALL) == "sdpa"
+    for other in (AutoConfig.for_model("gemma2"), AutoConfig.for_model("qwen2", use_sliding_window=True)):
+        assert attention_for(config("auto"), cuda, other) == "sdpa"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert attention_for(config("auto"), cuda, SMALL) == "sdpa"
     with pytest.raises(ConfigError, match=r"^model\.attention: flex needs a CUDA device instead of 'cpu'; allowed"):
-        attention_for(config("flex"), torch.device("cpu"))
+        attention_for(config("flex"), cpu, SMALL)

@@ -128,7 +128,7 @@ def test_an_attention_that_cannot_run_is_named_before_the_start_and_left_to_anot
         ("always", "varlen", True, "computed once; 81% of the tokens of 4 rollouts of full length without forks are"),
         (
             "always",
-            "auto",
+            "flash_attention_2",
             True,
             "computed once, by SDPA with masks instead of flash-attention (model.attention=varlen and flex need none); "
             "81% of",

@@ -47,7 +47,7 @@ class Dtype(StrEnum):
 
 
 class Attention(StrEnum):
-    AUTO = "auto"  # flash-attention where installed, else sdpa
+    AUTO = "auto"  # on CUDA flash-attention where installed, else varlen; otherwise sdpa
     SDPA = "sdpa"
     EAGER = "eager"
     FLASH = "flash_attention_2"

@@ -18,21 +18,46 @@ from ramet.models.flex import SMALLEST_HEAD
 from ramet.models.varlen import has_varlen
 
 COMPILER_OFF = "TORCHDYNAMO_DISABLE"
+MODELS = ("llama", "qwen2", "qwen3")  # whose attention is softmax(Q K) V alone; others cap scores or add sinks
+VARLEN_CAPABILITY = (8, 0)  # of the oldest GPUs that torch's kernel is for (Ampere)
 KNOWS_BORDERS = (Attention.FLASH, Attention.VARLEN, Attention.FLEX)  # packed sequences cost as little as each alone
 
 
-def attention_for(config: ModelConfig, device: torch.device) -> str:
+def attention_for(config: ModelConfig, device: torch.device, described: PretrainedConfig) -> str:
     """The name that transformers is given for a model on this device. Raises `ConfigError`."""
-    if config.attention is Attention.AUTO:
-        flash = not _missing(Attention.FLASH, device.type) and config.dtype is Dtype.BFLOAT16
-        return str(Attention.FLASH if flash else Attention.SDPA)
     if problems := check_attention(config, device=device.type):
         raise ConfigError(problems[0])
-    if config.attention is Attention.VARLEN:
+    chosen = chosen_attention(config, device.type, plain=is_plain(described))
+    if chosen is Attention.VARLEN:
+        if config.attention is Attention.AUTO and _is_old(device):
+            return str(Attention.SDPA)
         ramet.models.varlen.register()
-    if config.attention is Attention.FLEX:
+    if chosen is Attention.FLEX:
         ramet.models.flex.register()
-    return str(config.attention)
+    return str(chosen)
+
+
+def chosen_attention(config: ModelConfig, device: str, *, plain: bool) -> Attention:
+    """What `auto` is on this kind of device: flash-attn or else `varlen` on CUDA in bfloat16, otherwise SDPA.
+
+    `varlen` only where the model `is_plain`.
+    """
+    if config.attention is not Attention.AUTO:
+        return config.attention
+    if device == "cuda" and config.dtype is Dtype.BFLOAT16:
+        if not _missing(Attention.FLASH, device):
+            return Attention.FLASH
+        if plain and not _missing(Attention.VARLEN, device):
+            return Attention.VARLEN
+    return Attention.SDPA
+
+
+def is_plain(described: PretrainedConfig) -> bool:
+    """Whether `varlen` is known to compute this model's attention: one of `MODELS`, by transformers' own code, without
+    sliding windows.
+    """
+    layers = set(getattr(described, "layer_types", None) or ()) - {"full_attention"}
+    return described.model_type in MODELS and not layers and not getattr(described, "auto_map", None)
 
 
 def check_attention(config: ModelConfig, *, device: str | None, described: PretrainedConfig | None = None) -> list[str]:
@@ -70,6 +95,10 @@ def _missing(attention: Attention, device: str) -> list[str]:
     if attention is Attention.FLEX and os.environ.get(COMPILER_OFF) == "1":
         found.append(f"torch's compiler, which {COMPILER_OFF}=1 switches off in this process")
     return found
+
+
+def _is_old(device: torch.device) -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) < VARLEN_CAPABILITY
 
 
 def _not_set(config: ModelConfig, described: PretrainedConfig | None) -> list[str]:

@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -104,11 +105,10 @@ def load_model(config: ModelConfig, *, device: torch.device | None = None) -> Pr
     """
     target = resolve_device(config)
     try:
-        loaded: Any
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=DTYPES[config.dtype],
-            attn_implementation=attention_for(config, target),
+            attn_implementation=attention_for(config, target, _described(config)),
             local_files_only=True,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
@@ -127,17 +127,22 @@ def load_model(config: ModelConfig, *, device: torch.device | None = None) -> Pr
     return ready
 
 
+def _described(config: ModelConfig) -> PretrainedConfig:
+    found: PretrainedConfig = AutoConfig.from_pretrained(
+        config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
+    )
+    return found
+
+
 def model_without_weights(config: ModelConfig) -> PreTrainedModel:
     """As `load_model`, with all parameters on the meta device; buffers are in host memory. Raises `ConfigError`."""
     try:
-        described = AutoConfig.from_pretrained(
-            config.path, local_files_only=True, trust_remote_code=config.trust_remote_code
-        )
+        described = _described(config)
         with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 described,
                 dtype=DTYPES[config.dtype],
-                attn_implementation=attention_for(config, resolve_device(config)),
+                attn_implementation=attention_for(config, resolve_device(config), described),
                 trust_remote_code=config.trust_remote_code,
             )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:

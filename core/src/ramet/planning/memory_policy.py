@@ -18,6 +18,7 @@ from math import prod
 
 from ramet.algorithms.logprobs import CHUNK_ELEMENTS
 from ramet.config.schema import Attention, Config, Dtype, Offload, SharePrefixes
+from ramet.models.attention import chosen_attention
 from ramet.planning.model_shape import ModelShape, Shape, adapters, count
 from ramet.policy.batching.packing import CPU_TOKENS
 from ramet.policy.batching.partition import MOST_KEYS
@@ -217,7 +218,9 @@ def shared_mask(model: TrainedModel) -> int:
 
 
 def _masks(model: TrainedModel) -> bool:
-    return model.config.model.attention not in (Attention.VARLEN, Attention.FLEX)
+    device = "cuda" if model.cuda else "cpu"
+    chosen = chosen_attention(model.config.model, device, plain=model.shape.shares_prefixes)
+    return chosen not in (Attention.VARLEN, Attention.FLEX)
 
 
 def activations(model: TrainedModel) -> tuple[int, int]:

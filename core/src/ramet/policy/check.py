@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ramet.config.schema import Attention, Config, MinibatchOf, Offload, PolicyConfig, SharePrefixes
-from ramet.models.attention import check_attention
+from ramet.models.attention import check_attention, chosen_attention
 from ramet.models.check import read_config
 from ramet.models.loading import device_kind
 from ramet.policy.batching.shared import WORTHWHILE
@@ -87,7 +87,7 @@ def shares_in_words(config: Config, *, cuda: bool) -> str:
         group += ", but train.minibatch_of=rollouts parts groups, so updates share little"
     attention = config.model.attention
     if wanted is SharePrefixes.ALWAYS:
-        masked = cuda and attention in (Attention.AUTO, Attention.FLASH)
+        masked = cuda and chosen_attention(config.model, "cuda", plain=True) is Attention.FLASH
         masks = ", by SDPA with masks instead of flash-attention (model.attention=varlen and flex need none)"
         return f"computed once{masks if masked else ''}; {group}"
     if wanted is SharePrefixes.NEVER or found is None:

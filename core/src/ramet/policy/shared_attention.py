@@ -28,6 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from ramet.config.schema import Attention, SharePrefixes
 from ramet.errors import raise_all
+from ramet.models.attention import MODELS
 from ramet.models.flex import FLEX, block_mask
 from ramet.models.flex import attend as flex_attention
 from ramet.models.varlen import VARLEN, Borders
@@ -36,7 +37,6 @@ from ramet.policy.batching.attention_plan import AttentionCall, AttentionPlan
 from ramet.policy.batching.gather import gathered
 
 SHARED = "shared_"  # of the name under which transformers finds the wrapped attention
-MODELS = ("llama", "qwen2", "qwen3")  # compared with one sequence at a time
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary embeddings by the longest position of a pass
 
 
