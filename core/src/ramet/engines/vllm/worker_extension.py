@@ -86,6 +86,9 @@ class SampledStep:
     tokens: Sequence[tuple[str, int]]  # [R]
     version: int
 
+    def is_copied(self) -> bool:
+        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
+
 
 class LogprobRecorder:
     """The numbers of a worker's requests. They wait here for being fetched."""
@@ -124,7 +127,7 @@ class LogprobRecorder:
 
     def _read_copied(self) -> None:
         """Note the numbers of the steps whose copies have ended: all but those that the device still computes."""
-        while self._sampled and ((copied := self._sampled[0].copied) is None or copied.query()):
+        while self._sampled and self._sampled[0].is_copied():
             step = self._sampled.popleft()
             for (name, position), logprob, entropy in zip(step.tokens, *step.numbers.tolist(), strict=True):
                 if position == 0:
@@ -200,7 +203,7 @@ def _copied_to_host(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         return numbers, None
     host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
     host.copy_(numbers, non_blocking=True)
-    copied = torch.cuda.Event()
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
     return host, copied
 
