@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from ramet.cli import main
 from ramet.config.schema import Dtype
 from ramet.errors import ConfigError, InfraError
 from ramet.export import job
-from ramet.export.check import LONGEST, Comparison, SampleSequence, different_weights, recorded_sequences
+from ramet.export.check import LONGEST, Comparison, SampleSequence, different_weights, logprobs, recorded_sequences
 from ramet.export.job import export_run
 from ramet.policy.checkpoint.state import Progress, stage_state, write_state
 from ramet.policy.checkpoint.store import Checkpoints
@@ -57,7 +58,22 @@ def test_bfloat16_holds_the_rounded_weights_and_says_how_far_they_are(run: Path,
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     assert loaded.dtype is torch.bfloat16
     assert all(torch.equal(t.bfloat16(), loaded.state_dict()[name]) for name, t in policy.state_dict().items())
-    assert 0 < exported.comparison.largest < 0.1
+    assert 0 < exported.comparison.largest < 0.1 and exported.comparison.read_back == 0.0
+
+
+def test_rounding_refuses_nothing_however_far_it_moves_a_rare_token(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As with a pretrained model, whose rare tokens move by several nats."""
+    found = []
+
+    def of_a_sharp_model(model: Any, sequences: Any, temperature: float) -> torch.Tensor:
+        found.append(logprobs(model, sequences, temperature) * (1 if model.dtype is torch.float32 else 10))
+        return found[-1]
+
+    monkeypatch.setattr(job, "logprobs", of_a_sharp_model)
+    exported = export_run(run, tmp_path / "out", dtype=Dtype.BFLOAT16)
+    assert exported.comparison.largest > 5 and exported.comparison.passed
 
 
 def test_a_step_can_be_chosen(run: Path, tmp_path: Path, base: Path):
@@ -159,7 +175,7 @@ def test_a_folder_that_answers_differently_is_not_left_behind(run: Path, tmp_pat
         return load(config)
 
     monkeypatch.setattr(job, "load_model", load_changed)
-    with pytest.raises(InfraError, match=r"not written: log-probabilities differ by up to .* at most 1e-05"):
+    with pytest.raises(InfraError, match=r"not written: read back, .* differ by up to .* at most 1e-05"):
         export_run(run, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
@@ -180,7 +196,7 @@ def test_weights_that_come_back_otherwise_are_not_left_behind(run: Path, tmp_pat
 
 
 def test_a_nan_does_not_pass():
-    nan = Comparison(n_sequences=1, n_tokens=1, largest=float("nan"), mean=0.0, threshold=1.0)
+    nan = Comparison(n_sequences=1, n_tokens=1, largest=0.0, mean=0.0, read_back=float("nan"), threshold=1.0)
     assert not nan.passed
 
 
@@ -198,7 +214,7 @@ def test_the_command_says_what_it_wrote_and_how_far_it_is(run: Path, tmp_path: P
 
 
 def test_the_command_ends_with_2_if_the_folder_is_not_the_policy(run: Path, tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setitem(job.compare.__globals__["THRESHOLDS"], Dtype.BFLOAT16, 1e-9)
+    monkeypatch.setitem(job.compare.__globals__["THRESHOLDS"], Dtype.BFLOAT16, -1.0)
     assert main(["export", str(run), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 2
     assert "error: " in capsys.readouterr().err and not (tmp_path / "out").exists()
 

@@ -52,7 +52,8 @@ def report(exported: Exported) -> str:
     return f"""{exported.folder}: {exported.n_parameters:,} parameters in {exported.dtype}, from {exported.source}
 read back: all weights are equal to the bit to those in {exported.source}{rounded}
 log-probabilities of {compared.n_tokens} tokens in {compared.n_sequences} {where}: largest difference \
-{compared.largest:.3g}, mean {compared.mean:.3g} (allowed: {compared.threshold:g})"""
+{compared.largest:.3g}, mean {compared.mean:.3g} from the trained policy in float32; read back \
+{compared.read_back:.3g} (allowed: {compared.threshold:g})"""
 
 
 def _parser() -> Parser:

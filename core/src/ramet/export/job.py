@@ -101,7 +101,8 @@ def export_adapter(
         write_adapter(folder, adapter, config)
         again = load_adapted(_comparable(config), folder)
         _require_same(different_tensors(adapter, dict(adapter_weights(again))), out)
-        found = _compared(before, logprobs(again, sequences, saved.temperature), sequences, config.dtype, out)
+        after = logprobs(again, sequences, saved.temperature)
+        found = _passed(compare(before, before, after, sequences, config.dtype), config.dtype, out)
     return _exported(adapter.values(), out, checkpoint.folder, config.dtype, bool(recorded), found)
 
 
@@ -183,14 +184,17 @@ def _export(
     tokenizer = load_tokenizer(config)
     before = logprobs(trained, sequences, temperature)
     with _temporary(out) as folder:
-        trained.to(DTYPES[config.dtype])  # type: ignore[arg-type]
+        for parameter in trained.parameters():  # `to` would round the frequencies of positions too
+            parameter.data = parameter.data.to(DTYPES[config.dtype])
+        written = before if config.dtype is Dtype.FLOAT32 else logprobs(trained, sequences, temperature)
         trained.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         again = load_model(
             dataclasses.replace(_comparable(config), path=str(folder), tokenizer=None, chat_template=None)
         )
         _require_same(different_weights(trained, again), out)
-        return _compared(before, logprobs(again, sequences, temperature), sequences, config.dtype, out)
+        after = logprobs(again, sequences, temperature)
+        return _passed(compare(before, written, after, sequences, config.dtype), config.dtype, out)
 
 
 def check_adapter(adapter: Mapping[str, Tensor], where: Path) -> list[str]:
@@ -234,12 +238,11 @@ def _require_same(different: list[str], out: Path) -> None:
         raise InfraError(f"{out}: not written: read back, {len(different)} weights differ, such as {different[0]}")
 
 
-def _compared(before: Tensor, after: Tensor, sequences: list[SampleSequence], dtype: Dtype, out: Path) -> Comparison:
-    found = compare(before, after, sequences, dtype)
+def _passed(found: Comparison, dtype: Dtype, out: Path) -> Comparison:
     if not found.passed:
         raise InfraError(
-            f"{out}: not written: log-probabilities differ by up to {found.largest:.3g} from the trained policy's; "
-            f"at most {found.threshold:g} is allowed in {dtype}"
+            f"{out}: not written: read back, the folder's log-probabilities differ by up to {found.read_back:.3g} from "
+            f"those of the same weights; at most {found.threshold:g} is allowed in {dtype}"
         )
     return found
 
