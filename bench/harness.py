@@ -75,7 +75,7 @@ def write_results(name: str, settings: dict[str, Any], runs: list[dict[str, Any]
     content = {
         "bench": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": machine(),
         "settings": settings,
         "summary": summary,
@@ -123,7 +123,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit that was measured, with a plus sign if the tree had changes."""
     git = ["git", "-C", str(BENCH)]
     try:

@@ -55,7 +55,21 @@ def stored(arm: str, seed: int, calls: float, accuracies: list[float]) -> dict[s
 
 
 def test_an_arm_trains_two_steps_and_is_not_run_again(tmp_path: Path) -> None:
-    command = ["-c", SMALL, str(BENCH), "--kinds", "hops", "--arms", "arpo", "--seeds", "1", "--steps", "2"]
+    command = [
+        "-c",
+        SMALL,
+        str(BENCH),
+        "--kinds",
+        "hops",
+        "--arms",
+        "arpo",
+        "--seeds",
+        "1",
+        "--first",
+        "1",
+        "--steps",
+        "2",
+    ]
     command += ["--sft", "64", "64", "--work", str(tmp_path)]
     assert re.findall("^hops seed.*(?=, )", call(*command), re.MULTILINE) == [
         "hops seed 1 arpo: greedy 0.000, sampled 0.000"

@@ -1,12 +1,15 @@
-"""A plugin for this bench, loaded by `RAMET_PLUGINS`: the search tool of `hops`."""
+"""A plugin for this bench, loaded by `RAMET_PLUGINS`: the search tool of `hops` and the calculator of `sums`."""
 
 from __future__ import annotations
+
+import re
 
 from hops import town
 
 from ramet import Register, Tool, ToolCall, ToolError, ToolResult, ToolSchema, hookimpl
 
 ramet_contract = "1"
+NUMBER = r"(0|[1-9]\d{0,3})"
 
 
 class Towns:
@@ -24,6 +27,26 @@ class Towns:
         return ToolResult(text=town(int(call.task.question[:3])).look_up(str(call.arguments["text"]).strip()))
 
 
+class Calculator:
+    """Sums and products of whole numbers, as the Python tool gives them, within this process.
+
+    `tools.python.use=calculator` is the tool `python`.
+    """
+
+    schema = ToolSchema(
+        name="calculator",
+        description="Calculates.",
+        parameters={"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+    )
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        code = str(call.arguments["code"]).strip()
+        if not re.fullmatch(rf"{NUMBER}([-+*]{NUMBER}){{0,4}}", code):
+            raise ToolError("SyntaxError: invalid syntax")
+        return ToolResult(text=str(eval(code)))  # numbers and signs alone
+
+
 @hookimpl
 def register_tools(register: Register[Tool]) -> None:
     register("towns", Towns)
+    register("calculator", Calculator)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from ramet.evaluate.statistics import student_t
+from ramet.evaluate.statistics import student_t, t_within
 
-Run = Mapping[str, Any]  # as in bench/results/branching.json
+Run = Mapping[str, Any]  # as in bench/results/branching_equal_calls.json
 POWER = 0.8
 COSTS = {  # what a curve is drawn over -> the metric of a step that is summed up
     "rollouts": "rollout/rollouts",
@@ -91,8 +91,37 @@ def accuracy(run: Run) -> list[float]:
 def curve_mean(run: Run) -> float:
     """The mean height of the validation curve over rollouts, by the trapezoid rule."""
     xs, ys = cost(run, "rollouts"), accuracy(run)
-    pairs = zip(zip(xs, ys, strict=True), zip(xs[1:], ys[1:], strict=True), strict=False)
+    pairs = pairwise(zip(xs, ys, strict=True))
     return math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairs) / (xs[-1] - xs[0])
+
+
+def quality_at_calls(run: Run, calls: float) -> float:
+    """The mean height of the validation curve over executed tool calls, from the first to so many of them."""
+    xs, ys = cost(run, "executed tool calls"), accuracy(run)
+    points = [*((x, y) for x, y in zip(xs, ys, strict=True) if x < calls), (calls, _at(xs, ys, calls))]
+    return math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairwise(points)) / calls
+
+
+def equal_calls(arms: Mapping[str, Mapping[int, Run]]) -> dict[int, float]:
+    """Seed -> the tool calls that every arm of it executed; of the seeds that all arms have."""
+    seeds = set.intersection(*(set(runs) for runs in arms.values()))
+    return {seed: min(cost(runs[seed], "executed tool calls")[-1] for runs in arms.values()) for seed in sorted(seeds)}
+
+
+def p_value(paired: Sequence[float]) -> float:
+    """Of a two-sided paired t test; NaN for fewer than two differences, and where all are equal."""
+    if len(paired) < 2 or stdev(paired) == 0:
+        return math.nan
+    t = abs(fmean(paired)) / (stdev(paired) / math.sqrt(len(paired)))
+    return 1 - t_within(t, len(paired) - 1)
+
+
+def holm(ps: Mapping[str, float]) -> dict[str, float]:
+    """The p values of a family, corrected (Holm 1979): each is at least the one before it in rising order."""
+    found: dict[str, float] = {}
+    for rank, name in enumerate(sorted(ps, key=lambda name: ps[name])):
+        found[name] = min(1.0, max([*found.values(), (len(ps) - rank) * ps[name]]))
+    return found
 
 
 def spent_until(run: Run, target: float, of: str) -> float:

@@ -31,16 +31,19 @@ def fork_numbers(run: Path, kind: TaskKind) -> dict[str, Any]:
     such a one. `rose_at_choices`, `rose_elsewhere`: of the turns after tool results of either sort, those with more
     entropy than the first turn of their root. `same_root_differ`, `other_root_differ`: of the pairs of rollouts of a
     group, with one root or with two, those whose rewards differ. `by_change`: forks after a tool result by the mean
-    change of entropy there, as parted by `CHANGES`: how many, and how many whose reward is not their parent's.
+    change of entropy there, as parted by `CHANGES`: how many, and how many whose reward is not their parent's, for each
+    third of the steps, since both change while it trains.
     """
     counts: Counter[str] = Counter()
-    for file in sorted((run / "rollouts").glob("*.jsonl.gz")):
+    changes: list[Counter[str]] = [Counter(), Counter(), Counter()]
+    files = sorted((run / "rollouts").glob("*.jsonl.gz"))
+    for step, file in enumerate(files):
         for record in read_records(file):
             rollouts = [one.rollout for one in record.group.rollouts]
             _count_results(rollouts, kind, counts)
             _count_forks(rollouts, kind, counts)
             _count_pairs(record.group.valid, counts)
-            _count_changes(record.group.valid, counts)
+            _count_changes(record.group.valid, changes[step * 3 // len(files)])
     elsewhere = counts["results"] - counts["choices"]
     return {
         "choices": _share(counts["choices"], counts["results"]),
@@ -49,7 +52,9 @@ def fork_numbers(run: Path, kind: TaskKind) -> dict[str, Any]:
         "rose_elsewhere": _share(counts["rose"] - counts["rose_at_choices"], elsewhere),
         "same_root_differ": _share(counts["same_differ"], counts["same"]),
         "other_root_differ": _share(counts["other_differ"], counts["other"]),
-        "by_change": [[counts[f"change_{i}"], counts[f"change_{i}_differ"]] for i in range(len(CHANGES) + 1)],
+        "by_change": [
+            [[third[f"change_{i}"], third[f"change_{i}_differ"]] for i in range(len(CHANGES) + 1)] for third in changes
+        ],
     }
 
 

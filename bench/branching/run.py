@@ -1,13 +1,14 @@
 """Whether entropy branching helps: the same training from the same SFT checkpoint with different branch policies.
 
-    python bench/branching/run.py [--kinds sums hops] [--arms none random arpo] [--seeds 5] [--steps 18]
+    python bench/branching/run.py [--kinds sums hops] [--arms none none6 arpo] [--seeds 10] [--first 11] [--steps 18]
     python bench/branching/run.py --collect
     python bench/branching/report.py
 
 Two kinds of task (hops.py, sums.py); all arms of a seed have the same checkpoint, tasks and budget of rollouts. What is
 finished is kept in `--work` and skipped, so the same command again goes on where it was; a run that was interrupted
 begins again. Two processes at once share the work: each takes what nobody runs. `--collect` gathers all numbers in
-`bench/results/branching.json`, from which `report.py` makes tables and plots.
+`bench/results/branching_equal_calls.json`, from which `report.py` makes tables and plots. All arms of a seed come
+before the next seed, so what is finished at any time compares them within seeds.
 """
 
 from __future__ import annotations
@@ -26,19 +27,25 @@ from typing import Any
 os.environ["RAMET_PLUGINS"] = "branching_plugin"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness import write_results
+from harness import commit, write_results
 from runs import ARMS, GROUP, KEPT, TASKS, prepare, train, write_json
 from tasks import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 18
+FIRST = 11  # seeds 1 to 5 are those of the first experiment, which the hypotheses come from
+COMPARED = {
+    "sums": ("none", "none6", "random", "shuffled", "arpo", "aepo"),
+    "hops": ("none", "none6", "random", "shuffled", "arpo"),
+}
 SFT = (6400, 2400)  # traces of the two phases
 
 
 def main() -> None:
     options = _options()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    jobs = [(kind, seed, arm) for kind in options.kinds for seed in range(1, options.seeds + 1) for arm in options.arms]
+    seeds = range(options.first, options.first + options.seeds)
+    jobs = [(kind, seed, arm) for seed in seeds for kind in options.kinds for arm in options.arms or COMPARED[kind]]
     if options.collect:
         print(f"raw numbers in {collect(options.work, options.kinds)}")
         return
@@ -54,7 +61,7 @@ def run(work: Path, kind: str, arm: str, seed: int, steps: int, phases: Sequence
             return
         with locked(work / f"{kind}-{seed}.lock", wait=True):
             folder = prepare(work, kind, seed, phases)
-        numbers = train(folder, kind, arm, seed, steps)
+        numbers = {"commit": commit(), **train(folder, kind, arm, seed, steps)}
         write_json(done, numbers)
     accuracy = f"greedy {numbers['greedy']:.3f}, sampled {numbers['sampled']:.3f}"
     print(f"{kind} seed {seed} {arm}: {accuracy}, {numbers['wall_s']:.0f} s", flush=True)
@@ -81,14 +88,15 @@ def collect(work: Path, kinds: Sequence[str]) -> Path:
         one["per_step"] = {name: values for name, values in one["per_step"].items() if name in KEPT}
     runs.sort(key=lambda run: (kinds.index(run["kind"]), list(ARMS).index(run["arm"]), run["seed"]))
     settings = {"group_size": GROUP, "tasks_per_step": TASKS, "arms": ARMS}
-    return write_results("branching", settings, runs, {})
+    return write_results("branching_equal_calls", settings, runs, {})
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), help="default: both")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", type=int, default=5, help="how many: 1, 2, … (default: 5)")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), help="default: those of the page")
+    parser.add_argument("--seeds", type=int, default=10, help="how many (default: 10)")
+    parser.add_argument("--first", type=int, default=FIRST, help=f"of the seeds (default: {FIRST})")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of training (default: {STEPS})")
     parser.add_argument(
         "--sft", type=int, nargs=2, default=SFT, help=f"traces of its phases (default: {SFT[0]} and {SFT[1]})"

@@ -34,9 +34,11 @@ EVERY = 2  # steps between validations
 
 ARMS = {
     "none": ["algorithm=grpo"],
+    "none6": ["algorithm=grpo", "rollout.group_size=6"],  # as many tool calls as the arms with forks
     "random": ["algorithm=grpo", "branch_policy=random"],
-    "arpo": ["algorithm=arpo"],
-    "arpo_tau": ["algorithm=arpo", "branch_policy.params.tau=0.52"],
+    "shuffled": ["algorithm=grpo", "branch_policy=shuffled", "branch_policy.params.policy=arpo"],
+    "arpo": ["algorithm=grpo", "branch_policy=arpo"],
+    "arpo_tau": ["algorithm=grpo", "branch_policy=arpo", "branch_policy.params.tau=0.52"],
     "aepo": ["algorithm=aepo"],
     "arpo_release": ["algorithm=arpo_release"],
     "aepo_release": ["algorithm=aepo_release"],
@@ -142,8 +144,8 @@ def _sft_overrides(kind: TaskKind, folder: Path, model: Path, phase: str, seed: 
 
 
 def _train_overrides(kind: TaskKind, folder: Path, arm: str, seed: int, steps: int) -> list[str]:
+    """What an arm's preset sets and the comparison holds equal is set again here, the number of updates above all."""
     return [
-        *ARMS[arm],
         f"model.path={folder / 'habit/model'}", f"data.train=[{folder / 'data/train.jsonl'}]",
         f"data.valid=[{folder / 'data/valid.jsonl'}]", f"data.max_prompt_tokens={kind.max_prompt_tokens}",
         f"run.root={folder}", f"run.name={arm}", f"run.seed={seed}", "run.threads=1",
@@ -151,10 +153,12 @@ def _train_overrides(kind: TaskKind, folder: Path, arm: str, seed: int, steps: i
         f"rollout.group_size={GROUP}", "rollout.max_turns=8", "rollout.max_tool_calls=6",
         f"rollout.max_response_tokens={kind.max_response_tokens}", f"rollout.max_concurrent={GROUP * TASKS}",
         "engine=torch", f"engine.params.slots={GROUP * TASKS}",
-        f"train.steps={steps}", f"train.tasks_per_step={TASKS}", "train.minibatches=2", "train.old_logprobs=engine",
+        f"train.steps={steps}", f"train.tasks_per_step={TASKS}", "train.minibatches=2", "train.epochs=1",
+        "train.old_logprobs=engine", "train.kl_coef=0.0", "train.entropy_coef=0.0", "rollout.first_tokens=20",
         f"train.eval_every={EVERY}", "train.eval_first=true", "train.eval_temperature=1.0", "train.save_every=100000",
         "policy.lr=0.0002", "policy.beta2=0.95", "policy.weight_decay=0.0", "policy.schedule=linear",
         "policy.min_lr_ratio=0.1", "trackers=[jsonl]",
+        *ARMS[arm],
     ]  # fmt: skip
 
 

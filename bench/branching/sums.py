@@ -1,4 +1,4 @@
-"""`sums`: arithmetic in three steps, each of which the Python tool can do.
+"""`sums`: arithmetic in three steps, each of which the tool `python`, a calculator, can do.
 
     question  7*8-5-3=
     7*8   ->  56

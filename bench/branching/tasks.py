@@ -47,7 +47,7 @@ class TaskKind:
 KINDS = {
     "sums": TaskKind(
         items=lambda: [Item(one.text, str(one.answer), partial(sums.trace, one)) for one in sums.problems()],
-        tool="tools=[python]",
+        tool="tools.python.use=calculator",
         reward="math",
         habit=sums.HABIT,
         max_prompt_tokens=16,

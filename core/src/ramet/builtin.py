@@ -18,7 +18,9 @@ from ramet.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
     HermesConfig,
     McpConfig,
+    NoBranchConfig,
     RandomBranchConfig,
+    ShuffledConfig,
     StoredPrefixConfig,
     TagsConfig,
     TokenEntropyConfig,
@@ -38,8 +40,9 @@ def register_rollout_steps(register: Register[RolloutStep]) -> None:
 
 @hookimpl
 def register_branch_policies(register: Register[BranchPolicy]) -> None:
-    register("none", "ramet.rollout.branching.builtin:NoBranching")
+    register("none", "ramet.rollout.branching.builtin:NoBranching", config=NoBranchConfig)
     register("random", "ramet.rollout.branching.builtin:RandomBranching", config=RandomBranchConfig)
+    register("shuffled", "ramet.rollout.branching.shuffled:Shuffled", config=ShuffledConfig)
     register("tree_grpo", "ramet.rollout.branching.tree_expansion:TreeExpansion", config=TreeExpansionConfig)
     register("value_guided", "ramet.rollout.branching.value_guided:ValueGuided", config=ValueGuidedConfig)
     register("stored_prefix", "ramet.rollout.branching.stored_prefix:StoredPrefixes", config=StoredPrefixConfig)

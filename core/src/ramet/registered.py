@@ -1,4 +1,4 @@
-"""Rewards by their names: how a plugin uses one without importing the package that offers it."""
+"""Rewards and branch policies by their names: how one is used without importing the package that offers it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ramet.errors import ConfigError
 from ramet.instance_keys import instance_key, instance_of
 from ramet.plugins import load_plugins
-from ramet.types import Reward
+from ramet.types import BranchPolicy, Reward
 
 
 def reward_named(name: str, options: Mapping[str, Any] | None = None, *, key: str | None = None) -> Reward:
@@ -23,14 +23,26 @@ def reward_named(name: str, options: Mapping[str, Any] | None = None, *, key: st
     `ConfigError` for a name that is not installed and for options that it does not take, `PluginError` if it cannot be
     built.
     """
-    entry = load_plugins().get("rewards", name)
+    return typing.cast(Reward, _built("rewards", name, options or {}, f"rewards.{name}.params", key))
+
+
+def branch_policy_named(name: str, options: Mapping[str, Any], *, key: str) -> BranchPolicy:
+    """The branch policy of this name, built with these options. Raises what `reward_named` raises.
+
+    `key` is where they are given (`branch_policy.params.params`), for messages.
+    """
+    return typing.cast(BranchPolicy, _built("branch_policies", name, options, "branch_policy.params", key))
+
+
+def _built(kind: str, name: str, options: Mapping[str, Any], declared: str, key: str | None) -> Any:
+    entry = load_plugins().get(kind, name)
     if entry.config is None:
         if options:
-            raise ConfigError(f"the reward {name!r} takes no options, got {', '.join(options)}")
-        return typing.cast(Reward, entry.build())
-    params, declared = _options(entry.config, options or {}, f"reward {name!r}"), f"rewards.{name}.params"
+            raise ConfigError(f"the {entry.kind} {name!r} takes no options, got {', '.join(options)}")
+        return entry.build()
+    params = _options(entry.config, options, f"{entry.kind} {name!r}")
     with instance_of(declared, declared if key is None else instance_key(key)):
-        return typing.cast(Reward, entry.build(params))
+        return entry.build(params)
 
 
 def _options(config: type[Any], given: Mapping[str, Any], where: str) -> Any:

@@ -142,7 +142,7 @@ def test_plugins_as_json_names_everything_installed(capsys: pytest.CaptureFixtur
     core = json.loads(capsys.readouterr().out)[0]
     assert (core["name"], core["distribution"], core["contract"], core["broken"]) == ("core", "ramet", "1", None)
     assert sorted(core["offers"]["branch_policy"]) == [
-        "none", "random", "stored_prefix", "token_entropy", "tree_grpo", "value_guided",
+        "none", "random", "shuffled", "stored_prefix", "token_entropy", "tree_grpo", "value_guided",
     ]  # fmt: skip
     presets = sorted(file.stem for file in Path(ramet.conf.__file__).parent.glob("algorithm/*.yaml"))
     assert core["presets"] == {"algorithm": presets, "cluster": ["local", "ray"]}

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.config import (
+    NoBranchConfig,
     RandomBranchConfig,
     StoredPrefixConfig,
     TokenEntropyConfig,
     TreeExpansionConfig,
     ValueGuidedConfig,
 )
+from ramet.testing import check_branch_policy
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,15 @@ def test_an_option_out_of_its_range_is_named_with_its_bounds(config: Any, option
     with pytest.raises(ValueError) as raised:
         config(**options)
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("calls_of_a_rollout", [1, 2, 3])
+def test_a_group_without_forks_may_end_by_its_tool_calls(play: Any, calls_of_a_rollout: int) -> None:
+    def script(task: str, path: str, turn: int) -> str:
+        return f"<python>{path} {turn}</python>" if turn < calls_of_a_rollout else "<answer>2</answer>"
+
+    policy = NoBranching(NoBranchConfig(calls=12))
+    check_branch_policy(policy)
+    (group,) = play(script, policy=policy, group_size=10).groups
+    wanted = min(10, 12 // calls_of_a_rollout)  # ten rollouts are all that there may be
+    assert (len(group.rollouts), group.n_unused) == (max(5, wanted), 10 - max(5, wanted))  # half start at once

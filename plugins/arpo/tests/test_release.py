@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from ramet.components.build import Components
+from ramet.components.checks import check_needs
 from ramet.config.compose import compose
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
@@ -106,3 +108,13 @@ def test_options_that_cannot_be_are_refused(bad: dict[str, Any], message: str) -
     with pytest.raises(ValueError) as caught:
         ArpoReleaseConfig(**bad)
     assert str(caught.value) == message
+
+
+def test_rounds_cannot_be_shuffled() -> None:
+    chosen = ["model.path=m", "branch_policy=shuffled", "branch_policy.params.policy=arpo_release"]
+    config = compose(chosen, job="train").config
+    found = [one for one in check_needs(Components(config), config) if "policy" in one]
+    assert found == [
+        "branch_policy.params.policy: arpo_release plays in rounds, which cannot be shuffled; choose a policy that is "
+        "asked event by event, such as arpo or aepo"
+    ]

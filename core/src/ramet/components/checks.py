@@ -16,6 +16,7 @@ from ramet.config.schema import Config, LossAggregation
 from ramet.engines.protocol import Capability
 from ramet.errors import RametError
 from ramet.rollout.branching.decisions import ask
+from ramet.rollout.branching.shuffled import Shuffled
 from ramet.rollout.lockstep.checks import protocol_problems, training_problems
 from ramet.rollout.lockstep.policy import LockstepPolicy
 from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
@@ -82,6 +83,11 @@ def check_needs(components: Components, config: Config) -> list[str]:
     if isinstance(policy, LockstepPolicy):
         problems += protocol_problems(components.step, (), ()) + list(
             training_problems(config, engine_capabilities(config))
+        )
+    if isinstance(policy, Shuffled) and isinstance(policy.policy, LockstepPolicy):
+        problems.append(
+            f"branch_policy.params.policy: {config.branch_policy.params.policy} plays in rounds, which cannot be "
+            "shuffled; choose a policy that is asked event by event, such as arpo or aepo"
         )
     return [*problems, *_whole_group_rewards(components, config), *_aggregation(config, loss)]
 

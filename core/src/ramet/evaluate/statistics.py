@@ -156,11 +156,11 @@ def student_t(freedom: int, confidence: float = CONFIDENCE) -> float:
         return NormalDist().inv_cdf(0.5 + confidence / 2)
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_within(middle, freedom) < confidence else (low, middle)
+        low, high = (middle, high) if t_within(middle, freedom) < confidence else (low, middle)
     return high
 
 
-def _t_within(t: float, freedom: int) -> float:
+def t_within(t: float, freedom: int) -> float:
     """P(|T| <= t) for whole degrees of freedom: the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(freedom))
     odd = freedom % 2 == 1

@@ -78,6 +78,32 @@ class McpConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class NoBranchConfig:
+    """No forks. With `calls`, a group ends by what it cost instead of by its number of rollouts."""
+
+    calls: int | None = option(
+        None,
+        "tool calls of a group: rollouts start while fewer are expected of those that did, at most the budget; null: "
+        "the whole budget, at once",
+        minimum=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class ShuffledConfig:
+    """The control of a policy that chooses turns by entropy: it sees the entropies of other turns of the same depth."""
+
+    policy: str = option("value_guided", "the branch policy under test")
+    params: dict[str, Any] = option(factory=dict, help="its options")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
 class RandomBranchConfig:
     """The control `random`: budget and initial rollouts of ARPO, coin flips instead of entropies."""
 

@@ -1,4 +1,4 @@
-"""The built-in branch policies: no forks, and the control that forks by coin.
+"""The built-in branch policies `none`, without forks, and `random`, the control that forks by coin.
 
 `random` asks at the same moments as ARPO and fills the same budget, so a claim about entropy can be tested against it.
 """
@@ -9,18 +9,44 @@ from collections.abc import Sequence
 from random import Random
 
 from ramet.errors import ConfigError
-from ramet.rollout.config import RandomBranchConfig
-from ramet.types import BranchAction, BranchEvent, FirstTokens, Fork, GroupView, Idle, Need, Start, StartRoots
+from ramet.rollout.config import NoBranchConfig, RandomBranchConfig
+from ramet.types import (
+    BranchAction,
+    BranchEvent,
+    Done,
+    Finished,
+    FirstTokens,
+    Fork,
+    GroupView,
+    Idle,
+    Need,
+    Start,
+    StartRoots,
+)
 
 
 class NoBranching:
-    """All rollouts start from the prompt, at once."""
+    """All rollouts start from the prompt: at once, or until the group has made so many tool calls."""
 
     needs: frozenset[Need] = frozenset()
 
+    def __init__(self, config: NoBranchConfig | None = None) -> None:
+        self.calls = None if config is None else config.calls
+
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
-        if isinstance(event, Start | Idle):
-            return [StartRoots(n=group.budget_left)]
+        if self.calls is not None:
+            return self._by_calls(event, group, self.calls)
+        return [StartRoots(n=group.budget_left)] if isinstance(event, Start | Idle) else []
+
+    def _by_calls(self, event: BranchEvent, group: GroupView, calls: int) -> Sequence[BranchAction]:
+        """Half of the budget at once; then one for each that has finished, while too few calls are expected of all."""
+        match event:
+            case Start():
+                return [StartRoots(n=initial_rollouts(None, group.budget))]
+            case Finished() if group.budget_left and _expected_calls(group) < calls:
+                return [StartRoots(n=1)]
+            case Idle():
+                return [StartRoots(n=1)] if _expected_calls(group) < calls else [Done()]
         return []
 
 
@@ -41,6 +67,12 @@ class RandomBranching:
             case Idle():
                 return [StartRoots(n=group.budget_left)]
         return []
+
+
+def _expected_calls(group: GroupView) -> float:
+    """Of all started rollouts, if those that run make as many as those that have finished, of which there is one."""
+    made = [sum(len(turn.calls) for turn in one.turns) for one in group.rollouts if one.finished]
+    return sum(made) / len(made) * len(group.rollouts)
 
 
 def initial_rollouts(chosen: int | None, budget: int) -> int:

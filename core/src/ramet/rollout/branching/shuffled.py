@@ -1,0 +1,124 @@
+"""The branch policy `shuffled`: a policy under test that sees, of each turn, the entropies of another turn.
+
+It is the control of policies that choose turns by entropy. The wrapped policy keeps its rule, its options and its
+budget, and the entropies of a depth stay those that were sampled there, so it makes as many forks as deep as before.
+Which turn of a depth it forks is left to chance. A turn's depth is the number of tool results before it; first turns,
+which nothing forks, keep their entropies.
+
+A policy that decides on a turn as soon as its first tokens are there is asked about the first turn of a depth when the
+second arrives, each with the entropies of the other; later ones have those of one drawn from all before. A turn that
+stays alone at its depth is not forked. A policy that decides later (`Need.EARLIER_TURNS`) sees the turns of each depth
+in another order at every event; one that is alone by then keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+from random import Random
+
+from ramet.instance_keys import instance_of
+from ramet.registered import branch_policy_named
+from ramet.rollout.config import ShuffledConfig
+from ramet.types import BranchAction, BranchEvent, Done, FirstTokens, Fork, GroupView, Need, RolloutView, TurnView
+
+Entropies = tuple[float, ...]
+Place = tuple[str, int]  # a rollout and its turn
+
+
+class Shuffled:
+    """The wrapped policy's `needs`, and `Need.EARLIER_TURNS`, since the first turn of a depth is decided on later."""
+
+    def __init__(self, config: ShuffledConfig) -> None:
+        self.policy = branch_policy_named(config.policy, config.params, key="branch_policy.params.params")
+        needs: frozenset[Need] = getattr(self.policy, "needs", frozenset())
+        self.needs = needs | {Need.ENTROPY, Need.EARLIER_TURNS}
+        self._decides_later = Need.EARLIER_TURNS in needs
+
+    def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
+        with instance_of("branch_policy.params", "branch_policy.params.params"):
+            if isinstance(event, FirstTokens) and event.turn > 0:
+                return self._after_first_tokens(event, group, rng)
+            return self.policy.decide(event, _seen(group, _another_order(group, rng)), rng)
+
+    def _after_first_tokens(self, event: FirstTokens, group: GroupView, rng: Random) -> Sequence[BranchAction]:
+        others = [one for one in _sampled(group, event.turn) if one[0] != event.rollout]
+        if not others:
+            return self.policy.decide(event, group, rng) if self._decides_later else []
+        actions: list[BranchAction] = []
+        if len(others) == 1 and not self._decides_later:
+            actions += self._ask(others[0], event.entropies, group, rng)
+            group = _after(group, actions)
+        if not group.budget_left:
+            return actions
+        rollout, turn = rng.choice(others)
+        shown = _as_long(group.rollout(rollout).turns[turn].entropies, event.entropies)
+        return [*actions, *self._ask((event.rollout, turn), shown, group, rng)]
+
+    def _ask(self, place: Place, entropies: Entropies, group: GroupView, rng: Random) -> Sequence[BranchAction]:
+        """What the policy answers where the first tokens of this turn have these entropies."""
+        rollout, turn = place
+        if not group.rollout(rollout).valid:
+            return []
+        event = FirstTokens(rollout=rollout, turn=turn, entropies=entropies)
+        return self.policy.decide(event, _seen(group, {place: entropies}), rng)
+
+
+def _sampled(group: GroupView, depth: int) -> list[Place]:
+    """The turns of this depth that a policy may decide on. What a fork begins with is the place of its parent."""
+    return [
+        (one.id, depth)
+        for one in group.rollouts
+        if len(one.turns) > depth > (one.fork_turn or 0) and one.turns[depth].entropies
+    ]
+
+
+def _another_order(group: GroupView, rng: Random) -> dict[Place, Entropies]:
+    """For each turn after a tool result the entropies of another turn of its depth, each once."""
+    found: dict[Place, Entropies] = {}
+    for depth in range(1, max((len(one.turns) for one in group.rollouts), default=0)):
+        places = _sampled(group, depth)
+        rng.shuffle(places)
+        for place, (rollout, turn) in zip(places, [*places[1:], *places[:1]], strict=True):
+            found[place] = group.rollout(rollout).turns[turn].entropies
+    return found
+
+
+def _seen(group: GroupView, entropies: Mapping[Place, Entropies]) -> GroupView:
+    """The group with other entropies in these turns, and wherever forks share them."""
+
+    def turn_seen(one: RolloutView, turn: TurnView) -> TurnView:
+        while one.parent is not None and turn.index < (one.fork_turn or 0):
+            one = group.rollout(one.parent)
+        other = entropies.get((one.id, turn.index))
+        return turn if other is None else replace(turn, entropies=_as_long(other, turn.entropies))
+
+    seen = (replace(one, turns=tuple(turn_seen(one, turn) for turn in one.turns)) for one in group.rollouts)
+    return replace(group, rollouts=tuple(seen))
+
+
+def _as_long(entropies: Entropies, own: Entropies) -> Entropies:
+    """Cut or repeated to the number of the turn's own: a policy may look up any of its tokens."""
+    return tuple(islice(cycle(entropies), len(own)))
+
+
+def _after(group: GroupView, actions: Sequence[BranchAction]) -> GroupView:
+    """The group with the forks of these actions, which have not begun."""
+    if any(isinstance(action, Done) for action in actions):
+        return replace(group, budget_left=0)
+    forks = [action for action in actions if isinstance(action, Fork) for _ in range(action.n)]
+    begun = [
+        RolloutView(
+            id=f"{fork.rollout}.begun{i}",
+            root=group.rollout(fork.rollout).root,
+            parent=fork.rollout,
+            fork_turn=fork.turn,
+            fork_token=fork.token,
+            turns=group.rollout(fork.rollout).turns[: fork.turn],
+            finished=False,
+            valid=True,
+        )
+        for i, fork in enumerate(forks)
+    ]
+    return replace(group, budget_left=group.budget_left - len(begun), rollouts=(*group.rollouts, *begun))
