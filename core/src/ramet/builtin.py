@@ -16,6 +16,7 @@ from ramet.algorithms.losses.config import CispoConfig, DppoConfig, GmpoConfig, 
 from ramet.engines.config import OpenAIEngineConfig, TorchEngineConfig, VllmEngineConfig
 from ramet.hookspecs import Register, hookimpl
 from ramet.rollout.config import (
+    EnvironmentConfig,
     HermesConfig,
     McpConfig,
     NoBranchConfig,
@@ -81,7 +82,7 @@ def register_tools(register: Register[Tool | ToolSet]) -> None:
 
 @hookimpl
 def register_rewards(register: Register[Reward]) -> None:
-    register("environment", "ramet.rollout.environment_reward:EnvironmentReward")
+    register("environment", "ramet.rollout.environment_reward:EnvironmentReward", config=EnvironmentConfig)
 
 
 def register_engines(register: Register[Any]) -> None:

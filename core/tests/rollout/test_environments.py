@@ -16,6 +16,7 @@ import pytest
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.plugin_code import defined_at
+from ramet.rollout.config import EnvironmentConfig
 from ramet.rollout.environment_reward import EnvironmentReward
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout, Scorer, WeightedReward
@@ -386,6 +387,29 @@ def test_the_reward_environment_sums_the_turn_rewards(play: Play, make_task: Any
     assert score(reward, group) == [6.5, 6.5]
     [silent] = play(lambda *_: "<answer>1</answer>", group_size=2).groups
     assert score(reward, silent) == [0.0, 0.0]  # this step does give rewards: here nothing was earned
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({"last": True}, 3.5),
+        ({"scale": 0.1}, 0.65),
+        ({"clip": [0.0, 1.0]}, 1.0),
+        ({"scale": -1.0, "clip": [-2.0, 0.0]}, -2.0),
+        ({"last": True, "scale": 0.1, "clip": [0.0, 1.0]}, 0.35),
+    ],
+)
+def test_the_reward_environment_becomes_a_metric(
+    play: Play, make_task: Any, options: dict[str, Any], value: float
+) -> None:
+    [group] = play(step_on, step=Corridor(), policy=fork_once(), group_size=2).groups
+    assert [rollout.turn_rewards for rollout in group.rollouts] == [(1.0, 2.0, 3.5)] * 2
+    assert score(EnvironmentReward(EnvironmentConfig(**options)), group) == pytest.approx([value] * 2)
+
+
+def test_the_reward_environment_refuses_bounds_that_are_none() -> None:
+    with pytest.raises(ConfigError, match=r"^params\.clip=\[1\.0, 0\.0\]: allowed: \[lowest, highest\]"):
+        EnvironmentReward(EnvironmentConfig(clip=[1.0, 0.0]))
 
 
 def test_the_reward_environment_refuses_a_step_that_gives_no_rewards(play: Play) -> None:

@@ -165,3 +165,10 @@ class TreeExpansionConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class EnvironmentConfig:
+    last: bool = False  # true: the last turn's reward that there is, instead of the sum of all
+    scale: float = 1.0  # the sum is multiplied by it
+    clip: list[float] | None = None  # [lowest, highest] value after that, as in a metric, which is in [0, 1]

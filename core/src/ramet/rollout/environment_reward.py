@@ -1,10 +1,11 @@
-"""The reward `environment`: the sum of the rewards that the rollout step gave turn by turn."""
+"""The reward `environment`: what the rollout step gave turn by turn, summed up or at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ramet.errors import ConfigError
+from ramet.rollout.config import EnvironmentConfig
 from ramet.types import Rollout
 
 
@@ -16,7 +17,11 @@ class EnvironmentReward:
 
     per_rollout = True
 
-    def __init__(self) -> None:
+    def __init__(self, config: EnvironmentConfig | None = None) -> None:
+        self.config = config or EnvironmentConfig()
+        clip = self.config.clip
+        if clip is not None and not (len(clip) == 2 and clip[0] < clip[1]):
+            raise ConfigError(f"params.clip={clip}: allowed: [lowest, highest], the first under the second; null: none")
         self._gives_rewards = False
 
     async def __call__(self, group: Sequence[Rollout]) -> list[float]:
@@ -27,4 +32,11 @@ class EnvironmentReward:
                 f"rewards.environment: no turn of task {group[0].task.id!r} has a reward; it sums StepResult.reward of "
                 "the rollout step (0.0 where nothing was earned): choose a rollout_step that gives it or another reward"
             )
-        return [sum(rewards, start=0.0) for rewards in given]
+        return [self._value(rewards) for rewards in given]
+
+    def _value(self, rewards: list[float]) -> float:
+        value = self.config.scale * sum(rewards[-1:] if self.config.last else rewards, start=0.0)
+        if self.config.clip is None:
+            return value
+        lowest, highest = self.config.clip
+        return min(highest, max(lowest, value))
