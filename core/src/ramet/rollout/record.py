@@ -45,6 +45,7 @@ SCHEMA = 2
 # A line is a group: 16 rollouts of 32k tokens take about 10 MB. Text that repeats itself packs up to 1 : 300.
 LINE_BYTES, LINE_RATIO = 64 << 20, 20  # of the packed file's size, whichever is more
 FILE_BYTES, FILE_RATIO = 1 << 30, 300
+LEVEL = 1  # of gzip: 6 takes 2.4 times as long, for a file that is 8 % smaller
 T = TypeVar("T", int, float)
 
 
@@ -69,7 +70,7 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
     path = Path(path)
     with (
         open_atomic(path) as raw,
-        gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=raw, mtime=0) as packed,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=raw, mtime=0) as packed,
     ):
         for line in lines:
             packed.write(line)

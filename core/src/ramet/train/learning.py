@@ -78,7 +78,7 @@ class Learner:
     async def learn(
         self, step: int, played: PlayedStep, greedy: Sequence[float | None] | None, clock: StepClock
     ) -> dict[str, float]:
-        """Old log-probabilities, advantages, the record on disk, the update; returns metrics.
+        """Old log-probabilities, advantages, the update, and beside it the record on disk; returns metrics.
 
         `greedy` holds one baseline per group, None where it is masked: such a group is left out. Without any row a
         warning is logged, and nothing is learned. Raises `Dropped` if the run is to stop, before any weight changes.
@@ -94,12 +94,16 @@ class Learner:
             await asyncio.to_thread(record_step, self._folder, step, played, greedy=greedy)
             return metrics | {"train/updates": 0.0}
         batch, reported = await self._train_batch(rows, greedy, clock)
-        # Not on the loop, where rollouts of the next step may be running. It is there before any weight changes.
-        await asyncio.to_thread(record_step, self._folder, step, played, batch, greedy=greedy)
         clock.lap("record")
         self._preemption.check()  # the last point at which the weights are those of the step before
-        updated = await self._update(batch, step)
-        clock.lap("update")
+        # Not on the loop, where rollouts of the next step may be running.
+        recording = asyncio.create_task(asyncio.to_thread(record_step, self._folder, step, played, batch, greedy=greedy))
+        try:
+            updated = await self._update(batch, step)
+            clock.lap("update")
+        finally:
+            await recording  # before anything uses the new weights, and also of an update that fails
+        clock.lap("record")
         return {**metrics, **reported, **updated, **self._adapt_kl({**reported, **updated}, len(rows))}
 
     def _adapt_kl(self, metrics: Mapping[str, float], n_rollouts: int) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 The order inside a step is what makes a run resume exactly: a step is a function of the state before it, so a step that
 was cut anywhere is redone from its start and gives the same numbers (deterministic mode) or the same prompts, seeds and
-draws (otherwise). Its groups are on disk before the update. With `train.staleness` groups of later steps play
-meanwhile.
+draws (otherwise). Its groups are written beside the update, and are on disk before the new weights are used.
+With `train.staleness` groups of later steps play meanwhile.
 """
 
 from __future__ import annotations
