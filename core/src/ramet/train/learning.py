@@ -97,7 +97,9 @@ class Learner:
         clock.lap("record")
         self._preemption.check()  # the last point at which the weights are those of the step before
         # Not on the loop, where rollouts of the next step may be running.
-        recording = asyncio.create_task(asyncio.to_thread(record_step, self._folder, step, played, batch, greedy=greedy))
+        recording = asyncio.create_task(
+            asyncio.to_thread(record_step, self._folder, step, played, batch, greedy=greedy)
+        )
         try:
             updated = await self._update(batch, step)
             clock.lap("update")
