@@ -36,5 +36,9 @@ def _of(key: str, isolation: Isolation) -> Finding:
         return Finding(what=what, severity=Severity.OK, text=isolation.text)
     severity = Severity.NOTE if isolation.level == 2 else Severity.WARNING
     reasons = [f"no level {level}: {why}" for level, why in sorted(isolation.missing.items())]
-    mend = MEND[isolation.level + 1] if reasons else f"tools.python.params.isolation=auto, not {isolation.level}"
+    mend = (
+        MEND[isolation.level + 1]
+        if isolation.level + 1 in isolation.missing
+        else f"tools.python.params.isolation=auto, not {isolation.level}"
+    )
     return Finding(what=what, severity=severity, text="; ".join([isolation.text, *reasons]), mend=mend)

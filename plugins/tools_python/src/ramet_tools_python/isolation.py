@@ -16,14 +16,20 @@ LEVELS = {
     "processes",
     1: "no network and no processes, but programs can read this user's files and write them",
     2: "no network, no processes, no files but the interpreter's and a folder of their own",
-    3: "no network, no processes, no files but the interpreter's and a folder of their own, and",
+    3: "no network, no processes, no files but the interpreter's and a folder of their own",
+}
+WAYS = {
+    "": "",
+    "namespaces": ", in namespaces",
+    "own user": ", with a user of their own",
+    "root": ", but as root, since another user cannot read the interpreter or reach the scratch folder",
 }
 PROMISES = {"network_off": 1, "no_processes": 1, "file_write": 2, "file_read": 2}  # name -> level that it needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """The level in force. `way`: of level 3, `namespaces` or `own user`. `missing`: why this host allows no more."""
+    """The level in force. `way` is a key of `WAYS`. `missing`: why this host allows no more."""
 
     level: int
     way: str = ""
@@ -31,7 +37,7 @@ class Isolation:
 
     @property
     def text(self) -> str:
-        return f"isolation level {self.level} ({' '.join(filter(None, (LEVELS[self.level], self.way)))})"
+        return f"isolation level {self.level} ({LEVELS[self.level]}{WAYS[self.way]})"
 
     @property
     def promises(self) -> list[str]:

@@ -21,6 +21,7 @@ class Status(StrEnum):
     CPU_LIMIT = "cpu_limit"
     MEMORY_LIMIT = "memory_limit"  # reserved for limits from outside: Python itself raises MemoryError, an `error`
     OUTPUT_LIMIT = "output_limit"
+    THREAD_LIMIT = "thread_limit"
     FILE_LIMIT = "file_limit"
     SIGNAL = "signal"
     KILLED = "killed"
@@ -39,6 +40,7 @@ _REASONS = {
     Status.CPU_LIMIT: "[stopped: the CPU time limit was reached]",
     Status.MEMORY_LIMIT: "[stopped: the memory limit was reached]",
     Status.OUTPUT_LIMIT: "[stopped: too much output]",
+    Status.THREAD_LIMIT: "[stopped: too many threads]",
     Status.FILE_LIMIT: "[stopped: a file became too large]",
     Status.SIGNAL: "[the program crashed]",
     Status.KILLED: "[the program was killed]",

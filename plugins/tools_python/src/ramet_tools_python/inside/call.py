@@ -14,7 +14,8 @@ from . import processes, wire
 from .child import Limits
 from .worker import Worker
 
-TIMEOUT, OUTPUT_LIMIT, GONE, DONE = "timeout", "output_limit", "gone", "done"
+TIMEOUT, OUTPUT_LIMIT, THREAD_LIMIT, GONE, DONE = "timeout", "output_limit", "thread_limit", "gone", "done"
+LOOK_MS = 20  # how often the threads of a program are counted: none of the kernel's limits fits all levels
 
 
 class Capture:
@@ -103,7 +104,7 @@ class Call:
             left = self.clock.left_s()
             if left <= 0:
                 return End(TIMEOUT)
-            ready = {descriptor for descriptor, _ in poller.poll(max(1, math.ceil(left * 1000)))}
+            ready = {descriptor for descriptor, _ in poller.poll(min(LOOK_MS, max(1, math.ceil(left * 1000))))}
             if client.fileno() in ready:
                 return End(GONE)
             for stream in (self.out, self.err):
@@ -111,6 +112,8 @@ class Call:
                     poller.unregister(stream.read_end)
             if self.too_much:
                 return End(OUTPUT_LIMIT)
+            if processes.has_too_many_threads(self.worker.pid):
+                return End(THREAD_LIMIT)
             if self.worker.ended in ready:
                 return End(None)
             rc = self.worker.hear(ready)

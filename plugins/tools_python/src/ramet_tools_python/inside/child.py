@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn
 
 from . import landlock, processes, program, seccomp, wire
 
+PLACE = "program"  # where variables are kept: the folder of the next program, in that of the slot
 CONTROL, _RULES = 3, 4  # descriptors; of the first, programs that keep nothing see nothing: it is closed before
 # Programs that keep variables may replace any name before these are used again.
 _exit, _fork, _waitpid, _close, _dup2, _write = os._exit, os.fork, os.waitpid, os.close, os.dup2, os.write
@@ -50,9 +51,11 @@ class Confinement(NamedTuple):
     keeps: bool  # variables are kept: there will be copies
 
 
-def run(control: socket.socket, folder: str, limits: Limits, confinement: Confinement, rules: int | None) -> NoReturn:
-    """In the forked child. `rules` are those of Landlock. Says on `control` when it is ready, or what is wrong."""
-    slot = os.getppid()
+def run(
+    control: socket.socket, slot: int, folder: str, limits: Limits, confinement: Confinement, rules: int | None
+) -> NoReturn:
+    """In the forked child of `slot`. `rules` are those of Landlock. Says on `control` when it is ready, or what is
+    wrong."""
     control = _only_descriptors(control, rules)
     try:
         _confine(control, folder, limits, confinement, slot, has_rules=rules is not None)
@@ -94,9 +97,12 @@ def _confine(
     _limit(resource.RLIMIT_NOFILE, 64)
     _limit(resource.RLIMIT_CORE, 1)  # of 1 the kernel makes none; with 0 it still feeds a host's program for crashes
     if confinement.user is not None:
+        if not confinement.keeps:  # all states of a slot have one user; there the slot alone counts
+            _limit(resource.RLIMIT_NPROC, processes.MAX_THREADS)
         processes.become(confinement.user)
     processes.drop_privileges()
-    processes.die_with_parent(slot)  # after the user was changed, which would end this
+    processes.keep_memory_closed()  # this and the next after the user was changed, which would undo them
+    processes.die_with_parent(slot)
     if has_rules:
         landlock.restrict(_RULES)
         os.close(_RULES)
@@ -138,7 +144,7 @@ def _serve(control: socket.socket, folder: str, slot: int) -> NoReturn:
         if "code" not in request:
             _copy(descriptors[0], slot)
             continue
-        _chdir(folder)
+        _chdir(f"{folder}/{PLACE}")
         _attach(descriptors)
         wire.send(control, {"rc": cells.run(request["code"])})
 

@@ -17,13 +17,14 @@ from typing import NamedTuple
 from . import landlock, namespaces, processes, seccomp
 
 HIGHEST = 3
-NAMESPACES, OWN_USER = "namespaces", "own user"
+NAMESPACES, OWN_USER, ROOT = "namespaces", "own user", "root"
 FIRST_USER, USERS = 60000, 1000  # numbers that belong to nobody on common systems
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 
 class Found(NamedTuple):
-    """`level` is in force, by `way` (of level 3, else empty). `missing`: level -> why this host does not allow it."""
+    """`level` is in force. `way`: `namespaces` at level 3, `own user` at any, `root` if programs run as that; else
+    empty. `missing`: level -> why this host does not allow it."""
 
     level: int
     way: str
@@ -67,16 +68,19 @@ def find(wanted: int | None, folder: str, readable: Sequence[str], *, keeps: boo
             missing[level] = "; ".join(filter(None, (missing.get(level), f"{what}: {problem}")))
         return not problem
 
-    if highest < 1 or not works(1, "seccomp", lambda: _filter(keeps)):
-        return Found(0, "", False, missing)
-    has_landlock = highest >= 2 and works(2, "landlock", lambda: _forbid_files(folder, readable))
-    if highest >= 3:
-        if works(3, NAMESPACES, lambda: _separate(folder, readable, keeps)):
-            missing.pop(2, None)  # the file system of the namespace keeps that promise
-            return Found(3, NAMESPACES, has_landlock, missing)
-        if has_landlock and os.geteuid() == 0 and works(3, OWN_USER, lambda: _change_user(folder, readable)):
-            return Found(3, OWN_USER, True, {})
-    return Found(2 if has_landlock else 1, "", has_landlock, missing)
+    has_filter = highest >= 1 and works(1, "seccomp", lambda: _filter(keeps))
+    has_landlock = has_filter and highest >= 2 and works(2, "landlock", lambda: _forbid_files(folder, readable))
+    if has_filter and highest >= 3 and works(3, NAMESPACES, lambda: _separate(folder, readable, keeps)):
+        missing.pop(2, None)  # the file system of the namespace keeps that promise
+        return Found(3, NAMESPACES, has_landlock, missing)
+    level = has_filter + has_landlock
+    if os.geteuid() != 0:
+        return Found(level, "", has_landlock, missing)
+    if not works(3, OWN_USER, lambda: _change_user(folder, readable)):
+        return Found(level, ROOT, has_landlock, missing)
+    if has_landlock and highest >= 3:
+        return Found(3, OWN_USER, True, {})
+    return Found(level, OWN_USER, has_landlock, missing)
 
 
 def _try(attempt: Callable[[], None]) -> str:
@@ -131,7 +135,7 @@ def _separate(folder: str, readable: Sequence[str], keeps: bool) -> None:
 def _use_namespaces(folder: str, readable: Sequence[str], keeps: bool) -> None:
     user = own_user(0)
     namespaces.build_root(folder, readable, user, 1 << 20)
-    if keeps and not os.path.exists("/proc/self/stat"):
+    if keeps and not processes.can_see_itself():
         raise OSError("no /proc can be mounted, in which to look for what programs fork")
     if user is not None:
         processes.become(user)

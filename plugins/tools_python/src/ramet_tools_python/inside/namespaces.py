@@ -9,6 +9,7 @@ with the slot: programs have none (`child`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
@@ -36,9 +37,11 @@ def leave() -> None:
     _check(_libc.unshare(ctypes.c_int(wanted | (_NEW_USERS if user != 0 else 0))), "unshare")
     if user == 0:
         return
+    processes.keep_memory_closed(False)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
+    processes.keep_memory_closed()
 
 
 def build_root(folder: str, readable: Sequence[str], user: int | None, scratch_bytes: int) -> None:
@@ -95,13 +98,15 @@ def _show(path: str, root: str) -> None:
 
 
 def _show_processes(root: str) -> None:
-    """A /proc of the new namespace; where the host does not allow that, only what numerical libraries read."""
+    """To this process alone a /proc of the new namespace, if the host allows that; to programs what numerical
+    libraries read, since they could find the slot and each other in the rest."""
     os.mkdir(f"{root}/proc")
-    try:
+    with contextlib.suppress(OSError):
         _mount("proc", f"{root}/proc", "proc", _NO_SUID | _NO_DEVICES | _NO_EXEC)
-    except OSError:
-        for path in FACTS:
-            _show(path, root)
+        processes.look_through(os.open(f"{root}/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        _check(_libc.umount2(os.fsencode(f"{root}/proc"), _DETACH), "umount2")
+    for path in FACTS:
+        _show(path, root)
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:

@@ -13,10 +13,12 @@ import signal
 import time
 from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522
+MAX_THREADS = 128  # of one program; their stacks in the kernel count against no other limit of ours
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_processes: int | None = None  # a descriptor of /proc, where programs must not see it
 
 
 def call(number: int, *arguments: Any) -> int:
@@ -62,6 +64,14 @@ def drop_privileges() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
+def keep_memory_closed(closed: bool = True) -> None:
+    """Close the memory, and `oom_score_adj` and the like, of this process and its forks to others of the same user.
+
+    A change of users undoes it. While it is closed `/proc/self/uid_map` cannot be written either.
+    """
+    _prctl(_PR_SET_DUMPABLE, not closed)
+
+
 def cpu_s(process: int) -> float | None:
     """Processor time that it has used, in seconds; None if it is gone.
 
@@ -79,10 +89,32 @@ def waited_s(process: int) -> float | None:
     Source: the kernel's `Documentation/scheduler/sched-stats.rst`, "/proc/<pid>/schedstat".
     """
     try:
-        with open(f"/proc/{process}/schedstat") as file:
-            return int(file.read().split()[1]) / 1e9
+        return int(_read(f"{process}/schedstat").split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return None
+
+
+def has_too_many_threads(process: int) -> bool:
+    """False as well if it is gone, or /proc does not tell."""
+    try:
+        return int(_read(f"{process}/stat").rpartition(b")")[2].split()[17]) > MAX_THREADS
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def look_through(descriptor: int) -> None:
+    """Read /proc there from now on."""
+    global _processes
+    _processes = descriptor
+
+
+def _read(name: str) -> bytes:
+    """A file of /proc, of at most a page."""
+    file = os.open(f"/proc/{name}" if _processes is None else name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=_processes)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
 
 
 def kill_group(leader: int) -> None:
@@ -108,7 +140,7 @@ def kill_children(spare: frozenset[int] = frozenset(), patience_s: float = 2.0) 
     return False
 
 
-def kill_descendants(spare: frozenset[int], patience_s: float = 2.0) -> bool:
+def kill_descendants(spare: set[int], patience_s: float = 2.0) -> bool:
     """Kill all that came from this process but `spare`, whose children are not spared, and reap what is or becomes a
     child of this one. False: some remain, or /proc does not tell."""
     deadline = time.monotonic() + patience_s
@@ -144,6 +176,11 @@ def is_child(process: int) -> bool:
     return True
 
 
+def can_see_itself() -> bool:
+    """Whether /proc is that of this namespace of processes."""
+    return os.getpid() in _everybody()
+
+
 def has_children() -> bool:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -176,12 +213,11 @@ def _descendants() -> set[int] | None:
 def _everybody() -> dict[int, tuple[int, bytes]]:
     """Parent and state of every process that can be seen."""
     found = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc" if _processes is None else _processes):
         if not name.isdigit():
             continue
         try:
-            with open(f"/proc/{name}/stat", "rb") as stat:
-                state, parent = stat.read().rpartition(b")")[2].split()[:2]
+            state, parent = _read(f"{name}/stat").rpartition(b")")[2].split()[:2]
             found[int(name)] = int(parent), state
         except (OSError, ValueError):  # it ended meanwhile
             continue

@@ -46,9 +46,14 @@ _REFUSED = (
     "clock_settime", "settimeofday", "adjtimex", "clock_adjtime", "sethostname", "setdomainname", "syslog", "acct",
     "swapon", "swapoff", "reboot", "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module",
     "iopl", "ioperm", "modify_ldt", "personality", "uselib", "ustat", "_sysctl", "vhangup", "setrlimit",
+    "inotify_init", "inotify_init1", "inotify_add_watch", "io_setup", "io_submit",
 )  # fmt: skip
+# Notes on files of others that later programs could read. Libraries expect file systems that have none.
+_ATTRIBUTES = tuple(f"{who}{what}xattr" for what in ("set", "get", "list", "remove") for who in ("", "l", "f"))
+_FLUSHES = ("sync", "syncfs", "fsync", "fdatasync", "sync_file_range")  # cannot be killed, and no file is kept
 _FORKS, _SIGNALS = ("fork", "vfork"), ("kill", "tkill", "tgkill")
-_OWNER_OF_SIGNALS = {"fcntl": (8, 15), "ioctl": (0x8901, 0x8902)}  # they make the kernel signal another process
+# They make the kernel signal another process, or tell of (and hold up) what others do with a file or a folder.
+_COMMANDS = {"fcntl": (8, 15, 1024, 1026), "ioctl": (0x8901, 0x8902)}
 _TRUNCATE, _ACCESS_MODE = os.O_TRUNC, os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 
 
@@ -157,7 +162,9 @@ def refuse(*, may_ask: bool, may_truncate: bool = True) -> None:
     program.answer_unless("socketpair", 0, _AF_UNIX, refused)  # event loops need one
     program.answer_unless("sendto", 4, 0, refused)  # `send`: no address
     program.answer_unless("prlimit64", 2, 0, refused)  # reading limits
-    for name, commands in _OWNER_OF_SIGNALS.items():
+    program.answer(_ATTRIBUTES, _ERRNO | errno.EOPNOTSUPP)
+    program.answer(_FLUSHES, _ERRNO)  # 0: it is done
+    for name, commands in _COMMANDS.items():
         program.answer_if(name, 1, commands, refused)
     program.answer_parent_death(refused)
     if not may_truncate:

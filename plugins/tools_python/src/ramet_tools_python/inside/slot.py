@@ -4,8 +4,8 @@ The slot owns the deadline, the output and the clean-up. It lives as long as its
 client is gone or has given up the call, and the slot ends with everything it started.
 
 Where variables are kept, a *state* is a stopped process. A program runs in a copy of it, which becomes the
-state if it lives on; a program that is killed leaves the state as it was. Files are not kept, and programs of a slot
-never run at the same time, so two states share nothing.
+state if it lives on; a program that is killed leaves the state as it was. Files are not kept, each program has a fresh
+folder, and programs of a slot never run at the same time, so two states share nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import os
 import socket
 from typing import Any
 
-from . import child, landlock, namespaces, processes, scratch, wire
+from . import child, namespaces, processes, scratch, wire
 from .call import DONE, GONE, OUTPUT_LIMIT, Call, status_of
+from .nursery import Nursery
 from .worker import BrokenWorker, Worker
 
 
@@ -41,7 +42,8 @@ class SlotServer:
         """Answer requests until the client is gone."""
         processes.become_subreaper()
         try:
-            self._prepare_folder()
+            self._clean()
+            self.nursery = Nursery(self.folder, self.limits, self.confinement, self.readable)
             while True:
                 wire.send(self.client, {"ready": True})
                 if self.spare is None:
@@ -58,23 +60,8 @@ class SlotServer:
         finally:
             self._end()
 
-    def _prepare_folder(self) -> None:
-        if self.own_mount:
-            return
-        os.makedirs(self.folder, 0o700, exist_ok=True)
-        if self.confinement.user is not None:
-            os.chown(self.folder, self.confinement.user, self.confinement.user)
-
     def _start(self) -> Worker:
-        rules = None
-        if self.readable is not None:
-            readable = [*self.readable, *namespaces.FACTS]
-            rules = landlock.make_rules(readable, namespaces.DEVICES, [self.folder])
-        try:
-            return Worker.start(self.folder, self.limits, self.confinement, rules)
-        finally:
-            if rules is not None:
-                os.close(rules)
+        return Worker.start(self.nursery, self.confinement.keeps)
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """None if the client is gone."""
@@ -162,18 +149,25 @@ class SlotServer:
         if self.confinement.level >= 1 and not self.confinement.keeps:
             return
         workers = (self.spare, *self.states.values(), *new)
-        kept = frozenset(worker.pid for worker in workers if worker is not None)
-        if processes.has_children() and not processes.kill_descendants(kept):
+        kept = {worker.pid for worker in workers if worker is not None}
+        if processes.has_children() and not processes.kill_descendants(kept | {self.nursery.pid}):
             raise RuntimeError("processes of the program could not be killed")
 
     def _clean(self) -> None:
-        if not self.own_mount:
-            os.makedirs(self.folder, 0o700, exist_ok=True)  # a program may have removed it
-            scratch.empty(self.folder)  # kept while it serves: making and removing folders is slow on some disks
-        elif self.confinement.keeps:
-            scratch.empty(self.folder)  # states hold on to this very file system
-        else:
-            namespaces.empty_scratch(self.confinement.user, self.limits.scratch)
+        keeps, user = self.confinement.keeps, self.confinement.user
+        if self.own_mount and not keeps:  # states hold on to this very file system
+            namespaces.empty_scratch(user, self.limits.scratch)
+            return
+        if not self.own_mount:  # kept while it serves: making and removing folders is slow on some disks
+            self._make(self.folder)  # a program may have removed it
+        scratch.empty(self.folder)
+        if keeps:
+            self._make(f"{self.folder}/{child.PLACE}")
+
+    def _make(self, folder: str) -> None:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        if self.confinement.user is not None:
+            os.chown(folder, self.confinement.user, self.confinement.user)
 
     def _end(self) -> None:
         for worker in (self.spare, *self.states.values()):

@@ -34,7 +34,10 @@ _X86_64 = {
     "prlimit64": 302, "name_to_handle_at": 303, "open_by_handle_at": 304, "clock_adjtime": 305, "sendmmsg": 307,
     "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313, "seccomp": 317,
     "memfd_create": 319, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
-    "prctl": 157,
+    "prctl": 157, "fsync": 74, "fdatasync": 75, "sync": 162, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
+    "getxattr": 191, "lgetxattr": 192, "fgetxattr": 193, "listxattr": 194, "llistxattr": 195, "flistxattr": 196,
+    "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "io_setup": 206, "io_submit": 209,
+    "inotify_init": 253, "inotify_add_watch": 254, "sync_file_range": 277, "inotify_init1": 294, "syncfs": 306,
 }  # fmt: skip
 
 _AARCH64 = {
@@ -53,6 +56,10 @@ _AARCH64 = {
     "fanotify_mark": 263, "name_to_handle_at": 264, "open_by_handle_at": 265, "clock_adjtime": 266, "setns": 268,
     "sendmmsg": 269, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "finit_module": 273,
     "seccomp": 277, "memfd_create": 279, "bpf": 280, "userfaultfd": 282, "kexec_file_load": 294,
+    "io_setup": 0, "io_submit": 2, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "getxattr": 8, "lgetxattr": 9,
+    "fgetxattr": 10, "listxattr": 11, "llistxattr": 12, "flistxattr": 13, "removexattr": 14, "lremovexattr": 15,
+    "fremovexattr": 16, "inotify_init1": 26, "inotify_add_watch": 27, "sync": 81, "fsync": 82, "fdatasync": 83,
+    "sync_file_range": 84, "syncfs": 267,
 }  # fmt: skip
 
 LAST_KNOWN = 456  # futex_requeue, Linux 6.7: what came later is answered as a kernel without it would
@@ -69,6 +76,12 @@ PROCESSORS = {
     "x86_64": Processor(0xC000003E, {**_X86_64, **_SHARED}),
     "aarch64": Processor(0xC00000B7, {**_AARCH64, **_SHARED}),
 }
+
+
+def order_of_clone(flags: int, thread_number: int) -> tuple[int, ...]:
+    """The arguments of `clone`: their order depends on the processor (`clone(2)`, "C library/kernel differences")."""
+    last = (thread_number, 0) if platform.machine() == "x86_64" else (0, thread_number)
+    return (flags, 0, 0, *last)
 
 
 def here() -> Processor:

@@ -12,14 +12,14 @@ import signal
 import socket
 import time
 
-from . import child, processes, seccomp, wire
+from . import processes, seccomp, wire
+from .nursery import Nursery
 
 PATIENCE_S = 10.0  # for a process to get ready, or to copy itself
 STOP_S = 1.0  # for all threads of a process to stop
 STOP_POLL_S = 0.0002
 LONGEST_WORD = 64  # bytes, of what a process says of a program's end
 _FORKS_OF_A_COPY = 2  # see `child._copy`
-_kill, _getpid = os.kill, os.getpid  # programs may replace them
 
 
 class BrokenWorker(Exception):
@@ -56,19 +56,13 @@ class Worker:
         self.ended = os.pidfd_open(pid)
 
     @classmethod
-    def start(cls, folder: str, limits: child.Limits, confinement: child.Confinement, rules: int | None) -> Worker:
-        """Returns at once; `wait_ready` before its first program."""
+    def start(cls, nursery: Nursery, keeps: bool) -> Worker:
+        """Returns once it is forked; `wait_ready` before its first program."""
         ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                ours.close()
-                child.run(theirs, folder, limits, confinement, rules)
-            finally:  # a program broke it: what the slot would do next is not for this process
-                _kill(_getpid(), signal.SIGKILL)
-        theirs.close()
+        with theirs:
+            pid = nursery.start(theirs)
         ours.settimeout(PATIENCE_S)
-        return cls(pid, ours, confinement.keeps)
+        return cls(pid, ours, keeps)
 
     def wait_ready(self) -> None:
         """Raises `BrokenWorker` with what went wrong."""

@@ -16,7 +16,7 @@ import traceback
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
-from . import child, isolation, namespaces, processes, scratch, slot, warm, wire
+from . import child, isolation, namespaces, processes, scratch, slot, syscalls, warm, wire
 
 HEARTBEAT_MS = 2000  # how often the zygote looks for a client that vanished while others hold its socket
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -35,7 +35,9 @@ def main() -> None:
     try:
         modules = _preload(settings["preload"])
         key = "error"
+        syscalls.here()  # the slots cannot do without
         found, readable = _isolate(settings, modules)
+        processes.keep_memory_closed()
     except Exception as error:
         wire.send(control, {key: f"{type(error).__name__}: {error}"})
         return
@@ -138,7 +140,8 @@ class Zygote:
             for end in (self.woken, self.wake):
                 os.close(end)
             self.control.close()
-            user = isolation.own_user(os.getpid()) if self.found.level == isolation.HIGHEST else None
+            has_user = self.found.way in (isolation.NAMESPACES, isolation.OWN_USER)
+            user = isolation.own_user(os.getpid()) if has_user else None
             if self.found.way == isolation.NAMESPACES:
                 self._separate(client, folder, user)
                 folder = namespaces.SCRATCH

@@ -1,0 +1,110 @@
+"""The nursery of a slot: a process that forks the processes of programs and has never held a program or its output.
+
+A fork has all the memory of what forked it. A slot holds requests and replies, those of other rollouts among them, and
+freed memory keeps them for long; so programs do not come from it. The slot forks its nursery before its first request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from . import child, landlock, namespaces, processes, syscalls, wire
+
+_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x00008000, 0x00200000, 0x01000000
+_PR_GET_TID_ADDRESS = 40
+_kill, _getpid = os.kill, os.getpid  # programs may replace them
+_python, _libc = ctypes.pythonapi, ctypes.PyDLL(None)  # both keep the interpreter's lock, as a fork must
+_libc.syscall.restype = ctypes.c_long
+
+
+class Nursery:
+    """As its slot holds it. `readable`: what programs may read; None: they are not kept from files."""
+
+    def __init__(
+        self, folder: str, limits: child.Limits, confinement: child.Confinement, readable: Sequence[str] | None
+    ) -> None:
+        self.control, theirs = socket.socketpair()
+        slot = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                processes.die_with_parent(slot)
+                _serve(theirs, slot, folder, limits, confinement, readable)
+            except BaseException:
+                traceback.print_exc()  # on the client's standard error
+            finally:
+                _kill(_getpid(), signal.SIGKILL)
+        theirs.close()
+
+    def start(self, control: socket.socket) -> int:
+        """Start a process for a program, which talks on `control`; returns its number. It is a child of the slot."""
+        wire.send(self.control, {}, [control.fileno()])
+        reply = wire.receive(self.control)
+        if reply is None:
+            raise RuntimeError("the nursery of a slot is gone")  # and so is the slot now: the client starts another
+        return int(reply["process"])
+
+
+def _serve(
+    control: socket.socket,
+    slot: int,
+    folder: str,
+    limits: child.Limits,
+    confinement: child.Confinement,
+    readable: Sequence[str] | None,
+) -> NoReturn:
+    own = control.fileno()
+    os.closerange(3, own)
+    os.closerange(own + 1, os.sysconf("SC_OPEN_MAX"))
+    while True:
+        request, descriptors = wire.receive_with(control, 1)
+        if request is None:
+            os._exit(0)
+        rules = None
+        if readable is not None:
+            rules = landlock.make_rules([*readable, *namespaces.FACTS], namespaces.DEVICES, [folder])
+        process = _fork_beside()
+        if process == 0:
+            try:
+                child.run(socket.socket(fileno=descriptors[0]), slot, folder, limits, confinement, rules)
+            finally:  # a program broke it: what the nursery would do next is not for this process
+                _kill(_getpid(), signal.SIGKILL)
+        for descriptor in (*descriptors, *(() if rules is None else (rules,))):
+            os.close(descriptor)
+        wire.send(control, {"process": process})
+
+
+def _fork_beside() -> int:
+    """As `os.fork`, but the new process is a child of this one's parent: it hears of the end, and can kill it.
+
+    Two forks, of which the first ends, would do that as well, and take twice as long.
+    """
+    clone = syscalls.here().numbers["clone"]
+    flags, place = _CLONE_PARENT | signal.SIGCHLD, _thread_number()
+    if place is not None:
+        flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    arguments = [ctypes.c_long(one) for one in syscalls.order_of_clone(flags, place or 0)]
+    _python.PyOS_BeforeFork()
+    process: int = _libc.syscall(ctypes.c_long(clone), *arguments)
+    if process == 0:
+        _python.PyOS_AfterFork_Child()
+        return 0
+    _python.PyOS_AfterFork_Parent()
+    if process < 0:
+        raise RuntimeError("the nursery of a slot cannot fork")
+    return process
+
+
+def _thread_number() -> int | None:
+    """Where the C library notes the number of this thread, which a fork must change; None: it does so nowhere."""
+    found = ctypes.c_void_p()
+    if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(found), 0, 0, 0) != 0 or not found.value:
+        return None
+    noted = ctypes.c_int.from_address(found.value).value == os.getpid()
+    return found.value if noted else None
