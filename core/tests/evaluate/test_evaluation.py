@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from ramet.evaluate.evaluation import run
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins, origin
 from ramet.rollout.plan import RolloutPlan
+from ramet.runs.selection import Selection
 from ramet.types import Group, Rollout, Task
 
 needs_benchmarks = pytest.mark.skipif(
@@ -57,6 +59,26 @@ def test_every_rollout_stands_in_the_results_with_its_prompt(model: Path, tmp_pa
     assert result["judged"] == "15 of 15 judged"
     assert {plugin["name"] for plugin in body["plugins"]} >= {"core", "benchmarks"}
     assert body["versions"]["torch"]
+
+
+@needs_benchmarks
+def test_a_model_that_was_chosen_on_these_tasks_says_so_in_its_results(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = Path(shutil.copytree(model, tmp_path / "chosen"))
+    metric, data = "valid/arithmetic/accuracy", ("benchmark:arithmetic/test",)
+    Selection(step=4, metric=metric, value=0.5, data=data).write(chosen)
+    for name, folder in (("base", model), ("best", chosen)):
+        run(compose(overrides(folder, tmp_path, f"run.name={name}", "evaluate.k=1"), job="eval"))
+    settings = json.loads((tmp_path / "best/results.json").read_text())["settings"]
+    assert settings["selection"] == {
+        "step": 4, "metric": metric, "value": 0.5, "data": [*data], "benchmarks": ["arithmetic"],
+    }  # fmt: skip
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "best"), "--format", "markdown"]) == 0
+    assert f"arithmetic: {metric} chose this checkpoint (step 4) on these tasks" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "base"), str(tmp_path / "best"), "--format", "markdown"]) == 0
+    assert f"| arithmetic: model chosen on its tasks by | (absent) | {metric} |" in capsys.readouterr().out
 
 
 @needs_benchmarks

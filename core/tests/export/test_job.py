@@ -20,8 +20,9 @@ from ramet.export import job
 from ramet.export.check import LONGEST, Comparison, SampleSequence, different_weights, logprobs, recorded_sequences
 from ramet.export.job import export_run
 from ramet.policy.checkpoint.state import Progress, stage_state, write_state
-from ramet.policy.checkpoint.store import Checkpoints
+from ramet.policy.checkpoint.store import Checkpoints, CheckpointScore
 from ramet.policy.lora import add_adapter, merged_weights
+from ramet.runs.selection import Selection, read_selection
 
 
 def test_the_newest_checkpoint_becomes_a_folder_that_transformers_loads(run, tmp_path: Path, policy: PreTrainedModel):
@@ -81,6 +82,18 @@ def test_a_step_can_be_chosen(run: Path, tmp_path: Path, base: Path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert different_weights(AutoModelForCausalLM.from_pretrained(base), loaded) == []
     assert not exported.recorded  # the only recorded rollouts are those of step 2
+
+
+def test_the_best_checkpoint_brings_how_it_was_chosen(run: Path, tmp_path: Path) -> None:
+    (run / "config.yaml").open("a").write("data:\n  valid: ['benchmark:sums/test']\n")
+    for step, value in ((1, 0.75), (2, 0.5)):
+        CheckpointScore(metric="valid/sums/accuracy", value=value).write(run / f"checkpoints/step_{step:06d}")
+    export_run(run, tmp_path / "newest")
+    assert read_selection(tmp_path / "newest") is None
+    export_run(run, tmp_path / "best", step=1)
+    assert read_selection(tmp_path / "best") == Selection(
+        step=1, metric="valid/sums/accuracy", value=0.75, data=("benchmark:sums/test",)
+    )
 
 
 def test_a_trained_adapter_is_merged_into_the_base(run: Path, tmp_path: Path, base: Path):

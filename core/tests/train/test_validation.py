@@ -288,10 +288,11 @@ def test_a_validation_of_which_much_was_lost_makes_nothing_the_best(
 
 
 def test_what_the_best_is_chosen_by_does_not_change_on_the_way(
-    train: Train, problems: Callable[..., list[str]]
+    train: Train, problems: Callable[..., list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     options = ["data.valid=[benchmark:by_step/test]", *KEEP_BEST]
     train("train.steps=1", *options)
+    assert "chooses the checkpoint on benchmark:by_step/test" in caplog.text  # a warning before the start
     assert problems("train.steps=2", *options, "train.eval_temperature=0.5") == [
         "train.eval_temperature was None, is 0.5; resuming would mix two runs: undo it, choose another run.name, or "
         "set run.allow_config_change=true"

@@ -23,7 +23,7 @@ from ramet.config.schema import ChatMarkup, Config
 from ramet.data.filter import warn_of_chat_markup
 from ramet.data.tasks import fingerprint
 from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
-from ramet.evaluate.header import Header, plain
+from ramet.evaluate.header import SELECTION, Header, plain
 from ramet.evaluate.load import load_benchmark
 from ramet.evaluate.measure import judge_again, measure, started
 from ramet.evaluate.partial import PartialResults, is_finished
@@ -37,6 +37,7 @@ from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.runs.manifest import make_manifest, model_files, model_fingerprint
 from ramet.runs.own_files import file_rights
 from ramet.runs.run_dir import RunDir
+from ramet.runs.selection import read_selection
 from ramet.runs.stopped import StopListener, resumable
 from ramet.tracking.live import Part, live_line
 from ramet.tracking.rollout_parts import TokenRate, rollout_parts
@@ -112,6 +113,7 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
                 "config": resolved.text,
                 "model_sha256": model,
                 "tasks_sha256": {name: fingerprint(found) for name, found in prepared.tasks.items()},
+                **_selection(config),
             },
             benchmarks={name: benchmark.info for name, benchmark in prepared.benchmarks.items()},
             versions=manifest.versions,
@@ -135,6 +137,15 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
                 tracker.log(0, results.metrics())
         _show(results, out)
         return EvaluateResult(run=run_dir.path, file=out, scores=_scores(results.body()))
+
+
+def _selection(config: Config) -> dict[str, Any]:
+    """How a validation chose the model, and which of the benchmarks' splits it chose on; nothing where none did."""
+    found = read_selection(Path(config.model.path))
+    if found is None:
+        return {}
+    on = [name for name, one in config.benchmarks.items() if found.chose_on(one.use or name, one.split)]
+    return {SELECTION: {**plain(asdict(found)), "benchmarks": on}}
 
 
 def _without_console(config: Config) -> Config:

@@ -18,6 +18,7 @@ from ramet.types import BenchmarkInfo
 
 SCHEMA = 1
 CHANGES = "changes"  # in the settings: what was changed on the way
+SELECTION = "selection"  # in the settings: how a validation chose the model
 DERIVED = ("pass_at", "rules")  # from the configuration and the benchmarks, which are compared
 OPEN = ("versions", "plugins")  # may change before an evaluation is resumed, if the user allows it
 

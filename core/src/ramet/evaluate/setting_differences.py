@@ -9,6 +9,7 @@ from typing import Any
 
 from ramet.config.sections import REPLACED
 from ramet.config.stored import stored_names
+from ramet.evaluate.header import SELECTION
 from ramet.runs.resume import ABSENT, config_differences, is_safe
 
 SECTIONS = ("rollout", "rollout_step", "tools")
@@ -28,15 +29,22 @@ class SettingDifference:
 def setting_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[SettingDifference]:
     """Of two results files: k, sampling, rollout step, tools and limits, those of the benchmarks that both have.
 
-    What cannot alter a score is left out, and what belongs to the model: its files, template, engine and hardware.
+    What cannot alter a score is left out, and what belongs to the model: its files, template, engine and hardware; that
+    it was chosen on the very tasks is listed.
     """
     both = {one["name"] for one in before["results"]} & {one["name"] for one in after["results"]}
     found = [("evaluate.k", before.get("k"), after.get("k"))]
     for name in sorted(both):
         rules = [(body.get("rules") or {}).get(name) or {} for body in (before, after)]
         found += _rule_differences(name, rules[0], rules[1])
+        found.append((f"{name}: model chosen on its tasks by", _chosen_by(before, name), _chosen_by(after, name)))
     found += _configured(_config(before), _config(after), both)
     return [SettingDifference(setting=key, before=_text(a), after=_text(b)) for key, a, b in found if a != b]
+
+
+def _chosen_by(body: Mapping[str, Any], benchmark: str) -> Any:
+    selection = (body.get("settings") or {}).get(SELECTION) or {}
+    return selection["metric"] if benchmark in selection.get("benchmarks", ()) else ABSENT
 
 
 def _rule_differences(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from ramet.evaluate.compare import FEWEST, PairedComparison, TaskPair
+from ramet.evaluate.header import SELECTION
 from ramet.evaluate.setting_differences import SettingDifference
 from ramet.tracking.console import PipeConsole
 
@@ -62,7 +63,7 @@ def results_cells(body: Mapping[str, Any]) -> TextTable:
         columns=RESULT_COLUMNS,
         rows=[_result_row(one, metric) for one in body["results"] for metric in one["metrics"]],
         title=f"{body['model']}, k = {body['k']}",
-        caption="\n".join([_caption(body["results"]), *without_answers(body["results"])]),
+        caption="\n".join([_caption(body["results"]), *without_answers(body["results"]), *_chosen_here(body)]),
     )
 
 
@@ -181,6 +182,14 @@ def without_answers(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if without > n / 2:
             cut = f", {ends['cut']} of them cut by the limit of tokens" if ends["cut"] else ""
             yield f"{one['name']}: {without} of {n} rollouts ended without an answer{cut}"
+
+
+def _chosen_here(body: Mapping[str, Any]) -> Iterator[str]:
+    """Of benchmarks on whose tasks a validation chose the model."""
+    selection = body.get("settings", {}).get(SELECTION) or {}
+    for name in selection.get("benchmarks", ()):
+        how = f"{selection['metric']} chose this checkpoint (step {selection['step']}) on these tasks"
+        yield f"{name}: {how}, so its score here is too high by chance"
 
 
 def _caption(results: Sequence[Mapping[str, Any]]) -> str:

@@ -37,10 +37,11 @@ from ramet.io.os_errors import naming, os_error_text
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.checkpoint.state import saved_weights
-from ramet.policy.checkpoint.store import NAME, Checkpoint, verify
+from ramet.policy.checkpoint.store import NAME, Checkpoint, best_of, read_score, verify
 from ramet.policy.errors import CheckpointError
 from ramet.policy.lora import FILE_A, AdapterMerger, adapter_weights, adapters, check_lora, lora_config
 from ramet.runs.manifest import SavedRun, read_run
+from ramet.runs.selection import Selection
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # as peft names it
 
@@ -78,6 +79,8 @@ def export_run(
     sequences = recorded or random_sequences(trained.config.vocab_size)
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     found = _export(trained, config, out, sequences, saved.temperature)
+    if (selection := _selection(run, checkpoint, saved.valid)) is not None:
+        selection.write(out)
     return _exported(trained.parameters(), out, checkpoint.folder, config.dtype, bool(recorded), found)
 
 
@@ -163,6 +166,18 @@ def _find(
         raise ConfigError(f"{run} is a `ramet {saved.job}` run, and only `ramet train` runs have a policy to export")
     config = dataclasses.replace(_located(saved, model), trust_remote_code=trust_remote_code)
     return saved, config, find_checkpoint(run / "checkpoints", step)
+
+
+def _selection(run: Path, checkpoint: Checkpoint, valid: tuple[str, ...]) -> Selection | None:
+    """How a validation chose this checkpoint; None: it is not the best of those that are there."""
+    score = read_score(checkpoint.folder)
+    if score is None:
+        return None
+    folders = sorted(path for path in (run / "checkpoints").glob("step_*") if NAME.fullmatch(path.name))
+    best = best_of([(folder, read_score(folder)) for folder in folders], score.metric)
+    if best is None or best[0] != checkpoint.folder:
+        return None
+    return Selection(step=checkpoint.step, metric=score.metric, value=score.value, data=valid)
 
 
 def _read(checkpoint: Checkpoint) -> dict[str, Tensor]:

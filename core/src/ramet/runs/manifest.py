@@ -121,6 +121,7 @@ class SavedRun:
     job: str  # train, sft or eval
     model: ModelConfig
     temperature: float  # of the rollouts
+    valid: tuple[str, ...] = ()  # `data.valid`
 
 
 def make_manifest(
@@ -205,10 +206,11 @@ def read_run(run: Path) -> SavedRun:
         section = OmegaConf.select(config, "model", throw_on_missing=True)
         model: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConfig), section))
         temperature = float(OmegaConf.select(config, "rollout.temperature", default=1.0))
+        valid = tuple(map(str, OmegaConf.select(config, "data.valid", default=())))
         model.trust_remote_code = False
     except BROKEN_CONFIG as error:
         raise ConfigError(f"{file}: not the configuration of a run: {error}") from error
-    return SavedRun(job=read_manifest(run / "manifest.json").job, model=model, temperature=temperature)
+    return SavedRun(job=read_manifest(run / "manifest.json").job, model=model, temperature=temperature, valid=valid)
 
 
 def model_files(model: ModelConfig) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -34,11 +35,13 @@ from ramet.models.torch_setup import check_torch
 from ramet.policy.check import check_policy
 from ramet.rollout.prompts import Prompt
 from ramet.runs.manifest import DataRecord, model_files, model_fingerprint
+from ramet.runs.selection import selection_problem
 from ramet.tracking.trackers import check_trackers
 from ramet.train.data_sources import check_sources
 from ramet.train.valid_data import ValidData, load_valid
 from ramet.types import Task
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -91,6 +94,8 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedRun:
     if valid is not None and not problems:
         problems += _check_keep_best(config, components, played)
     raise_all(dict.fromkeys(problems))
+    if (chosen_on_test := selection_problem(config.train.keep_best, config.data.valid)) is not None:
+        logger.warning("%s", chosen_on_test)
     assert train is not None and tools is not None
     return replace(_prepared(config, components, train, valid, played, tools), missing=missing)
 
