@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -44,10 +45,16 @@ print(started)
 
 
 def deny(names: list[str]) -> None:
-    """As a host that lacks them would, for this process and all below it."""
+    """As a host that lacks them would, for this process and all below it. One is a flag of `clone`."""
     program = seccomp._Program()
     program.check_processor()
-    program.answer(tuple(names), seccomp._ERRNO | 38)
+    if "CLONE_PARENT" in names:
+        program.add(seccomp._JUMP_EQUAL, program.numbers["clone"], 0, 4)
+        program.add(seccomp._LOAD, seccomp._ARGUMENTS)
+        program.add(seccomp._JUMP_BITS, 0x8000, 0, 1)
+        program.add(seccomp._RETURN, seccomp._ERRNO | errno.EINVAL)
+        program.add(seccomp._RETURN, seccomp._ALLOW)
+    program.answer(tuple(names), seccomp._ERRNO | errno.ENOSYS)
     seccomp._install(program.finish(), 0)
 
 

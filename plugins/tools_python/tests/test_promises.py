@@ -28,7 +28,7 @@ TRIED_ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """`column` of the table. `user` 0: the one that runs the tests. `deny`: system calls that the host refuses."""
+    """`column` of the table. `user` 0: the one that runs the tests. `deny`: what the host refuses."""
 
     column: str
     isolation: str = "auto"
@@ -47,6 +47,7 @@ class Setting:
 SETTINGS = {
     **{f"{level}": Setting(column=f"{level}", isolation=f"{level}") for level in range(3)},
     **{f"{level}, ordinary": Setting(column=f"{level}", isolation=f"{level}", user=NOBODY) for level in range(3)},
+    "1, no CLONE_PARENT": Setting(column="1", isolation="1", user=NOBODY, deny=("CLONE_PARENT",)),
     "3, own user": Setting(column="3, own user", deny=("unshare",)),
     "3, namespaces": Setting(column="3, namespaces"),
     "3, namespaces, ordinary": Setting(column="3, namespaces", user=NOBODY),

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
@@ -69,7 +70,7 @@ def _serve(
         rules = None
         if readable is not None:
             rules = landlock.make_rules([*readable, *namespaces.FACTS], namespaces.DEVICES, [folder])
-        process = _fork_beside()
+        process = _fork_beside(slot)
         if process == 0:
             try:
                 child.run(socket.socket(fileno=descriptors[0]), slot, folder, limits, confinement, rules)
@@ -80,24 +81,52 @@ def _serve(
         wire.send(control, {"process": process})
 
 
-def _fork_beside() -> int:
-    """As `os.fork`, but the new process is a child of this one's parent: it hears of the end, and can kill it.
+def _fork_beside(slot: int) -> int:
+    """As `os.fork`, but the new process is a child of the slot, this one's parent, which can so wait for its end."""
+    try:
+        process = _clone(_CLONE_PARENT | signal.SIGCHLD)
+    except OSError:  # unknown on this processor, or refused
+        return _fork_twice(slot)
+    if process == 0 or not processes.is_child(process):
+        return process
+    os.kill(process, signal.SIGKILL)  # a kernel that does not know the flag, as gVisor's, overlooks it
+    os.waitpid(process, 0)
+    return _fork_twice(slot)
 
-    Two forks, of which the first ends, would do that as well, and take twice as long.
-    """
-    clone = syscalls.here().numbers["clone"]
-    flags, place = _CLONE_PARENT | signal.SIGCHLD, _thread_number()
+
+def _fork_twice(slot: int) -> int:
+    """The same by way of a process that ends: slots inherit orphans. It takes twice as long."""
+    read, write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        process = os.fork()
+        if process != 0:
+            os.write(write, str(process).encode())
+            os._exit(0)
+        while os.getppid() != slot:
+            time.sleep(0.0002)
+        return 0
+    os.waitpid(between, 0)
+    process = int(os.read(read, 20))
+    os.close(read)
+    os.close(write)
+    return process
+
+
+def _clone(flags: int) -> int:
+    """`os.fork` with flags of the system call `clone`. Raises OSError."""
+    number, place = syscalls.here().numbers["clone"], _thread_number()
     if place is not None:
         flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
     arguments = [ctypes.c_long(one) for one in syscalls.order_of_clone(flags, place or 0)]
     _python.PyOS_BeforeFork()
-    process: int = _libc.syscall(ctypes.c_long(clone), *arguments)
+    process: int = _libc.syscall(ctypes.c_long(number), *arguments)
     if process == 0:
         _python.PyOS_AfterFork_Child()
         return 0
     _python.PyOS_AfterFork_Parent()
     if process < 0:
-        raise RuntimeError("the nursery of a slot cannot fork")
+        raise OSError("clone")
     return process
 
 

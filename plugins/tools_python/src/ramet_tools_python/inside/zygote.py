@@ -16,7 +16,7 @@ import traceback
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
-from . import child, isolation, namespaces, processes, scratch, slot, syscalls, warm, wire
+from . import child, isolation, namespaces, processes, scratch, slot, warm, wire
 
 HEARTBEAT_MS = 2000  # how often the zygote looks for a client that vanished while others hold its socket
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -35,7 +35,6 @@ def main() -> None:
     try:
         modules = _preload(settings["preload"])
         key = "error"
-        syscalls.here()  # the slots cannot do without
         found, readable = _isolate(settings, modules)
         processes.keep_memory_closed()
     except Exception as error:
