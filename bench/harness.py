@@ -68,14 +68,19 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_results(name: str, settings: dict[str, Any], runs: list[dict[str, Any]], summary: dict[str, Any]) -> Path:
-    """Replace `results/NAME.json`. `runs` are the raw numbers in the order in which they were measured, one a line."""
+def write_results(
+    name: str, settings: dict[str, Any], runs: list[dict[str, Any]], summary: dict[str, Any], made_by: str | None = None
+) -> Path:
+    """Replace `results/NAME.json`. `runs` are the raw numbers in the order in which they were measured, one a line.
+
+    `made_by`: the commit that they were measured with, where that was another than this.
+    """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {
         "bench": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": made_by or commit(),
         "machine": machine(),
         "settings": settings,
         "summary": summary,

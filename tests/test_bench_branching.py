@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BENCH = Path(__file__).resolve().parents[1] / "bench" / "branching"
 FORKS = ("choices", "forks_at_choices", "rose_at_choices", "rose_elsewhere", "same_root_differ", "other_root_differ")
+LATER = [[0, 0], [2, 0], [2, 2], [2, 1]]  # forks of the later part of a run, by the change of entropy: differing ones
 # Few problems and tasks a step, and the same command twice; everything else is what the bench does.
 SMALL = """
 import sys
@@ -50,7 +53,7 @@ def stored(arm: str, seed: int, calls: float, accuracies: list[float]) -> dict[s
         "sampled": accuracies[-1],
         "per_step": per_step,
         "valid": valid,
-        "forks": {**dict.fromkeys(FORKS, 0.75), "by_change": [[0, 0], [4, 1], [2, 2], [2, 1]]},
+        "forks": {**dict.fromkeys(FORKS, 0.75), "by_change": [[[0, 0], [2, 1], [0, 0], [0, 0]], LATER]},
     }
 
 
@@ -96,14 +99,40 @@ def test_the_report_compares_within_seeds(tmp_path: Path) -> None:
     same = "0.000 ± 0.000 [0.000]"
     assert rows == {"arpo - none": f"0.100 ± 0.635 [0.704]  {same}  {same}"}
     cells = [re.split(r"\s{2,}", line) for line in text.splitlines()]
-    assert ["arpo", "0.00: 0.00", "0.50: 0.25", "0.25: 1.00", "0.25: 0.50"] in cells
+    assert ["arpo", "0.00: 0.00", "0.50: 0.25", "0.25: 1.00", "0.25: 0.50", "+0.750", "+1.000"] in cells
     for plot in ("curves", "forks"):
-        assert (tmp_path / f"branching_sums_{plot}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / f"page_sums_{plot}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_has_the_tables_that_the_report_makes_of_the_stored_numbers(tmp_path: Path) -> None:
-    page = (BENCH.parents[1] / "docs/experiments/branching.md").read_text()
+def test_the_report_compares_with_fewer_rollouts_at_equal_calls(tmp_path: Path) -> None:
+    runs = [
+        stored("none6", 1, 15.0, [0.0, 0.4, 0.8]),
+        stored("none6", 2, 15.0, [0.2, 0.6, 1.0]),
+        stored("arpo", 1, 10.0, [0.0, 0.5, 0.8]),
+        stored("arpo", 2, 10.0, [0.2, 0.9, 1.0]),
+    ]
+    (tmp_path / "numbers.json").write_text(json.dumps({"runs": runs}))
+    text = call(
+        str(BENCH / "report.py"), "--results", str(tmp_path / "numbers.json"), "--page", str(tmp_path / "page.md")
+    )
+    table = next(one for one in text.split("\n\n") if one.startswith("sums: quality at equal calls"))
+    cells = {row[0]: row[1:] for row in (re.split(r"\s{2,}", line) for line in table.splitlines()[3:])}
+    # After 20 calls, which both have executed: curves of mean 0.267 and 0.467 against 0.45 and 0.75.
+    assert cells["none6"][:2] == ["2", "0.367 ± 1.271"]
+    assert cells["arpo"][:5] == ["2", "0.600 ± 1.906", "0.233 ± 0.635 [0.704]", "0.134", "0.134"]
+
+
+@pytest.mark.parametrize("name", ["branching"])
+def test_a_page_has_the_tables_that_the_report_makes_of_its_stored_numbers(name: str, tmp_path: Path) -> None:
+    page = (BENCH.parents[1] / f"docs/experiments/{name}.md").read_text()
     (tmp_path / "page.md").write_text(page)
-    text = call(str(BENCH / "report.py"), "--page", str(tmp_path / "page.md"))
+    results = BENCH.parent / f"results/{name}.json"
+    text = call(str(BENCH / "report.py"), "--results", str(results), "--page", str(tmp_path / "page.md"))
     assert (tmp_path / "page.md").read_text() == page
-    assert [table for table in text.strip().split("\n\n") if f"```\n{table}\n```" not in page] == []
+    assert text.count("\n\n") == len(re.findall(r"^```\n(sums|hops): ", page, re.MULTILINE)) >= 6
+
+
+def test_holm_corrects_a_family_in_rising_order() -> None:
+    names = "from compare import holm; print(holm({'a': 0.01, 'b': 0.04, 'c': 0.03, 'd': 0.5}))"
+    found = call("-c", f"import sys; sys.path.insert(0, {str(BENCH)!r}); {names}")
+    assert eval(found) == {"a": 0.04, "c": 0.09, "b": 0.09, "d": 0.5}

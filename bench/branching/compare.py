@@ -95,17 +95,22 @@ def curve_mean(run: Run) -> float:
     return math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairs) / (xs[-1] - xs[0])
 
 
-def quality_at_calls(run: Run, calls: float) -> float:
-    """The mean height of the validation curve over executed tool calls, from the first to so many of them."""
-    xs, ys = cost(run, "executed tool calls"), accuracy(run)
-    points = [*((x, y) for x, y in zip(xs, ys, strict=True) if x < calls), (calls, _at(xs, ys, calls))]
-    return math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairwise(points)) / calls
+def quality_at_calls(run: Run, spent: float, of: str = "executed tool calls") -> float:
+    """The mean height of the validation curve over executed tool calls (or another cost), from none to so many."""
+    xs, ys = cost(run, of), accuracy(run)
+    points = [*((x, y) for x, y in zip(xs, ys, strict=True) if x < spent), (spent, _at(xs, ys, spent))]
+    return math.fsum((b - a) * (y + z) / 2 for (a, y), (b, z) in pairwise(points)) / spent
 
 
-def equal_calls(arms: Mapping[str, Mapping[int, Run]]) -> dict[int, float]:
-    """Seed -> the tool calls that every arm of it executed; of the seeds that all arms have."""
-    seeds = set.intersection(*(set(runs) for runs in arms.values()))
-    return {seed: min(cost(runs[seed], "executed tool calls")[-1] for runs in arms.values()) for seed in sorted(seeds)}
+def accuracy_at_calls(run: Run, spent: float, of: str = "executed tool calls") -> float:
+    """The accuracy when so many were executed, between validations by a straight line."""
+    return _at(cost(run, of), accuracy(run), spent)
+
+
+def equal_budgets(arms: Mapping[str, Mapping[int, Run]], of: str) -> dict[int, float]:
+    """Seed -> what every arm of it spent at least."""
+    seeds = set.union(*(set(runs) for runs in arms.values()))
+    return {seed: min(cost(runs[seed], of)[-1] for runs in arms.values() if seed in runs) for seed in sorted(seeds)}
 
 
 def p_value(paired: Sequence[float]) -> float:

@@ -18,13 +18,13 @@ COLOURS = ("#2f6fde", "#d1242f", "#cf5f9a", "#1a7f37", "#bf8700", "#8250df", "#b
 Arms = Mapping[str, Mapping[int, Run]]
 
 
-def plot_curves(path: Path, arms: Arms, title: str) -> None:
-    """A column per arm, next to the arm without branching in grey, and a row per cost; bands are 95 % intervals."""
-    others = [arm for arm in arms if arm != CONTROL]
+def plot_curves(path: Path, arms: Arms, control: str, title: str) -> None:
+    """A column per arm, next to the control in grey, and a row per cost; bands are 95 % intervals."""
+    others = [arm for arm in arms if arm != control]
     figure, panels = _figure(len(COSTS), len(others), title)
     for row, (cost, line) in enumerate(zip(COSTS, panels, strict=True)):
         for arm, panel, colour in zip(others, line, cycle(COLOURS), strict=False):
-            _curve(panel, list(arms[CONTROL].values()), cost, GREY, CONTROL)
+            _curve(panel, list(arms[control].values()), cost, GREY, control)
             _curve(panel, list(arms[arm].values()), cost, colour, arm)
             panel.set_ylim(0, 1)
             panel.set_xlabel(cost, fontsize=8.5, color=INK)

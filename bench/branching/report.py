@@ -1,6 +1,9 @@
-"""Tables and plots of docs/experiments/branching.md, from the numbers that run.py stored.
+"""Tables and plots of a page of docs/experiments, from the numbers that run.py stored.
 
-python bench/branching/report.py [--results bench/results/branching.json] [--plots docs/experiments]
+    python bench/branching/report.py
+    python bench/branching/report.py --results bench/results/branching.json --page docs/experiments/branching.md
+
+A page has the tables whose titles it has, and gets them anew; without a page all of them are printed.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -22,11 +26,16 @@ from compare import (
     COSTS,
     Interval,
     Run,
+    accuracy_at_calls,
     by_arm,
     curve_mean,
     detectable,
     differences,
+    equal_budgets,
+    holm,
     mean_of,
+    p_value,
+    quality_at_calls,
     ratio,
     spent_until,
     total,
@@ -36,6 +45,9 @@ from forks import CHANGES
 from harness import RESULTS, table_text
 
 ROOT = Path(__file__).resolve().parents[2]
+NAME = "branching_equal_calls"
+FEWER = "none6"  # no forks, and as many calls as with them: the control of the comparison at equal calls
+TASKS = 12  # of a step, as in runs.py
 OUTCOMES: dict[str, Callable[[Run], float]] = {
     "mean of the curve": curve_mean,
     "greedy at the end": lambda run: float(run["greedy"]),
@@ -44,7 +56,7 @@ OUTCOMES: dict[str, Callable[[Run], float]] = {
 BRANCHING = {
     "rollout/entropy_rose_share": "share of tool results that raise the entropy",
     "rollout/forks_per_group": "forks per group",
-    "rollout/effective_roots": "effective size of a group",
+    "rollout/effective_roots": "least effective size of a group",
 }
 FORKS = {
     "choices": "choices",
@@ -58,18 +70,20 @@ FORKS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS / "branching.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/experiments/branching.md")
+    parser.add_argument("--results", type=Path, default=RESULTS / f"{NAME}.json")
+    parser.add_argument("--page", type=Path, default=ROOT / f"docs/experiments/{NAME}.md")
     options = parser.parse_args()
     runs = json.loads(options.results.read_text(encoding="utf-8"))["runs"]
     page = options.page.read_text(encoding="utf-8") if options.page.is_file() else ""
     for kind in dict.fromkeys(run["kind"] for run in runs):
         arms = by_arm(runs, kind)
         for title, table in tables(arms, kind).items():
+            if page and f"```\n{title}\n" not in page:
+                continue
             print(f"{table}\n")
             page = re.sub(rf"(?<=```\n){re.escape(title)}\n[^`]*", lambda _, table=table: f"{table}\n", page)
         if CONTROL in arms and len(arms) > 1:
-            plots(arms, kind, options.page.parent)
+            plots(arms, kind, options.page.with_suffix(""))
     if page:
         options.page.write_text(page, encoding="utf-8")
 
@@ -81,16 +95,18 @@ def tables(arms: Arms, kind: str) -> dict[str, str]:
         "outcomes": outcomes(arms),
         "differences within seeds": paired(arms),
         "what it cost": costs(arms),
+        **({"quality at equal calls": at_equal_calls(arms), "pairs": pairs(arms)} if FEWER in arms else {}),
         "where it forked": fork_points(arms),
         "do forks come out otherwise than their parents?": by_change(arms),
     }
     return {f"{kind}: {name}": f"{kind}: {name}\n{table_text(*table)}" for name, table in found.items()}
 
 
-def plots(arms: Arms, kind: str, folder: Path) -> None:
-    title = f"{kind}: accuracy on unseen problems, with 95 % intervals; grey: {CONTROL}"
-    plot_curves(folder / f"branching_{kind}_curves.png", arms, title)
-    plot_steps(folder / f"branching_{kind}_forks.png", arms, BRANCHING, f"{kind}: while it trains")
+def plots(arms: Arms, kind: str, page: Path) -> None:
+    control = FEWER if FEWER in arms else CONTROL
+    title = f"{kind}: accuracy on unseen problems, with 95 % intervals; grey: {control}"
+    plot_curves(page.with_name(f"{page.name}_{kind}_curves.png"), arms, control, title)
+    plot_steps(page.with_name(f"{page.name}_{kind}_forks.png"), arms, BRANCHING, f"{kind}: while it trains")
 
 
 def suitability(arms: Arms) -> tuple[list[str], list[list[str]]]:
@@ -146,6 +162,47 @@ def costs(arms: Arms) -> tuple[list[str], list[list[str]]]:
     return ["arm", "calls", "logical", "tokens", *shares, "never", "wall s", "CPU s"], rows
 
 
+def at_equal_calls(arms: Arms) -> tuple[list[str], list[list[str]]]:
+    """The endpoint of the page, and the accuracy when the budget is used; p values of the arms with forks alone."""
+    quality, last = _at_equal(arms, quality_at_calls), _at_equal(arms, accuracy_at_calls)
+    less = {arm: differences(runs, arms[FEWER], quality) for arm, runs in arms.items() if arm != FEWER}
+    ps = {arm: p_value(found) for arm, found in less.items() if arm != CONTROL}
+    corrected, rows = holm(ps), []
+    for arm, runs in arms.items():
+        difference = f"{Interval.of(less[arm])} [{detectable(less[arm]):.3f}]" if arm in less else ""
+        p = [f"{ps[arm]:.3f}", f"{corrected[arm]:.3f}"] if arm in ps else ["", ""]
+        rows.append([arm, str(len(runs)), _interval(runs, quality), difference, *p, _interval(runs, last)])
+    return ["arm", "seeds", "quality", f"less {FEWER}", "p", "Holm", "accuracy there"], rows
+
+
+def pairs(arms: Arms) -> tuple[list[str], list[list[str]]]:
+    """Other differences within seeds, which decide nothing."""
+    outcomes = {
+        "quality at equal calls": _at_equal(arms, quality_at_calls),
+        "quality at equal tokens": _at_equal(arms, quality_at_calls, "sampled tokens"),
+        "sampled after 18 steps": OUTCOMES["sampled at the end"],
+    }
+    wanted = [(FEWER, CONTROL), *((arm, CONTROL) for arm in arms if arm not in (FEWER, CONTROL))]
+    wanted += [("shuffled", "random"), ("arpo", "random"), ("arpo", "shuffled"), ("aepo", "random")]
+    rows = []
+    for arm, other in wanted:
+        if arm in arms and other in arms:
+            found = [differences(arms[arm], arms[other], value) for value in outcomes.values()]
+            rows.append([f"{arm} - {other}", *(f"{Interval.of(one)} [{detectable(one):.3f}]" for one in found)])
+    return ["", *outcomes], rows
+
+
+def _at_equal(
+    arms: Arms, measured: Callable[[Run, float, str], float], of: str = "executed tool calls"
+) -> Callable[[Run], float]:
+    budgets = equal_budgets(arms, of)
+    return lambda run: measured(run, budgets[run["seed"]], of)
+
+
+def _interval(runs: Mapping[int, Run], value: Callable[[Run], float]) -> str:
+    return str(Interval.of([value(run) for run in runs.values()]))
+
+
 def reached(arms: Arms) -> float:
     """The accuracy that costs are compared at: nine tenths of what the control reaches in the last validation."""
     control = arms.get(CONTROL) or next(iter(arms.values()))
@@ -153,29 +210,57 @@ def reached(arms: Arms) -> float:
 
 
 def fork_points(arms: Arms) -> tuple[list[str], list[list[str]]]:
-    """`FORKS` are explained in forks.py; the last two are metrics of the training."""
+    """`FORKS` are explained in forks.py; "no signal" is a metric of the training.
+
+    A group's effective size: as if relatives were copies, and with the correlation of rewards that the pairs show.
+    """
     rows = []
     for arm, runs in arms.items():
-        shares = [f"{fmean(run['forks'][name] for run in runs.values()):.2f}" for name in FORKS]
-        rows.append([arm, *shares, _mean(runs, "rollout/effective_roots"), _mean(runs, "group/no_signal_share")])
-    return ["arm", *FORKS.values(), "effective size", "no signal"], rows
+        found = {name: fmean(run["forks"][name] for run in runs.values()) for name in FORKS}
+        least = fmean(mean_of(run, "rollout/effective_roots") for run in runs.values())
+        size = (
+            fmean(total(run, "rollout/rollouts") / len(run["per_step"]["rollout/rollouts"]) for run in runs.values())
+            / TASKS
+        )
+        alike = max(0.0, 1 - found["same_root_differ"] / found["other_root_differ"])
+        sizes = [f"{least:.2f}", f"{size / (1 + (size / least - 1) * alike):.2f}"]
+        rows.append([arm, *(f"{share:.2f}" for share in found.values()), *sizes, _mean(runs, "group/no_signal_share")])
+    return ["arm", *FORKS.values(), "least size", "effective size", "no signal"], rows
 
 
 def by_change(arms: Arms) -> tuple[list[str], list[list[str]]]:
-    """Of the forks by the change of entropy where they began: share of all, and of these whose reward differs."""
+    """Of the forks by the change of entropy where they began: share of all, and of these whose reward differs.
+
+    Both fall while it trains, so the last column compares the two middle sorts within thirds of the runs.
+    """
     rows = []
     for arm, runs in arms.items():
-        sorts = [[sum(pair) for pair in zip(*one, strict=True)] for one in zip(*_changes(runs), strict=True)]
+        thirds = [_summed(one) for one in zip(*(_thirds(run) for run in runs.values()), strict=True)]
+        sorts = _summed(thirds)
         total_forks = sum(n for n, _ in sorts)
         if total_forks:
-            rows.append([arm, *(f"{n / total_forks:.2f}: {differ / max(n, 1):.2f}" for n, differ in sorts)])
+            cells = [f"{n / total_forks:.2f}: {differ / max(n, 1):.2f}" for n, differ in sorts]
+            rows.append([arm, *cells, _step([sorts]), _step(thirds) if len(thirds) > 1 else "-"])
     low, *_, high = CHANGES
     between = [f"{one:g}-{other:g}" for one, other in pairwise(CHANGES)]
-    return ["arm", f"below {low:g} nats", *between, f"over {high:g}"], rows
+    return ["arm", f"below {low:g} nats", *between, f"over {high:g}", "step", "within thirds"], rows
 
 
-def _changes(runs: Mapping[int, Run]) -> list[list[list[int]]]:
-    return [run["forks"]["by_change"] for run in runs.values()]
+def _thirds(run: Run) -> list[list[list[int]]]:
+    """Third of the run -> sort of fork -> how many, and how many differ. Early results have the whole run as one."""
+    found: list[Any] = run["forks"]["by_change"]
+    return found if isinstance(found[0][0], list) else [found]
+
+
+def _summed(several: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+    return [[sum(pair) for pair in zip(*one, strict=True)] for one in zip(*several, strict=True)]
+
+
+def _step(strata: Sequence[Sequence[Sequence[int]]]) -> str:
+    """How much more often forks of the third sort differ than those of the second; weights of Mantel and Haenszel."""
+    found = [(n * m / (n + m), y / m - x / n) for _, (n, x), (m, y), _ in strata if n and m]
+    weights = sum(weight for weight, _ in found)
+    return f"{sum(weight * step for weight, step in found) / weights:+.3f}" if weights else "-"
 
 
 def _per_rollout(runs: Mapping[int, Run], metric: str, digits: int) -> str:

@@ -81,14 +81,19 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def collect(work: Path, kinds: Sequence[str]) -> Path:
-    """All finished runs in one file."""
-    files = [file for kind in kinds for file in work.glob(f"{kind}/seed*/*.json")]
-    runs: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    """Seeds of which all arms are finished, in one file."""
+    runs: list[dict[str, Any]] = []
+    for kind in kinds:
+        for folder in sorted(work.glob(f"{kind}/seed*")):
+            files = [folder / f"{arm}.json" for arm in COMPARED[kind]]
+            if all(file.is_file() for file in files):
+                runs += [json.loads(file.read_text(encoding="utf-8")) for file in files]
     for one in runs:
         one["per_step"] = {name: values for name, values in one["per_step"].items() if name in KEPT}
-    runs.sort(key=lambda run: (kinds.index(run["kind"]), list(ARMS).index(run["arm"]), run["seed"]))
+    runs.sort(key=lambda run: (kinds.index(run["kind"]), COMPARED[run["kind"]].index(run["arm"]), run["seed"]))
     settings = {"group_size": GROUP, "tasks_per_step": TASKS, "arms": ARMS}
-    return write_results("branching_equal_calls", settings, runs, {})
+    commits = " ".join(sorted({run["commit"] for run in runs}))
+    return write_results("branching_equal_calls", settings, runs, {}, made_by=commits)
 
 
 def _options() -> argparse.Namespace:
