@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import pickle
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +15,11 @@ pytest.importorskip("ray")
 
 from ray.exceptions import RayTaskError
 
-from ramet.cluster.ray.worker import death_cause, translated
+import ramet.cluster.ray.worker
+from ramet.cluster.ray.worker import RayWorker, death_cause, translated
+from ramet.errors import InfraError
 from ramet.io.os_errors import os_error_text
+from ramet.policy.progress import PassProgress
 
 
 def test_an_error_of_the_system_in_an_actor_is_the_same_one_line_here():
@@ -37,3 +44,51 @@ def test_a_death_is_reported_in_one_line():
         "The actor died unexpectedly before finishing this task.\n\tpid: 3\nThe actor died because its node has died."
     )
     assert death_cause(Exception(node)) == "The actor died because its node has died."
+
+
+class Clock:
+    """Of the module: waits take no time, and what happens in them is played."""
+
+    def __init__(self, happens: Callable[[int], None]) -> None:
+        self.now = 100.0
+        self.waits = 0
+        self._happens = happens
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def wait(self, _: object, *, timeout: float) -> None:
+        self.now += 0.9 * timeout
+        self.waits += 1
+        self._happens(self.waits)
+        self.now += 0.1 * timeout
+        await asyncio.sleep(0)  # an answer arrives by the loop
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_update_ends_by_time_since_its_last_micro_batch(ends: bool, monkeypatch: pytest.MonkeyPatch):
+    answer: Future[str] = Future()
+    worker = RayWorker.__new__(RayWorker)
+    worker.name, worker.process, worker.progress, worker._passed_at = "policy rank 0", None, None, 0.0
+    ref = SimpleNamespace(future=lambda: answer)
+    worker.actor = SimpleNamespace(update=SimpleNamespace(remote=lambda: ref))
+
+    def happens(number: int) -> None:
+        worker.note_progress(PassProgress("update", min(number, 3), 9))
+        if ends and number == 4:
+            answer.set_result("done")
+
+    clock = Clock(happens)
+    monkeypatch.setattr(ramet.cluster.ray.worker, "time", clock)
+    monkeypatch.setattr(ramet.cluster.ray.worker.asyncio, "wait", clock.wait)
+
+    async def called() -> str:
+        return str(await worker.call("update", timeout_s=10.0))
+
+    if ends:
+        assert asyncio.run(called()) == "done"
+    else:
+        late = r"^policy rank 0 did not finish `update` within 10 s of its last micro-batch \(cluster\.timeout_s\)$"
+        with pytest.raises(InfraError, match=late):
+            asyncio.run(called())
+    assert clock.now > 100.0 + 2 * 10.0

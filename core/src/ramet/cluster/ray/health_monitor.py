@@ -86,7 +86,7 @@ class HealthMonitor:
             self._report(one, found if isinstance(found, WorkerLost) else WorkerLost(str(found)))
             return
         one.ping, one.silent_s = None, 0.0
-        one.worker.progress = answer.progress
+        one.worker.note_progress(answer.progress)
         forward_logs(one.worker, answer.lines)
 
     def _report(self, one: _Watched, error: WorkerLost) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from typing import Any
 
 import ray
@@ -47,6 +48,7 @@ class RayWorker:
         self.name = name
         self.process: ActorProcess | None = None
         self.progress: RolloutProgress | PassProgress | None = None  # as of its last ping
+        self._passed_at = 0.0  # time.monotonic() when a ping last told of another micro-batch
         self.actor = (
             ray.remote(concurrency_groups={HEALTH: 1, SAVE: 1})(actor_class)  # type: ignore[call-overload]
             .options(
@@ -69,24 +71,34 @@ class RayWorker:
         return self.process
 
     async def call(self, method: str, *arguments: Any, timeout_s: float, key: str = "cluster.timeout_s") -> Any:
-        """What the method returns. Raises its error; `WorkerLost` if the process is gone, `InfraError` if it is late.
+        """What the method returns. Raises its error; `WorkerLost` if the process is gone, `InfraError` if it is late:
+        `timeout_s` after the call, or after the last pass over a micro-batch that the worker has begun since.
 
         `key` is the setting that `timeout_s` comes from. Cancelling this cancels the method.
         """
         ref = getattr(self.actor, method).remote(*arguments)
+        answer, began = asyncio.wrap_future(ref.future()), time.monotonic()
         try:
-            async with asyncio.timeout(timeout_s) as deadline:
-                return await asyncio.wrap_future(ref.future())
+            while (left := max(began, self._passed_at) + timeout_s - time.monotonic()) > 0 and not answer.done():
+                await asyncio.wait([answer], timeout=left)
+            if answer.done():
+                return answer.result()
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):  # it has ended, or its process has
                 ray.cancel(ref)
             raise
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise InfraError(f"{self} did not finish `{method}` within {timeout_s:g} s ({key})") from error
         except Exception as error:
             raise translated(error, str(self)) from None
+        finally:
+            answer.cancel()
+        since = " of its last micro-batch" if self._passed_at > began else ""
+        raise InfraError(f"{self} did not finish `{method}` within {timeout_s:g} s{since} ({key})")
+
+    def note_progress(self, progress: RolloutProgress | PassProgress | None) -> None:
+        """What a ping has answered."""
+        if isinstance(progress, PassProgress) and progress != self.progress:
+            self._passed_at = time.monotonic()
+        self.progress = progress
 
     def kill(self) -> None:
         """At once; calls that it has not answered end with `WorkerLost`."""
