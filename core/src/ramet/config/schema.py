@@ -330,7 +330,11 @@ class ClusterConfig:
     policy_workers: int = option(1, "ranks of the policy", minimum=1)
     rollout_workers: int = option(1, "engines, each with its own scheduler", minimum=1)
     colocate: bool = option(False, "policy and rollout workers take turns on the same devices")
-    timeout_s: float = option(1800.0, "of every wait for a worker: start, weight sync, save; of an update, from its last micro-batch on", above=0)
+    timeout_s: float = option(
+        1800.0,
+        "of every wait for a worker: start, weight sync, save; of an update, from its last micro-batch on",
+        above=0,
+    )
 
 
 @dataclass(kw_only=True, slots=True)
