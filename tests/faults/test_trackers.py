@@ -107,7 +107,7 @@ def test_trackers_that_hang_or_raise_neither_stop_a_run_nor_change_it(workspace,
     assert sorted(r.getMessage() for r in caplog.records if r.name == "ramet.tracking.background") == [
         f"tracker hangs: of 3 calls 1 were not made; {lost}",
         f"tracker hangs_made: of 3 calls 3 were not made; {lost}",
-        "tracker raises failed, the run goes on: ConnectionError('no route to host')",
+        "tracker raises failed, the run continues: ConnectionError('no route to host') (faulty_trackers.py:46)",
         "tracker raises: of 3 calls 2 failed",
     ]
 

@@ -218,6 +218,18 @@ def test_a_package_of_which_a_run_with_tools_uses_none_is_left_out(
     assert [one.name for one in found] == ["core", *asked]
 
 
+def test_a_package_of_rewards_is_left_out_of_a_run_with_other_rewards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = load_plugins().registries.rewards
+    mine = Entry(kind="reward", name="mine", factory=dict, config=None, plugin="mine", distribution="ramet-mine")
+    monkeypatch.setattr(registry, "_entries", {**registry._entries, "mine": mine})
+    offer(monkeypatch, mine=healthy)
+    for keys, asked in ((["rewards=[environment]"], []), (["rewards=[environment,mine]"], ["mine"]), ([], ["mine"])):
+        found = examine(compose(["model.path=''", *keys], job="doctor"), offline=True)
+        assert [one.name for one in found] == ["core", *asked]
+
+
 def test_what_a_component_logs_of_its_start_is_not_above_the_findings(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

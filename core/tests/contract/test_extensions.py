@@ -24,6 +24,11 @@ def ledger(arguments):
     return 3 if "fail" in arguments else None
 
 
+def fails(arguments):
+    """Look something up that is not there."""
+    return {}[arguments[0]]
+
+
 def leaves(arguments):
     """Reads its arguments with argparse, which leaves the process."""
     import argparse
@@ -83,6 +88,17 @@ def test_a_command_of_a_plugin_gets_its_arguments_and_gives_the_exit_code(
     assert main(["ledger", "build", "--out", "x"]) == 0
     assert main(["ledger", "fail"]) == 3
     assert capsys.readouterr().out == "ledger build --out x\nledger fail\n"
+
+
+def test_a_command_of_a_plugin_that_fails_is_named_with_its_package(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("ramet-ledger", commands={"fails": "ledger_plugin:fails"})
+    assert main(["fails", "gone"]) == 1
+    line = 1 + MODULE[: MODULE.index("return {}[")].count("\n")
+    assert capsys.readouterr().err == (
+        f"error: command 'fails' of ramet-ledger: KeyError: 'gone' (ledger_plugin.py:{line})\n"
+    )
 
 
 def test_a_command_of_a_plugin_may_leave_as_argparse_does(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +175,8 @@ def test_a_tracker_that_cannot_be_made_never_stops_a_run(
     trackers.close()
     assert list(trackers.trackers) == ["jsonl", "run.log"]
     assert [record.getMessage() for record in caplog.records] == [
-        "tracker file could not be made, the run goes on without it: ConnectionError('no route to host')"
+        "tracker file could not be made, the run continues without it: ConnectionError('no route to host') "
+        f"(ledger_plugin.py:{1 + MODULE[: MODULE.index('raise ConnectionError')].count(chr(10))})"
     ]
 
 

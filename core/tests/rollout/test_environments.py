@@ -16,6 +16,7 @@ import pytest
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.plugin_code import defined_at
+from ramet.plugins import origin
 from ramet.rollout.config import EnvironmentConfig
 from ramet.rollout.environment_reward import EnvironmentReward
 from ramet.rollout.record import GroupRecord, read_records, write_records
@@ -197,14 +198,14 @@ def test_a_replayed_environment_that_diverges_masks_the_fork(play: Play) -> None
             return await super().__call__(state, ctx)
 
     messages = {
-        Moody: "replay diverged: begin gave '[visit 2]', where the record has '[visit 1]'",
-        Jumps: "replay diverged: turn 0 gave '[now at 2]', where the record has '[now at 1]'",
+        Moody: "replay diverged: begin of {} gave '[visit 2]', where the record has '[visit 1]'",
+        Jumps: "replay diverged: turn 0 of {} gave '[now at 2]', where the record has '[now at 1]'",
     }
     for kind, message in messages.items():
         environment = kind("replay")
         root, fork = play(step_on, step=environment, policy=fork_once(), group_size=2).rollouts
         assert root.valid
-        assert fork.fault == Fault(where="state:rollout step", message=message)
+        assert fork.fault == Fault(where="state:rollout step", message=message.format(origin(environment)))
         assert environment.left_open == 0
 
 

@@ -95,7 +95,7 @@ def test_one_that_hangs_is_reported_and_not_waited_for(kept: Kept, caplog: pytes
     background.close(wait_s=60)
     assert time.monotonic() - started < 30
     assert messages(caplog) == [
-        "tracker stuck has not returned for 0.05 s; the run goes on without it",
+        "tracker stuck has not returned for 0.05 s; the run continues without it",
         "tracker stuck: of 1001 calls 1000 were not made; it has not closed, and the run ends without it",
     ]
 
@@ -120,6 +120,7 @@ def test_failures_are_counted_and_the_first_is_shown(kept: Kept, caplog: pytest.
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
             raise ConnectionError("no route to host")
 
+    line = f"core/tests/tracking/test_background.py:{Broken.log.__code__.co_firstlineno + 1}"
     broken = Broken()
     background = BackgroundTracker("broken", lambda: broken)
     for step in range(1, 4):
@@ -127,7 +128,7 @@ def test_failures_are_counted_and_the_first_is_shown(kept: Kept, caplog: pytest.
     background.close()
     assert broken.told == ["ended 0", "closed"]
     assert messages(caplog) == [
-        "tracker broken failed, the run goes on: ConnectionError('no route to host')",
+        f"tracker broken failed, the run continues: ConnectionError('no route to host') ({line})",
         "tracker broken: of 3 calls 3 failed",
     ]
 
@@ -136,13 +137,14 @@ def test_one_that_cannot_be_made_is_told_once(caplog: pytest.LogCaptureFixture) 
     def make() -> Kept:
         raise SystemExit("not configured")
 
+    line = f"core/tests/tracking/test_background.py:{make.__code__.co_firstlineno + 1}"
     background = BackgroundTracker("absent", make, capacity=2)
     for step in range(9):
         background.log(step, METRICS)
     background.close()
     background.log(10, METRICS)
     assert messages(caplog) == [
-        "tracker absent could not be made, the run goes on without it: SystemExit('not configured')"
+        f"tracker absent could not be made, the run continues without it: SystemExit('not configured') ({line})"
     ]
 
 

@@ -20,6 +20,7 @@ from ramet.config.needs import extras_of
 from ramet.errors import PluginError, RametError
 from ramet.extensions import extension
 from ramet.io.os_errors import os_error_text
+from ramet.plugin_code import raised_at
 from ramet.runs.stopped import INTERNAL, OK, USER, Stopped, exit_code_of
 from ramet.tracking.background import exit_soon
 from ramet.tracking.log import set_up_logging
@@ -111,9 +112,14 @@ def _run(arguments: list[str]) -> int:
         return OK
     if name in COMMANDS:
         return COMMANDS[name].run(arguments[1:])
-    command = extension(extensions.COMMANDS, name, COMMANDS).load()
+    entry = extension(extensions.COMMANDS, name, COMMANDS)
+    command = entry.load()
     try:
         code: int | None = command(arguments[1:])
+    except (RametError, OSError):
+        raise
+    except Exception as error:
+        raise PluginError(f"{entry}: {type(error).__name__}: {error}{raised_at(error)}") from error
     except SystemExit as left:  # as argparse does, after its help or an error that it has printed
         if not isinstance(left.code, int | None):
             raise

@@ -50,21 +50,21 @@ def examine(resolved: Resolved, *, offline: bool) -> list[Examined]:
 
 
 def _is_concerned(distribution: str, config: Config) -> bool:
-    """Whether a run with this configuration may need the package. A run that has tools, and none of this package's,
-    does not, unless it has something else of it; a configuration that chooses nothing concerns all.
+    """Whether a run with this configuration may need the package: it uses something of it, or the package has no
+    components. A configuration that chooses no tools, rewards and benchmarks concerns every package.
     """
-    registries, others = load_plugins().registries, False
+    registries, offers, chooses = load_plugins().registries, False, False
     for group in COMPONENTS:
         if group.kind is None:
             continue
         owners = {entry.name: entry.distribution for entry in getattr(registries, group.kind)}
         node: Any = getattr(config, group.name)
         names = [one.use or name for name, one in node.items()] if group.many else [node.name]
-        chosen = {owners.get(name) for name in names}
-        if distribution in chosen:
+        if distribution in {owners.get(name) for name in names}:
             return True
-        others = others or (group.many and bool(chosen) and distribution in owners.values())
-    return not others
+        offers = offers or distribution in owners.values()
+        chooses = chooses or (group.many and bool(names))
+    return not (offers and chooses)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ramet.plugins import origin
 from ramet.rollout.group_context import GroupContext
 from ramet.rollout.stateful import ENVIRONMENT, StateFailed, StatefulComponent
 from ramet.rollout.tree import LiveRollout
@@ -49,15 +50,16 @@ class Replayer:
             _compare(component.name, f"the call of turn {record.turn}", outcome.text, record.text)
 
     async def _turns(self, live: LiveRollout, state: Any) -> None:
+        who = f" of {origin(self._step)}"
         if hasattr(self._step, "begin"):
-            _compare(ENVIRONMENT, "begin", _text(await self._step.begin(state)), live.inserted(-1))
+            _compare(ENVIRONMENT, f"begin{who}", _text(await self._step.begin(state)), live.inserted(-1))
         for turn in range(live.first_turn):
             past = live.until(turn)
             turn_context = _RecordedTurn(past, live, self._context, state)
             result = await self._step(state_of(past, self._context.task, state), turn_context)
             await turn_context.end()
             stopped = f" and stopped with {result.stop}" if result.stop is not None else ""
-            _compare(ENVIRONMENT, f"turn {turn}", _text(result.insert) + stopped, live.inserted(turn))
+            _compare(ENVIRONMENT, f"turn {turn}{who}", _text(result.insert) + stopped, live.inserted(turn))
 
 
 class _RecordedTurn(TurnContext):

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from ramet.plugin_code import raised_at
 from ramet.types import OutcomeTracker, Tracker
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class BackgroundTracker:
                 self.dropped += 1
         if not self._told_slow and self._is_slow():
             self._told_slow = True
-            logger.warning("tracker %s has not returned for %g s; the run goes on without it", self.name, self.slow_s)
+            logger.warning("tracker %s has not returned for %g s; the run continues without it", self.name, self.slow_s)
 
     def _is_slow(self) -> bool:
         since = self._busy_since
@@ -104,9 +105,10 @@ class BackgroundTracker:
     def _work(self) -> None:
         try:
             tracker = self._make()
-        except (Exception, SystemExit) as error:  # the boundary: whatever a tracker raises, the run goes on
+        except (Exception, SystemExit) as error:  # the boundary: whatever a tracker raises, the run continues
             if not self._is_left:
-                logger.warning("tracker %s could not be made, the run goes on without it: %r", self.name, error)
+                message = "tracker %s could not be made, the run continues without it: %r%s"
+                logger.warning(message, self.name, error, raised_at(error))
             with self._changed:
                 self._is_gone = True
                 self._waiting.clear()
@@ -133,7 +135,7 @@ class BackgroundTracker:
         except (Exception, SystemExit) as error:  # the boundary, as above
             self.failed += 1
             if self.failed == 1 and not self._is_left:
-                logger.warning("tracker %s failed, the run goes on: %r", self.name, error)
+                logger.warning("tracker %s failed, the run continues: %r%s", self.name, error, raised_at(error))
 
 
 def exit_soon(code: int, within_s: float = EXIT_S) -> None:

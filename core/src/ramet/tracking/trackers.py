@@ -74,7 +74,7 @@ class Trackers:
             except Exception as error:  # the boundary: whatever a tracker raises, the run goes on
                 self.failures[name] += 1
                 if self.failures[name] == 1:
-                    logger.warning("tracker %s failed, the run goes on: %s", name, _what(error))
+                    logger.warning("tracker %s failed, the run continues: %s", name, _what(error))
 
 
 def check_trackers(config: Config, set_by_user: frozenset[str] = frozenset()) -> list[str]:
