@@ -109,7 +109,7 @@ def test_every_hook_and_what_it_registers_stand_as_headings_with_their_exact_sig
 
 def test_every_heading_with_a_signature_is_one_of_the_code() -> None:
     helpers = [ramet.function_tool, ramet.per_rollout, ramet.from_jsonl, ramet.run_blocking]
-    helpers += [ramet.json_rows, ramet.reward_named]
+    helpers += [ramet.json_rows, ramet.reward_named, ramet.code_of_reward]
     known = {signature(name, hook) for name, hook in hooks().items()}
     known |= {signature(helper.__name__, helper) for helper in helpers}
     others = [

@@ -8,7 +8,7 @@ from ramet.hookspecs import Register, hookimpl
 from ramet.limiter import local_limiter
 from ramet.openai_client.client import OpenAIClient
 from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
-from ramet.registered import reward_named
+from ramet.registered import code_of_reward, reward_named
 from ramet.types import *  # noqa: F403
 from ramet.types import __all__ as _types
 
@@ -27,6 +27,7 @@ __all__ = [
     "Register",
     "RequestRefused",
     "ToolError",
+    "code_of_reward",
     "entropy_change",
     "from_jsonl",
     "function_tool",

@@ -52,14 +52,19 @@ class RecordedRollout:
 
 
 def compose(
-    keys: Sequence[str] | Mapping[str, Any], *, job: str = "train", config_dir: str | Path | None = None
+    keys: Sequence[str] | Mapping[str, Any],
+    *,
+    job: str = "train",
+    config_dir: str | Path | None = None,
+    trust_recipes: Sequence[str | Path] = (),
 ) -> Resolved:
     """Return the configuration of a job (`train`, `sft` or `eval`) with these keys, checked by type.
 
     `keys`: a list as on the command line (`["train.steps=3"]`), or a dict (`{"train.steps": 3}`). In a dict the lists
     `tools` and `rewards` may hold objects beside names: a tool, a function that `function_tool` takes, a reward. Such
     an object lives in this process alone, so `cluster=ray` refuses it. `config_dir` holds further presets and
-    experiments. Raises `ConfigErrors` with every problem found.
+    experiments; `trust_recipes` are files of yours there or in `hydra_configs` that may name programs to run, as with
+    `--trust-recipe`. Raises `ConfigErrors` with every problem found.
     """
     if isinstance(keys, str):
         raise ConfigError(f"keys must be a list of strings or a dict, got the string {keys!r}; write [{keys!r}]")
@@ -70,7 +75,8 @@ def compose(
         keys, given = _overrides(keys)
     config = importlib.import_module("ramet.config.compose")
     folder = None if config_dir is None else Path(config_dir)
-    resolved: Resolved = config.compose(list(keys), job=job, config_dir=folder)
+    with importlib.import_module("ramet.config.trust").trusting(map(Path, trust_recipes)):
+        resolved: Resolved = config.compose(list(keys), job=job, config_dir=folder)
     if given and resolved.config.cluster.name == "ray":
         raise ConfigError(
             f"{', '.join(given)}: cluster=ray: workers are other processes and do not have the objects of this one; "

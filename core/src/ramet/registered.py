@@ -45,6 +45,18 @@ def _built(kind: str, name: str, options: Mapping[str, Any], declared: str, key:
         return entry.build(params)
 
 
+def code_of_reward(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return option -> the program or file of code that it names, of the reward `name` with these options.
+
+    For the `runs_code` of options that choose rewards. Raises `ConfigError` as `reward_named`.
+    """
+    entry = load_plugins().get("rewards", name)
+    if not hasattr(entry.config, "runs_code"):
+        return {}
+    found: dict[str, str] = _options(entry.config, options, f"reward {name!r}").runs_code()
+    return found
+
+
 def _options(config: type[Any], given: Mapping[str, Any], where: str) -> Any:
     hints = typing.get_type_hints(config)
     fields = [field.name for field in dataclasses.fields(config) if field.init]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +191,49 @@ def test_an_answer_that_is_read_otherwise_is_told(judged: Path, monkeypatch: pyt
     benchmark, verdicts = replay(judged).differences
     assert benchmark == ("benchmark arithmetic: accuracy is 0.0, was 0.75, other scores of a/0, a/1, b/0")
     assert verdicts == "judge asking: other verdicts of a/0, b/0"
+
+
+@dataclass(kw_only=True, slots=True)
+class CodeOptions:
+    path: str = ""
+    title: str = ""
+
+    def runs_code(self) -> dict[str, str]:
+        return {"path": self.path} if self.path else {}
+
+
+def test_code_that_a_result_names_runs_only_if_the_command_line_names_it(
+    judged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result is passed on: neither its file of code nor a variable of the environment is for it to choose."""
+    registry = load_plugins().registries.rewards
+    made = registry._entries["asking"].factory()
+    built: list[CodeOptions] = []
+    entry = Entry(
+        kind="reward", name="asking", factory=lambda options: built.append(options) or made, config=CodeOptions,
+        plugin="test", distribution="test",
+    )  # fmt: skip
+    monkeypatch.setattr(registry, "_entries", {**registry._entries, "asking": entry})
+    monkeypatch.setenv("SECRET", "s3cret")
+    file = judged.with_name("results.judge-asking.json")
+    body = json.loads(file.read_text())
+    body["options"]["params"] = {"path": "given/evil.py", "title": "${oc.env:SECRET}"}
+    file.write_text(json.dumps(body))
+    key = "rewards.asking.params.path"
+    with pytest.raises(ConfigErrors) as caught:
+        replay(judged)
+    assert caught.value.problems == [
+        f"{judged}: {key} names 'given/evil.py', whose code would run; results are passed on, so read it, and name it "
+        f"yourself: ramet eval --replay {judged} {key}=given/evil.py"
+    ]
+    assert built == []
+    assert replay(judged, [f"{key}=mine.py"]).differences == ()
+    assert built == [CodeOptions(path="mine.py", title="${oc.env:SECRET}")]
+    for wrong in (
+        "rewards.asking.params.title=x",
+        "rewards.other.params.path=x",
+        "tools=[python]",
+        "rewards.asking.params.path",
+    ):
+        with pytest.raises(ConfigErrors):
+            replay(judged, [f"{key}=mine.py", wrong])

@@ -10,6 +10,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ramet
@@ -17,7 +18,8 @@ from ramet import extensions
 from ramet.cli.commands import COMMANDS
 from ramet.cli.terminal import accept_any_text, complain, print_problems, say, settle_streams
 from ramet.config.needs import extras_of
-from ramet.errors import PluginError, RametError
+from ramet.config.sections import TRUST
+from ramet.errors import ConfigError, PluginError, RametError
 from ramet.extensions import extension
 from ramet.io.os_errors import os_error_text
 from ramet.plugin_code import raised_at
@@ -43,7 +45,13 @@ def _main(arguments: Sequence[str] | None) -> int:
     accept_any_text()
     set_up_logging(logging.DEBUG if debug else logging.INFO)
     try:
-        return _run([argument for argument in given if argument != "--debug"])
+        arguments, recipes = _without_trusted([argument for argument in given if argument != "--debug"])
+        if not recipes:
+            return _run(arguments)
+        from ramet.config.trust import trusting
+
+        with trusting(recipes):
+            return _run(arguments)
     except Stopped as stopped:
         complain(f"stopped by {stopped}")
         return stopped.code
@@ -72,6 +80,21 @@ def _main(arguments: Sequence[str] | None) -> int:
         _print_trace()  # a defect, not the user's mistake: whoever repairs it needs this
         complain(f"error: internal: {type(error).__name__}: {error}")
         return INTERNAL
+
+
+def _without_trusted(arguments: list[str]) -> tuple[list[str], list[Path]]:
+    """What else was given, and the files of `--trust-recipe FILE`, which every command takes."""
+    rest, files, words = list[str](), list[Path](), iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != TRUST:
+            rest.append(word)
+            continue
+        file = value if equals else next(words, "")
+        if not file:
+            raise ConfigError(f"{TRUST}: name the file, as in {TRUST} hydra_configs/experiment/mine.yaml")
+        files.append(Path(file))
+    return rest, files
 
 
 def _system_problem(error: Exception) -> str | None:
@@ -150,7 +173,7 @@ def _overview() -> str:
     summaries = {name: command.summary for name, command in COMMANDS.items()} | _added()
     width = max(map(len, summaries)) + 2
     commands = "\n".join(f"  {name:{width}}{summary}" for name, summary in summaries.items())
-    return f"""usage: ramet COMMAND [key=value …] [--help] [--debug]
+    return f"""usage: ramet COMMAND [key=value …] [--trust-recipe FILE] [--help] [--debug]
 
 Agentic reinforcement learning of language models, with branching rollouts.
 
@@ -161,5 +184,6 @@ options:
   --help    this text; after a command: its options, sections and installed plugins
   --version
   --debug   more log, and a traceback for every error
+  --trust-recipe FILE  a file of yours in hydra_configs/ or --config-dir, which you have read, may name programs to run
 
 `ramet train --help` lists every key with its type and default."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ramet.cli.commands import COMMANDS
 from ramet.cli.terminal import Parser, asked_parser, say
+from ramet.config.sections import TRUST
 from ramet.errors import ConfigError, RametError
 
 WORDS = "--words"  # then the words after `ramet` up to the cursor, the last one unfinished
@@ -96,7 +97,7 @@ def candidates(words: Sequence[str]) -> list[str]:
     """
     *before, current = words
     if not before:
-        known = [*COMMANDS, "--help", "--version", "--debug"]
+        known = [*COMMANDS, "--help", "--version", "--debug", TRUST]
         return [word for word in known if word.startswith(current) and (current or not word.startswith("-"))]
     name = before[0]
     if name not in COMMANDS:
@@ -114,7 +115,7 @@ def _after(name: str, before: Sequence[str], current: str) -> Iterator[str]:
     if previous is not None and previous.nargs != 0:
         yield from _texts(previous)
     elif current.startswith("-"):
-        yield from (*options, "--debug")
+        yield from (*options, "--debug", TRUST)
     elif "=" in current:
         yield from _values(name, before, current)
     else:

@@ -78,12 +78,7 @@ class JobCommand:
             replay = importlib.import_module("ramet.train.replay")
             replay.run(found.replay, found.overrides, config_dir=found.config_dir)
             return 0
-        if found.overrides:
-            raise ConfigError(
-                "--replay: scores a finished evaluation of `ramet eval` once more, as it was configured; give it "
-                "alone, as in `ramet eval --replay runs/NAME`"
-            )
-        importlib.import_module("ramet.evaluate.replay").run(found.replay)
+        importlib.import_module("ramet.evaluate.replay").run(found.replay, found.overrides)
         return 0
 
     @property

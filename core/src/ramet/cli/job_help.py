@@ -46,6 +46,7 @@ def job_help(job: str, summary: str, config_dir: Path | None = None) -> str:
         "  -m                a sweep: one run for every combination of key=1,2 (docs/configuration.md)",
         "  --cfg job         print the resolved configuration and do nothing",
         "  --config-dir DIR  more presets and experiments; hydra_configs/ of the working directory is found by itself",
+        "  --trust-recipe FILE  a file of these folders may name programs to run (docs/security.md)",
         "",
         "Presets:",
         *(f"  {group}={'|'.join(names) or '(none found)'}" for group, names in choices.items() if group in PRESETS),

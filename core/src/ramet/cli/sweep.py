@@ -19,6 +19,7 @@ from ramet.config.compose import compose
 from ramet.config.hydra_adapter import SweepRefused, sweep
 from ramet.config.request import SweptOverrides, sweep_points
 from ramet.config.resolved import Resolved
+from ramet.config.trust import trusted_recipes, trusting
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError, RametError, raise_all
 from ramet.tracking.log import set_up_logging
 
@@ -34,6 +35,7 @@ class Point:
     config_dir: Path | None
     debug: bool
     swept: SweptOverrides
+    trusted: tuple[Path, ...]
     measured: Path  # folder for what evaluations say of their results; one on another machine cannot reach it
 
     def __call__(self, number: int, overrides: list[str]) -> None:
@@ -53,7 +55,8 @@ class Point:
             (self.measured / f"{number}.json").write_text(json.dumps(said), encoding="ascii")
 
     def resolved(self, number: int, overrides: Sequence[str]) -> Resolved:
-        return compose(_named(overrides, number), job=self.job, config_dir=self.config_dir)
+        with trusting(set(self.trusted) - set(trusted_recipes())):  # in a process of its own nothing is trusted yet
+            return compose(_named(overrides, number), job=self.job, config_dir=self.config_dir)
 
 
 def run_sweep(
@@ -68,6 +71,7 @@ def run_sweep(
             config_dir=config_dir,
             debug=debug,
             swept=SweptOverrides(tuple(overrides)),
+            trusted=trusted_recipes(),
             measured=Path(folder),
         )
         _plan_or_run(overrides, point, dry_run=dry_run)

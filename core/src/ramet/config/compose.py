@@ -17,7 +17,16 @@ from omegaconf.errors import OmegaConfBaseException
 from ramet.config.catalog import Catalog, recorded_offers
 from ramet.config.checks import check_values
 from ramet.config.convert import add_instances, to_config, type_options
-from ramet.config.hydra_adapter import compose_tree, layers_of, names_of, parse, register, running, unread_files
+from ramet.config.hydra_adapter import (
+    compose_tree,
+    layers_of,
+    names_of,
+    parse,
+    register,
+    running,
+    unread_files,
+    user_layers,
+)
 from ramet.config.provenance import Layers
 from ramet.config.request import JobRequest, read, wrong_choices
 from ramet.config.resolved import Resolved, render
@@ -25,6 +34,7 @@ from ramet.config.schema import RolloutConfig, RunConfig
 from ramet.config.secrets import remember_environment
 from ramet.config.sections import COMPONENTS, JOBS, OWN_TRACKERS
 from ramet.config.settings import apply_settings
+from ramet.config.trust import code_options, trusted_recipes, untrusted
 from ramet.errors import ConfigError, ConfigErrors, PluginError, raise_all
 from ramet.extensions import TRACKERS, extension
 
@@ -45,7 +55,11 @@ def compose(overrides: Sequence[str], *, job: str, config_dir: Path | None = Non
     except ConfigErrors as error:  # with what jobs would find where nothing else is wrong
         found = [*request.problems, *error.problems, *check_values(tree, job), *unknown_trackers(tree, job)]
         raise ConfigErrors(dict.fromkeys(found)) from error
-    return replace(resolved, config_dir=config_dir)
+    typed = {key for key, one in request.settings.items() if not isinstance(one.value, dict)}  # those are merged
+    if code := {key: text for key, text in code_options(resolved.components).items() if key not in typed}:
+        with running(config_dir):
+            raise_all(untrusted(code, user_layers(list(request.typed.values()))))
+    return replace(resolved, config_dir=config_dir, trusted=trusted_recipes())
 
 
 def _recorded(request: JobRequest) -> dict[tuple[str, str], str]:

@@ -53,7 +53,8 @@ _stored: dict[tuple[str, str], Choice] = {}  # (group, name) -> what the store h
 OWN, CHOSEN_FOLDER, SHIPPED = "working directory", "--config-dir", "ramet"  # providers of the search path
 
 __all__ = ["ConfigFile", "Override", "SweepRefused", "compose_tree", "files_of", "group_options", "layers_of",
-           "names_of", "override", "parse", "register", "running", "sweep", "unread_files", "values_of"]  # fmt: skip
+           "names_of", "override", "parse", "register", "running", "sweep", "unread_files", "user_layers",
+           "values_of"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +293,13 @@ def layers_of(choices: Sequence[str]) -> tuple[list[Layer], dict[str, str]]:
         for group, meta in found.overrides.override_metadata.items()
     }
     return layers, chosen_by
+
+
+def user_layers(choices: Sequence[str]) -> list[Layer]:
+    """Those of `layers_of` that are files of the user's folders. Ramet's own, in its repository, are not."""
+    shipped = shipped_recipes()
+    found = [one for one in layers_of(choices)[0] if one.provider in (OWN, CHOSEN_FOLDER)]
+    return [one for one in found if shipped is None or not one.file.resolve().is_relative_to(shipped.resolve())]
 
 
 def _layer(sources: Sequence[ConfigSource], config_path: str, package: str | None) -> Layer:

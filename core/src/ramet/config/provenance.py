@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -30,12 +31,29 @@ class Layer:
     path: str
     config: DictConfig
 
+    @property
+    def file(self) -> Path:
+        """The file that it was read from; not for nodes of the schema."""
+        return Path(self.path.removeprefix("file://")) / f"{self.name}.yaml"
+
+    def sets(self, key: str) -> bool:
+        try:
+            self.value(key)
+        except KeyError:
+            return False
+        return True
+
     def value(self, key: str) -> Any:
-        """What this layer sets `key` to, as it was written. Raises `KeyError` if it does not set it."""
+        """What this layer sets `key` to, as it was written: an interpolation of it or of a section that it is in.
+
+        Raises `KeyError` if it does not set it.
+        """
         if self.package and not key.startswith(f"{self.package}."):
             raise KeyError(key)
         node: Any = OmegaConf.to_container(self.config, resolve=False)
         for part in (key.removeprefix(f"{self.package}.") if self.package else key).split("."):
+            if isinstance(node, str) and "${" in node:
+                return node
             if not isinstance(node, dict):
                 raise KeyError(key)
             node = node[part]

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ramet.config.schema import Config
+from ramet.config.sections import COMPONENTS, JOBS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,21 @@ class Resolved:
     overrides: list[str]  # as the user typed them
     set_by_user: frozenset[str]  # dotted keys and groups among them
     config_dir: Path | None = None  # more presets and experiments
+    trusted: tuple[Path, ...] = ()  # files of the user's folders that may have programs run
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The section of every component that the job builds, by `GROUP` or `GROUP.NAME`."""
+        found: dict[str, Any] = {}
+        for group in COMPONENTS:
+            if group.name in JOBS[self.job]:
+                section = getattr(self.config, group.name)
+                found |= (
+                    {f"{group.name}.{name}": one for name, one in section.items()}
+                    if group.many
+                    else {group.name: section}
+                )
+        return found
 
 
 def render(config: DictConfig, sections: Sequence[str]) -> str:

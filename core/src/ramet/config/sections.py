@@ -25,6 +25,7 @@ JOBS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Commands that look at any run's configuration: they take its keys as they are, whatever they use of them.
 ANY = ("tool", "doctor")
+TRUST = "--trust-recipe"  # FILE: may name programs, though it is in one of the user's folders (`config.trust`)
 NO_MODEL = "model.path=''"  # for those that need none
 JOBS |= {name: tuple(dict.fromkeys(section for sections in JOBS.values() for section in sections)) for name in ANY}
 

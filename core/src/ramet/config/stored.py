@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from ramet.config.schema import RunConfig
 from ramet.errors import ConfigError
+
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
 def stored_entry(text: str, section: str, name: str) -> dict[str, Any]:
@@ -29,9 +33,27 @@ def stored_seed(text: str) -> int:
     return int(OmegaConf.select(OmegaConf.create(text), "run.seed", default=RunConfig().seed))
 
 
-def typed_options(options: type[Any], values: dict[str, Any] | None, key: str) -> Any:
-    """An instance of the dataclass `options`. Raises `ConfigError` that begins with `key`."""
+def typed_options(
+    options: type[Any], values: dict[str, Any] | None, key: str, given: Mapping[str, Any] | None = None
+) -> Any:
+    """An instance of the dataclass `options`. Raises `ConfigError` that begins with `key`.
+
+    Interpolations stay texts: a file that was passed on may not read the environment. `given` are values of the
+    command line, by option, instead of those that are recorded.
+    """
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options), values or {}))
+        node = OmegaConf.merge(OmegaConf.structured(options), _literal(values or {}))
+        for option, value in (given or {}).items():
+            OmegaConf.update(node, option, value)
+        return OmegaConf.to_object(node)
     except Exception as error:  # OmegaConf and the options' own checks raise many kinds
         raise ConfigError(f"{key}: the recorded options do not fit the installed plugin: {error}") from error
+
+
+def _literal(value: Any) -> Any:
+    """`value` with interpolations escaped, as OmegaConf reads it."""
+    if isinstance(value, dict):
+        return {key: _literal(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_literal(part) for part in value]
+    return _INTERPOLATION.sub(r"\1\1\\${", value) if isinstance(value, str) else value

@@ -9,7 +9,7 @@ are started and closed as in an evaluation, with a temporary folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,8 +17,9 @@ from typing import Any
 
 from ramet.components.build import start_rewards
 from ramet.components.services import RunServices
+from ramet.config.request import read
 from ramet.config.stored import stored_entry, stored_seed, typed_options
-from ramet.errors import ConfigError, ConfigErrors, RametError
+from ramet.errors import ConfigError, ConfigErrors, RametError, raise_all
 from ramet.evaluate.agreement import Verdicts, judge_files
 from ramet.evaluate.compare import load_results
 from ramet.evaluate.header import plain
@@ -32,6 +33,7 @@ from ramet.event_loop import run_async
 from ramet.openai_client.exchanges import answered_from
 from ramet.plugin_sources import blocked_plugins
 from ramet.plugins import load_plugins
+from ramet.registry import Entry
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.types import Benchmark, Group
@@ -50,10 +52,10 @@ class Replayed:
     differences: tuple[str, ...]
 
 
-def run(path: Path) -> None:
+def run(path: Path, overrides: Sequence[str] = ()) -> None:
     """Replay and print. Raises `RametError` with the differences, if there are any."""
     file, _ = load_results(path)
-    found = replay(file)
+    found = replay(file, overrides)
     print_tables([results_cells(found.body)])
     judged = (
         f" (scores of {', '.join(found.from_file)} are from the file: a judge gave them)" if found.from_file else ""
@@ -65,11 +67,15 @@ def run(path: Path) -> None:
     print(f"{file}: {found.n_rollouts} rollouts scored again, the same numbers{judged}")
 
 
-def replay(file: Path) -> Replayed:
-    """Raises `ConfigError` if the file or its rollouts cannot be read, or a benchmark of it is not installed."""
+def replay(file: Path, overrides: Sequence[str] = ()) -> Replayed:
+    """Score again. `overrides` name the files of code that the result's own options name, which only then are run.
+
+    Raises `ConfigError` if the file or its rollouts cannot be read, or a benchmark of it is not installed.
+    """
     file, body = load_results(file)
+    given = _Given(file, overrides)
     try:
-        return run_async(_replay(file, body))
+        return run_async(_replay(file, body, given))
     except ConfigError as error:
         if gone := _gone(body):
             raise ConfigErrors([str(error), f"{file}: made with {', and with '.join(gone)}"]) from error
@@ -91,8 +97,54 @@ def _gone(body: Mapping[str, Any]) -> list[str]:
     return found
 
 
-async def _replay(file: Path, body: Mapping[str, Any]) -> Replayed:
-    benchmarks = {name: stored_benchmark(body, name) for name in body["benchmarks"]}
+class _Given:
+    """What the command line says of the options that the file holds."""
+
+    def __init__(self, file: Path, overrides: Sequence[str]) -> None:
+        self._file = file
+        request = read(overrides, "tool")
+        raise_all(request.problems)
+        self._values = {key: one.value() for key, one in request.choices.items()}
+        self._values |= {key: one.value for key, one in request.settings.items()}
+
+    def options(self, entry: Entry[Any], chosen: Mapping[str, Any], key: str) -> list[Any]:
+        """What the factory takes. Raises `ConfigError` where a program or code would run that only the file names."""
+        if entry.config is None:
+            return []
+        where = f"{key}.params."
+        values = {name.removeprefix(where): value for name, value in self._values.items() if name.startswith(where)}
+        options = typed_options(entry.config, chosen.get("params"), f"{key}.params", values)
+        code: Mapping[str, str] = getattr(options, "runs_code", dict)()
+        raise_all(
+            f"{self._file}: {where}{option} names {text!r}, whose code would run; results are passed on, so read it, "
+            f"and name it yourself: ramet eval --replay {self._file} {where}{option}={text}"
+            for option, text in code.items()
+            if option not in values
+        )
+        raise_all(
+            f"{where}{option}: a replay takes the result's options as they are; only a program or a file of code is "
+            f"named again ({', '.join(code) or 'here there is none'})"
+            for option in values
+            if option not in code
+        )
+        return [options]
+
+    def check_sections(self, keys: Collection[str]) -> None:
+        """Raise `ConfigErrors` for what is set of anything else than the components `keys`."""
+        raise_all(
+            f"{name}: --replay scores a finished evaluation as it was configured; only a file of code of "
+            f"{', '.join(keys)} is named again"
+            for name in self._values
+            if not name.startswith(tuple(f"{key}.params." for key in keys))
+        )
+
+
+async def _replay(file: Path, body: Mapping[str, Any], given: _Given) -> Replayed:
+    judges = [_Judge(path, body) for path in judge_files(file)]
+    checked = [one for one in judges if one.can_be_replayed]
+    given.check_sections([*(f"benchmarks.{name}" for name in body["benchmarks"]), *(one.key for one in checked)])
+    benchmarks = {name: stored_benchmark(body, name, given) for name in body["benchmarks"]}
+    rewards = [one.reward(given) for one in checked]
     stored = {(t["benchmark"], t["task"]): TaskResult.from_body(t) for one in body["results"] for t in one["tasks"]}
     tasks: dict[str, list[TaskResult]] = {name: [] for name in benchmarks}
     asked = {t.benchmark for t in stored.values() if any(rollout.asked for rollout in t.rollouts)}
@@ -103,9 +155,10 @@ async def _replay(file: Path, body: Mapping[str, Any]) -> Replayed:
             for name, record in read_rollouts(file, body):
                 score = _as_stored if name in from_file else _scored
                 tasks[name].append(await score(name, benchmarks[name], record, stored[name, record.group.task.id]))
-        judges = [_Judge(path, body) for path in judge_files(file)]
-        checked = [one for one in judges if one.can_be_replayed]
-        changed = [await one.difference(read_rollouts(file, body), services) for one in checked]
+        changed = [
+            await one.difference(reward, read_rollouts(file, body), services)
+            for one, reward in zip(checked, rewards, strict=True)
+        ]
     k, pass_at = body["k"], tuple(body.get("pass_at", ()))
     found = [measured(name, tasks[name], benchmarks[name].info.metrics, k=k, pass_at=pass_at) for name in benchmarks]
     again = [plain({**asdict(one), "judged": one.judged}) for one in found]
@@ -144,6 +197,7 @@ class _Judge:
         self.file = file
         self.verdicts = Verdicts.read(file)
         self._content = json.loads(file.read_text(encoding="ascii"))
+        self.key = f"rewards.{self._content['judge']}"
         self._of_these_rollouts = self._content["rollouts"] == body["rollouts"]["sha256"]
 
     @property
@@ -151,9 +205,10 @@ class _Judge:
         """Whether it is of the current rollouts and answers of a model are stored: other judges may ask a network."""
         return self._of_these_rollouts and self.verdicts.n_asked > 0
 
-    async def difference(self, rollouts: Iterable[tuple[str, GroupRecord]], services: RunServices) -> str | None:
+    async def difference(
+        self, reward: WeightedReward, rollouts: Iterable[tuple[str, GroupRecord]], services: RunServices
+    ) -> str | None:
         """In words; None: the same verdicts."""
-        reward = self._reward()
         await start_rewards([reward], services)
         try:
             changed = await self._changed(reward, rollouts)
@@ -174,21 +229,19 @@ class _Judge:
             changed += [f"{group.task.id}/{id}" for id, verdict in known.items() if found.get(id) != verdict]
         return changed
 
-    def _reward(self) -> WeightedReward:
-        name, options = self._content["judge"], self._content["options"]
-        entry = load_plugins().get("rewards", options.get("use") or name)
-        where = f"rewards.{name}.params"
-        given = [] if entry.config is None else [typed_options(entry.config, options.get("params"), where)]
-        return WeightedReward(name=name, plugin=entry.plugin, reward=entry.build(*given, key=f"rewards.{name}"))
+    def reward(self, given: _Given) -> WeightedReward:
+        name, chosen = self._content["judge"], self._content["options"]
+        entry = load_plugins().get("rewards", chosen.get("use") or name)
+        reward = entry.build(*given.options(entry, chosen, self.key), key=self.key)
+        return WeightedReward(name=name, plugin=entry.plugin, reward=reward)
 
 
-def stored_benchmark(body: Mapping[str, Any], name: str) -> Benchmark:
+def stored_benchmark(body: Mapping[str, Any], name: str, given: _Given) -> Benchmark:
     """The benchmark with the options that the evaluation had."""
+    key = f"benchmarks.{name}"
     chosen = stored_entry(body["settings"]["config"], "benchmarks", name)
     entry = load_plugins().get("benchmarks", chosen.get("use") or name)
-    where = f"benchmarks.{name}.params"
-    options = [] if entry.config is None else [typed_options(entry.config, chosen.get("params"), where)]
-    built: Benchmark = entry.build(*options, key=f"benchmarks.{name}")
+    built: Benchmark = entry.build(*given.options(entry, chosen, key), key=key)
     return built
 
 

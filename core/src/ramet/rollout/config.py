@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,13 @@ class McpConfig:
         unused = [key for key, value in self._of_the_other_kind.items() if value]
         if unused:
             raise ValueError(f"{', '.join(unused)}: a server with {'a command' if self.command else 'a url'} has none")
+
+    def runs_code(self) -> dict[str, str]:
+        """Option -> the program; its folder and variables decide what it is."""
+        if not self.command:
+            return {}
+        options = {"command": shlex.join(self.command), "env": ", ".join(self.env), "cwd": self.cwd}
+        return {option: text for option, text in options.items() if text}
 
     @property
     def _of_the_other_kind(self) -> dict[str, Any]:

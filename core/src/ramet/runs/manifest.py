@@ -29,7 +29,7 @@ from ramet.config.choices import accept_enum_values
 from ramet.config.resolved import Resolved
 from ramet.config.schema import ComponentConfig, ModelConfig
 from ramet.config.secrets import hide_argument
-from ramet.config.sections import COMPONENTS, JOBS
+from ramet.config.sections import JOBS
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
 from ramet.plugin_code import code_hash
@@ -222,14 +222,9 @@ def model_files(model: ModelConfig) -> list[Path]:
 def input_files(resolved: Resolved) -> dict[str, str]:
     """Of all components whose options have `input_files()`: option -> path of a file that decides what they give."""
     found: dict[str, str] = {}
-    for group in COMPONENTS:
-        if group.name not in JOBS[resolved.job]:
-            continue
-        section = getattr(resolved.config, group.name)
-        chosen = {f"{group.name}.{name}": one for name, one in section.items()} if group.many else {group.name: section}
-        for key, one in chosen.items():
-            named: dict[str, str] = getattr(one.params, "input_files", dict)()
-            found |= {f"{key}.params.{option}": model_fingerprint(Path(path)) for option, path in named.items()}
+    for key, one in resolved.components.items():
+        named: dict[str, str] = getattr(one.params, "input_files", dict)()
+        found |= {f"{key}.params.{option}": model_fingerprint(Path(path)) for option, path in named.items()}
     return found
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ramet.config.sections import TRUST
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.tracking.terminal_line import erase_at_once
 
@@ -109,7 +110,8 @@ def resume_command(resolved: Resolved, name: str) -> str:
     given = {text.partition("=")[0].lstrip("+~"): text for text in resolved.overrides}
     given.pop("run.name", None)
     folder = [] if resolved.config_dir is None else ["--config-dir", str(resolved.config_dir)]
-    command = shlex.join(["ramet", resolved.job, *folder, *given.values(), f"run.name={name}"])
+    trusted = [word for file in resolved.trusted for word in (TRUST, str(file))]
+    command = shlex.join(["ramet", resolved.job, *folder, *trusted, *given.values(), f"run.name={name}"])
     return " ".join([*_plugin_variables(), command])
 
 

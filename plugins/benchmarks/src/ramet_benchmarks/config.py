@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramet import OpenAIOptions
+from ramet import OpenAIOptions, code_of_reward
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,3 +49,11 @@ class FilesConfig:
     tools: list[str] = field(default_factory=list)  # that its tasks may use; empty: all that are configured
     limits: dict[str, int] = field(default_factory=dict)  # calls of a rollout, by tool
     judge: JudgeConfig = field(default_factory=JudgeConfig)
+
+    def runs_code(self) -> dict[str, str]:
+        """Option -> file of code, of the rewards that measure: a recipe may not name it by itself."""
+        return {
+            f"options.{metric}.{option}": text
+            for metric, name in self.metrics.items()
+            for option, text in code_of_reward(name, self.options.get(metric) or {}).items()
+        }

@@ -256,5 +256,9 @@ class CustomConfig:
         """For the run's manifest: a resume with another file is told."""
         return _existing({"path": self.path})
 
+    def runs_code(self) -> dict[str, str]:
+        """Option -> the file whose code runs: a recipe that is passed on may not name it by itself."""
+        return {"path": self.path} if self.path else {}
+
     def __post_init__(self) -> None:
         _raise(_over_zero({"workers": self.workers, "timeout_s": self.timeout_s}))

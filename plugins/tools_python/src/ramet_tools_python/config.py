@@ -34,6 +34,10 @@ class PythonConfig:
     require: list[str] = field(default_factory=list)  # promises without which it does not start: network_off, …
     state: str = "call"  # how long variables live: for one call, or for one rollout
 
+    def runs_code(self) -> dict[str, str]:
+        """Option -> the interpreter, which is no program of the model's: a recipe may not name it by itself."""
+        return {"python": self.python} if self.python else {}
+
 
 def check(config: PythonConfig) -> None:
     """Raise one `ConfigError` that lists everything wrong with the options."""
