@@ -218,14 +218,14 @@ def test_a_package_of_which_a_run_with_tools_uses_none_is_left_out(
     assert [one.name for one in found] == ["core", *asked]
 
 
-def test_a_package_of_rewards_is_left_out_of_a_run_with_other_rewards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    registry = load_plugins().registries.rewards
-    mine = Entry(kind="reward", name="mine", factory=dict, config=None, plugin="mine", distribution="ramet-mine")
+@pytest.mark.parametrize("kind", ["tools", "rewards"])
+def test_a_package_is_left_out_of_a_run_that_chooses_only_others(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = getattr(load_plugins().registries, kind)
+    mine = Entry(kind=kind, name="mine", factory=dict, config=None, plugin="mine", distribution="ramet-mine")
     monkeypatch.setattr(registry, "_entries", {**registry._entries, "mine": mine})
     offer(monkeypatch, mine=healthy)
-    for keys, asked in ((["rewards=[environment]"], []), (["rewards=[environment,mine]"], ["mine"]), ([], ["mine"])):
+    others = "rewards=[environment]"
+    for keys, asked in ([others], []), ([others, f"{kind}.other.use=mine"], ["mine"]), ([], ["mine"]):
         found = examine(compose(["model.path=''", *keys], job="doctor"), offline=True)
         assert [one.name for one in found] == ["core", *asked]
 
