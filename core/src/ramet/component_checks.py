@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ramet.types import (
@@ -24,9 +25,11 @@ from ramet.types import (
     Stateful,
     Task,
     Tool,
+    ToolSchema,
     ToolSet,
 )
 
+JSON_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 FORKS = ("copy", "replay", "none")
 STATEFUL = ("rollout step", "tool")  # kinds that may hold states
 PROTOCOLS: dict[str, type[Any]] = {
@@ -56,6 +59,10 @@ class _ChecksTools:
     def check_tools(self, tools: Sequence[str]) -> Sequence[str]: ...  # type: ignore[empty-body]
 
 
+MADE_OF_FUNCTIONS = {
+    "tool": "a function becomes a tool with function_tool(function)",
+    "reward": "a function of one rollout becomes a reward with per_rollout(function)",
+}
 OPTIONAL: dict[str, tuple[type[Any], tuple[str, ...]]] = {  # method -> its form, and the kinds that may have it
     "start": (_Starts, ("tool", "reward")),
     "check_task": (_ChecksTasks, ("reward",)),
@@ -74,6 +81,7 @@ def misfits(built: object, kind: str) -> list[str]:
         found = [*_attributes(built, ToolSet), *_methods(built, ToolSet)]
     elif kind in PROTOCOLS:
         found = [*_attributes(built, PROTOCOLS[kind]), *_methods(built, PROTOCOLS[kind])]
+        found += _schema_problems(built) if kind == "tool" else ()
         found += _stateful(built, kind) if kind in STATEFUL else ()
         owner = getattr(built, "state_owner", None)
         found += [] if owner is None else [f"its attribute 'state_owner' {one}" for one in _stateful(owner, kind)]
@@ -81,7 +89,34 @@ def misfits(built: object, kind: str) -> list[str]:
         return []
     for name, (form, kinds) in OPTIONAL.items():
         found += _methods(built, form) if kind in kinds and hasattr(built, name) else ()
+    if found and kind in MADE_OF_FUNCTIONS and inspect.isfunction(built) and not is_async(built):
+        found.append(MADE_OF_FUNCTIONS[kind])
     return found
+
+
+def _schema_problems(tool: object) -> Iterator[str]:
+    """What no call could satisfy, or no model could be told."""
+    schema = getattr(tool, "schema", None)
+    if not isinstance(schema, ToolSchema):  # told as an attribute
+        return
+    parameters = schema.parameters
+    if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
+        yield f"schema.parameters is {parameters!r:.200}: give a JSON schema of type object"
+        return
+    try:
+        json.dumps(parameters)
+    except (TypeError, ValueError, RecursionError) as error:
+        yield f"schema.parameters is not JSON: {error}"
+        return
+    properties = parameters.get("properties", {})
+    for parameter, spec in properties.items():
+        kinds = spec.get("type", []) if isinstance(spec, Mapping) else []
+        unknown = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind not in JSON_TYPES]
+        if unknown:
+            yield f"parameter {parameter!r} of the schema has the type {unknown[0]!r}; allowed: {', '.join(JSON_TYPES)}"
+    absent = sorted(set(parameters.get("required", [])) - set(properties))
+    if absent and not parameters.get("additionalProperties", "properties" not in parameters):
+        yield f"the schema requires {', '.join(absent)}, which properties do not describe: every call would be refused"
 
 
 def _stateful(built: object, kind: str) -> Iterator[str]:
@@ -134,8 +169,10 @@ def _method(built: object, name: str, expected: Any) -> str | None:
         return f"is the class {found.__name__} itself; the factory must return an object"
     if not callable(found):
         return f"lacks `{wanted}`"
-    if _is_async(found) != _is_async(expected):
-        return f"has {'an async' if _is_async(found) else 'a plain'} `{name}`; expected `{wanted}`"
+    if any(map(inspect.isasyncgenfunction, (found, getattr(type(found), "__call__", None)))):  # noqa: B004
+        return f"has a `{name}` with `yield`, which makes it an async generator; expected `{wanted}` that returns"
+    if is_async(found) != is_async(expected):
+        return f"has {'an async' if is_async(found) else 'a plain'} `{name}`; expected `{wanted}`"
     parameters = list(inspect.signature(expected).parameters)[1:]
     try:
         inspect.signature(found).bind(*parameters)
@@ -146,7 +183,7 @@ def _method(built: object, name: str, expected: Any) -> str | None:
     return None
 
 
-def _is_async(function: Any) -> bool:
+def is_async(function: Any) -> bool:
     inner = inspect.unwrap(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from ramet.types import (
@@ -29,6 +30,7 @@ from ramet.types import (
 INSERTS = (Markup, Untrusted)
 NUMBERS = (int, float)
 LISTS = (tuple, list)
+FLOAT32_MAX = 3.4028234e38
 
 
 def advantage_problem(output: object, batch: AdvantageInputs) -> str | None:
@@ -45,6 +47,14 @@ def advantage_problem(output: object, batch: AdvantageInputs) -> str | None:
         if not (isinstance(value, int | float) and math.isfinite(value)):
             return f"metric {name!r} is {value!r}: give finite Python numbers (tensor.item())"
     return None
+
+
+def absent_hint(error: BaseException, batch: AdvantageInputs | LossInputs) -> str:
+    """Which fields are None, if that may be why an algorithm raised."""
+    absent = [field.name for field in fields(batch) if getattr(batch, field.name) is None]
+    if "None" not in str(error) or not absent:
+        return ""
+    return f"; absent from the batch, because `needs` does not name them or nothing gave them: {', '.join(absent)}"
 
 
 def _tensor_problem(name: str, tensor: Any, mask: Any) -> str | None:
@@ -123,7 +133,12 @@ def _json_problem(info: object) -> str | None:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, NUMBERS) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, NUMBERS) and not isinstance(value, bool) and _holds(value)
+
+
+def _holds(number: float) -> bool:
+    """Whether it is finite as the float32 that it becomes."""
+    return math.isfinite(number) and abs(number) <= FLOAT32_MAX
 
 
 def begin_problem(inserts: object) -> str | None:
@@ -181,6 +196,8 @@ def _number_problem(value: object, of: str) -> str | None:
         return f"scored {of} with {value!r:.80}: give a float, a Score, or None for not judged"
     if not math.isfinite(number):
         return f"scored {of} with {value!r:.80}: give a finite number, or None for not judged"
+    if not _holds(number):
+        return f"scored {of} with {value!r:.80}: give a number that float32 holds, up to 3.4e38"
     return None
 
 

@@ -6,11 +6,12 @@ whoever mends it. Lines of the core, of the standard library and of what calls p
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -43,8 +44,27 @@ def running_at(frame: FrameType) -> str:
     while outer is not None:
         calls.append(outer)
         outer = outer.f_back
-    at = next((call for call in calls if _is_plugin_code(call)), frame)
-    return f"{at.f_code.co_name} ({_relative(at.f_code, _module(at))}:{at.f_lineno})"
+    return _at(next((call for call in calls if _is_plugin_code(call)), frame))
+
+
+def hanging_at(frame: FrameType, waiting: Iterable[asyncio.Task[Any]], outermost: CodeType) -> str:
+    """The same of what does not come to an end, nothing if it is no plugin code: what `frame` runs within a call of
+    `outermost`, else what one of the `waiting` tasks awaits.
+    """
+    inner: FrameType | None = frame
+    while inner is not None and inner.f_code is not outermost:
+        if _is_plugin_code(inner):
+            return _at(inner)
+        inner = inner.f_back
+    for task in waiting:
+        awaited: Any = task.get_coro()
+        found: FrameType | None = None
+        while (step := getattr(awaited, "cr_frame", None)) is not None:
+            found = step if _is_plugin_code(step) else found
+            awaited = awaited.cr_await
+        if found is not None:
+            return _at(found)
+    return ""
 
 
 def defined_at(component: object, method: str = "__call__") -> str:
@@ -53,7 +73,7 @@ def defined_at(component: object, method: str = "__call__") -> str:
     function: Any = inner if inspect.isroutine(inner) else getattr(type(inner), method, None)
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     module = getattr(function, "__module__", None) or ""
-    if code is None or module.partition(".")[0] in CALLERS:
+    if code is None or module.partition(".")[0] in CALLERS or code.co_filename.startswith("<"):
         return ""
     return f" ({_relative(code, module)}:{code.co_firstlineno})"
 
@@ -106,6 +126,10 @@ def code_hash(module: str) -> str | None:
         digest.update(Path(spec.origin).read_bytes())
         found = True
     return digest.hexdigest() if found else None
+
+
+def _at(frame: FrameType) -> str:
+    return f"{frame.f_code.co_name} ({_relative(frame.f_code, _module(frame))}:{frame.f_lineno})"
 
 
 def _walk(error: BaseException) -> Iterator[tuple[FrameType, int]]:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ramet.component_checks import misfits
+from ramet.component_checks import is_async, misfits
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.instance_keys import instance_of
-from ramet.plugin_code import named, raised_at
+from ramet.plugin_code import defined_at, named, raised_at
 from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss, Reward, RolloutStep, Tool, ToolSet
 
 T = TypeVar("T")
 BUILTIN = "core"  # the plugin name of what Ramet itself offers
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 KIND_GROUPS = {"reward": "rewards", "benchmark": "benchmarks"}  # kinds whose instances may have own names
+OPTIONS_HOW = "options come from config=, a dataclass: register(NAME, CLASS, config=OPTIONS)"
 FACTORY = re.compile(r"\w+(\.\w+)*:\w+", re.ASCII)
 
 
@@ -41,6 +43,8 @@ class Entry(Generic[T]):
         Raises `PluginError` that names plugin and distribution, chained to what the factory raised.
         """
         factory = self._load()
+        if problem := self._misuse(factory):
+            raise PluginError(f"plugin {self.plugin!r} ({self.distribution}): the {self.kind} {self.name!r} {problem}")
         declared = f"{KIND_GROUPS.get(self.kind, self.kind)}.{self.name}"
         try:
             with instance_of(declared, key or declared):
@@ -72,6 +76,27 @@ class Entry(Generic[T]):
         except Exception as error:
             raise PluginError(self._could_not(error)) from error
         return loaded
+
+    def _misuse(self, factory: Any) -> str | None:
+        """Why the factory cannot be called: often it is the component itself, or a class that takes options."""
+        try:
+            found = inspect.signature(factory)
+        except (ValueError, TypeError):  # a built-in says nothing about its parameters
+            return None
+        try:
+            found.bind(*([] if self.config is None else [None]))
+        except TypeError:
+            where = defined_at(factory, "__init__" if isinstance(factory, type) else "__call__")
+            needs = f"needs {found} and is called {'without arguments' if self.config is None else 'with its options'}"
+            if isinstance(factory, type):
+                return f"is registered as the class {factory.__name__}, whose __init__ {needs}: {OPTIONS_HOW}{where}"
+            return f"{needs}: register a factory that makes the object: register({self.name!r}, lambda: …){where}"
+        if not isinstance(factory, type) and is_async(factory):
+            return (
+                "is registered as the object itself, or with an async factory: register a plain function that makes "
+                f"the object: register({self.name!r}, lambda: …){defined_at(factory)}"
+            )
+        return None
 
     def _could_not(self, error: Exception) -> str:
         return (

@@ -153,7 +153,7 @@ def test_a_good_estimator_passes(good: type) -> None:
         (ByGroupNumber, "the numbers in group_ids"),
         (ByNodeNumber, "the numbers in node_ids"),
         (WithoutTurnRewards, "advantages is not finite"),
-        (Undeclared, "needs does not name them.*entropies"),
+        (Undeclared, "`needs` does not name them.*entropies"),
         (ReadsMasked, "outside the mask change"),
         (CountsPadding, "more padding"),
         (DividesByZero, "not finite"),

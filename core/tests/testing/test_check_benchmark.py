@@ -136,7 +136,7 @@ def test_a_good_benchmark_passes(good: type) -> None:
         (CrashesOnEmpty, "score crashed with IndexError"),
         (AnySplit, "unknown split is loaded"),
         (NoData, "^cannot load: split 'test': no file 'sums.jsonl'"),
-        (Crashes, "^cannot load: split 'test' raised FileNotFoundError"),
+        (Crashes, "^cannot load: split 'test': crashed with FileNotFoundError"),
         (NoGold, "has no gold answer"),
         (NoLicence, "info.licence is empty"),
         (UnjudgedSilently, "info.judged is False"),

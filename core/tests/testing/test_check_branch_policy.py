@@ -121,7 +121,7 @@ class StartsNone(Halves):
 
 class Negative(Halves):
     def decide(self, event: BranchEvent, group: GroupView, rng: Random) -> Sequence[BranchAction]:
-        return [StartRoots(n=group.budget - 1)] if isinstance(event, Start) else []
+        return [StartRoots(n=1), StartRoots(n=-1)] if isinstance(event, Start) else []
 
 
 class TooManyRoots(Halves):

@@ -157,14 +157,14 @@ def test_options_and_calls_make_everything_checkable_in_the_order_of_hooks_and_n
 def test_what_cannot_be_built_or_called_says_what_to_give() -> None:
     with pytest.raises(AssertionError) as caught:
         check_plugin("optional")
-    missing = "Keyed.__init__() missing 1 required keyword-only argument: 'key'"
+    missing = "Structured config of type `Keyed` has missing mandatory value: key"
     others = "give it others in options={'rewards.keyed': {…}}, or skip it with a reason"
     assert str(caught.value).splitlines() == [
         "plugin 'optional' breaks the contract",
         "* rollout_step.shouting: no reply made the step call the tool 'echo' that it was given; tried "
-        f"{list(CALLS)}: pass call=…, the text by which a policy asks for it",
-        f"* rewards.keyed: cannot build it with its default options: plugin 'optional' (dist-optional) could not build "
-        f"reward 'keyed': TypeError: {missing}; {others}",
+        f"{list(CALLS)}: pass call=…, the text by which a policy asks for it"
+        f" (core/tests/testing/test_check_plugin.py:{Shouting.__call__.__code__.co_firstlineno})",
+        f"* rewards.keyed: cannot build it with its default options: {missing}; {others}",
     ]
 
 
@@ -172,12 +172,12 @@ def test_options_and_calls_that_fit_nothing_are_mistakes() -> None:
     options = {"rewards.keyed": {"kee": 1}, "rewards.bare": {"x": 1}, "rewards.gone": {}}
     with pytest.raises(AssertionError) as caught:
         check_plugin("optional", options=options, calls={**CALL, "rewards.bare": "x", "rollout_step.gone": "x"})
-    unknown = "Keyed.__init__() got an unexpected keyword argument 'kee'"
+    unknown = "Key 'kee' not in 'Keyed'"
     assert str(caught.value).splitlines() == [
         "plugin 'optional' breaks the contract",
         "* rewards.bare: cannot build it with the options {'x': 1}: it takes no options",
         f"* rewards.keyed: cannot build it with the options {{'kee': 1}}: {unknown}",
         "* options names 'rewards.gone', which plugin 'optional' does not register",
         "* calls names 'rollout_step.gone', which plugin 'optional' does not register",
-        "* calls names 'rewards.bare', which is no rollout step",
+        "* calls names 'rewards.bare', which is not a rollout step",
     ]

@@ -164,7 +164,7 @@ def test_a_good_loss_passes(good: type) -> None:
         (Scalar, r"per_token has shape \[\]"),
         (Detached, "carries no gradient"),
         (Inert, "get no gradient"),
-        (Undeclared, "needs does not name them.*ref_logprobs"),
+        (Undeclared, "`needs` does not name them.*ref_logprobs"),
         (InPlace, "changed the input advantages"),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_reward_that_blocks_the_event_loop_is_caught_with_its_line() -> None:
         check_reward(sleeps)
     assert re.fullmatch(
         rf"blocks the event loop for 0\.\d s in sleeps \({line}\), and every rollout with it: await "
-        r"asyncio\.to_thread\(…\), asyncio\.sleep or an asynchronous client",
+        r"run_blocking\(function, …\), asyncio\.sleep or an asynchronous client",
         str(caught.value),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Sequence
@@ -26,8 +25,6 @@ from ramet import (
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
 from ramet.testing import check_rollout_step
-from ramet.testing.rollout_step import _check_isolation
-from ramet.testing.step_play import TASK, StepUnderTest
 
 CALL = re.compile(r"<echo>(.*?)</echo>")
 END = StepResult(stop=StopReason.END)
@@ -180,7 +177,7 @@ class Reader(Plain):
         before, opening, rest = text.partition("<result>")
         body, closing, after = rest.partition("</result>")
         inserted = (Markup(text=opening), Untrusted(text=body), Markup(text=closing))
-        return [Sampled(text=before), *inserted, Sampled(text=after)]
+        return [Sampled(text=before), *inserted, *(self.read(after, tools) if after else [])]
 
 
 class ReadsOtherFormat(Reader):
@@ -243,4 +240,4 @@ def test_a_step_that_blocks_the_event_loop_is_caught() -> None:
             return await super().__call__(state, ctx)
 
     with pytest.raises(AssertionError, match=r"^blocks the event loop for 0\.\d s in __call__ \(core/tests/testing/"):
-        asyncio.run(_check_isolation(StepUnderTest(Blocks(TagsConfig()), TASK), "<echo>hello</echo>"))
+        check_rollout_step(Blocks(TagsConfig()))

@@ -222,14 +222,13 @@ def test_every_state_of_a_good_tool_is_closed(forks: str) -> None:
         (SharesItsState(), "fork returned the state itself: return an independent copy"),
         (
             CopiesHalf(),
-            "a fork gave [('ToolResult', '4'), ('ToolResult', '6')], and a state alone [('ToolResult', '6'), "
-            "('ToolResult', '8')], after the other had gone on and was closed: fork must copy everything that the "
-            "state holds",
+            "fork shares what the state holds: a fork gave [('ToolResult', '2'), ('ToolResult', '6')], and a state "
+            "alone [('ToolResult', '4'), ('ToolResult', '8')]; copy everything",
         ),
         (OpensNothing(), "open returned None: return a state"),
         (
             CannotBeReplayed(),
-            "for the same calls: a replay cannot work; draw only from the seed that open is given",
+            "a replay cannot work, nor can forks be compared; draw only from the seed that it is given",
         ),
         (NeverCloses(), "lacks `async def close(state)`"),
     ],
@@ -237,7 +236,9 @@ def test_every_state_of_a_good_tool_is_closed(forks: str) -> None:
 def test_a_tool_whose_states_do_not_fork_is_caught(broken: Any, message: str) -> None:
     with pytest.raises(AssertionError) as caught:
         check_tool(broken, examples=[{"x": 1}, {"x": 2}])
-    assert str(caught.value).endswith(message)
+    assert message in str(caught.value) and re.search(
+        r"\(core/tests/testing/test_check_tool.py:\d+\)", str(caught.value)
+    )
 
 
 def test_the_schema_must_use_the_registered_name() -> None:

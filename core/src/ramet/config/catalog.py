@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ def make_catalog(plugins: Plugins) -> Catalog:
                 name=entry.name,
                 options=entry.config,
                 plugin=f"{entry.plugin} ({entry.distribution})",
-                unusable=_unusable(entry.config),
+                unusable=unusable_options(entry.config),
             )
     return Catalog(components=components, absent=plugins.absent)
 
@@ -174,7 +174,8 @@ def _offered_by(plugin: dict[str, Any]) -> str:
     return f"{plugin['distribution']} {plugin['version']} offered it: install it again"
 
 
-def _unusable(options: type[Any] | None) -> str | None:
+def unusable_options(options: type[Any] | None) -> str | None:
+    """Why a plugin's dataclass cannot be a part of the configuration."""
     if options is None:
         return None
     try:
@@ -182,6 +183,14 @@ def _unusable(options: type[Any] | None) -> str | None:
     except (OmegaConfBaseException, ValueError, TypeError, NameError) as error:
         return f"its options {options.__name__} cannot be typed: {first_line(error)}"
     return None
+
+
+def typed_options(options: type[Any], values: Mapping[str, Any]) -> Any:
+    """An instance of a plugin's dataclass, nested ones included. Raises `ConfigError` and what `__post_init__` does."""
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options), dict(values)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(first_line(error)) from error
 
 
 def suggest(word: str, allowed: Iterable[str], under: str = "") -> str:

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ramet.output_checks import advantage_problem
+from ramet.output_checks import absent_hint, advantage_problem
 from ramet.testing.batches import tiny_batch
+from ramet.testing.checked import checked, crash
 from ramet.testing.expect import expect, expect_needs, expect_none
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput
 
 POISON = 7.0
 
 
+@checked()
 def check_advantage(estimator: AdvantageEstimator) -> None:
     """Raise `AssertionError` unless the estimator keeps the contract.
 
@@ -39,11 +41,7 @@ def _call(estimator: AdvantageEstimator, batch: AdvantageInputs) -> AdvantageOut
     try:
         output = estimator(batch)
     except Exception as error:
-        absent = [f.name for f in fields(batch) if getattr(batch, f.name) is None]
-        raise AssertionError(
-            f"raised {type(error).__name__}: {error}; absent from the batch, because needs does not name them or no "
-            f"reward gives them: {', '.join(absent)}"
-        ) from error
+        raise AssertionError(f"{crash(error)}{absent_hint(error, batch)}") from error
     for name, value in _tensors(batch).items():
         same = torch.equal(value.nan_to_num(), before[name].nan_to_num())
         expect(same, f"changed the input {name} in place: work on a copy")

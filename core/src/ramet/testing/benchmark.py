@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from ramet.errors import ConfigError
 from ramet.output_checks import metrics_problem
+from ramet.plugin_code import defined_at
+from ramet.testing.checked import checked, crash
 from ramet.testing.expect import expect, expect_async
 from ramet.testing.rollouts import answered_rollout, empty_rollout
 from ramet.types import Benchmark, BenchmarkInfo, Rollout, Task
@@ -17,6 +19,7 @@ from ramet.types import Benchmark, BenchmarkInfo, Rollout, Task
 LIMIT = 8
 
 
+@checked("load", limited=False)
 def check_benchmark(
     benchmark: Benchmark, *, splits: Sequence[str] | None = None, n_scored: int | None = 16
 ) -> dict[str, int]:
@@ -51,10 +54,8 @@ def _check_unknown_split(benchmark: Benchmark) -> None:
         list(benchmark.load("no_such_split", 1))
     except ConfigError:
         return
-    except Exception as error:
-        raise AssertionError(
-            f"an unknown split raised {type(error).__name__}: {error}; raise a ConfigError that names the splits"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise AssertionError(f"an unknown split {crash(error)}; raise a ConfigError that names the splits") from error
     raise AssertionError("an unknown split is loaded without a word: raise a ConfigError that names the splits")
 
 
@@ -83,10 +84,10 @@ def _load(benchmark: Benchmark, split: str, limit: int | None) -> list[Task]:
         return list(benchmark.load(split, limit))
     except ConfigError as error:
         raise AssertionError(f"cannot load: split {split!r}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AssertionError(
-            f"cannot load: split {split!r} raised {type(error).__name__}: {error}; raise a ConfigError that says which "
-            "data is missing and how to get it"
+            f"cannot load: split {split!r}: {crash(error)}; raise a ConfigError that says which data is missing and "
+            "how to get it"
         ) from error
 
 
@@ -99,7 +100,7 @@ def _check_task(task: Task, split: str) -> None:
     try:
         json.dumps(dict(task.metadata))
         pickle.dumps(task)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AssertionError(f"task {task.id!r}: metadata must be JSON and the task picklable: {error}") from error
 
 
@@ -123,8 +124,8 @@ async def _score(benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float |
     where = f"task {rollout.task.id!r}, reply {rollout.response!r}"
     try:
         scores = await benchmark.score(rollout)
-    except Exception as error:
-        raise AssertionError(f"{where}: score crashed with {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise AssertionError(f"{where}: score {crash(error)}") from error
     problem = metrics_problem(scores, benchmark.info.metrics, judged=benchmark.info.judged)
-    expect(problem is None, f"{where}: {problem}")
+    expect(problem is None, f"{where}: {problem}{defined_at(benchmark, 'score')}")
     return scores

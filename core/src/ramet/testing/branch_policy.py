@@ -17,6 +17,7 @@ from ramet.rollout.branching.decisions import ask
 from ramet.rollout.branching.events import Phase, RolloutEvent
 from ramet.rollout.branching.group_history import GroupHistory
 from ramet.rollout.keys import path_of
+from ramet.testing.checked import checked, progress
 from ramet.testing.expect import expect, expect_needs
 from ramet.types import (
     AfterTool,
@@ -45,7 +46,7 @@ from ramet.types import (
     user_prompt,
 )
 
-BUDGETS = (0, 1, 3, 100)
+BUDGETS = (1, 3, 100, 0)  # the last one hides nothing else
 SEEDS = (0, 1)
 MAX_TURN = 2
 FIRST_TOKENS = 5
@@ -54,6 +55,7 @@ PREFIXES = (PrefixView(n_tokens=12, turns=1, reward=0.0), PrefixView(n_tokens=30
 VOCAB_SIZE = 1000
 
 
+@checked("decide")
 def check_branch_policy(policy: BranchPolicy) -> None:
     """Raise `AssertionError` unless the policy keeps the contract.
 
@@ -91,12 +93,14 @@ class _Decision:
 def _ask(policy: BranchPolicy, event: BranchEvent, view: GroupView, rng: Random) -> list[BranchAction]:
     when = f"at {type(event).__name__}, with {view.budget_left} of a budget of {view.budget} left"
     try:
-        actions = ask(policy, event, view, rng)
+        actions = ask(policy, event, view, rng, stateful=True)
     except ConfigError:
         expect(isinstance(event, Start), f"{when}: raises ConfigError in the middle of a group: do it at Start")
         raise
     except PluginError as error:
-        raise AssertionError(f"{when}: {error}") from error
+        most = "; StartRoots(n=min(n, group.budget_left)) starts no more" if view.budget == 0 else ""
+        raise AssertionError(f"{when}: {error}{most}") from error
+    progress()
     if isinstance(event, Start) and view.budget > 0:
         roots = sum(action.n for action in actions if isinstance(action, StartRoots | StartFrom))
         expect(roots > 0, f"{when}: starts no root, so the group stays empty: answer Start with StartRoots(n=…)")

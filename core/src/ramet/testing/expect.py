@@ -9,13 +9,15 @@ from collections import Counter
 from typing import Any, Self
 
 from ramet.rollout.watchdog import EventLoopMonitor, function_of
+from ramet.testing.checked import progress
 from ramet.types import Need
 
 STALL_S = 0.5  # an event loop that does not turn for so long is blocked
 
 
 def expect(holds: bool, problem: str) -> None:
-    """Raise `AssertionError(problem)` unless it holds. `problem` says what is wrong and how to mend it."""
+    """Raise `AssertionError(problem)` unless it holds. `problem` says what is wrong and how to fix it."""
+    progress()
     if not holds:
         raise AssertionError(problem)
 
@@ -70,19 +72,23 @@ class EventLoopCheck:
                 where, longest = "", 0.0
 
     async def turn(self) -> None:
-        """Let the loop run between two calls, so that each counts by itself."""
+        """Let the loop run between two calls, so that each counts by itself, and raise as `check` does."""
         for _ in range(2):
             await asyncio.sleep(0)
+        self._raise()
 
     async def check(self) -> None:
         """Raise `AssertionError` for a function that blocked the loop at least twice."""
         await asyncio.sleep(STALL_S / 5)  # the watching thread sees that the loop runs again
+        self._raise()
+
+    def _raise(self) -> None:
         times = Counter(function_of(where) for where, _ in self._seen)
         for where, stuck_s in self._seen:
             expect(
                 times[function_of(where)] < 2,
                 f"blocks the event loop for {stuck_s:.1f} s in {where}, and every rollout with it: await "
-                "asyncio.to_thread(…), asyncio.sleep or an asynchronous client",
+                "run_blocking(function, …), asyncio.sleep or an asynchronous client",
             )
 
 

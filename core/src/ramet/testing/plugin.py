@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ramet.component_checks import is_tool_set
+from ramet.config.catalog import first_line, typed_options, unusable_options
+from ramet.errors import PluginError
+from ramet.plugin_code import defined_at
 from ramet.plugins import Plugins, load_plugins
 from ramet.registry import Entry
+from ramet.testing.checked import LIMIT_S, time_limit
 
 # Kind of registry -> module of this package that holds its check, `check_<module>`.
 CHECKS = {
@@ -20,6 +24,9 @@ CHECKS = {
     "rewards": "reward",
     "benchmarks": "benchmark",
 }
+# Argument of `check_plugin` -> the kind of what it is for, and the argument of its check.
+GIVEN = {"calls": ("rollout step", "call"), "replies": ("rollout step", "replies"), "examples": ("tool", "examples")}
+NOTHING = "it registers nothing: write a hook, as `@hookimpl def register_tools(register)`, that calls register"
 
 
 def check_plugin(
@@ -28,37 +35,50 @@ def check_plugin(
     skip: Mapping[str, str] | None = None,
     options: Mapping[str, Any] | None = None,
     calls: Mapping[str, str] | None = None,
+    replies: Mapping[str, Sequence[str]] | None = None,
+    examples: Mapping[str, Any] | None = None,
+    limit_s: float = LIMIT_S,
 ) -> list[str]:
     """Check everything that the installed plugin `name` registers; returns what was checked, as `group.name`.
 
     The order is that of the hooks (rollout steps, branch policies, advantages, policy losses, tools, rewards,
-    benchmarks), and by name within each. All three maps have `group.name` as in the configuration for keys, and a key
-    that the plugin does not register is a mistake:
+    benchmarks), and by name within each. All maps have `group.name` as in the configuration for keys, and a key that
+    the plugin does not register is a mistake:
 
     * `skip`: why it cannot be checked here: its data is absent, it needs a server;
     * `options`: a mapping of its options, or an instance of its `config`; without it, it is built with its defaults;
-    * `calls`: of a rollout step, the text by which a policy asks for the tool `echo` with the text `hello`.
+    * `calls`: of a rollout step, the text by which a policy asks for the tool `echo` with the text `hello`;
+    * `replies`: of a rollout step, what a policy may write in its turns, of which the first ends no rollout;
+    * `examples`: of a tool, arguments of valid calls; of a set of tools, a mapping of them by name of the tool.
 
-    Raises one `AssertionError` with the first problem of each thing that has one.
+    What does not come to an end is named with its line after `limit_s` seconds without any call that ended (of a
+    benchmark, which may load much, ten times as many). Raises one `AssertionError` with the first problem of each thing
+    that has one.
     """
     plugins = load_plugins()
     _expect_healthy(plugins, name)
     entries = {f"{registry.group}.{entry.name}": (kind, entry) for kind, registry in plugins.registries
                for entry in registry if entry.plugin == name}  # fmt: skip
-    skip, options, calls = dict(skip or {}), dict(options or {}), dict(calls or {})
+    skip, options, calls = skip or {}, options or {}, calls or {}
+    given = {"skip": skip, "options": options, "calls": calls, "replies": replies or {}, "examples": examples or {}}
+    problems = [] if entries else [NOTHING]
     checked = [where for where in entries if where not in skip]
-    problems = []
     for where in checked:
         kind, entry = entries[where]
-        problems += _problems(where, kind, entry, options.get(where), calls.get(where))
+        for_it = {singular: given[maps][where] for maps, (_, singular) in GIVEN.items() if where in given[maps]}
+        try:
+            with time_limit(_check.__code__, limit_s * (10 if kind == "benchmarks" else 1)):
+                _check(where, kind, entry, options.get(where), for_it)
+        except AssertionError as error:  # at most one, since a check stops at the first
+            problems.append(f"{where}: {error}")
     problems += [
-        f"{argument} names {where!r}, which plugin {name!r} does not register"
-        for argument, given in {"skip": skip, "options": options, "calls": calls}.items()
-        for where in given
+        f"{maps} names {where!r}, which plugin {name!r} does not register"
+        for maps, of in given.items()
+        for where in of
         if where not in entries
     ]
-    problems += [f"calls names {where!r}, which is no rollout step" for where in calls
-                 if where in entries and entries[where][0] != "rollout_steps"]  # fmt: skip
+    problems += [f"{maps} names {where!r}, which is not a {registry}" for maps, (registry, _) in GIVEN.items()
+                 for where in given[maps] if where in entries and entries[where][1].kind != registry]  # fmt: skip
     if problems:
         raise AssertionError(f"plugin {name!r} breaks the contract\n" + "\n".join(f"* {p}" for p in problems))
     return checked
@@ -73,38 +93,36 @@ def _expect_healthy(plugins: Plugins, name: str) -> None:
         raise AssertionError(f"plugin {name!r} ({info.distribution}) is broken: {info.broken}")
 
 
-def _problems(where: str, kind: str, entry: Entry[Any], options: Any, call: str | None) -> list[str]:
-    """What its check says of one registered thing: at most one problem, since a check stops at the first."""
-    check = load_check(kind)
+def _check(where: str, kind: str, entry: Entry[Any], options: Any, given: dict[str, Any]) -> None:
+    def build() -> Any:
+        return entry.build(_typed(entry, options))
+
     try:
-        built = entry.build(_params(entry, options))
-    except Exception as error:
-        if options is not None:
-            return [f"{where}: cannot build it with the options {options!r}: {error}"]
-        return [
-            f"{where}: cannot build it with its default options: {error}; give it others in "
-            f"options={{{where!r}: {{…}}}}, or skip it with a reason"
-        ]
-    named: dict[str, Any] = {"name": entry.name} if kind == "tools" else {}
-    if call is not None and kind == "rollout_steps":
-        named["call"] = call
-    try:
-        if is_tool_set(built) and kind == "tools":
-            load_check(kind, "check_tool_set")(lambda: entry.build(_params(entry, options)))
-        else:
-            check(built, **named)
-    except AssertionError as error:
-        return [f"{where}: {error}"]
-    return []
+        built = build()
+    except (Exception, SystemExit) as error:
+        what = "its default options" if options is None else f"the options {options!r}"
+        others = f"; give it others in options={{{where!r}: {{…}}}}, or skip it with a reason"
+        mend = others if options is None and (error.__cause__ or not isinstance(error, PluginError)) else ""
+        raise AssertionError(f"cannot build it with {what}: {first_line(error)}{mend}") from error
+    if entry.kind == "tool" and is_tool_set(built):
+        load_check(kind, "check_tool_set")(build, **given)
+    elif entry.kind == "tool":
+        load_check(kind)(built, name=entry.name, **given)
+    else:
+        load_check(kind)(built, **given)
 
 
-def _params(entry: Entry[Any], options: Any) -> Any:
-    """An instance of the entry's `config`. Raises what its constructor raises, `TypeError` for options of no config."""
-    if options is None or not isinstance(options, Mapping):
-        return options
+def _typed(entry: Entry[Any], options: Any) -> Any:
+    """An instance of the entry's `config`, made as in a run. Raises `ConfigError` and what `__post_init__` does."""
     if entry.config is None:
-        raise TypeError("it takes no options")
-    return entry.config(**options)
+        if options is not None:
+            raise TypeError("it takes no options")
+        return None
+    if unusable := unusable_options(entry.config):
+        raise PluginError(f"{unusable}; a run refuses it{defined_at(entry.config, '__init__')}")
+    if options is not None and not isinstance(options, Mapping):
+        return options
+    return typed_options(entry.config, options or {})
 
 
 def load_check(kind: str, name: str | None = None) -> Callable[..., None]:

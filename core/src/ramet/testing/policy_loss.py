@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from ramet.config.schema import LossAggregation
-from ramet.output_checks import loss_problem
+from ramet.output_checks import absent_hint, loss_problem
 from ramet.testing.batches import tiny_loss_batch
+from ramet.testing.checked import checked, crash
 from ramet.testing.expect import expect, expect_needs, expect_none
 from ramet.types import LossInputs, LossOutput, PolicyLoss
 
 POISON = 3.0
 
 
+@checked()
 def check_policy_loss(loss: PolicyLoss) -> None:
     """Raise `AssertionError` unless the loss keeps the contract.
 
@@ -59,11 +61,7 @@ def _run(loss: PolicyLoss, batch: LossInputs) -> _Run:
     try:
         output = loss(batch)
     except Exception as error:
-        absent = [f.name for f in fields(batch) if getattr(batch, f.name) is None]
-        raise AssertionError(
-            f"raised {type(error).__name__}: {error}; absent from the batch, because needs does not name them: "
-            f"{', '.join(absent) or 'nothing'}"
-        ) from error
+        raise AssertionError(f"{crash(error)}{absent_hint(error, batch)}") from error
     for name, value in _tensors(batch).items():
         expect(torch.equal(value.detach(), before[name]), f"changed the input {name} in place: work on a copy")
     _check_output(output, batch)

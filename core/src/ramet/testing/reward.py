@@ -7,6 +7,7 @@ import copy
 from collections.abc import Sequence
 
 from ramet.output_checks import score_problem, scores_problem
+from ramet.testing.checked import checked, crash
 from ramet.testing.doubles import local_services
 from ramet.testing.expect import EventLoopCheck, expect, expect_async, expect_async_call, expect_none
 from ramet.testing.rollouts import answered_rollout, empty_rollout, written_rollout
@@ -23,6 +24,7 @@ TASKS = (
 )
 
 
+@checked()
 def check_reward(reward: Reward, *, tasks: Sequence[Task] = TASKS) -> None:
     """Raise `AssertionError` unless the reward keeps the contract.
 
@@ -73,16 +75,19 @@ async def _check_task(reward: Reward, group: list[Rollout]) -> None:
         await _scores(reward, [rollout])
 
 
+def _hint(error: BaseException) -> str:
+    """A misspelt attribute has nothing to do with the replies."""
+    slip = isinstance(error, AttributeError) and isinstance(error.obj, Rollout | Task)
+    return "" if slip else ": a reply may be empty, unfinished or without tags"
+
+
 async def _scores(reward: Reward, group: list[Rollout]) -> list[float | Score | None]:
     given = copy.deepcopy(group)
     try:
         scores = await reward(given)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         replies = [rollout.response for rollout in group]
-        raise AssertionError(
-            f"crashed with {type(error).__name__}: {error}, on a group with the replies {replies}: a reply may be "
-            "empty, unfinished or without tags"
-        ) from error
+        raise AssertionError(f"{crash(error)}, on a group with the replies {replies}{_hint(error)}") from error
     expect(given == group, "changed the group: rollouts are shared and must stay as they are")
     expect_none(scores_problem(scores, len(group)))
     for score, rollout in zip(scores, group, strict=True):

@@ -6,18 +6,21 @@ The states of an environment are checked too: forks are independent of their ori
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ramet.component_checks import misfits
 from ramet.errors import InfraError, ToolError
 from ramet.rollout.stateful import is_stateful
+from ramet.testing.checked import checked
 from ramet.testing.doubles import echo_tool
 from ramet.testing.expect import EventLoopCheck, expect, expect_async_call
+from ramet.testing.forks import FORK, ORIGINAL, expect_exercised, expect_independent, orders
 from ramet.testing.scripted_context import ScriptedContext
-from ramet.testing.step_play import SEED, TASK, Play, StepUnderTest, begin, go_on, play
+from ramet.testing.step_play import MAX_TURNS, SEED, TASK, Play, StepUnderTest, begin, beside, forked, go_on, play
 from ramet.types import Markup, RolloutStep, Sampled, StepResult, Task, TemplateFormat, ToolResult, Untrusted
 
+Fork = Callable[[StepUnderTest, Play, Sequence[str]], Awaitable[Play]]
 # How policies usually ask for the tool `echo`.
 CALLS = (
     "<echo>hello</echo>",
@@ -26,6 +29,7 @@ CALLS = (
 )
 
 
+@checked()
 def check_rollout_step(
     step: RolloutStep, *, call: str | None = None, task: Task = TASK, replies: Sequence[str] = ()
 ) -> None:
@@ -40,7 +44,8 @@ def check_rollout_step(
     `replay`, two states of one task and seed go the same way. It need not end by itself, since turns are limited.
 
     `call` is how a policy asks for a tool named `echo` with the text `hello`; without it the usual forms are tried.
-    `task` and `replies` are for environments: a task that it can open, and what a policy may write in its turns.
+    `task` and `replies` are for environments: a task that it can open, and what a policy may write in its turns, of
+    which the first does not end the rollout. It fails where no fork would be seen to share its state.
     """
     expect_async_call(step)
     _check_system_prompt(step)
@@ -57,57 +62,83 @@ def _check_system_prompt(step: RolloutStep) -> None:
 
 
 async def _check_plays(subject: StepUnderTest, call: str | None, replies: Sequence[str]) -> None:
-    for reply in ("The answer is 5.", "", "<think>", *CALLS, *replies):
-        await play(subject, [reply])
-    if is_stateful(subject.step):
-        await _check_states(subject, [list(replies)] if replies else [["1"], *([form] for form in CALLS)])
+    with EventLoopCheck() as guard:
+        for reply in ("The answer is 5.", "", "<think>", *CALLS, *replies):
+            await play(subject, [reply])
+            await guard.turn()
+        await guard.check()
     call = await _working_call(subject, call)
-    if call is None:
-        return
-    await _check_results_stay_inert(subject, call)
-    await _check_errors(subject, call)
-    await _check_isolation(subject, call)
-    await _check_trace_reader(subject, call)
+    own = [list(replies) or ["1", "2", "3"]]
+    scripts = own if call is None else [*own, [call], [call, "So it is."]]
+    if is_stateful(subject.step):
+        await _check_states(subject, scripts)
+    await _check_isolation(subject, [*scripts, ["The answer is 5."]])
+    if call is not None:
+        await _check_results_stay_inert(subject, call)
+        await _check_errors(subject, call)
+        await _check_results_of_traces(subject, call)
+    await _check_trace_reader(subject, scripts)
 
 
 async def _check_states(subject: StepUnderTest, scripts: Sequence[Sequence[str]]) -> None:
-    """Play each script twice, and again with a fork after its first turn."""
+    """Play each script twice, and again with a fork after its first turn, which goes another way."""
     step: Any = subject.step
-    for script in scripts:
-        alone, again = [(await play(subject, script)).results for _ in range(2)]
-        expect(
-            alone == again or step.forks != "replay",
-            f"two states of the same task and seed went two ways where the policy wrote {script}: a replay cannot work;"
-            " draw only from the seed that open is given",
-        )
-        if step.forks == "copy" and alone == again and alone[0].stop is None:
-            await _check_fork(subject, script, alone, fork_first=False)
-            await _check_fork(subject, script, alone, fork_first=True)
+    if step.forks == "none":
+        return
+    exercised = False
+    for first, *rest in scripts:
+        own = [*rest, first] * MAX_TURNS
+        plans = {ORIGINAL: own[: MAX_TURNS - 1], FORK: own[::-1][: MAX_TURNS - 1]}
+        alone = {}
+        for who, plan in plans.items():
+            both = [(await play(subject, [first, *plan])).results for _ in range(2)]
+            expect(
+                both[0] == both[1],
+                f"two rollouts of the same task and seed went two ways where the policy wrote {[first, *plan]}: a "
+                "replay cannot work, nor can forks be compared; draw only from the seed that open is given and keep "
+                "nothing on the step",
+            )
+            alone[who] = both[0][1:]
+        if not alone[ORIGINAL]:  # it ended in its first turn
+            continue
+        if step.forks == "copy":
+            for order in orders(MAX_TURNS - 1):
+                found = await _both(subject, first, plans, order, forked)
+                for who in (FORK, ORIGINAL):
+                    expect_independent(who, found[who], alone[who])
+        exercised = exercised or step.forks == "replay" or await _would_be_seen(subject, first, plans, alone)
+    expect_exercised(exercised, "replies")
 
 
-async def _check_fork(
-    subject: StepUnderTest, script: Sequence[str], alone: list[StepResult], *, fork_first: bool
-) -> None:
-    """After one turn, the fork and its original go on in turn; each must play what a rollout alone plays."""
+async def _both(
+    subject: StepUnderTest, first: str, plans: Mapping[str, Sequence[str]], order: Sequence[str], fork: Fork
+) -> dict[str, list[StepResult]]:
+    """What each does after the first turn, where they go on in this order; a state is closed after its last turn."""
     step: Any = subject.step
-    state = await step.open(subject.task, SEED)
-    original = Play(script, environment=state)
+    original = Play([first, *plans[ORIGINAL]], environment=await step.open(subject.task, SEED))
     await begin(subject, original)
     await go_on(subject, original, n_turns=1)
-    copy = await step.fork(state)
-    expect(copy is not None, "fork returned None: return a copy of the state")
-    expect(copy is not state, "fork returned the state itself: return an independent copy")
-    fork = Play([*script[1:], script[-1]], environment=copy)
-    fork.response, fork.calls, fork.stops = original.response, list(original.calls), list(original.stops)
-    for one in (fork, original) if fork_first else (original, fork):
-        before = len(one.results)
-        await go_on(subject, one, first_turn=1)
-        await step.close(one.environment)
-        expect(
-            one.results[before:] == alone[1:],
-            f"{'the original' if one is original else 'a fork'} went another way than a rollout alone after the other "
-            "had gone on and was closed: fork must copy everything that the state holds",
-        )
+    plays = {ORIGINAL: original, FORK: await fork(subject, original, plans[FORK])}
+    original.results.clear()
+    for i, who in enumerate(order):
+        one, turn = plays[who], 1 + order[:i].count(who)
+        if one.stop is None:
+            await go_on(subject, one, first_turn=turn, n_turns=1)
+        if not any(plays[other].environment is one.environment for other in order[i + 1 :]):
+            await step.close(one.environment)
+    return {who: one.results for who, one in plays.items()}
+
+
+async def _would_be_seen(subject: StepUnderTest, first: str, plans: Mapping[str, Sequence[str]], alone: object) -> bool:
+    """Whether two rollouts that share one state play anything else than each by itself, or crash."""
+
+    async def same(subject: StepUnderTest, original: Play, script: Sequence[str]) -> Play:
+        return beside(original, script, original.environment)
+
+    try:
+        return await _both(subject, first, plans, orders(MAX_TURNS - 1)[-1], same) != alone
+    except Exception:
+        return True
 
 
 async def _working_call(subject: StepUnderTest, call: str | None) -> str | None:
@@ -153,12 +184,15 @@ async def _check_errors(subject: StepUnderTest, call: str) -> None:
     raise AssertionError("an InfraError of a tool is swallowed: let it pass, so that the core masks the rollout")
 
 
-async def _check_isolation(subject: StepUnderTest, call: str) -> None:
-    scripts = ([call], ["The answer is 5."], [call, "So it is."])
-    with EventLoopCheck() as guard:
-        alone = [await play(subject, script) for script in scripts]
-        again = [await play(subject, script) for script in scripts]
-        await guard.check()
+async def _check_isolation(subject: StepUnderTest, scripts: Sequence[Sequence[str]]) -> None:
+    alone = [await play(subject, script) for script in scripts]
+    again = [await play(subject, script) for script in scripts[::-1]][::-1]  # each after another one than before
+    expect(
+        any(played.written for played in alone),
+        "never calls ctx.generate: no token is sampled, so there is nothing to train",
+    )
+    if getattr(subject.step, "forks", None) == "none" and [p.results for p in again] != [p.results for p in alone]:
+        return  # chance may rule such an environment, and nothing can be compared
     expect(
         [p.results for p in again] == [p.results for p in alone],
         "the same rollout played twice went two ways: the step keeps something between rollouts; hold no state",
@@ -170,30 +204,36 @@ async def _check_isolation(subject: StepUnderTest, call: str) -> None:
     )
 
 
-async def _check_trace_reader(subject: StepUnderTest, call: str) -> None:
-    """If the step also reads traces for SFT, reading must be the inverse of playing."""
-    if isinstance(subject.step, TemplateFormat):
-        rendered = tuple(ScriptedContext([]).render(subject.step.results(["hello"])))
-        inserted = (await play(subject, [call, "So it is."])).results[0].insert
-        expect(
-            inserted == rendered,
-            f"a rollout inserts {inserted}, and results() rendered is {rendered}: SFT would teach another format",
-        )
+async def _check_results_of_traces(subject: StepUnderTest, call: str) -> None:
+    """What SFT inserts for a tool's result is what a rollout inserts."""
+    step: Any = subject.step
+    if isinstance(step, TemplateFormat):
+        what, given = "results() rendered is", tuple(ScriptedContext([]).render(step.results(["hello"])))
+    elif hasattr(step, "read") and hasattr(step, "result"):
+        what, given = "result() gives", tuple(step.result("hello"))
+    else:
         return
-    read, result = getattr(subject.step, "read", None), getattr(subject.step, "result", None)
-    if read is None or result is None:
-        return
-    inserted = tuple(result("hello"))
     played = (await play(subject, [call, "So it is."])).results[0].insert
     expect(
-        played == inserted,
-        f"a rollout inserts {played} and result() gives {inserted}: SFT would teach another format than rollouts use",
+        played == given,
+        f"a rollout inserts {played}, and {what} {given}: SFT would teach another format than rollouts use",
     )
-    text = call + "".join(part.text for part in inserted) + "So it is."
-    parts = read(text, ["echo"])
-    expect("".join(part.text for part in parts) == text, f"the parts that read() cuts {text!r} into do not join to it")
-    sampled = "".join(part.text for part in parts if isinstance(part, Sampled))
-    expect(
-        sampled == call + "So it is.",
-        f"read() takes {sampled!r} of {text!r} for what the policy wrote: the tool's result must not be trained",
-    )
+
+
+async def _check_trace_reader(subject: StepUnderTest, scripts: Sequence[Sequence[str]]) -> None:
+    """If the step also reads traces for SFT, reading must be the inverse of playing."""
+    read = getattr(subject.step, "read", None)
+    if read is None or isinstance(subject.step, TemplateFormat):
+        return
+    for script in scripts:
+        played = await play(subject, script)
+        text = played.response + (played.written[-1] if played.stop is not None and played.written else "")
+        parts = read(text, ["echo"])
+        joined = "".join(part.text for part in parts)
+        expect(joined == text, f"read returned parts that do not join to the text: of {text!r} they are {joined!r}")
+        sampled = "".join(part.text for part in parts if isinstance(part, Sampled))
+        expect(
+            sampled == "".join(played.written),
+            f"read takes {sampled!r} of {text!r} for what the policy wrote, which is {''.join(played.written)!r}: "
+            "what is inserted must not be trained, and all that the policy wrote must be",
+        )

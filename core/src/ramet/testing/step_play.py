@@ -12,8 +12,10 @@ from typing import Any
 from ramet.errors import InfraError, ToolError
 from ramet.output_checks import begin_problem, state_key_problem, step_problem
 from ramet.rollout.stateful import is_stateful
+from ramet.testing.checked import crash
 from ramet.testing.doubles import echo_tool
 from ramet.testing.expect import expect, expect_none
+from ramet.testing.forks import expect_copy
 from ramet.testing.scripted_context import ScriptedContext
 from ramet.types import (
     Generation,
@@ -57,6 +59,7 @@ class Play(ScriptedContext):
         self.script = script
         self.results: list[StepResult] = []  # of its turns, and of `finish`
         self.generated: str | None = None  # in this turn
+        self.written: list[str] = []  # in each turn that generated
         self.response = ""
         self.stop: StopReason | None = None
 
@@ -65,6 +68,7 @@ class Play(ScriptedContext):
         await asyncio.sleep(0)
         generation = await super().generate(stop=stop)
         self.generated = generation.text
+        self.written.append(generation.text)
         return generation
 
     async def call_tool(self, call: ToolCall) -> ToolResult:
@@ -99,6 +103,22 @@ async def play(subject: StepUnderTest, script: Sequence[str], *, rollout: str = 
         await begin(subject, played)
         await go_on(subject, played, rollout=rollout)
     return played
+
+
+async def forked(subject: StepUnderTest, original: Play, script: Sequence[str]) -> Play:
+    """The rollout of a fork of this one's state, which goes its own way."""
+    step: Any = subject.step
+    state = await step.fork(original.environment)
+    expect_copy(state, original.environment)
+    return beside(original, script, state)
+
+
+def beside(original: Play, script: Sequence[str], environment: Any) -> Play:
+    """Another rollout that has come as far as this one."""
+    other = Play(script, environment=environment)
+    other.response, other.calls, other.stops = original.response, list(original.calls), list(original.stops)
+    other._tokens_left = original._tokens_left
+    return other
 
 
 async def begin(subject: StepUnderTest, played: Play) -> None:
@@ -163,9 +183,7 @@ async def _turn(step: RolloutStep, state: RolloutState, play: Play) -> StepResul
     except ToolError as error:
         raise AssertionError(f"a ToolError escapes the step ({error}): catch it and insert its text") from error
     except Exception as error:
-        raise AssertionError(
-            f"crashed with {type(error).__name__}: {error}, where the policy wrote {play.generated!r}"
-        ) from error
+        raise AssertionError(f"{crash(error)}, where the policy wrote {play.generated!r}") from error
     expect(
         replace(state, environment=None) == before,
         f"changed its state from {before} to {state}: it belongs to the core",

@@ -12,12 +12,14 @@ from ramet.component_checks import misfits
 from ramet.errors import InfraError, ToolError
 from ramet.output_checks import tool_problem
 from ramet.rollout.stateful import is_stateful
+from ramet.testing.checked import checked, crash, progress
 from ramet.testing.doubles import local_services
 from ramet.testing.expect import EventLoopCheck, expect, expect_async, expect_async_call
+from ramet.testing.forks import FORK, ORIGINAL, expect_copy, expect_exercised, expect_independent, orders
 from ramet.testing.step_play import SEED, TASK
 from ramet.types import Services, Tool, ToolCall, ToolSchema, ToolSet
 
-TIMEOUT_S = 60.0
+DEADLINE_S = 60.0
 _EXAMPLES: dict[str, tuple[Any, Any]] = {
     "string": ("1", "2"),
     "integer": (1, 2),
@@ -36,6 +38,7 @@ _WRONG: dict[str, Any] = {
 }
 
 
+@checked()
 def check_tool(tool: Tool, *, name: str | None = None, examples: Sequence[Mapping[str, Any]] = ()) -> None:
     """Raise `AssertionError` unless the tool keeps the contract.
 
@@ -45,7 +48,8 @@ def check_tool(tool: Tool, *, name: str | None = None, examples: Sequence[Mappin
     not see what the other does, or, with `replay`, two states of one task and seed go the same way.
 
     `name` is the name that it is registered under. `examples` are arguments of valid calls (two that give different
-    results are best); without them, plausible ones are made from the schema.
+    results are best; of one that holds states, calls that change its state and show it); without them, plausible ones
+    are made from the schema. It fails where no call works, or where no fork would be seen to share its state.
     """
     _check_schema(getattr(tool, "schema", None), name)
     _check_methods(tool)
@@ -58,6 +62,7 @@ def check_tool(tool: Tool, *, name: str | None = None, examples: Sequence[Mappin
     asyncio.run(check())
 
 
+@checked("open")
 def check_tool_set(
     make: Callable[[], ToolSet], *, examples: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
 ) -> None:
@@ -137,19 +142,10 @@ def _check_schema(schema: Any, name: str | None) -> None:
         "schema.deterministic is True and schema.idempotent False: identical calls may be answered by one execution, "
         "so a tool that changes something cannot be deterministic",
     )
-    parameters = schema.parameters
-    is_object = isinstance(parameters, Mapping) and parameters.get("type") == "object"
-    expect(is_object, f"schema.parameters is {parameters!r}: give a JSON schema of type object")
-    properties, required = parameters.get("properties", {}), parameters.get("required", [])
+    properties = schema.parameters.get("properties", {}) if isinstance(schema.parameters, Mapping) else {}
     for parameter, spec in properties.items():
         typed = isinstance(spec, Mapping) and ("type" in spec or "enum" in spec or "anyOf" in spec or "oneOf" in spec)
         expect(typed, f"parameter {parameter!r} of the schema has no type: add one")
-    unknown = sorted(set(required) - set(properties))
-    expect(not unknown, f"the schema requires {', '.join(unknown)}, which properties do not describe")
-    try:
-        json.dumps(parameters)
-    except (TypeError, ValueError) as error:
-        raise AssertionError(f"schema.parameters is not JSON: {error}") from error
 
 
 async def _check_calls(tool: Tool, valid: Sequence[dict[str, Any]]) -> None:
@@ -179,6 +175,11 @@ async def _check_concurrency(tool: Tool, valid: Sequence[dict[str, Any]]) -> Non
             alone.append(await _outcome(tool, arguments, f"alone{i}"))
             await guard.turn()
         await guard.check()
+    expect(
+        any(kind == "ToolResult" for kind, _ in alone),
+        f"no call was exercised: {valid[0]} gave {alone[0]} and {valid[-1]} {alone[1]}; give examples of calls that "
+        "work (check_plugin: examples={'tools.NAME': […]})",
+    )
     repeatable = alone[:2] == alone[2:]
     expect(
         repeatable or not tool.schema.deterministic,
@@ -213,38 +214,57 @@ async def _open(tool: Any) -> Any:
 
 
 async def _check_states(tool: Any, valid: Sequence[dict[str, Any]]) -> None:
-    """After a call, a fork and its original go on one after the other, and each gives what a state alone gives."""
-    calls = [valid[0], valid[-1], valid[0]]
-
-    async def go_on(state: Any, made: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-        return [await _outcome_in(tool, arguments, "states", state) for arguments in made]
-
-    alone = []
-    for _ in range(2):
-        state = await _open(tool)
-        alone.append(await go_on(state, calls))
-        await tool.close(state)
-    expect(
-        alone[0] == alone[1] or tool.forks != "replay",
-        f"two states of the same task and seed gave {alone[0]} and {alone[1]} for the same calls: a replay cannot "
-        "work; draw only from the seed that open is given",
-    )
-    if tool.forks != "copy" or alone[0] != alone[1]:
+    """After a call, a fork and its original go different ways, and each must give what a state alone gives."""
+    if tool.forks == "none":
         return
-    for fork_first in (False, True):
+    first, rest = valid[0], [*valid[1:], valid[0]]
+    plans = {ORIGINAL: rest, FORK: rest[::-1]}
+    alone = {}
+    for who, calls in plans.items():
+        both = [await _alone(tool, [first, *calls]) for _ in range(2)]
+        expect(
+            both[0] == both[1],
+            f"open gave two states of the same task and seed that answer the same calls with {both[0]} and {both[1]}: "
+            "a replay cannot work, nor can forks be compared; draw only from the seed that it is given",
+        )
+        alone[who] = both[0][1:]
+    if tool.forks != "copy":
+        return
+    for order in orders(len(rest)):
         state = await _open(tool)
-        await go_on(state, calls[:1])
+        await _outcome_in(tool, first, "states", state)
         fork = await tool.fork(state)
-        expect(fork is not None, "fork returned None: return a copy of the state")
-        expect(fork is not state, "fork returned the state itself: return an independent copy")
-        for one in (fork, state) if fork_first else (state, fork):
-            found = await go_on(one, calls[1:])
-            await tool.close(one)
-            expect(
-                found == alone[0][1:],
-                f"{'the original' if one is state else 'a fork'} gave {found}, and a state alone {alone[0][1:]}, after "
-                "the other had gone on and was closed: fork must copy everything that the state holds",
-            )
+        expect_copy(fork, state)
+        found = await _both(tool, {ORIGINAL: state, FORK: fork}, plans, order)
+        for who in (FORK, ORIGINAL):
+            expect_independent(who, found[who], alone[who])
+    shared = await _open(tool)
+    await _outcome_in(tool, first, "states", shared)
+    try:
+        seen = await _both(tool, {ORIGINAL: shared, FORK: shared}, plans, orders(len(rest))[-1]) != alone
+    except AssertionError:  # it crashed of it
+        seen = True
+    expect_exercised(seen, "examples")
+
+
+async def _alone(tool: Any, calls: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    state = await _open(tool)
+    found = [await _outcome_in(tool, arguments, "states", state) for arguments in calls]
+    await tool.close(state)
+    return found
+
+
+async def _both(
+    tool: Any, states: Mapping[str, Any], plans: Mapping[str, Sequence[dict[str, Any]]], order: Sequence[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """What each gives where they call in this order; a state is closed after its last call."""
+    found: dict[str, list[tuple[str, str]]] = {who: [] for who in plans}
+    for i, who in enumerate(order):
+        arguments = plans[who][len(found[who])]
+        found[who].append(await _outcome_in(tool, arguments, "states", states[who]))
+        if not any(states[other] is states[who] for other in order[i + 1 :]):
+            await tool.close(states[who])
+    return found
 
 
 async def _outcome_in(tool: Tool, arguments: dict[str, Any], rollout: str, state: Any) -> tuple[str, str]:
@@ -254,18 +274,17 @@ async def _outcome_in(tool: Tool, arguments: dict[str, Any], rollout: str, state
         arguments=given,
         rollout=rollout,
         task=None if tool.schema.deterministic else TASK,
-        deadline_s=TIMEOUT_S,
+        deadline_s=DEADLINE_S,
         state=state,
     )
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            result = await tool(call)
+        result = await tool(call)
     except (ToolError, InfraError) as error:
+        progress()
         return type(error).__name__, str(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AssertionError(
-            f"crashed with {type(error).__name__}: {error}, called with {arguments}: raise ToolError for the model's "
-            "mistakes and InfraError for ours"
+            f"{crash(error)}, called with {arguments}: raise ToolError for the model's mistakes and InfraError for ours"
         ) from error
     expect(given == arguments, f"changed the arguments {arguments} to {given}: work on a copy")
     problem = tool_problem(result)
