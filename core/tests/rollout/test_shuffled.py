@@ -80,9 +80,13 @@ def around(policy: BranchPolicy) -> Shuffled:
 
 @pytest.mark.parametrize(
     ("policy", "params"),
-    [("arpo", {}), ("arpo", {"branches": 2, "max_forks_per_root": 1}), ("aepo", {}), ("value_guided", {}),
-     ("token_entropy", {}), ("random", {})],
-)  # fmt: skip
+    [
+        ("arpo", {"branches": 2, "max_forks_per_root": 1}),
+        ("aepo", {}),
+        ("value_guided", {}),
+        ("token_entropy", {}),
+    ],
+)
 def test_the_contract_is_kept_around_any_policy(policy: str, params: dict[str, Any]) -> None:
     check_branch_policy(shuffled(policy, **params))
 
