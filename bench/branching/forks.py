@@ -25,7 +25,7 @@ CHANGES = (0.03, 0.1, 0.3)  # nats: between them, sorts of forks by how much the
 
 
 def fork_numbers(run: Path, kind: TaskKind) -> dict[str, Any]:
-    """Over all steps; a share of nothing is 0.
+    """Over the rollouts of all training steps; a share of nothing is 0.
 
     `choices`: of tool results, those that leave a choice. `forks_at_choices`: of forks after a tool result, those after
     such a one. `rose_at_choices`, `rose_elsewhere`: of the turns after tool results of either sort, those with more
@@ -36,7 +36,7 @@ def fork_numbers(run: Path, kind: TaskKind) -> dict[str, Any]:
     """
     counts: Counter[str] = Counter()
     changes: list[Counter[str]] = [Counter(), Counter(), Counter()]
-    files = sorted((run / "rollouts").glob("*.jsonl.gz"))
+    files = sorted((run / "rollouts").glob("step_*.jsonl.gz"))
     for step, file in enumerate(files):
         for record in read_records(file):
             rollouts = [one.rollout for one in record.group.rollouts]

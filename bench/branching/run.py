@@ -27,6 +27,7 @@ from typing import Any
 os.environ["RAMET_PLUGINS"] = "branching_plugin"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from forks import fork_numbers
 from harness import commit, write_results
 from runs import ARMS, GROUP, KEPT, TASKS, prepare, train, write_json
 from tasks import KINDS
@@ -81,19 +82,22 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def collect(work: Path, kinds: Sequence[str]) -> Path:
-    """Seeds of which all arms are finished, in one file."""
+    """Seeds of which all arms are finished, in one file: by kind, arm and seed."""
     runs: list[dict[str, Any]] = []
     for kind in kinds:
-        for folder in sorted(work.glob(f"{kind}/seed*")):
-            files = [folder / f"{arm}.json" for arm in COMPARED[kind]]
-            if all(file.is_file() for file in files):
-                runs += [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    for one in runs:
-        one["per_step"] = {name: values for name, values in one["per_step"].items() if name in KEPT}
-    runs.sort(key=lambda run: (kinds.index(run["kind"]), COMPARED[run["kind"]].index(run["arm"]), run["seed"]))
+        files = {seed: [seed / f"{arm}.json" for arm in COMPARED[kind]] for seed in sorted(work.glob(f"{kind}/seed*"))}
+        whole = [of_seed for of_seed in files.values() if all(file.is_file() for file in of_seed)]
+        runs += [_finished(file, kind) for of_arm in zip(*whole, strict=True) for file in of_arm]
     settings = {"group_size": GROUP, "tasks_per_step": TASKS, "arms": ARMS}
     commits = " ".join(sorted({run["commit"] for run in runs}))
     return write_results("branching_equal_calls", settings, runs, {}, made_by=commits)
+
+
+def _finished(file: Path, kind: str) -> dict[str, Any]:
+    """The numbers of one run, with those of its forks, which are read from its records."""
+    run: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    run["per_step"] = {name: values for name, values in run["per_step"].items() if name in KEPT}
+    return {**run, "forks": fork_numbers(file.with_suffix(""), KINDS[kind])}
 
 
 def _options() -> argparse.Namespace:

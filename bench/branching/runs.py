@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from forks import fork_numbers
 from tasks import KINDS, PHASES, TaskKind, write
 
 from ramet import Task
@@ -81,7 +80,6 @@ def train(folder: Path, kind: str, arm: str, seed: int, steps: int) -> dict[str,
         "kind": kind, "arm": arm, "seed": seed, "steps": steps, "load": load,
         "wall_s": round(wall, 2), "cpu_s": round(cpu, 2),
         **curves(folder / arm),
-        "forks": fork_numbers(folder / arm, KINDS[kind]),
         **measure([*overrides, f"model.path={folder / arm / 'model'}"], folder / "data/test.jsonl"),
     }  # fmt: skip
     for left in ("checkpoints", "model"):
