@@ -29,7 +29,7 @@ def test_a_sound_configuration_has_no_problems():
         (["rollout.temperature=0"], "rollout.temperature=0.0: must be over 0 in training"),
         (["rollout.top_p=0.9"], "rollout.top_p=0.9, rollout.top_k=0: training needs 1.0 and 0"),
         (["rollout.top_k=5"], "rollout.top_p=1.0, rollout.top_k=5: training needs 1.0 and 0"),
-        (["rollout.group_size=1"], "rollout.group_size=1: must be at least 2"),
+        (["rewards.math.resample=true"], "rewards.math.resample=true: needs train.resample_rounds over 0"),
         (["rollout.max_concurrent=7"], "rollout.max_concurrent=7: must be at least rollout.group_size=8"),
         (["train.tasks_per_step=1", "train.minibatches=9"], "train.minibatches=9: at most the 8 rollouts"),
         (["train.eval_every=2"], "train.eval_every=2: needs data.valid, which is empty"),

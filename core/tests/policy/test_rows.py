@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ramet.algorithms.advantages.config import GrpoConfig, TreeGrpoConfig
+from ramet.algorithms.advantages.config import GigpoConfig, GrpoConfig, TreeGrpoConfig
+from ramet.algorithms.advantages.gigpo import Gigpo
 from ramet.algorithms.advantages.grpo import Grpo
 from ramet.algorithms.advantages.tree_grpo import TreeGrpo
 from ramet.errors import PluginError
@@ -192,6 +193,13 @@ def test_a_group_with_fewer_than_two_valid_members_is_left_out(
     }
 
 
+def test_a_rollout_alone_in_its_group_is_kept_for_estimators_that_do_not_compare_groups(make_group: MakeGroup) -> None:
+    groups = [make_group([1.0, None]), make_group([None]), make_group([0.0, 2.0])]
+    assert [row.group for row in rows_of(groups, min_group=1)] == [0, 2, 2]
+    assert row_metrics(groups, min_group=1)["train/rows"] == 3
+    assert row_metrics(groups, min_group=1)["train/groups_too_small"] == 1
+
+
 def test_a_group_without_a_baseline_is_left_out_and_counted(forked: ScoredGroup, make_group: MakeGroup) -> None:
     groups = [forked, make_group([1.0, None]), forked, make_group([1.0, 2.0])]
     rows = rows_of(groups, without=[0])
@@ -229,6 +237,25 @@ def test_reward_parts_and_token_rewards_reach_the_estimator(make_group: MakeGrou
     assert math.isnan(batch.reward_parts["format"][0]) and batch.reward_parts["format"][1] == 0.5
     assert batch.token_rewards is not None
     assert batch.token_rewards.tolist() == [[0.25, 0.0], [0.0, 0.0]]
+
+
+def test_first_turns_after_equal_first_observations_are_compared(sampled: MakeSegment, inserted: MakeSegment) -> None:
+    """Each root has segments of its own for what `begin` inserted; GiGPO was GRPO where it inserts anything."""
+    task = Task(id="t", prompt=user_prompt("?"))
+    prompt = inserted([1], kind=SegmentKind.PROMPT)
+
+    def scored(number: int, reward: float, *observation: int) -> ScoredRollout:
+        segments = (prompt, inserted(list(observation)), sampled([9]))
+        rollout = Rollout(id=str(number), task=task, stop=StopReason.DONE, segments=segments)
+        return ScoredRollout(rollout=rollout, reward=reward)
+
+    shown = (scored(0, 1.0, 5, 6), scored(1, 0.0, 5, 6), scored(2, 0.0, 5, 7))
+    batch = advantage_inputs(rows_of([ScoredGroup(task=task, rollouts=shown)]))
+    assert batch.state_ids is not None and batch.state_ids.tolist() == [[0], [0], [1]]
+    output = Gigpo(GigpoConfig(normalize_std=False))(batch)
+    assert output.metrics["advantage/turns_compared"] == pytest.approx(2 / 3)
+    assert output.advantages[:, 2].tolist() == pytest.approx([2 / 3 + 1 / 2, -1 / 3 - 1 / 2, -1 / 3])
+    assert len(set(batch.node_ids[:, 0].tolist())) == 3  # they are still trees of their own
 
 
 def test_fields_that_were_not_computed_are_none(make_group: MakeGroup) -> None:

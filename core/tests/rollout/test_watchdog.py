@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ramet.config.schema import ToolConfig
-from ramet.rollout.watchdog import Watchdog
+from ramet.rollout.watchdog import Wait, Watchdog
 from ramet.testing.doubles import echo_tool
 from ramet.types import ToolCall, ToolResult
 
@@ -29,6 +29,25 @@ def test_the_oldest_wait_is_printed_with_its_name(caplog: pytest.LogCaptureFixtu
     assert "oldest wait: tool:python rollout train/3/task7/0.1 for 0." in caplog.text
     assert "(2 waits in all)" in caplog.text
     assert "younger" not in caplog.text
+
+
+def test_waits_that_change_while_they_are_read_are_read_again() -> None:
+    """The loop's thread enters and leaves waits beside the watchdog's, which must not die of it."""
+
+    class Changing(dict[Wait, float]):
+        reads = 0
+
+        def items(self) -> Any:
+            self.reads += 1
+            if self.reads < 3:
+                raise RuntimeError("dictionary keys changed during iteration")
+            return super().items()
+
+    dog = Watchdog(0.1)
+    dog._waits = Changing()
+    with dog.wait("tool:python"):
+        line = dog._oldest(time.monotonic() + 1)
+    assert line is not None and line.startswith("oldest wait: tool:python for 1.0 s (1 waits in all)")
 
 
 def test_short_waits_are_not_printed(caplog: pytest.LogCaptureFixture) -> None:

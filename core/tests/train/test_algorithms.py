@@ -216,6 +216,14 @@ def _check_one_advantage_per_rollout(groups: Sequence[GroupRecord]) -> None:
             assert not any(value for value, trained in zip(found, mask, strict=True) if not trained)
 
 
+def test_one_rollout_per_task_trains_where_the_baseline_is_not_the_groups(
+    train: Train, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = train("algorithm=remax", "rollout.group_size=1")
+    assert [metrics[step]["train/rows"] for step in (1, 2)] == [TASKS] * 2
+    assert "nothing to learn" not in caplog.text
+
+
 def test_groups_of_different_sizes_are_trained_on_without_copies(train: Train, tmp_path: Path) -> None:
     metrics = train("algorithm=grpo", "branch_policy=leaves", "data.shuffle=false")
     for step in (1, 2):

@@ -471,6 +471,23 @@ def test_a_failed_run_closes_its_workers_only_when_the_save_in_the_background_is
     assert saved == [True]
 
 
+def test_one_rollout_per_task_is_refused_where_rollouts_are_compared(train: Train) -> None:
+    problems = {}
+    for keys in ("advantage=grpo", "advantage=reinforce_pp train.resample_rounds=1"):
+        with pytest.raises(ConfigErrors) as found:
+            train(*keys.split(), "rollout.group_size=1")
+        problems[keys] = found.value.problems
+    assert [*problems.values()] == [
+        [
+            "rollout.group_size=1: must be at least 2, since advantage=grpo compares the rollouts of a task; "
+            "advantage=gae, reinforce_pp and remax take 1"
+        ],
+        [
+            "train.resample_rounds=1: replaces groups of equal rewards, as all are with rollout.group_size=1; set 0"
+        ],
+    ]  # fmt: skip
+
+
 def test_replacing_groups_is_refused_where_equal_rewards_teach_too(train: Train) -> None:
     with pytest.raises(ConfigErrors) as found:
         train("advantage=with_critic", "train.resample_rounds=2")

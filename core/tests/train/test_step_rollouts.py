@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ramet.data.sampler import Sampler
@@ -69,6 +70,27 @@ def test_rewards_of_single_tokens_are_a_signal_and_one_valid_rollout_is_none() -
     assert not gives_signal(group(TASKS[0], 1.0))
     first, second = silent.rollouts
     assert gives_signal(ScoredGroup(task=TASKS[0], rollouts=(first, replace(second, token_rewards={0: 0.5}))))
+
+
+def test_a_named_reward_tells_groups_apart_instead_of_the_total() -> None:
+    """DAPO filters by accuracy: that one of two wrong answers is too long is no signal."""
+    first, second = group(TASKS[0], 0.0, -0.5).rollouts
+    wrong = ScoredGroup(
+        task=TASKS[0],
+        rollouts=(
+            replace(first, parts={"math": 0.0, "overlong": 0.0}),
+            replace(second, parts={"math": 0.0, "overlong": -0.5}),
+        ),
+    )
+    assert gives_signal(wrong) and gives_signal(wrong, ["overlong"]) and not gives_signal(wrong, ["math"])
+    assert gives_signal(wrong, ["f1"])  # scores no task of this source: the total
+
+    async def play(tasks: Sequence[Task], step: int) -> list[ScoredGroup]:
+        return [replace(wrong, task=task) for task in tasks]
+
+    sampler = Sampler(12, 3, 1, shuffle=False)
+    taken = StepwiseRollouts(play, TASKS, sampler, tasks_per_step=3, rounds=1, resample_by=["math"]).take(1)
+    assert len(asyncio.run(taken).replaced) == 3
 
 
 def test_a_run_that_resumes_after_any_step_plays_the_same_tasks() -> None:

@@ -21,6 +21,7 @@ from ramet.rollout.lockstep.checks import protocol_problems, training_problems
 from ramet.rollout.lockstep.policy import LockstepPolicy
 from ramet.rollout.stateful import StatefulComponent, fork_problems, step_component
 from ramet.types import BranchPolicy, GroupView, Need, PolicyLoss, Start, Task, user_prompt
+from ramet.types.algorithm import MIN_GROUP
 
 GIVEN = {
     "advantage": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE, Need.VALUES, Need.GREEDY_ROLLOUT},
@@ -45,12 +46,28 @@ def check_components(components: Components, config: Config, *, training: bool) 
             build()
         except RametError as error:
             problems.append(str(error))
+    if training and not problems:
+        problems += _group_size(components, config)
     if training and not problems and config.train.resample_rounds and Need.VALUES in components.advantage.needs:
         problems.append(
             f"train.resample_rounds={config.train.resample_rounds}: replaces groups of equal rewards, from which "
             f"advantage={config.advantage.name} learns too; set 0"
         )
     return problems
+
+
+def _group_size(components: Components, config: Config) -> Iterator[str]:
+    size, least = config.rollout.group_size, getattr(components.advantage, "min_group", MIN_GROUP)
+    if size < least:
+        yield (
+            f"rollout.group_size={size}: must be at least {least}, since advantage={config.advantage.name} compares "
+            "the rollouts of a task; advantage=gae, reinforce_pp and remax take 1"
+        )
+    elif size < MIN_GROUP and config.train.resample_rounds:
+        yield (
+            f"train.resample_rounds={config.train.resample_rounds}: replaces groups of equal rewards, as all are with "
+            f"rollout.group_size={size}; set 0"
+        )
 
 
 def _start_a_group(policy: BranchPolicy, config: Config) -> None:

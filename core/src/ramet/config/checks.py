@@ -115,8 +115,6 @@ def _training(config: Config) -> Iterator[str]:
     yield from _choosing(config.data)
     if not config.data.train:
         yield "data.train: missing; name at least one file, as in data.train=[tasks.parquet]"
-    if rollout.group_size < 2:
-        yield f"rollout.group_size={rollout.group_size}: must be at least 2, since one rollout has no advantage"
     if rollout.max_concurrent < rollout.group_size:
         yield (
             f"rollout.max_concurrent={rollout.max_concurrent}: must be at least rollout.group_size="
@@ -150,6 +148,8 @@ def _training(config: Config) -> Iterator[str]:
             "for one of them"
         )
     for name, reward in config.rewards.items():
+        if reward.resample and not train.resample_rounds:
+            yield f"rewards.{name}.resample=true: needs train.resample_rounds over 0, which replaces groups"
         bounds = reward.clip
         if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
             yield f"rewards.{name}.clip={bounds}: allowed: [lowest, highest], the first under the second; null: none"

@@ -186,6 +186,7 @@ class RewardConfig:
     combine: Combine = option(Combine.ADD, "multiply: the sum of those that add is multiplied by weight x score")
     sources: list[str] | None = option(None, "data sources that it scores; null: all")
     timeout_s: float = option(600.0, above=0)
+    resample: bool = option(False, "train.resample_rounds compares this score, and others that say so, not the total")
     use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself")
     params: Any = None
 

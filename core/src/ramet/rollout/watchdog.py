@@ -135,8 +135,16 @@ class Watchdog:
         line = f" in {where}" if where else ""
         logger.warning("the event loop has been blocked for %.1f s%s: nothing else can go on meanwhile", stuck_s, line)
 
+    def _current(self) -> list[tuple[Wait, float]]:
+        """Copy the waits. The loop's thread may enter or leave one in the midst of it; then they are copied again."""
+        while True:
+            try:
+                return list(self._waits.items())
+            except RuntimeError:  # "dictionary changed size" or "keys changed during iteration"
+                continue
+
     def _oldest(self, now: float) -> str | None:
-        waits = list(self._waits.items())
+        waits = self._current()
         if not waits:
             return None
         oldest, since = min(waits, key=lambda wait: wait[1])

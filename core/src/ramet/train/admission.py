@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -84,8 +84,9 @@ class TaskStream:
 class _Admitted:
     """A group that has started and is not taken."""
 
-    def __init__(self, drawn: DrawnTask, playing: asyncio.Task[PlayedGroup]) -> None:
+    def __init__(self, drawn: DrawnTask, playing: asyncio.Task[PlayedGroup], resample_by: Collection[str] = ()) -> None:
         self.drawn = drawn
+        self._resample_by = resample_by
         self.playing = playing
         self._signal: bool | None = None
 
@@ -100,7 +101,7 @@ class _Admitted:
         """Whether it can be learned from; None: not known yet. A group that failed is taken, which raises."""
         if self._signal is None and self.playing.done():
             failed = self.playing.cancelled() or self.playing.exception() is not None
-            self._signal = failed or gives_signal(self.playing.result().scored)
+            self._signal = failed or gives_signal(self.playing.result().scored, self._resample_by)
         return self._signal
 
 
@@ -118,8 +119,13 @@ class AdmittedRollouts:
         done: int,
         last: int,
         first_tokens: int,
+        resample_by: Collection[str] = (),
     ) -> None:
-        """`done` steps were trained before, `last` is the number of the last one; `first_tokens` is for metrics."""
+        """`done` steps were trained before, `last` is the number of the last one; `first_tokens` is for metrics.
+
+        `resample_by`: rewards that tell the groups apart which are kept (`gives_signal`).
+        """
+        self._resample_by = resample_by
         self._play = play
         self._tasks = tasks
         self._size = tasks_per_step
@@ -198,7 +204,7 @@ class AdmittedRollouts:
         for _ in range(room - (len(self._admitted) - n_left_out)):
             drawn = self._tasks.draw()
             playing = asyncio.create_task(self._play(drawn.task, drawn.key_step), name=f"group {drawn.number}")
-            self._admitted.append(_Admitted(drawn, playing))
+            self._admitted.append(_Admitted(drawn, playing, self._resample_by))
             playing.add_done_callback(lambda _: self._ended.set())
             if self._most_left_out:
                 playing.add_done_callback(lambda _: self._admit())

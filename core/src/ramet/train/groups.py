@@ -7,7 +7,7 @@ import logging
 import statistics
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -159,8 +159,14 @@ def _no_signal(groups: Sequence[ScoredGroup]) -> float:
     return sum(not gives_signal(group) for group in groups) / max(1, len(groups))
 
 
-def gives_signal(group: ScoredGroup) -> bool:
-    """Whether its rollouts can be told apart: two valid rewards that differ, or rewards of single tokens."""
+def gives_signal(group: ScoredGroup, by: Collection[str] = ()) -> bool:
+    """Whether its rollouts can be told apart: two valid rewards that differ, or rewards of single tokens.
+
+    `by`: two scores of one of these rewards that differ, where they apply (`rewards.NAME.resample`).
+    """
+    named = {tuple(r.parts.get(name) for name in by) for r in group.valid}
+    if any(score is not None for scores in named for score in scores):
+        return len(named) > 1
     return len({(r.reward, *sorted(r.token_rewards.items())) for r in group.valid}) > 1
 
 

@@ -40,6 +40,7 @@ from ramet.train.recording import record_step
 from ramet.train.run import TrainState
 from ramet.train.step_rollouts import PlayedStep
 from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, Need
+from ramet.types.algorithm import MIN_GROUP
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,11 @@ class Learner:
             horizon=train.kl_horizon,
         )
 
+    @property
+    def min_group(self) -> int:
+        """Valid rollouts that a group needs to be learned from."""
+        return int(getattr(self._estimator, "min_group", MIN_GROUP))
+
     async def learn(
         self, step: int, played: PlayedStep, greedy: Sequence[float | None] | None, clock: StepClock
     ) -> dict[str, float]:
@@ -84,13 +90,13 @@ class Learner:
         warning is logged, and nothing is learned. Raises `Dropped` if the run is to stop, before any weight changes.
         """
         without = [i for i, reward in enumerate(greedy or []) if reward is None]
-        rows = rows_of(played.groups, without=without)
-        metrics = row_metrics(played.groups, without=without)
+        rows = rows_of(played.groups, without=without, min_group=self.min_group)
+        metrics = row_metrics(played.groups, without=without, min_group=self.min_group)
         metrics |= lag_metrics(rows, version=step - 1, allowed=self._config.train.staleness)
         if not rows:
             baseline = "" if greedy is None else " and a greedy one"
-            message = "step %d: no group has two valid rollouts%s; nothing to learn from"
-            repeats.warn(logger, "no group has two valid rollouts", message, step, baseline, by_step=True)
+            what = "no group has two valid rollouts" if self.min_group > 1 else "no rollout is valid"
+            repeats.warn(logger, what, f"step %d: {what}%s; nothing to learn from", step, baseline, by_step=True)
             await asyncio.to_thread(record_step, self._folder, step, played, greedy=greedy)
             return metrics | {"train/updates": 0.0}
         batch, reported = await self._train_batch(rows, greedy, clock)

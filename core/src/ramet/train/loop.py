@@ -97,8 +97,9 @@ class Loop:
         if state.sampler:
             sampler.restore(state.sampler)
         size, rounds = train.tasks_per_step, train.resample_rounds
+        by = [name for name, reward in self.config.rewards.items() if reward.resample]
         if not train.staleness:
-            return StepwiseRollouts(self._play, tasks, sampler, tasks_per_step=size, rounds=rounds)
+            return StepwiseRollouts(self._play, tasks, sampler, tasks_per_step=size, rounds=rounds, resample_by=by)
         next_group = state.step * size if state.next_group is None else state.next_group
         start = DataPosition(sampler=state.sampler, next_group=next_group, block=tuple(state.block))
         return AdmittedRollouts(
@@ -110,6 +111,7 @@ class Loop:
             done=state.step,
             last=self.total_steps,
             first_tokens=self.config.rollout.first_tokens,
+            resample_by=by,
         )
 
     async def run(self) -> TrainState:
@@ -154,7 +156,8 @@ class Loop:
         metrics["group/replaced"] = float(len(played.replaced))
         self._check(step, played)
         clock.lap("rollout")
-        warn_of_silence(step, groups)
+        if self.learner.min_group > 1:
+            warn_of_silence(step, groups)
         with self.progress.doing("greedy baseline"):
             greedy = await self.preemption.drop(self._greedy_rewards(played, step))
         metrics |= await self.learner.learn(step, played, greedy, clock)

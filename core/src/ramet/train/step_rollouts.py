@@ -10,7 +10,7 @@ Here a step is played when it is asked for, as with `train.staleness=0`; `admiss
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -85,9 +85,20 @@ class StepwiseRollouts:
     """`StepRollouts` that play a step when it is taken, all of its groups together."""
 
     def __init__(
-        self, play: PlayTasks, tasks: Sequence[Task], sampler: Sampler, *, tasks_per_step: int, rounds: int
+        self,
+        play: PlayTasks,
+        tasks: Sequence[Task],
+        sampler: Sampler,
+        *,
+        tasks_per_step: int,
+        rounds: int,
+        resample_by: Collection[str] = (),
     ) -> None:
-        """`play` gives the groups of some tasks of a step, in their order; it may be called several times a step."""
+        """`play` gives the groups of some tasks of a step, in their order; it may be called several times a step.
+
+        `resample_by`: rewards that tell the groups apart which are kept (`gives_signal`).
+        """
+        self._resample_by = resample_by
         self._play = play
         self._tasks = tasks
         self._sampler = sampler
@@ -104,7 +115,7 @@ class StepwiseRollouts:
         groups = await self._play([self._tasks[i] for i in taken], step)
         replaced: list[ScoredGroup] = []
         for _ in range(self._rounds):
-            silent = [i for i, group in enumerate(groups) if not gives_signal(group)]
+            silent = [i for i, group in enumerate(groups) if not gives_signal(group, self._resample_by)]
             more = self._sampler.draw(len(silent), taken)
             if not more:
                 break

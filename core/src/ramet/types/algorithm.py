@@ -32,14 +32,18 @@ class Need(StrEnum):
     PREFIXES = "prefixes"  # branch policies: stored prefixes of earlier steps, for `StartFrom`
 
 
+MIN_GROUP = 2  # valid rollouts of a group, unless the estimator says otherwise (`min_group`)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """One step's trainable rollouts. Groups with fewer than two valid members were left out before.
+    """One step's trainable rollouts. Groups with fewer valid members than the estimator needs were left out before.
 
     `node_ids` distinguish tokens, not values: two rows have the same number at a position exactly where their rollouts
     share the token itself, by a fork, also if the rollout that it was forked from is masked and so is no row. Turns are
     counted from 0 in `turn_ids`, `turn_rewards` and `state_ids`. States have the numbers of the names that the
-    environment gives them (`Environment.state_key`).
+    environment gives them (`Environment.state_key`); a first turn without a name has that of its first observation
+    (`begin`), equal where the tokens are.
     """
 
     rewards: Tensor  # [N] float32, weighted sum of the reward parts
@@ -81,7 +85,11 @@ class CriticOptions:
 
 
 class AdvantageEstimator(Protocol):
-    """Hook 3. Called once per step on the whole batch, without gradients."""
+    """Hook 3. Called once per step on the whole batch, without gradients.
+
+    Optional: `min_group: int`, the valid rollouts that a group needs; groups with fewer are left out. Default 2: alone
+    in its group a rollout has nothing to be compared with. 1: the baseline comes from elsewhere.
+    """
 
     needs: frozenset[Need]
 

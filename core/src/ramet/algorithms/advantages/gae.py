@@ -24,6 +24,7 @@ class Gae:
     """Advantage estimator `gae`."""
 
     needs: frozenset[Need] = frozenset({Need.VALUES})
+    min_group = 1  # the baseline is not the group's
 
     def __init__(self, config: GaeConfig) -> None:
         self.config = config

@@ -5,8 +5,9 @@
                                                   by their returns R_k = sum_{l >= k} gamma^(l - k) r_l
 
 States are those that the environment names (`state_ids`). Without names, turns began in the same state where rollouts
-share everything before them: the prompt, or the prefix of a fork. So with neither an environment nor forks only the
-first turns are compared; the metric `advantage/turns_compared` says how many turns there were to compare.
+share everything before them: the prompt with the first observation, if its tokens are equal, or the prefix of a fork.
+So without names and forks only the first turns are compared; the metric `advantage/turns_compared` says how many turns
+there were to compare.
 
 r_l is the reward of turn l: what the step gave for it (`turn_rewards`) and the token rewards in it. What the rollout's
 reward has besides is added to its last turn, so the rewards of its turns add up to its score. A turn whose state no

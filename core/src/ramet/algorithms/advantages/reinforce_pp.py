@@ -25,6 +25,7 @@ class ReinforcePp:
     """Advantage estimator `reinforce_pp`."""
 
     needs: frozenset[Need] = frozenset()
+    min_group = 1  # the baseline is not the group's
 
     def __init__(self, config: ReinforcePpConfig) -> None:
         self.config = config

@@ -15,6 +15,7 @@ class Remax:
     """Advantage estimator `remax`."""
 
     needs: frozenset[Need] = frozenset({Need.GREEDY_ROLLOUT})
+    min_group = 1  # the baseline is not the group's
 
     def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
         assert batch.greedy_rewards is not None  # the core fills what `needs` names

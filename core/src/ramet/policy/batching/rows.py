@@ -1,7 +1,7 @@
 """Rows: what the trainer sees of a rollout, position by position.
 
 A row is built from a rollout's segments; nothing is tokenised again. Only sampled tokens are trained (`mask`). Masked
-rollouts and groups with fewer than two valid members are left out here, once, so that neither the group statistics
+rollouts and groups with too few valid members are left out here, once, so that neither the group statistics
 nor the loss can see them.
 """
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from ramet.errors import PluginError
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import AdvantageInputs, Segment, SegmentKind, StopReason
+from ramet.types.algorithm import MIN_GROUP
 
 logger = logging.getLogger(__name__)
 Ids: TypeAlias = NDArray[np.int32]
@@ -65,17 +66,17 @@ class Row:
         return int(self.mask.sum())
 
 
-def rows_of(groups: Sequence[ScoredGroup], *, without: Collection[int] = ()) -> list[Row]:
+def rows_of(groups: Sequence[ScoredGroup], *, without: Collection[int] = (), min_group: int = MIN_GROUP) -> list[Row]:
     """The trainable rollouts in order of groups and branch paths; `row_metrics` says how many were left out.
 
-    `without` leaves out groups by their number. Raises `PluginError` for sampled tokens without log-probabilities and
-    for token rewards outside the response.
+    `without` leaves out groups by their number, `min_group` those with fewer valid members. Raises `PluginError` for
+    sampled tokens without log-probabilities and for token rewards outside the response.
     """
     rows: list[Row] = []
     nodes = _Nodes()
     for number, group in enumerate(groups):
         members = group.valid
-        if len(members) < 2 or number in without:
+        if len(members) < min_group or number in without:
             continue
         index = {scored.rollout.id: len(rows) + i for i, scored in enumerate(members)}
         nodes.begin_group()
@@ -90,14 +91,16 @@ def rows_of(groups: Sequence[ScoredGroup], *, without: Collection[int] = ()) -> 
     return rows
 
 
-def row_metrics(groups: Sequence[ScoredGroup], *, without: Collection[int] = ()) -> dict[str, float]:
+def row_metrics(
+    groups: Sequence[ScoredGroup], *, without: Collection[int] = (), min_group: int = MIN_GROUP
+) -> dict[str, float]:
     """What `rows_of` keeps and leaves out, as counts."""
     total = sum(len(group.rollouts) for group in groups)
     valid = [len(group.valid) for group in groups]
     return {
-        "train/rows": float(sum(n for i, n in enumerate(valid) if n >= 2 and i not in without)),
+        "train/rows": float(sum(n for i, n in enumerate(valid) if n >= min_group and i not in without)),
         "train/masked_rollouts": float(total - sum(valid)),
-        "train/groups_too_small": float(sum(n < 2 for n in valid)),
+        "train/groups_too_small": float(sum(n < min_group for n in valid)),
         "train/groups_without_baseline": float(len(without)),
     }
 
@@ -267,13 +270,21 @@ def _turn_rewards(rows: Sequence[Row]) -> Tensor | None:
 
 def _state_ids(rows: Sequence[Row]) -> Tensor | None:
     """`[N, turns]`, as many turns as the longest row has; states of different groups have different numbers."""
-    if not any(key is not None for row in rows for key in row.state_keys):
+    named = [_named_states(row) for row in rows]
+    if not any(named):
         return None
-    numbers: dict[tuple[int, str], int] = {}
+    numbers: dict[tuple[int, str | bytes], int] = {}
     turns = max(max(len(row.state_keys), int(row.turn_ids.max(initial=-1)) + 1) for row in rows)
     out = torch.full((len(rows), turns), -1, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        for turn, key in enumerate(row.state_keys):
-            if key is not None:
-                out[i, turn] = numbers.setdefault((row.group, key), len(numbers))
+    for i, (row, states) in enumerate(zip(rows, named, strict=True)):
+        for turn, key in states.items():
+            out[i, turn] = numbers.setdefault((row.group, key), len(numbers))
     return out
+
+
+def _named_states(row: Row) -> dict[int, str | bytes]:
+    """By turn. A first turn that the environment does not name began in the state that it was shown (`begin`)."""
+    first = int(row.mask.argmax()) if row.mask.any() else 0
+    shown = first > 0 and row.turn_ids[first] == 0
+    begun: dict[int, str | bytes] = {0: row.response_ids[:first].tobytes()} if shown else {}
+    return begun | {turn: key for turn, key in enumerate(row.state_keys) if key is not None}
