@@ -98,7 +98,7 @@ async def play(sandbox: Sandbox, snippet: dict[str, Any], canary: Path, port: in
 
 
 def size_of(sandbox: Sandbox) -> dict[str, int]:
-    """Processes of the pool, and the memory in MiB that is theirs alone."""
+    """Processes of the pool, and the memory in MiB of each, added up."""
     zygote = sandbox.slots._zygote
     assert zygote is not None
     parents = {}
@@ -113,9 +113,10 @@ def size_of(sandbox: Sandbox) -> dict[str, int]:
 
 
 def own_memory_mb(pid: int) -> int:
+    """What is not a file's, shared with what it was forked from or not: of closed memory no more is told."""
     with contextlib.suppress(OSError):
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_")) >> 10
+        _, resident, files, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+        return (int(resident) - int(files)) * os.sysconf("SC_PAGE_SIZE") >> 20
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522
+_PAGE = 4096
 MAX_THREADS = 128  # of one program; their stacks in the kernel count against no other limit of ours
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -112,7 +113,7 @@ def _read(name: str) -> bytes:
     """A file of /proc, of at most a page."""
     file = os.open(f"/proc/{name}" if _processes is None else name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=_processes)
     try:
-        return os.read(file, 4096)
+        return os.read(file, _PAGE)
     finally:
         os.close(file)
 
@@ -174,6 +175,19 @@ def is_child(process: int) -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+def has_only(children: set[int]) -> bool:
+    """Whether these are all children that this process has not waited for. False as well if the kernel does not tell.
+
+    Children that others reap while it is read could hide one; here this process alone reaps.
+    """
+    me = os.getpid()
+    try:
+        listed = _read(f"{me}/task/{me}/children")
+    except OSError:
+        return False
+    return len(listed) < _PAGE and {int(one) for one in listed.split()} <= children
 
 
 def can_see_itself() -> bool:

@@ -149,8 +149,10 @@ class SlotServer:
         if self.confinement.level >= 1 and not self.confinement.keeps:
             return
         workers = (self.spare, *self.states.values(), *new)
-        kept = {worker.pid for worker in workers if worker is not None}
-        if processes.has_children() and not processes.kill_descendants(kept | {self.nursery.pid}):
+        kept = {self.nursery.pid, *(worker.pid for worker in workers if worker is not None)}
+        if not self.confinement.keeps and processes.has_only(kept):  # states may have children, too
+            return
+        if not processes.kill_descendants(kept):
             raise RuntimeError("processes of the program could not be killed")
 
     def _clean(self) -> None:
