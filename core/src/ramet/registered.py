@@ -51,7 +51,7 @@ def code_of_reward(name: str, options: Mapping[str, Any]) -> dict[str, str]:
     For the `runs_code` of options that choose rewards. Raises `ConfigError` as `reward_named`.
     """
     entry = load_plugins().get("rewards", name)
-    if not hasattr(entry.config, "runs_code"):
+    if entry.config is None or not hasattr(entry.config, "runs_code"):
         return {}
     found: dict[str, str] = _options(entry.config, options, f"reward {name!r}").runs_code()
     return found

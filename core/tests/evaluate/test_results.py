@@ -4,14 +4,17 @@ import json
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ramet.errors import ConfigError
 from ramet.evaluate.header import Header, plain
 from ramet.evaluate.partial import PartialResults, is_finished
+from ramet.evaluate.replay import replay
 from ramet.evaluate.results import read_results
 from ramet.evaluate.rollouts_file import group_record, read_rollouts, rollouts_path
+from ramet.evaluate.stored import stored_evaluation
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result, tool_statistics
 from ramet.rollout.record import GroupRecord
 from ramet.types import (
@@ -223,6 +226,20 @@ def test_a_broken_results_file_is_the_users_problem(tmp_path: Path) -> None:
             read_results(path)
     with pytest.raises(ConfigError, match="results file"):
         read_results(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("broken", [{"unknown": 1}, {"rollouts": None}, {"rollouts": [{"id": "0"}]}])
+def test_a_task_that_this_version_cannot_read_is_the_users_problem(tmp_path: Path, broken: dict[str, Any]) -> None:
+    path = tmp_path / "results.json"
+    partial = PartialResults(path, HEADER)
+    partial.add(*played("a", [0, 1], [score(1.0), score(0.0)]))
+    partial.finish()
+    body = read_results(path)
+    body["results"][0]["tasks"][0] |= broken
+    path.write_text(json.dumps(body))
+    for use in (stored_evaluation, replay):
+        with pytest.raises(ConfigError, match=r"results\.json: not results that this version of Ramet can read"):
+            use(path)
 
 
 def test_a_finished_evaluation_is_topped_up_to_a_larger_k(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_an_empty_file_and_an_empty_array_have_no_rows(read):
         (b'{"a": -Infinity}', "not JSON: -Infinity is not JSON, in '{\"a\": -Infinity}'"),
         (b'{"a": "\xff"}', "not UTF-8 at byte 7 of the line"),
         (b'{"a": ' + b"[" * 90 + b"]" * 90 + b"}", "nested more than 64 levels deep"),
+        (b'{"a": ' + b"[" * 90_000 + b"]" * 90_000 + b"}", "nested more than 64 levels deep"),
     ],
 )
 def test_a_bad_line_is_a_row_with_a_problem_and_the_others_are_read(read, line: bytes, problem: str):
@@ -89,6 +90,11 @@ def test_an_array_that_cannot_be_read_to_its_end_gives_no_rows(read, content: by
     with pytest.raises(UnreadableFile) as caught:
         read(content)
     assert str(caught.value) == f"not a readable JSON array: {problem}"
+
+
+def test_a_first_row_that_is_nested_too_deep_says_so(read):
+    deep = b'{"a": ' + b"[" * 90 + b"]" * 90 + b"}"
+    assert [row.problem for row in read(deep)] == ["nested more than 64 levels deep"]
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,15 @@ def test_public_numbers_are_public(number: str) -> None:
     assert is_public(ipaddress.ip_address(number))
 
 
+@pytest.mark.parametrize(
+    "number",
+    "192.0.0.192 192.0.0.9 fec0::1 192.88.99.1 3fff::1 5f00::1 2001:db8::1 2001:20::1 64:ff9b:1::1 ::8.8.8.8 100::1 "
+    "4000::1 198.18.0.1 203.0.113.9 ff02::1 2002:a00:1::1".split(),
+)
+def test_numbers_of_no_host_of_the_internet_are_not_public_whatever_the_interpreter_knows(number: str) -> None:
+    assert not is_public(ipaddress.ip_address(number))
+
+
 def test_an_address_loses_user_and_fragment() -> None:
     url, why = refused_url(" https://user:password@example.org/a?b=c#d ", [])
     assert (str(url), why) == ("https://example.org/a?b=c", None)

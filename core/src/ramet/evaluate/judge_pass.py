@@ -24,7 +24,7 @@ from ramet.errors import ConfigError, raise_all
 from ramet.evaluate.agreement import JUDGES, Verdicts
 from ramet.evaluate.compare import load_results
 from ramet.evaluate.header import differing, plain
-from ramet.evaluate.results import BenchmarkResult, measured
+from ramet.evaluate.results import BenchmarkResult, check_tasks, measured
 from ramet.evaluate.rollouts_file import read_rollouts
 from ramet.evaluate.tasks import TaskResult, without_secrets
 from ramet.event_loop import run_async
@@ -66,6 +66,7 @@ def run(result: Path, resolved: Resolved) -> list[JudgedResult]:
     name holds what another judge said, and for options of rewards that a pass does not use.
     """
     file, body = load_results(result)
+    check_tasks(file, body)
     if not resolved.config.rewards:
         raise ConfigError("rewards: none chosen; name a judge, as in rewards=[llm_judge]")
     raise_all(

@@ -25,7 +25,7 @@ from ramet.evaluate.compare import load_results
 from ramet.evaluate.header import plain
 from ramet.evaluate.judge_pass import verdicts_of
 from ramet.evaluate.measure import judge, started
-from ramet.evaluate.results import BenchmarkResult, measured
+from ramet.evaluate.results import BenchmarkResult, check_tasks, measured
 from ramet.evaluate.rollouts_file import read_rollouts
 from ramet.evaluate.tables import print_tables, results_cells
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
@@ -73,6 +73,7 @@ def replay(file: Path, overrides: Sequence[str] = ()) -> Replayed:
     Raises `ConfigError` if the file or its rollouts cannot be read, or a benchmark of it is not installed.
     """
     file, body = load_results(file)
+    check_tasks(file, body)
     given = _Given(file, overrides)
     try:
         return run_async(_replay(file, body, given))

@@ -160,3 +160,12 @@ def read_results(path: Path) -> dict[str, Any]:
     if "judge" in body:
         raise ConfigError(f"{path}: is what the judge {body['judge']} said; name the results that it judged instead")
     return body
+
+
+def check_tasks(path: Path, body: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a task of these results cannot be read."""
+    try:
+        for task in (task for one in body["results"] for task in one["tasks"]):
+            TaskResult.from_body(task)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path}: not results that this version of Ramet can read: {error!r}") from error

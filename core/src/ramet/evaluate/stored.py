@@ -11,7 +11,7 @@ from typing import Any
 from ramet.errors import ConfigError
 from ramet.evaluate.header import plain
 from ramet.evaluate.partial import BEGINNING, PARTIAL
-from ramet.evaluate.results import measured, read_results
+from ramet.evaluate.results import check_tasks, measured, read_results
 from ramet.evaluate.rollouts_file import RECORD, LinesOfTasks, read_rollouts
 from ramet.evaluate.tasks import TaskResult
 from ramet.rollout.record import GroupRecord
@@ -46,7 +46,11 @@ def stored_evaluation(out: Path) -> StoredEvaluation | None:
     try:
         return _running(out)
     except FileNotFoundError:
-        return StoredEvaluation(out=out, body=read_results(out)) if out.exists() else None
+        if not out.exists():
+            return None
+        body = read_results(out)
+        check_tasks(out, body)
+        return StoredEvaluation(out=out, body=body)
 
 
 def _running(out: Path) -> StoredEvaluation:

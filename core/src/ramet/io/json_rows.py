@@ -79,7 +79,7 @@ def _refuse_object(path: Path) -> None:
         content = json.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return
-    if isinstance(content, dict):
+    if isinstance(content, dict) and not too_deep(content):  # a first line that is: its own problem says so
         lists = [name for name, value in content.items() if isinstance(value, list)]
         where = f", as those of its key {lists[0]!r} may be" if len(lists) == 1 else ""
         raise UnreadableFile(f"one JSON object; rows are one object on each line, or one array of objects{where}")
@@ -113,7 +113,9 @@ def _line_row(number: int, line: bytes) -> DataRow:
         values = json.loads(text, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         return DataRow(number=number, values={}, problem=f"not UTF-8 at byte {error.start} of the line")
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        return DataRow(number=number, values={}, problem=TOO_DEEP)
+    except ValueError as error:
         return DataRow(number=number, values={}, problem=f"not JSON: {error}, in {cut(text)}")
     return as_row(number, values)
 

@@ -21,6 +21,17 @@ LONGEST = 2000  # characters of an address
 # Public addresses at which clouds offer services to the machine itself.
 METADATA = frozenset(map(ipaddress.ip_address, ("168.63.129.16",)))  # Azure
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# IANA's special-purpose registries (RFC 6890 and later), of which the interpreter's `is_global` knows what its version
+# knew: before 3.11.10 it took 192.0.0.0/24 and fec0::/10 for public (CVE-2024-4032).
+_NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24 "
+        "192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3 "
+        "2001::/23 2001:db8::/32 2002::/16 3fff::/20".split(),
+    )
+)
+_PUBLIC_6 = ipaddress.ip_network("2000::/3")  # global unicast: all that IANA has given to the internet
 
 
 class AddressRefusedError(OSError):
@@ -65,8 +76,9 @@ def is_public(number: Address, allowed: Sequence[Network] = ()) -> bool:
     inner = _inside(number)
     if inner is not None:
         return is_public(inner, allowed)
-    refused = number.is_multicast or number.is_reserved or number.is_unspecified or number in METADATA
-    return number.is_global and not refused
+    if number in METADATA or (number.version == 6 and number not in _PUBLIC_6):
+        return False
+    return not any(number in network for network in _NOT_PUBLIC if network.version == number.version)
 
 
 def _inside(number: Address) -> ipaddress.IPv4Address | None:
