@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ramet.engines import counters
-from ramet.engines.counters import BUSY, Counters, merged
+from ramet.engines.counters import BUSY, CACHE, Counters, merged
 
 
 @pytest.fixture
@@ -43,3 +43,12 @@ def test_of_several_engines_counts_add_up_and_the_share_is_the_mean() -> None:
         "engine/prefix_cache_hit_rate": 0.25,
     }  # fmt: skip
     assert BUSY not in merged([])
+
+
+def test_the_peak_of_the_caches_is_the_highest_since_the_last_look() -> None:
+    found = Counters()
+    assert CACHE not in found.take()
+    found.note_cache(0.75)
+    found.note_cache(0.25)
+    assert merged([found.take(), {CACHE: 0.5}])[CACHE] == 0.75
+    assert CACHE not in found.take()

@@ -431,6 +431,20 @@ def test_vllm_computes_with_as_many_threads_as_this_process(monkeypatch: pytest.
     assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
+def test_what_a_full_cache_costs_is_counted(engines: Engines) -> None:
+    subject = engines.subject("qwen3")  # its cache has 8 blocks
+    sampling = Sampling(max_tokens=100, temperature=1.0)
+    requests = [subject.request(f"r{i}", TEXTS[0], sampling=sampling, seed=i) for i in range(4)]
+
+    async def use(engine: Any) -> dict[str, float]:
+        await asyncio.gather(*(engine.generate(request) for request in requests))
+        metrics: dict[str, float] = engine.metrics()
+        return metrics
+
+    metrics = run(subject, use)
+    assert metrics["engine/preemptions"] > 0 and metrics["engine/cache_peak_share"] > 0.8
+
+
 @pytest.mark.parametrize(
     "check", [check_logprobs_match, check_prefix_reuse, check_weight_update, check_queueing], ids=lambda c: c.__name__
 )

@@ -22,6 +22,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from ramet.config.schema import ModelConfig
 from ramet.engines.config import VllmEngineConfig
 from ramet.engines.vllm.executors import OneWorkerExecutor, WorkersExecutor
+from ramet.engines.vllm.schedulers import CountingAsyncScheduler, CountingScheduler
 from ramet.engines.vllm.weight_transfer import BACKEND
 from ramet.engines.vllm.worker_extension import NAME_KEY, LogprobProcessor, WorkerExtension
 from ramet.errors import ConfigError
@@ -127,6 +128,7 @@ def _options(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, *, c
         max_num_seqs=config.slots,
         enable_prefix_caching=True,
         async_scheduling=not cpu,
+        scheduler_cls=CountingScheduler if cpu else CountingAsyncScheduler,
         seed=SEED if config.seeds else secrets.randbits(31),  # engines and resumed runs must not draw the same
         enforce_eager=cpu if config.enforce_eager is None else config.enforce_eager,
         kv_cache_memory_bytes=config.kv_cache_bytes or (CPU_KV_CACHE_BYTES if cpu else None),

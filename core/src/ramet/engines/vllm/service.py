@@ -344,9 +344,12 @@ class VllmService:
 
     async def _fetch(self, wanted: list[tuple[str, int]], ended: list[str]) -> list[SampledNumbers]:
         call = self._llm.collective_rpc("ramet_get_numbers", args=(wanted, ended))
-        answers: list[tuple[list[SampledNumbers], int]] = await self._call("reading log-probabilities", call)
-        numbers, steps = answers[0]
-        self._counters.add(decode_steps=steps - self._steps)
+        answers: list[Any] = await self._call("reading log-probabilities", call)  # by worker; last the scheduler's
+        numbers: list[SampledNumbers] = answers[0][0]
+        steps: int = answers[0][1]
+        preemptions, peak = answers[-1]
+        self._counters.add(decode_steps=steps - self._steps, preemptions=preemptions)
+        self._counters.note_cache(peak)
         self._steps = steps
         return numbers
 
