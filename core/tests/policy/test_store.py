@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -299,6 +300,18 @@ def test_the_best_is_one_that_verifies(tmp_path: Path, caplog: pytest.LogCapture
             f"checkpoint step_000002 skipped: {tmp_path / 'step_000002' / 'weights.bin'}: its content does not match "
             "the manifest's hash"
         ]
+
+
+def test_files_are_hashed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, both = saved(tmp_path, 1), threading.Barrier(2, timeout=20)
+    digest = checkpoint._sha256
+
+    def hashed(path: Path) -> str:
+        both.wait()
+        return digest(path)
+
+    monkeypatch.setattr(checkpoint, "_sha256", hashed)
+    assert checkpoints.newest() is not None
 
 
 def test_the_best_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

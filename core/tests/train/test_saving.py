@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from ramet.policy.checkpoint.store import Checkpoints, verify
 from ramet.policy.errors import CheckpointError
 from ramet.train.saving import Saver
+from ramet.train.training import _restore
 
 
 class Disk:
@@ -149,3 +151,11 @@ def test_a_run_that_something_else_ends_lets_its_last_save_complete(
     assert saved == {"step_000001": "10"} | ({} if full else {"step_000002": "20"})
     said = [record.getMessage() for record in caplog.records]
     assert said == (["CHECKPOINT OF STEP 2 NOT SAVED: no space; the newest is that of step 1"] if full else [])
+
+
+def test_a_resume_hashes_its_checkpoint_beside_the_loop() -> None:
+    threads: list[int] = []
+    checkpoints = SimpleNamespace(newest=lambda: threads.append(threading.get_ident()))
+    tracker = SimpleNamespace(rewind=lambda step: None)
+    state = asyncio.run(_restore(checkpoints, None, tracker, None, "data"))  # type: ignore[arg-type]
+    assert state.step == 0 and threads and threads[0] != threading.get_ident()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,7 +157,7 @@ async def _restore(
     checkpoints: Checkpoints, backend: Backend, tracker: Tracker, prefixes: PrefixStore | None, data: str
 ) -> TrainState:
     """The state to resume from: the newest verified checkpoint's, or a new one. `data` is the data's fingerprint."""
-    newest = checkpoints.newest()
+    newest = await asyncio.to_thread(checkpoints.newest)  # hashes all of it, while pings are to be answered
     if newest is None:
         tracker.rewind(-1)
         return TrainState(data_fingerprint=data)

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +33,7 @@ HASHES = ".hashes_"  # and a rank: until the manifest is written
 NAME = re.compile(r"step_(\d{6,})")
 LEFTOVER = re.compile(r"\.tmp_step_(\d{6,})_\d+")  # of a save that was killed
 _NO_MANIFEST = (OSError, ValueError, KeyError, TypeError, AttributeError)
+HASHERS = 8  # threads: a checkpoint of 91 GB takes one of them a minute and more
 SPARE = 1.2  # free space wanted, as a multiple of the last checkpoint
 Key = TypeVar("Key")
 FileTimes = frozenset[tuple[str, int, int]]  # path, size and time of the last change in ns of every file of a folder
@@ -202,11 +204,9 @@ def verify(folder: Path) -> list[str]:
         expected = _read_manifest(folder)
     except _NO_MANIFEST as error:
         return [f"{folder / MANIFEST}: not a manifest: {error!r}"]
-    return [
-        f"{folder / name}: {problem}"
-        for name, (size, digest) in expected.items()
-        if (problem := _compare(folder / name, size, digest)) is not None
-    ]
+    with ThreadPoolExecutor(HASHERS) as pool:  # SHA-256 lets other threads run
+        problems = pool.map(lambda name: _compare(folder / name, *expected[name]), expected)
+        return [f"{folder / name}: {problem}" for name, problem in zip(expected, problems, strict=True) if problem]
 
 
 def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
