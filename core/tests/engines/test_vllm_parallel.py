@@ -12,23 +12,30 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
-from ramet.config.schema import ModelConfig
+from ramet.cluster.ray import actors
+from ramet.cluster.ray.actors import PolicyActor, RolloutActor
+from ramet.cluster.ray.weight_transfers import Target, choose
+from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig
 from ramet.engines.config import VllmEngineConfig
 from ramet.engines.protocol import Sampling
 from ramet.engines.vllm import VllmEngine
 from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tokenizer, tiny_model
+from ramet.policy.batching.partition import RankLayout
 from ramet.testing.engine_checks import check_logprobs_match, check_seeds
-from ramet.testing.engine_subject import EngineUnderTest, run
-from ramet.testing.engine_updates import check_update_in_flight, check_weight_update
+from ramet.testing.engine_subject import EngineUnderTest, expect_reference, run
+from ramet.testing.engine_updates import changed_copy, check_update_in_flight, check_weight_update
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,8 +77,12 @@ def start(config: ModelConfig, *, tensor_parallel: int) -> VllmEngine:
 
 @pytest.fixture(scope="module")
 def engine(saved: ModelConfig) -> Iterator[VllmEngine]:
+    """Its workers have stand-ins for the primitives of CUDA and NCCL."""
     before = {path.name for path in SHARED_MEMORY.iterdir()}
-    engine = start(saved, tensor_parallel=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent)  # also of vLLM's processes
+        patch.setattr("ramet.engines.vllm.launch.WorkerExtension", import_module("without_cuda").Extension)
+        engine = start(saved, tensor_parallel=2)
     yield engine
     asyncio.run(engine.close())
     forget_shared_memory(before)
@@ -125,6 +136,126 @@ def test_half_a_model_each_gives_the_same_numbers(
     check: Callable[[EngineUnderTest], None], subject: EngineUnderTest
 ) -> None:
     check(subject)
+
+
+class Ranks:
+    """Two policy ranks on two GPUs that do not exist, with this model: the actors' own methods, without Ray."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.updates = 0
+        state = model.state_dict()
+        shapes = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()]
+        self._actors = [PolicyActor.__new__(PolicyActor) for _ in range(2)]
+        for rank, actor in enumerate(self._actors):
+            actor.rank = rank
+            actor.policy = SimpleNamespace(
+                layout=RankLayout(rank=rank, world_size=2, replicas=1),
+                spec=SimpleNamespace(model=ModelConfig(path="m", device=f"cuda:{rank}")),
+                engine_shapes=lambda: shapes,
+                engine_weights=lambda: iter(state.items()),
+            )
+
+    def ranks_beside(self, engine: int) -> list[int]:
+        return [0, 1]
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return await asyncio.gather(*(asyncio.to_thread(getattr(actor, method), *arguments) for actor in self._actors))
+
+    async def rest(self) -> None: ...
+
+    async def weights(self) -> list[Any]:
+        return (await self._all("weights"))[0]
+
+    async def open_weights(self, writers: frozenset[int]) -> None:
+        await self._all("open_weights", writers)
+
+    async def next_weights(self) -> list[Any]:
+        return await self._all("next_weights")
+
+    async def rendezvous(self) -> str:
+        return self._actors[0].rendezvous()
+
+    async def connect_engines(self, options: Any) -> None:
+        await self._all("connect_engines", options)
+
+    async def weight_shapes(self) -> list[Any]:
+        return self._actors[0].weight_shapes()
+
+    async def broadcast_weights(self) -> None:
+        await self._all("broadcast_weights")
+
+
+class EngineActor:
+    """The actor of an engine, without Ray: its own methods."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self._actor = RolloutActor.__new__(RolloutActor)
+        update = engine.update_weights
+        self._actor.rollouts = SimpleNamespace(engine=engine, expect=lambda version: None, update_weights=update)
+
+    async def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+        return await getattr(self._actor, method)(*arguments)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that every transfer takes several, and each has its own part of the model."""
+    for module in ("ray.weight_senders", "ray.weight_transfers", "ray.weights"):
+        monkeypatch.setattr(f"ramet.cluster.{module}.CHUNK_BYTES", 300_000)
+
+
+@pytest.mark.parametrize("transfer", ["ipc", "nccl", "host"])
+def test_weights_come_from_the_ranks_to_the_loaded_model_by_each_transfer(
+    transfer: str, subject: EngineUnderTest, monkeypatch: pytest.MonkeyPatch, small_chunks: None
+) -> None:
+    """From the policy's actors over the transfer that a run takes, vLLM's AsyncLLM and its workers' own receivers to a
+    turn by the new weights; what is not real is in `without_cuda`.
+    """
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    without_cuda = import_module("without_cuda")
+    without_cuda.stand_in(monkeypatch.setattr)
+    monkeypatch.setattr(torch, "empty", without_cuda.empty)
+    monkeypatch.setattr(actors, "resolve_device", lambda model: torch.device(model.device))
+    monkeypatch.setattr(actors.ray, "put", as_future)
+    changed = changed_copy(subject.model)
+    colocate = transfer == "ipc"
+    config = Config(
+        engine=ComponentConfig(name="vllm", params=VllmEngineConfig(transfer=transfer, tensor_parallel=2)),
+        cluster=ClusterConfig(name="ray", colocate=colocate, policy_workers=2, timeout_s=60),
+    )
+
+    async def use(engine: Any) -> None:
+        ranks: Any = Ranks(changed)
+        worker: Any = EngineActor(engine.engine)
+        chosen = choose(config, ranks, cuda=True)
+        old = await engine.generate(subject.request("old"))
+        for version in (5, 6):  # a second time over what the first has opened
+            if colocate:
+                await engine.sleep()
+                await engine.wake_weights()
+            await chosen.prepare()
+            await chosen.send([Target(worker=worker, number=0)], version, lambda lost, error: pytest.fail(str(error)))
+            if colocate:
+                await engine.wake()
+            new = await engine.generate(subject.request(f"new {version}"))
+            assert set(new.policy_versions) == {version}
+            expect_reference(subject, changed, subject.request("new"), new)
+        expect_reference(subject, subject.model, subject.request("old"), old)
+
+    try:
+        run(subject, use)
+    finally:
+        for path in SHARED_MEMORY.glob(f"{without_cuda.PREFIX}*"):
+            path.unlink()
+
+
+def as_future(value: object) -> asyncio.Future[object]:
+    """In the place of a reference to the object store."""
+
+    async def given() -> object:
+        return value
+
+    return given()
 
 
 def test_heads_that_cannot_be_split_are_refused_before_a_process_starts(saved: ModelConfig) -> None:

@@ -127,7 +127,7 @@ class RolloutActor(Actor):
         return self.rollouts.engine.policy_version
 
     async def connect_weights(self, source: Mapping[str, Any]) -> None:
-        """Wait for who will send weights (`weight_transfer.Source`)."""
+        """Wait for who will send weights (`weight_transfer.TransferSource`)."""
         await self._vllm.connect_weights(source)
 
     async def begin_update(self, version: int) -> None:

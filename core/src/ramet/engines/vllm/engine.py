@@ -132,7 +132,7 @@ class VllmEngine:
         await self._call(self._service.update(given, version, in_flight=self.in_flight))
 
     async def connect_weights(self, source: Mapping[str, Any]) -> None:
-        """Connect vLLM's workers to who will send weights (`weight_transfer.Source`)."""
+        """Let vLLM's workers join a broadcast of weights (`weight_transfer.TransferSource`); the others need nothing."""
         await self._call(self._service.connect(source))
 
     async def begin_update(self) -> None:
@@ -201,7 +201,6 @@ class VllmEngine:
         )
         try:
             await service.record_sampling()
-            await service.connect({"by": "host"})
         except BaseException:
             service.end()
             raise

@@ -142,7 +142,7 @@ class VllmService:
         await self._call("recording", self._llm.collective_rpc("ramet_record_sampling"))
 
     async def connect(self, source: Mapping[str, Any]) -> None:
-        """Connect the workers to a sender of weights (`weight_transfer.Source`)."""
+        """Connect the workers to a sender of weights (`weight_transfer.TransferSource`)."""
         self._check_works()
         request = WeightTransferInitRequest(init_info=dict(source))
         await self._call("connecting to the sender of weights", self._llm.init_weight_transfer_engine(request))
@@ -162,9 +162,15 @@ class VllmService:
             self._update = entered.pop_all()
 
     async def receive_chunk(self, info: Mapping[str, Any]) -> None:
-        """Let the workers receive a part of the new weights (`weight_transfer.Arriving`)."""
+        """Let the workers receive a part of the new weights (`weight_transfer.Arriving`). If they fail, the update is
+        over.
+        """
         self._check_works()
-        await self._call("the weight update", receive_chunk(self._llm, info))
+        try:
+            await self._call("the weight update", receive_chunk(self._llm, info))
+        except InfraError:
+            await self._update.aclose()
+            raise
 
     async def finish_update(self, version: int) -> None:
         """All parts were received: serve by them."""

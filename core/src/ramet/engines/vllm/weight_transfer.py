@@ -8,7 +8,8 @@ version, and vLLM must then report that version. What differs is what the worker
 - `ipc`: a chunk is in memory of the worker's own GPU, which the trainer's process on it has exported (vLLM's receiver);
 - `nccl`: chunks are broadcast by the trainer's first rank (vLLM's receiver), on a CPU by gloo (ours).
 
-A worker connects to as many of them as it is told to, so that one which missed a broadcast is sent the host's.
+A worker takes chunks of the first two from the start; it joins a broadcast when it is told to. So one which missed a
+broadcast is sent the host's.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ SHARED = Path("/dev/shm")
 
 @dataclass
 class TransferSource(WeightTransferInitInfo):  # type: ignore[misc, unused-ignore]
-    """Where weights will come from."""
+    """The broadcast that weights will come from."""
 
-    by: str  # host, ipc, nccl or gloo
+    by: str  # nccl or gloo
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -80,7 +81,10 @@ class WeightReceiver(WeightTransferEngine[TransferSource, Arriving]):  # type: i
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._receivers: dict[str, Receiver] = {}
+        self._receivers: dict[str, Receiver] = {
+            "host": _FromSharedMemory(self.model, self.device),
+            "ipc": _FromVllm(IPCWeightTransferEngine(*arguments), {"packed": True}),  # as `weight_senders` packs
+        }
 
     def init_transfer_engine(self, init_info: TransferSource) -> None:
         self._receivers[init_info.by] = self._receiver(init_info)
@@ -104,14 +108,9 @@ class WeightReceiver(WeightTransferEngine[TransferSource, Arriving]):  # type: i
         self._receivers.clear()
 
     def _receiver(self, source: TransferSource) -> Receiver:
+        if source.by == "gloo":
+            return _FromGloo(self.model, self.device, self.parallel_config.rank, source.options)
         about = (self.config, self.vllm_config, self.device, self.model)
-        match source.by:
-            case "host":
-                return _FromSharedMemory(self.model, self.device)
-            case "gloo":
-                return _FromGloo(self.model, self.device, self.parallel_config.rank, source.options)
-            case "ipc":
-                return _FromVllm(IPCWeightTransferEngine(*about), source.options)
         return _FromVllm(NCCLWeightTransferEngine(*about), source.options)
 
 
