@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ pytest.importorskip("ray")
 from ray.exceptions import RayTaskError
 
 import ramet.cluster.ray.worker
-from ramet.cluster.ray.worker import RayWorker, death_cause, translated
+from ramet.cluster.ray.actors import PolicyActor, RolloutActor
+from ramet.cluster.ray.worker import RayWorker, WorkerLost, death_cause, translated, variables
 from ramet.errors import InfraError
 from ramet.io.os_errors import os_error_text
 from ramet.policy.progress import PassProgress
@@ -92,3 +94,39 @@ def test_an_update_ends_by_time_since_its_last_micro_batch(ends: bool, monkeypat
         with pytest.raises(InfraError, match=late):
             asyncio.run(called())
     assert clock.now > 100.0 + 2 * 10.0
+
+
+def test_settings_of_torchs_allocator_are_the_users_by_its_older_name_too():
+    """torch reads PYTORCH_ALLOC_CONF first."""
+    assert variables(PolicyActor.ENVIRONMENT, 3, {}) == {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "OMP_NUM_THREADS": "3",
+    }
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        given = {name: "max_split_size_mb:64"}
+        assert variables(PolicyActor.ENVIRONMENT, None, given) == given
+
+
+class Engine:
+    """It sleeps no more; `failure` says whether it has failed for good."""
+
+    failure: str | None = None
+
+    async def sleep(self) -> None:
+        raise InfraError("the vllm engine failed: falling asleep: EngineDeadError")
+
+    async def wake_weights(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+
+def test_an_engine_that_died_while_it_was_idle_is_a_lost_worker():
+    actor: Any = RolloutActor.__new__(RolloutActor)
+    engine = Engine()
+    actor.rollouts = SimpleNamespace(engine=engine)
+    with pytest.raises(InfraError) as found:
+        asyncio.run(actor.sleep())
+    assert not isinstance(found.value, WorkerLost)  # it works, and what it was asked does not
+    engine.failure = "the vllm engine failed: falling asleep: EngineDeadError"
+    with pytest.raises(WorkerLost, match="is lost: the vllm engine failed: falling asleep"):
+        asyncio.run(actor.sleep())

@@ -17,7 +17,7 @@ from ramet.models.encoder import Encoder
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*REQUIRED, *DEFAULTS, *CPU_DEFAULTS):
+    for name in (*REQUIRED, *DEFAULTS, *CPU_DEFAULTS, "VLLM_CACHE_ROOT"):
         monkeypatch.setenv(name, "")  # so that it is restored, whatever the test sets
         monkeypatch.delenv(name)
 
@@ -48,6 +48,19 @@ def test_what_the_user_has_set_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_for_cpus_stay_off_gpus() -> None:
     prepare_environment(cpu=False)
     assert not [name for name in CPU_DEFAULTS if name in os.environ]
+
+
+def test_engines_on_different_gpus_compile_into_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    roots = []
+    for devices in ("0", "1", "2,3"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+        monkeypatch.delenv("VLLM_CACHE_ROOT", raising=False)
+        prepare_environment(cpu=False)
+        roots.append(os.environ["VLLM_CACHE_ROOT"])
+    assert len(set(roots)) == 3 and roots[2].endswith("-2-3")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "mine")
+    prepare_environment(cpu=False)
+    assert os.environ["VLLM_CACHE_ROOT"] == "mine"
 
 
 def test_a_setting_that_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

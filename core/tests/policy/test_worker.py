@@ -521,6 +521,7 @@ def test_at_rest_memory_is_given_back_after_the_garbage_and_when_the_device_is_d
     order: list[str] = []
     monkeypatch.setattr("gc.collect", lambda: order.append("collect"))
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: order.append(f"synchronize {device}"))
+    monkeypatch.setattr("torch.cuda.ipc_collect", lambda: order.append("collect exports"))
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: order.append("empty"))
     monkeypatch.setattr("ramet.policy.train_rank.reshard", lambda module: order.append(type(module).__name__))
     worker.rest()
@@ -528,7 +529,7 @@ def test_at_rest_memory_is_given_back_after_the_garbage_and_when_the_device_is_d
     order.clear()
     worker._train_rank.device = torch.device("cuda")
     worker.rest()
-    assert order[2:] == ["collect", "synchronize cuda", "empty"]
+    assert order[2:] == ["collect", "synchronize cuda", "collect exports", "empty"]
 
 
 @pytest.mark.parametrize("diverges", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
 import time
@@ -16,7 +17,7 @@ import torch
 
 from ramet.cluster.local import LocalBackend, LocalPolicy, LocalRollouts
 from ramet.config.compose import compose
-from ramet.errors import ConfigErrors, PluginError
+from ramet.errors import ConfigErrors, InfraError, PluginError
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.spec import PolicySpec
@@ -486,6 +487,38 @@ def test_one_rollout_per_task_is_refused_where_rollouts_are_compared(train: Trai
             "train.resample_rounds=1: replaces groups of equal rewards, as all are with rollout.group_size=1; set 0"
         ],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["", "on a full disk"])
+def test_a_run_whose_weights_do_not_reach_the_engines_has_saved_them(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, saves: bool
+) -> None:
+    whole = train()
+
+    async def broken(self: LocalBackend, version: int) -> None:
+        raise InfraError("the vllm engine failed: the weight update: KeyError: 'ipc'")
+
+    def full(self: LocalPolicy, folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalBackend, "sync_weights", broken)
+        if not saves:
+            patch.setattr(LocalPolicy, "write_staged", full)
+        with pytest.raises(InfraError, match="the weight update: KeyError: 'ipc'"):
+            train("run.name=cut", "train.save_every=100")
+    [line] = [line for line in caplog.messages if line.startswith("resume with: ramet train")]
+    assert line.endswith("run.name=cut")
+    assert (tmp_path / "cut/checkpoints/step_000001").is_dir() == saves
+    if saves:
+        train("run.name=cut", "train.save_every=100")
+        again = json.loads((tmp_path / "cut/metrics.jsonl").read_text().splitlines()[-1])
+        assert [again[name] for name in LEARNED] == [whole[2][name] for name in LEARNED]
+    else:
+        assert any(line.startswith("CHECKPOINT OF STEP 1 NOT SAVED: ") for line in caplog.messages)
+
+
+LEARNED = ("train/loss", "train/grad_norm", "reward/mean")
 
 
 def test_replacing_groups_is_refused_where_equal_rewards_teach_too(train: Train) -> None:

@@ -195,6 +195,7 @@ class TrainRank:
         gc.collect()  # before the cache is emptied: what only a cycle holds would stay
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # memory that a running kernel uses cannot be given back
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # nor what an engine has mapped, before it is known that it no longer does
             torch.cuda.empty_cache()
 
     def save(self, folder: Path) -> None:

@@ -37,6 +37,7 @@ from ramet.train.validation import Validation
 from ramet.types import Group, Need, Task
 
 logger = logging.getLogger(__name__)
+RESCUE_S = 900.0  # for the checkpoint of a run that fails
 T = TypeVar("T")
 GREEDY = RolloutPlan(group_size=1, temperature=0.0, top_p=1.0, top_k=0, branch=False, salt="greedy", counted=False)
 
@@ -143,11 +144,13 @@ class Loop:
     async def _step(self, step: int) -> None:
         started = time.monotonic()
         clock = StepClock()
-        played, metrics = await self._unless_failed(self._train(step, clock))
-        await self._finish(step, played, metrics, clock, started)
+        played, metrics, unsynced = await self._unless_failed(self._train(step, clock))
+        await self._finish(step, played, metrics, clock, started, unsynced)
 
-    async def _train(self, step: int, clock: StepClock) -> tuple[PlayedStep, dict[str, float]]:
-        """All of the step but its end. Returns what it learned from, and metrics."""
+    async def _train(self, step: int, clock: StepClock) -> tuple[PlayedStep, dict[str, float], Exception | None]:
+        """All of the step but its end. Returns what it learned from, metrics, and the error that kept its weights from
+        the engines or from validation.
+        """
         with self.progress.doing(REWARDS):
             played = await self.preemption.drop(self.step_rollouts.take(step))
         groups = played.groups
@@ -167,7 +170,9 @@ class Loop:
             self.step_rollouts.trained(step)
         except Dropped:
             logger.warning("step %d: no time left for its weight sync and validation; its metrics lack them", step)
-        return played, metrics
+        except Exception as error:
+            return played, metrics, error
+        return played, metrics, None
 
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns. As soon as a group fails that a later step would take, the run cannot go on: `work` is
@@ -259,7 +264,13 @@ class Loop:
         return [group.rollouts[0].reward for group in played]
 
     async def _finish(
-        self, step: int, played: PlayedStep, metrics: dict[str, float], clock: StepClock, started: float
+        self,
+        step: int,
+        played: PlayedStep,
+        metrics: dict[str, float],
+        clock: StepClock,
+        started: float,
+        unsynced: Exception | None,
     ) -> None:
         """Report, then save if it is time. The other way round a kill in between would lose the report for good: what
         was reported after the last checkpoint is redone, and trackers are rewound first.
@@ -276,10 +287,24 @@ class Loop:
         self.state.sampler, self.state.next_group = position.sampler, position.next_group
         self.state.block = list(position.block)
         self.state.seconds += time.monotonic() - started
+        if unsynced is not None:
+            await self._rescue(step)
+            raise unsynced
         saving = time.monotonic()
         with self.progress.doing(SAVING):
             await self.saver.save_if_due(step, self._score)
         self._save_s = time.monotonic() - saving
+
+    async def _rescue(self, step: int) -> None:
+        """Save a step that was learned, before what came after it ends the run; ranks that hang are not waited for."""
+        self.progress.stopping()
+        try:
+            async with asyncio.timeout(RESCUE_S):
+                await self.saver.save(step)
+        except Exception as error:
+            logger.warning("CHECKPOINT OF STEP %d NOT SAVED: %s: %s", step, type(error).__name__, error)
+        else:
+            logger.warning("what was learned in step %d is saved; the run ends, since the step could not be", step)
 
     async def _stage(self) -> Callable[[Path], None]:
         await self.backend.policy.stage()

@@ -8,6 +8,7 @@ import math
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +29,11 @@ from ramet.cluster.ray.actor_base import (
 )
 from ramet.cluster.ray.weight_senders import Broadcaster, stream
 from ramet.cluster.ray.weights import Bucket, buckets, tensors
-from ramet.cluster.ray.worker import WorkerLost
+from ramet.cluster.ray.worker import ALLOCATOR, WorkerLost
 from ramet.components.build import Components, needs_rewards, start_rewards
 from ramet.engines.protocol import EngineInfo, MayFail, Sleeper
 from ramet.engines.vllm import VllmEngine
+from ramet.errors import InfraError
 from ramet.models.loading import build_encoder, resolve_device
 from ramet.models.torch_setup import set_up_torch
 from ramet.policy.batching.rows import Floats, Row
@@ -115,33 +117,51 @@ class RolloutActor(Actor):
         """Raise `WorkerLost` if the engine failed for good and rollouts are masked: else this worker, always idle,
         would be given one group after the other, and mask them all.
         """
+        if any(rollout.fault is not None for group in groups for rollout in group.rollouts):
+            self._check_failure()
+
+    def _check_failure(self) -> None:
         engine = self.rollouts.engine
         failure = engine.failure if isinstance(engine, MayFail) else None
-        if failure is not None and any(rollout.fault is not None for group in groups for rollout in group.rollouts):
+        if failure is not None:
             raise WorkerLost(f"the rollout worker with pid {os.getpid()} on node {node_address()} is lost: {failure}")
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """As `_check_failure`, where the engine is asked itself: it may have died since it played."""
+        try:
+            yield
+        except InfraError:
+            self._check_failure()
+            raise
 
     async def update_weights(self, weights: list[ObjectRef[Bucket]], version: int) -> int:
         """Returns the version that the engine reports afterwards."""
         found = tensors(await asyncio.gather(*weights))
-        await self.rollouts.update_weights(found, version)
+        with self._failing():
+            await self.rollouts.update_weights(found, version)
         return self.rollouts.engine.policy_version
 
     async def connect_weights(self, source: Mapping[str, Any]) -> None:
-        """Wait for who will send weights (`weight_transfer.TransferSource`)."""
-        await self._vllm.connect_weights(source)
+        """Join a broadcast of weights (`weight_transfer.TransferSource`)."""
+        with self._failing():
+            await self._vllm.connect_weights(source)
 
     async def begin_update(self, version: int) -> None:
         """`receive_chunk` and `finish_update` follow. An update that begins meanwhile waits for them."""
         self.rollouts.expect(version)
-        await self._vllm.begin_update()
+        with self._failing():
+            await self._vllm.begin_update()
 
     async def receive_chunk(self, info: Mapping[str, Any]) -> None:
         """Received when it returns (`weight_transfer.Arriving`)."""
-        await self._vllm.receive_chunk(info)
+        with self._failing():
+            await self._vllm.receive_chunk(info)
 
     async def finish_update(self, version: int) -> int:
         """Returns the version that the engine reports afterwards."""
-        await self._vllm.finish_update(version)
+        with self._failing():
+            await self._vllm.finish_update(version)
         return self.rollouts.engine.policy_version
 
     @property
@@ -157,17 +177,20 @@ class RolloutActor(Actor):
         """False: the engine cannot."""
         if not isinstance(self.rollouts.engine, Sleeper):
             return False
-        await self.rollouts.engine.sleep()
+        with self._failing():
+            await self.rollouts.engine.sleep()
         return True
 
     async def wake_weights(self) -> None:
         """Make room for weights; `update_weights` must follow."""
         if isinstance(self.rollouts.engine, Sleeper):
-            await self.rollouts.engine.wake_weights()
+            with self._failing():
+                await self.rollouts.engine.wake_weights()
 
     async def wake(self) -> None:
         if isinstance(self.rollouts.engine, Sleeper):
-            await self.rollouts.engine.wake()
+            with self._failing():
+                await self.rollouts.engine.wake()
 
     async def close(self) -> None:
         try:
@@ -181,7 +204,7 @@ class PolicyActor(Actor):
     """One rank of the policy, and of the critic if there is one."""
 
     # Micro-batches differ in length: in fixed segments of memory each leaves pieces that the next cannot use.
-    ENVIRONMENT: ClassVar[Mapping[str, str]] = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    ENVIRONMENT: ClassVar[Mapping[str, str]] = {ALLOCATOR: "expandable_segments:True"}
 
     def rendezvous(self) -> str:
         """An address for torch's rendezvous of all ranks, if this is the first: a port that is free now."""

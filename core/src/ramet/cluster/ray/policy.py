@@ -75,7 +75,7 @@ class RayPolicy:
         return self._pool.start(PolicyActor, f"policy rank {slot}", place, setup, self._on_lost)
 
     def _on_lost(self, worker: RayWorker, error: WorkerLost) -> None:
-        self._pool.fail(_fatal(error))
+        self._pool.fail(_fatal(error), policy=True)
 
     async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
         return _copied(await self._compute("logprobs", self._put(rows)))
@@ -108,7 +108,7 @@ class RayPolicy:
 
     async def next_weights(self) -> list[dict[str, Any] | None]:
         """By rank, what its engine is to receive; None: everything was given, or its replica has none to give to."""
-        return await self._pool.unless_failed(self._gather("next_weights", ()))
+        return await self._pool.unless_failed(self._gather("next_weights", ()), policy=True)
 
     async def weight_shapes(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """Names, types and shapes of what `broadcast_weights` sends."""
@@ -129,8 +129,9 @@ class RayPolicy:
         await self._call_all("broadcast_weights")
 
     async def weights_beside_engines(self) -> list[ObjectRef[Bucket]]:
-        """As `weights`, while co-located engines go on."""
+        """As `weights`, while co-located engines run, which need the memory again."""
         found: list[ObjectRef[Bucket]] = await self._call_all("weights")
+        await self.rest()
         return found
 
     def progress(self) -> PassProgress | None:
@@ -174,7 +175,7 @@ class RayPolicy:
 
     async def _call_all(self, method: str, *arguments: Any) -> Any:
         """The first rank's result, once all have returned. Raises the cause of a rank's death, or a rank's error."""
-        return (await self._pool.unless_failed(self._gather(method, arguments)))[0]
+        return (await self._pool.unless_failed(self._gather(method, arguments), policy=True))[0]
 
     async def _gather(self, method: str, arguments: tuple[Any, ...]) -> list[Any]:
         """By rank."""

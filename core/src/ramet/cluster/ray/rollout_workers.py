@@ -48,9 +48,11 @@ class RolloutWorkers:
         self._devices: dict[int, tuple[str, ...]] = {}
         self._version: int | None = None  # of the weights that every engine has, or will have soon
         self._pending = False  # new weights are being prepared
-        self._changed = asyncio.Condition()  # of the two above
-        self._info: EngineInfo | None = None
         self._asleep = False
+        self._has_room = True  # for engines that start: co-located ones have none from `sleep` until all are awake
+        self._starting: set[RayWorker] = set()  # engines that take memory, and are not in the dispatcher yet
+        self._changed = asyncio.Condition()  # of the four above without `_asleep`
+        self._info: EngineInfo | None = None
 
     async def open(self, devices: dict[int, tuple[str, ...]]) -> None:
         """Start all workers at once. `devices`: by worker, the GPUs that it shares with policy ranks."""
@@ -65,18 +67,22 @@ class RolloutWorkers:
     async def update_weights(self, version: int) -> None:
         """Send the policy's weights to every engine. Engines that are starting get them before their first group."""
         assert self.transfer is not None, "engines alone have no policy"
+        if self.before_wake is not None:  # co-located: the policy needs memory to gather them
+            await self.sleep()
         self._pending = True
         await self.transfer.prepare()
-        async with self._changed:
-            self._version, self._pending = version, False
-            self._changed.notify_all()
+        self._version, self._pending = version, False
+        await self._notify()
         await self._wake_with(self.transfer, version)
 
     async def sleep(self) -> None:
-        """Co-located engines free their memory for the policy until `wake`."""
+        """Co-located engines free their memory for the policy until `wake`; one that starts does when it has started,
+        and no other starts before `wake`.
+        """
         if self._asleep:
             return
-        self._asleep = True
+        self._asleep, self._has_room = True, False
+        await self._wait_for(lambda: not self._starting)
         able = await asyncio.gather(*(self._sleep(worker) for worker in self.dispatcher.workers))
         if not all(able):
             message = "cluster.colocate=true: engine %s cannot sleep and keeps its memory"
@@ -99,6 +105,8 @@ class RolloutWorkers:
         await transfer.send(targets, version, self.replace)
         if woken:
             await self._call_each("wake")
+            self._has_room = True
+            await self._notify()
 
     async def _call_each(self, method: str) -> None:
         """Of every engine, at once; those that are lost are replaced."""
@@ -112,7 +120,7 @@ class RolloutWorkers:
         await run_together(*map(call, self.dispatcher.workers))
 
     async def _sleep(self, worker: RayWorker) -> bool:
-        """Whether it can. One that is lost is replaced, by one that falls asleep when it has started."""
+        """Whether it can. One that is lost is replaced when the others are awake."""
         try:
             able: bool = await worker.call("sleep", timeout_s=self._pool.timeout_s)
         except WorkerLost as error:
@@ -142,46 +150,43 @@ class RolloutWorkers:
         )
         self._numbers[worker] = number
         try:
-            await self._prepare(worker)
+            await worker.wait_started(self._pool.timeout_s)
+            await self._wait_for(lambda: self._has_room)
+            self._starting.add(worker)
+            self._info = await worker.call("start", timeout_s=self._pool.timeout_s)
+            await self._give_weights(worker)
+            if worker in self._numbers:  # or it was lost while its last answer was in flight
+                self._pool.monitor.watch(worker, self.replace, may_be_silent=False)
+                self.dispatcher.add(worker)
         except WorkerLost as error:
             self.replace(worker, error)
             raise
-        if worker in self._numbers:  # or it was lost while its last answer was in flight
-            self._pool.monitor.watch(worker, self.replace, may_be_silent=False)
-            self.dispatcher.add(worker)
-
-    async def _prepare(self, worker: RayWorker) -> None:
-        await worker.wait_started(self._pool.timeout_s)
-        self._info = await worker.call("start", timeout_s=self._pool.timeout_s)
-        await self._give_weights(worker)
-        asleep = False
-        while self._asleep != asleep:  # it changes while this engine follows
-            if asleep:
-                await worker.call("wake_weights", timeout_s=self._pool.timeout_s)
-                await self._give_weights(worker)
-                await worker.call("wake", timeout_s=self._pool.timeout_s)
-            else:
-                await worker.call("sleep", timeout_s=self._pool.timeout_s)
-            asleep = not asleep
+        finally:
+            self._starting.discard(worker)
+            await self._notify()
 
     async def _give_weights(self, worker: RayWorker) -> None:
         """To a new engine, the current ones; others may come while it is sent these."""
         given: int | None = None
         while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: not self._pending)
+            await self._wait_for(lambda: not self._pending)
             if self.transfer is None or self._version in (None, given):
                 return
-            version = self._version
-            if await self.transfer.send_late(worker, version):
-                given = version
-            else:
-                await self._other_version(version)
+            given = self._version
+            if not await self.transfer.send_late(worker, given):
+                await self._other_version(given)
 
-    async def _other_version(self, version: int) -> None:
+    async def _other_version(self, version: int | None) -> None:
         """Wait until engines are to have another."""
+        await self._wait_for(lambda: self._version != version)
+
+    async def _wait_for(self, condition: Callable[[], bool]) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: self._version != version)
+            await self._changed.wait_for(condition)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     def replace(self, worker: RayWorker, error: InfraError) -> None:
         """Start another worker in its slot. Called by all that find it lost; only the first call has an effect."""

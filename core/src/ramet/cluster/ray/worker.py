@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from ramet.rollout.progress import RolloutProgress
 
 logger = logging.getLogger(__name__)
 MAX_CAUSE_CHARS = 300
+ALLOCATOR, OLD_ALLOCATOR = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LOST = (
     exceptions.RayActorError,
@@ -44,7 +46,6 @@ class RayWorker:
     ) -> None:
         """Requests the actor; `wait_started` waits for it."""
         driver = DriverEnvironment.capture()
-        threads = {} if slot.threads is None else {"OMP_NUM_THREADS": str(slot.threads)}
         self.name = name
         self.process: ActorProcess | None = None
         self.progress: RolloutProgress | PassProgress | None = None  # as of its last ping
@@ -56,7 +57,7 @@ class RayWorker:
                 num_gpus=slot.gpus,
                 max_restarts=0,  # a new process has none of the state; the owner of the worker makes a new one
                 scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, slot.bundle),
-                runtime_env={"env_vars": {**actor_class.ENVIRONMENT, **threads, **driver.settings}},
+                runtime_env={"env_vars": variables(actor_class.ENVIRONMENT, slot.threads, driver.settings)},
             )
             .remote(driver, setup, devices)
         )
@@ -104,6 +105,14 @@ class RayWorker:
         """At once; calls that it has not answered end with `WorkerLost`."""
         with contextlib.suppress(Exception):  # it is dead already
             ray.kill(self.actor, no_restart=True)
+
+
+def variables(own: Mapping[str, str], threads: int | None, settings: Mapping[str, str]) -> dict[str, str]:
+    """Of the process: the actor's own, its threads, and the driver's settings, which win. torch reads its allocator's
+    older variable only where the newer is missing.
+    """
+    given = {name: value for name, value in own.items() if name != ALLOCATOR or OLD_ALLOCATOR not in settings}
+    return given | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)}) | dict(settings)
 
 
 def translated(error: Exception, who: str) -> Exception:

@@ -54,6 +54,7 @@ class WorkerPool:
         self._workers: list[RayWorker] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._policy_failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _start_limiters(self) -> Limiters:
         self._limiters = start_limiters()
@@ -91,23 +92,28 @@ class WorkerPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def fail(self, error: Exception) -> None:
-        """The run cannot go on: all that waits in `unless_failed`, now and later, raises `error`."""
-        if not self._failure.done():
-            self._failure.set_exception(error)
-            self._failure.exception()  # asyncio need not warn if nothing waits for it
+    def fail(self, error: Exception, *, policy: bool = False) -> None:
+        """The run cannot continue: all that waits in `unless_failed`, now and later, raises `error`. `policy`: it has
+        failed itself; otherwise what it has learned can still be saved.
+        """
+        for failure in (self._failure, self._policy_failure) if policy else (self._failure,):
+            if not failure.done():
+                failure.set_exception(error)
+                failure.exception()  # asyncio need not warn if nothing waits for it
 
-    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns, or the error of `fail` as soon as that is called; `work` is cancelled then."""
-        task = asyncio.ensure_future(work)
+    async def unless_failed(self, work: Coroutine[Any, Any, T], *, policy: bool = False) -> T:
+        """What `work` returns, or the error of `fail` as soon as that is called; `work` is cancelled then. `policy`: it
+        needs the policy alone.
+        """
+        task, failure = asyncio.ensure_future(work), self._policy_failure if policy else self._failure
         try:
-            awaited: set[asyncio.Future[Any]] = {task, self._failure}
+            awaited: set[asyncio.Future[Any]] = {task, failure}
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-            if not self._failure.done():
+            if not failure.done():
                 return task.result()
         finally:
             await cancel_and_wait([task], timeout_s=CANCEL_S)
-        error = self._failure.exception()
+        error = failure.exception()
         assert error is not None
         raise error
 

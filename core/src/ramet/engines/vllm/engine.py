@@ -132,7 +132,7 @@ class VllmEngine:
         await self._call(self._service.update(given, version, in_flight=self.in_flight))
 
     async def connect_weights(self, source: Mapping[str, Any]) -> None:
-        """Let vLLM's workers join a broadcast of weights (`weight_transfer.TransferSource`); the others need nothing."""
+        """Let vLLM's workers join a broadcast of weights (`weight_transfer.TransferSource`)."""
         await self._call(self._service.connect(source))
 
     async def begin_update(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -53,13 +55,23 @@ def check_vllm(model: ModelConfig, config: VllmEngineConfig) -> list[str]:
 
 def prepare_environment(*, cpu: bool) -> None:
     """Set what vLLM needs; what the user has set is kept. Raises `ConfigError` if this engine cannot work with that."""
-    defaults: Mapping[str, str] = {**REQUIRED, **DEFAULTS, **(CPU_DEFAULTS if cpu else {})}
+    defaults: Mapping[str, str] = {**REQUIRED, **DEFAULTS, **(CPU_DEFAULTS if cpu else _own_cache())}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # while vLLM is imported, nothing else does
     for name, value in REQUIRED.items():
         if os.environ[name] != value:
             raise ConfigError(f"engine=vllm: needs {name}={value} in the environment, got {os.environ[name]!r}")
+
+
+def _own_cache() -> dict[str, str]:
+    """A cache of compiled graphs for the GPUs of this engine. In vLLM's own folder all engines of a run, each rank 0 of
+    its world, would write the same files at once.
+    """
+    if not (devices := os.environ.get("CUDA_VISIBLE_DEVICES")):
+        return {}
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return {"VLLM_CACHE_ROOT": str(root / "vllm" / f"{socket.gethostname()}-{devices.replace(',', '-')}")}
 
 
 def _check_devices(config: VllmEngineConfig, *, cpu: bool) -> list[str]:
