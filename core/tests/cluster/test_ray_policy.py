@@ -84,7 +84,7 @@ def test_ranks_are_numbered_by_node_and_gpu_whatever_order_ray_has_started_them_
         def start(self, actor: object, name: str, slot: int, setup: object, on_lost: object) -> Worker:
             return Worker(slot)
 
-        async def unless_failed(self, work: Any) -> Any:
+        async def unless_failed(self, work: Any, *, policy: bool) -> Any:
             return await work
 
     async def open_all() -> policy.RayPolicy:
