@@ -25,6 +25,7 @@ from ramet.types import BranchEvent, GroupView, Need, Rollout, StartRoots
 Register = Callable[..., None]
 MODES = "token-mean, seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm, token-sum-norm"
 
+FREE = "those of the update's own forward pass, at no cost: a step has one optimiser step"
 BEFORE = "computed before the update, by one more forward pass a step, since"
 
 
@@ -171,7 +172,8 @@ def test_an_aggregation_that_there_is_not_is_named(register: Register) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ([], "those of the update's own forward pass, at no cost: a step has one optimiser step"),
+        ([], f"{FREE}; the ratio is 1: clipping does nothing (train.minibatches)"),
+        (["policy_loss=mine"], FREE),
         (["train.minibatches=2"], f"{BEFORE} its 2 optimiser steps change the policy"),
         (["train.epochs=2"], f"{BEFORE} its 2 optimiser steps change the policy"),
         (["advantage=mine"], f"{BEFORE} advantage=mine reads them"),
@@ -180,6 +182,7 @@ def test_an_aggregation_that_there_is_not_is_named(register: Register) -> None:
 )
 def test_the_plan_says_what_the_old_logprobs_costs(register: Register, overrides: list[str], said: str) -> None:
     register("advantages", needs=frozenset({Need.OLD_LOGPROBS}))
+    register("policy_losses", needs=frozenset())
     config = compose(["model.path=model", "engine=torch", *overrides], job="train").config
     assert _old_logprobs(config, Components(config)) == said
 

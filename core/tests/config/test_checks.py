@@ -31,7 +31,11 @@ def test_a_sound_configuration_has_no_problems():
         (["rollout.top_k=5"], "rollout.top_p=1.0, rollout.top_k=5: training needs 1.0 and 0"),
         (["rewards.math.resample=true"], "rewards.math.resample=true: needs train.resample_rounds over 0"),
         (["rollout.max_concurrent=7"], "rollout.max_concurrent=7: must be at least rollout.group_size=8"),
-        (["train.tasks_per_step=1", "train.minibatches=9"], "train.minibatches=9: at most the 8 rollouts"),
+        (
+            ["train.tasks_per_step=1", "train.minibatches=9"],
+            "train.minibatches=9: at most the 8 rollouts of a step (train.tasks_per_step=1 x rollout.group_size=8); "
+            "set train.minibatches=8 or fewer, or play more rollouts",
+        ),
         (["train.eval_every=2"], "train.eval_every=2: needs data.valid, which is empty"),
         (["train.eval_first=true"], "train.eval_first=true: needs data.valid, which is empty"),
         (["train.keep_checkpoints=0"], "train.keep_checkpoints=0: must be at least 1"),

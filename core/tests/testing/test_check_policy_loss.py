@@ -19,6 +19,7 @@ def clipped(batch: LossInputs) -> Tensor:
 
 class Clip:
     needs: frozenset[Need] = frozenset()
+    reads_ratio = True
 
     def __call__(self, batch: LossInputs) -> LossOutput:
         hit = ((batch.logprobs - batch.old_logprobs).abs() > 0.2).float()
@@ -121,6 +122,10 @@ class Undeclared(Clip):
         return LossOutput(per_token=batch.logprobs - batch.ref_logprobs)
 
 
+class UndeclaredRatio(Clip):
+    reads_ratio = False
+
+
 class InPlace(Clip):
     def __call__(self, batch: LossInputs) -> LossOutput:
         batch.advantages.mul_(2)
@@ -165,6 +170,7 @@ def test_a_good_loss_passes(good: type) -> None:
         (Detached, "carries no gradient"),
         (Inert, "get no gradient"),
         (Undeclared, "`needs` does not name them.*ref_logprobs"),
+        (UndeclaredRatio, "old_logprobs change the loss: set reads_ratio = True"),
         (InPlace, "changed the input advantages"),
     ],
 )

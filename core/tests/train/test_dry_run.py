@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramet.config.schema import ClusterConfig, Config, ModelConfig, RolloutConfig, TrainConfig
+from ramet.config.schema import ClusterConfig, Config, ModelConfig, OldLogprobs, RolloutConfig, TrainConfig
 from ramet.train.dry_run import staleness_in_words
 
 
@@ -19,6 +19,11 @@ from ramet.train.dry_run import staleness_in_words
             TrainConfig(staleness=2),
             "groups of the next 2 steps play during the update, with weights at most 2 updates old; their importance "
             "weights are cut at train.tis_cap=2.0",
+        ),
+        (
+            TrainConfig(staleness=1, tis_cap=None, old_logprobs=OldLogprobs.ENGINE),
+            "groups of the next step play during the update, with weights at most 1 update old; their importance "
+            "weights are the loss's ratios",
         ),
     ],
 )

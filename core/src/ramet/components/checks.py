@@ -6,13 +6,14 @@ demand, and so are entropies of the trainer computed; the engine's are not.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
 from ramet.components.build import Components, needs_rewards
 from ramet.components.engines import engine_capabilities
-from ramet.config.schema import Config, LossAggregation
+from ramet.config.schema import Config, LossAggregation, OldLogprobs
 from ramet.engines.protocol import Capability
 from ramet.errors import RametError
 from ramet.rollout.branching.decisions import ask
@@ -23,6 +24,7 @@ from ramet.rollout.stateful import StatefulComponent, fork_problems, step_compon
 from ramet.types import BranchPolicy, GroupView, Need, PolicyLoss, Start, Task, user_prompt
 from ramet.types.algorithm import MIN_GROUP
 
+logger = logging.getLogger(__name__)
 GIVEN = {
     "advantage": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE, Need.VALUES, Need.GREEDY_ROLLOUT},
     "policy_loss": {Need.ENTROPY, Need.OLD_LOGPROBS, Need.REFERENCE},
@@ -129,6 +131,24 @@ def _ungiven(config: Config, section: str, wanted: frozenset[Need]) -> Iterator[
         yield f"{who} needs {need}, which is not given to it; allowed: {', '.join(given)}"
     if Need.ENTROPY in wanted and Capability.ENTROPY not in engine_capabilities(config):
         yield f"{who} needs entropies, and engine {config.engine.name!r} reports none"
+
+
+def ratio_is_one(config: Config, loss: PolicyLoss) -> bool:
+    """Whether the loss compares the policy with itself: a step has one optimiser step, and pi_old is the policy."""
+    train = config.train
+    one_step = train.minibatches * train.epochs == 1 and train.old_logprobs is OldLogprobs.TRAINER
+    return one_step and bool(getattr(loss, "reads_ratio", False))  # may be left out
+
+
+def warn_of_ratio_one(config: Config, loss: PolicyLoss) -> None:
+    """Every loss with a ratio is then REINFORCE, whatever its clip."""
+    if ratio_is_one(config, loss):
+        logger.warning(
+            "train.minibatches=1 and train.epochs=1: a step has one optimiser step, so the ratio is 1 and the clipping "
+            "of policy_loss=%s does nothing; set train.minibatches (papers: 4 to 16), or leave it where one step is "
+            "meant (opo, remax, treerl)",
+            config.policy_loss.name,
+        )
 
 
 def _aggregation(config: Config, loss: PolicyLoss) -> Iterator[str]:

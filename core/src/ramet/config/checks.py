@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ramet.config.option import problem_of
 from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Combine, Config, DataConfig, KlIn, SftConfig, TrainConfig
+from ramet.config.schema import Combine, Config, DataConfig, KlIn, OldLogprobs, SftConfig, TrainConfig
 from ramet.config.sections import JOBS
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -129,11 +129,15 @@ def _training(config: Config) -> Iterator[str]:
         )
     rollouts = train.tasks_per_step * rollout.group_size
     if train.minibatches > rollouts:
-        yield f"train.minibatches={train.minibatches}: at most the {rollouts} rollouts of a step"
-    if train.staleness and train.tis_cap is None:
+        yield (
+            f"train.minibatches={train.minibatches}: at most the {rollouts} rollouts of a step (train.tasks_per_step="
+            f"{train.tasks_per_step} x rollout.group_size={rollout.group_size}); set train.minibatches={rollouts} or "
+            "fewer, or play more rollouts"
+        )
+    if train.staleness and train.tis_cap is None and train.old_logprobs is OldLogprobs.TRAINER:
         yield (
             f"train.staleness={train.staleness}: needs train.tis_cap, which is null: what older weights sampled is "
-            "corrected by its importance"
+            "corrected by its importance; or set train.old_logprobs=engine, whose ratio corrects it"
         )
     yield from _kl(train, rollouts)
     yield from _bands(train)

@@ -27,7 +27,8 @@ def check_policy_loss(loss: PolicyLoss) -> None:
 
     Shape, finite, detached metrics, a gradient to `logprobs`; the same loss and gradient of every token however the
     sequences are cut into micro-batches; no gradient to masked tokens and none of their values matters; inputs that
-    `needs` does not name are absent; `aggregation` names modes that there are; nothing in the batch is changed.
+    `needs` does not name are absent; `aggregation` names modes that there are; a loss that `old_logprobs` change says
+    `reads_ratio`; nothing in the batch is changed.
     """
     needs = expect_needs(loss)
     _check_aggregation(getattr(loss, "aggregation", None))
@@ -36,6 +37,7 @@ def check_policy_loss(loss: PolicyLoss) -> None:
         whole = _run(loss, batch)
         _check_mask(loss, batch, whole)
         _check_micro_batches(loss, batch, whole)
+        _check_ratio(loss, batch, whole)
     expect(bool(whole.gradient[batch.mask].any()), "logprobs get no gradient: compute the loss from batch.logprobs")
 
 
@@ -109,6 +111,14 @@ def _check_micro_batches(loss: PolicyLoss, batch: LossInputs, whole: _Run) -> No
             "a token's loss or gradient depends on the other sequences of its micro-batch: no means, counts or "
             "statistics over the batch; the core normalises by global counts",
         )
+
+
+def _check_ratio(loss: PolicyLoss, batch: LossInputs, whole: _Run) -> None:
+    moved = _run(loss, replace(batch, old_logprobs=batch.old_logprobs - 0.5))
+    expect(
+        getattr(loss, "reads_ratio", False) is True or _same(moved, whole, batch.mask),
+        "old_logprobs change the loss: set reads_ratio = True, so that a run is warned of where they are logprobs",
+    )
 
 
 def _same(one: _Run, other: _Run, mask: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ramet.components.build import Components
+from ramet.components.checks import ratio_is_one
 from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, KlIn, OldLogprobs
 from ramet.errors import raise_all
@@ -133,7 +134,9 @@ def _old_logprobs(config: Config, components: Components) -> str:
     elif updates > 1:
         why = f"its {updates} optimiser steps change the policy"
     else:
-        return "those of the update's own forward pass, at no cost: a step has one optimiser step"
+        free = "those of the update's own forward pass, at no cost: a step has one optimiser step"
+        one = "; the ratio is 1: clipping does nothing (train.minibatches)"
+        return free + one * ratio_is_one(config, components.loss)
     return f"computed before the update, by one more forward pass a step, since {why}"
 
 
@@ -144,9 +147,10 @@ def staleness_in_words(config: Config) -> str:
         return ""
     ahead = "step" if train.staleness == 1 else f"{train.staleness} steps"
     lag = "1 update" if train.staleness == 1 else f"{train.staleness} updates"
+    weights = f"are cut at train.tis_cap={train.tis_cap}" if train.tis_cap is not None else "are the loss's ratios"
     return (
         f"groups of the next {ahead} play during the update, with weights at most {lag} old; their importance "
-        f"weights are cut at train.tis_cap={train.tis_cap}{_room_ahead(config)}"
+        f"weights {weights}{_room_ahead(config)}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ramet.cluster.check import check_cluster
 from ramet.components.build import Components
-from ramet.components.checks import check_components, check_forks, check_needs
+from ramet.components.checks import check_components, check_forks, check_needs, warn_of_ratio_one
 from ramet.components.engines import check_engine
 from ramet.components.prompts import check_prompts, task_prompts, warn_of_foreign_tags
 from ramet.components.toolbox import ToolNames, tool_names
@@ -198,6 +198,7 @@ def _prepared(
     if encoder is not None and config.data.chat_markup is ChatMarkup.KEEP:
         for key, found in (("data.train", tasks), ("data.valid", kept_valid.tasks if kept_valid else [])):
             warn_of_chat_markup(found, lambda task: encoder.chat_markup(prompt(task).messages), key)
+    warn_of_ratio_one(config, components.loss)
     warn_of_overlap(tasks, kept_valid.tasks if kept_valid else [])
     played = [*tasks, *(kept_valid.tasks if kept_valid else [])]
     foreign = warn_of_foreign_tags(components.step, config, played, tools)

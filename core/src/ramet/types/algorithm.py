@@ -131,9 +131,12 @@ class PolicyLoss(Protocol):
     for it; it is counted all the same.
 
     `aggregation`: the modes that the loss is correct with; None: any. Another one is refused before the start.
+    `reads_ratio`: the loss compares `logprobs` with `old_logprobs`. A step of one optimiser step, in which both are the
+    same, is warned of before the start. Both may be left out.
     """
 
     needs: frozenset[Need]
     aggregation: frozenset[str] | None = None
+    reads_ratio: bool = False
 
     def __call__(self, batch: LossInputs) -> LossOutput: ...

@@ -28,6 +28,8 @@ LIMIT = 20.0
 class AepoLoss:
     """The policy loss `aepo`."""
 
+    reads_ratio = True
+
     def __init__(self, config: AepoLossConfig) -> None:
         self.config = config
         self.needs: frozenset[Need] = frozenset() if config.entropy_above is None else frozenset({Need.ENTROPY})

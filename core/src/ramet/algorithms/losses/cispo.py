@@ -14,6 +14,7 @@ class Cispo:
     """Policy loss `cispo`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_ratio = True
 
     def __init__(self, config: CispoConfig) -> None:
         self.config = config

@@ -75,17 +75,19 @@ class GmpoConfig:
 class Divergence(StrEnum):
     """How far two policies are apart at a token, seen as sampled or not sampled."""
 
-    TV = "tv"  # |pi - pi_old|, the total variation
-    KL = "kl"  # of pi_old from pi
+    TV = "tv"  # |pi - mu|, the total variation
+    KL = "kl"  # of mu from pi
 
 
 @dataclass(kw_only=True, slots=True)
 class DppoConfig:
     """DPPO (arXiv 2602.04879): tokens whose probability moved too far in the advantage's direction are left out."""
 
-    divergence: Divergence = option(Divergence.TV, "kl: the binary KL divergence; use smaller bounds, as 0.05")
-    bound_low: float = option(0.2, "divergence allowed where the advantage is negative", minimum=0)
-    bound_high: float = option(0.2, "and where it is positive", minimum=0)
+    divergence: Divergence = option(Divergence.TV, "kl: the binary KL divergence")
+    bound_low: float | None = option(
+        None, "divergence allowed where the advantage is negative; null: 0.15, kl: 0.05", minimum=0
+    )
+    bound_high: float | None = option(None, "and where it is positive; null: the same", minimum=0)
     ratio_cap: float = option(20.0, "bound of the ratio that weighs a token", above=0)
 
     def __post_init__(self) -> None:

@@ -1,12 +1,16 @@
 """DPPO: leaves out tokens by how far their probability moved, not by its ratio (Qi et al., arXiv 2602.04879).
 
-    L_t = -sg[min(r_t, cap)] A_t log pi_t m_t
-    m_t = 0 where the policy moved in the advantage's direction by more than the bound: pi > pi_old and A > 0 with
-          D_t > bound_high, or pi < pi_old and A < 0 with D_t > bound_low; else 1
-    D_t = |pi - pi_old|        tv, the total variation of "this token or another one"
-    D_t = pi_old log(pi_old / pi) + (1 - pi_old) log((1 - pi_old) / (1 - pi))        kl, of the same two outcomes
+    L_t = -sg[min(r_t, cap)] A_t log pi_t m_t        r_t = pi / mu
+    m_t = 0 where the policy moved in the advantage's direction by more than the bound: pi > mu and A > 0 with
+          D_t > bound_high, or pi < mu and A < 0 with D_t > bound_low; else 1
+    D_t = |pi - mu|        tv, the total variation of "this token or another one"
+    D_t = mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi))        kl, of the same two outcomes
 
-A ratio of 2 at a rare token is hardly a move (0.001 to 0.002) and is kept; PPO's clip would leave it out.
+mu are the engine's probabilities, from which mask and ratio are measured (§5.2): `train.old_logprobs=engine`, as in the
+preset. With `trainer` they are measured from pi_old, which the paper advises against.
+
+A ratio of 2 at a rare token is hardly a move (0.001 to 0.002) and is kept; PPO's clip would leave it out. The bounds of
+0.15 and, kl, 0.05 are those of the authors' script.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from ramet.algorithms.losses.config import Divergence, DppoConfig
 from ramet.algorithms.ratio import ratio_of
 from ramet.types import LossInputs, LossOutput, Need
 
+BOUNDS = {Divergence.TV: 0.15, Divergence.KL: 0.05}
 TINY = 1e-8  # keeps the logarithm of 1 - pi finite where pi is 1
 
 
@@ -25,15 +30,19 @@ class Dppo:
     """Policy loss `dppo`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_ratio = True
 
     def __init__(self, config: DppoConfig) -> None:
         self.config = config
+        bound = BOUNDS[config.divergence]
+        self.low = bound if config.bound_low is None else config.bound_low
+        self.high = bound if config.bound_high is None else config.bound_high
 
     def __call__(self, batch: LossInputs) -> LossOutput:
         config, logprobs = self.config, batch.logprobs.detach()
         distance = divergence(logprobs, batch.old_logprobs, config.divergence)
-        rising = (batch.advantages > 0) & (logprobs > batch.old_logprobs) & (distance > config.bound_high)
-        falling = (batch.advantages < 0) & (logprobs < batch.old_logprobs) & (distance > config.bound_low)
+        rising = (batch.advantages > 0) & (logprobs > batch.old_logprobs) & (distance > self.high)
+        falling = (batch.advantages < 0) & (logprobs < batch.old_logprobs) & (distance > self.low)
         left_out = rising | falling
         ratio = ratio_of(logprobs, batch.old_logprobs)
         weight = ratio.clamp(max=config.ratio_cap) * ~left_out

@@ -20,6 +20,7 @@ class Gmpo:
     """Policy loss `gmpo`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_ratio = True
     # The ratio is a sequence's, and so is its weight.
     aggregation = frozenset({"seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"})
 

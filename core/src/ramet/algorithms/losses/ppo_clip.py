@@ -17,6 +17,7 @@ class PpoClip:
     """Policy loss `ppo_clip`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_ratio = True
 
     def __init__(self, config: PpoClipConfig) -> None:
         self.config = config

@@ -18,6 +18,7 @@ class Sapo:
     """Policy loss `sapo`."""
 
     needs: frozenset[Need] = frozenset()
+    reads_ratio = True
 
     def __init__(self, config: SapoConfig) -> None:
         self.config = config
