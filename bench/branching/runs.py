@@ -153,6 +153,7 @@ def _train_overrides(kind: TaskKind, folder: Path, arm: str, seed: int, steps: i
         "engine=torch", f"engine.params.slots={GROUP * TASKS}",
         f"train.steps={steps}", f"train.tasks_per_step={TASKS}", "train.minibatches=2", "train.epochs=1",
         "train.old_logprobs=engine", "train.kl_coef=0.0", "train.entropy_coef=0.0", "rollout.first_tokens=20",
+        "policy_loss.params.dual_clip=3.0",  # the same in all arms: presets differ in it
         f"train.eval_every={EVERY}", "train.eval_first=true", "train.eval_temperature=1.0", "train.save_every=100000",
         "policy.lr=0.0002", "policy.beta2=0.95", "policy.weight_decay=0.0", "policy.schedule=linear",
         "policy.min_lr_ratio=0.1", "trackers=[jsonl]",

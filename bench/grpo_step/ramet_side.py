@@ -127,6 +127,7 @@ def serve(work: Path) -> None:
             f"rollout.max_response_tokens={MAX_COMPLETION}",
             f"train.tasks_per_step={TASKS}",
             "train.steps=1000000",
+            "train.minibatches=1",  # as TRL's step
             "train.save_every=1000000",
             f"policy.lr={LEARNING_RATE}",
         ],

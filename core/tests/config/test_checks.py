@@ -136,10 +136,10 @@ def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
         ),
         (["train.kl_target=0.1"], ["train.kl_target=0.1: needs train.kl_coef over 0, with which it begins"]),
         (
-            ["train.kl_coef=0.1", "train.kl_in=reward", "train.kl_estimator=k3+"],
+            ["train.kl_coef=0.1", "train.kl_in=reward", "train.kl_estimator=k3"],
             [
-                "train.kl_estimator=k3+: says which gradient the KL has in the loss; with train.kl_in=reward it has "
-                "none, so set k3"
+                "train.kl_estimator=k3: train.kl_in=reward takes k1 alone, since no other estimate has the gradient of "
+                "the KL as a reward (k3's nearly cancels); leave the key out, or set train.kl_in=loss"
             ],
         ),
         (

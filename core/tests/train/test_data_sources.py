@@ -33,8 +33,8 @@ def given(model: Path, tmp_path: Path) -> Callable[..., list[str]]:
         return [
             f"model.path={model}", "model.device=cpu", f"run.root={tmp_path}", f"data.train={tmp_path}/train.jsonl",
             "data.max_prompt_tokens=32", "rollout_step.system_prompt=never", "rollout.max_response_tokens=8",
-            "engine=torch", "tools=[]", "train.tasks_per_step=1", "algorithm=grpo", "rollout.max_concurrent=8",
-            *more,
+            "engine=torch", "tools=[]", "train.tasks_per_step=1", "train.minibatches=1", "algorithm=grpo",
+            "rollout.max_concurrent=8", *more,
         ]  # fmt: skip
 
     return overrides

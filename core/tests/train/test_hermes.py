@@ -57,7 +57,8 @@ def test_a_model_that_was_taught_the_calls_trains_two_steps_with_them(tmp_path: 
     train([
         *common, f"model.path={tmp_path}/runs/sft/model", f"data.train=[{tmp_path}/tasks.jsonl]", "run.name=rl",
         "algorithm=grpo", "engine=torch", "engine.params.slots=4", "rewards=[number]", "train.steps=2",
-        "train.tasks_per_step=1", "rollout.group_size=4", "rollout.max_concurrent=4", "rollout.max_response_tokens=200",
+        "train.tasks_per_step=1", "train.minibatches=1", "rollout.group_size=4", "rollout.max_concurrent=4",
+        "rollout.max_response_tokens=200",
         "data.max_prompt_tokens=64", "data.columns.id=id",
     ])  # fmt: skip
     files = sorted((tmp_path / "runs/rl/rollouts").glob("step_*"))

@@ -48,7 +48,8 @@ def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     data.write_text("".join(json.dumps({"prompt": f"{i}?", "answer": "1"}) + "\n" for i in range(2)))
     yield [
         "algorithm=grpo", f"model.path={model}", f"data.train=[{data}]", f"run.root={tmp_path / 'runs'}", "run.name=r",
-        "run.seed=5", "rewards.short.use=lengths", "train.steps=1", "train.tasks_per_step=2", "rollout.group_size=2",
+        "run.seed=5", "rewards.short.use=lengths", "train.steps=1", "train.tasks_per_step=2", "train.minibatches=1",
+        "rollout.group_size=2",
         "rollout.max_response_tokens=6", "data.max_prompt_tokens=256", "engine=torch", "engine.params.slots=4",
         "rollout.max_concurrent=4", "trackers=[jsonl]",
     ]  # fmt: skip

@@ -4,13 +4,17 @@ k1, k2 and k3 are those of J. Schulman, "Approximating KL divergence" (2020); k3
 them `kl`, `mse` and `low_var_kl`. The gradient of k2 is an unbiased estimate of that of the KL for tokens that the
 policy samples, while those of the others are not (k1's is 0 in expectation): the `…+` kinds have the value of their
 name and the gradient of k2 (straight-through; Tang and Munos, arXiv 2506.09477).
+
+All that is of the KL in the loss. As a reward an estimate k has no gradient of its own: it weighs grad log pi, and
+E[grad log pi k] is the gradient of the KL for k1 alone. For k3 that of the reversed KL is taken off it, which leaves
+nearly nothing where the policies are close (Shah et al., arXiv 2512.21852).
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from ramet.config.schema import KlEstimator
+from ramet.config.schema import KlEstimator, KlIn, TrainConfig
 
 K3_LIMIT = 10.0
 EXPONENT_LIMIT = 20.0  # far beyond K3_LIMIT: changes no value, and keeps 0 * inf out of the gradient
@@ -19,6 +23,11 @@ STRAIGHT_THROUGH = {
     KlEstimator.ABS_PLUS: KlEstimator.ABS,
     KlEstimator.K3_PLUS: KlEstimator.K3,
 }
+
+
+def estimator_of(train: TrainConfig) -> KlEstimator:
+    """What `train.kl_estimator` means where it is null."""
+    return train.kl_estimator or (KlEstimator.K1 if train.kl_in is KlIn.REWARD else KlEstimator.K3)
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator) -> Tensor:

@@ -1,6 +1,7 @@
 """KL within the reward, and the coefficient that follows a target.
 
 r_t <- r_t - coef kl_t                                         on sampled tokens (Ouyang et al., arXiv 2203.02155)
+A_t <- A_t - coef sum_{l >= t} kl_l                            the same, beside an advantage that discounts no rewards
 coef <- coef (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon)        after n rollouts (Ziegler et al., 1909.08593)
 """
 
@@ -38,6 +39,10 @@ class KlPenalty:
 
     token_rewards: Tensor  # [N, T] float32: -coef kl on sampled tokens, 0 elsewhere
     kl: float  # mean over rollouts of the mean over their sampled tokens
+
+    def to_go(self, mask: Tensor) -> Tensor:
+        """`[N, T]`: what a sampled token and those after it lose; 0 outside the mask."""
+        return self.token_rewards.double().flip(1).cumsum(1).flip(1).float() * mask
 
 
 def kl_penalty(

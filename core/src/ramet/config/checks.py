@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ramet.config.option import problem_of
 from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Combine, Config, DataConfig, KlIn, OldLogprobs, SftConfig, TrainConfig
+from ramet.config.schema import Combine, Config, DataConfig, KlEstimator, KlIn, OldLogprobs, SftConfig, TrainConfig
 from ramet.config.sections import JOBS
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -165,11 +165,10 @@ def _kl(train: TrainConfig, rollouts: int) -> Iterator[str]:
             yield "train.kl_in=reward: needs train.kl_coef over 0, which is 0: there is no KL to take off the rewards"
         if train.kl_target is not None:
             yield f"train.kl_target={train.kl_target:g}: needs train.kl_coef over 0, with which it begins"
-    if train.kl_in is KlIn.REWARD and train.kl_estimator.endswith("+"):
-        plain = train.kl_estimator.removesuffix("+")
+    if train.kl_in is KlIn.REWARD and train.kl_estimator not in (None, KlEstimator.K1):
         yield (
-            f"train.kl_estimator={train.kl_estimator}: says which gradient the KL has in the loss; with "
-            f"train.kl_in=reward it has none, so set {plain}"
+            f"train.kl_estimator={train.kl_estimator}: train.kl_in=reward takes k1 alone, since no other estimate has "
+            "the gradient of the KL as a reward (k3's nearly cancels); leave the key out, or set train.kl_in=loss"
         )
     if train.kl_target is not None and train.kl_horizon < rollouts:
         yield f"train.kl_horizon={train.kl_horizon}: must be at least the {rollouts} rollouts of a step"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ramet.algorithms.aggregation import TokenCounts, aggregate, token_weights
-from ramet.algorithms.kl import kl_estimate
+from ramet.algorithms.kl import estimator_of, kl_estimate
 from ramet.algorithms.logprobs import Entropy
 from ramet.algorithms.offpolicy import SampledTokens, off_policy_masks, off_policy_weights
 from ramet.algorithms.ratio import clamped, ratio_of
@@ -84,7 +84,7 @@ class Objective:
         off_policy = off_policy_weights(tokens, train)
         per_token = output.per_token * off_policy.weight  # rho_t * policy_loss_t
         if inputs.ref_logprobs is not None:
-            kl = kl_estimate(policy.logprobs, inputs.ref_logprobs, train.kl_estimator)
+            kl = kl_estimate(policy.logprobs, inputs.ref_logprobs, estimator_of(train))
             metrics.token_mean("train/kl_reference", kl, policy.mask)
             if self._spec.kl_in_loss:
                 per_token = per_token + (train.kl_coef if kl_coef is None else kl_coef) * kl

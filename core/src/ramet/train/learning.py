@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from ramet.algorithms.kl import estimator_of
 from ramet.algorithms.kl_control import KlController, KlPenalty, kl_penalty
 from ramet.cluster.interfaces import Policy
 from ramet.config.schema import Config, KlIn, OldLogprobs
@@ -143,7 +143,7 @@ class Learner:
             greedy_rewards=None
             if greedy is None
             else [reward for row in rows if (reward := greedy[row.group]) is not None],
-            penalty=None if penalty is None else penalty.token_rewards,
+            penalty=penalty,
         )
         batch = TrainBatch.from_padded(
             rows,
@@ -159,7 +159,7 @@ class Learner:
     def _kl_penalty(
         self, rows: Sequence[Row], old: Sequence[Floats] | None, reference: Sequence[Floats] | None
     ) -> KlPenalty | None:
-        """What `train.kl_in=reward` takes off the rewards of these rows' tokens."""
+        """What `train.kl_in=reward` takes off the returns of these rows' tokens."""
         if not self._kl_in_reward or old is None or reference is None:
             return None
         return kl_penalty(
@@ -167,7 +167,7 @@ class Learner:
             padded(reference, torch.float32, 0),
             padded([row.mask for row in rows], torch.bool, 0),
             coef=self._kl.coef,
-            estimator=self._config.train.kl_estimator,
+            estimator=estimator_of(self._config.train),
         )
 
     @property
@@ -210,12 +210,13 @@ def estimate(
     ref_logprobs: Sequence[Floats] | None = None,
     values: Sequence[Floats] | None = None,
     greedy_rewards: Sequence[float] | None = None,
-    penalty: Tensor | None = None,
+    penalty: KlPenalty | None = None,
 ) -> AdvantageOutput:
-    """Advantages `[N, T]` of these rows. The estimator sees what its `needs` name of what is given, and `penalty`
-    `[N, T]` added to the token rewards.
+    """Advantages `[N, T]` of these rows. The estimator sees what its `needs` name of what is given.
 
-    Raises `PluginError` if it breaks the contract.
+    `penalty` is among the token rewards of a `discounted` estimator. Beside any other its part is added to what the
+    estimator returns, so that no statistics of a group, as the division by its standard deviation, turn the noise of a
+    small KL into advantages of full size. Raises `PluginError` if the estimator breaks the contract.
     """
     needs, name = estimator.needs, f"advantage estimator {origin(estimator)}"
     batch = advantage_inputs(
@@ -226,9 +227,10 @@ def estimate(
         values=values if Need.VALUES in needs else None,
         greedy_rewards=greedy_rewards if Need.GREEDY_ROLLOUT in needs else None,
     )
-    if penalty is not None:
+    discounted = bool(getattr(estimator, "discounted", False))  # may be left out
+    if penalty is not None and discounted:
         given = 0 if batch.token_rewards is None else batch.token_rewards
-        batch = replace(batch, token_rewards=given + penalty)
+        batch = replace(batch, token_rewards=given + penalty.token_rewards)
     if Need.ENTROPY in needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
     with torch.no_grad(), unchanged(batch, name):
@@ -236,6 +238,8 @@ def estimate(
     problem = advantage_problem(output, batch)
     if problem is not None:
         raise PluginError(f"{name}: {problem}{defined_at(estimator)}")
+    if penalty is not None and not discounted:
+        return replace(output, advantages=output.advantages + penalty.to_go(batch.mask))
     return output
 
 

@@ -25,6 +25,7 @@ class Gae:
 
     needs: frozenset[Need] = frozenset({Need.VALUES})
     min_group = 1  # the baseline is not the group's
+    discounted = True
 
     def __init__(self, config: GaeConfig) -> None:
         self.config = config

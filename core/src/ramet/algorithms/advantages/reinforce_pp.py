@@ -26,6 +26,7 @@ class ReinforcePp:
 
     needs: frozenset[Need] = frozenset()
     min_group = 1  # the baseline is not the group's
+    discounted = True
 
     def __init__(self, config: ReinforcePpConfig) -> None:
         self.config = config
