@@ -37,3 +37,10 @@ def test_a_host_that_allows_less_is_told_why_and_what_to_do(level: int, severity
     found = _of("tools.python", Isolation(level=level, missing=missing))
     assert (found.severity, found.mend) == (severity, MEND.get(level + 1))
     assert found.text.endswith("Operation not permitted") or level == 3
+
+
+def test_programs_that_run_as_root_are_named_with_the_reason() -> None:
+    missing = {3: "own user: another user cannot read /root/python"}
+    found = _of("tools.python", Isolation(level=1, way="root", missing=missing))
+    assert "but as root" in found.text and found.text.endswith("another user cannot read /root/python")
+    assert found.mend == "tools.python.params.isolation=auto, not 1"
