@@ -22,7 +22,10 @@ from ramet.errors import ConfigError
 from ramet.models.tiny import make_tiny_model, tiny_model
 from ramet.planning.memory import (
     ASIDE,
+    ASLEEP,
     CONTEXTS,
+    EXCHANGE,
+    LOADING,
     PROCESS_BYTES,
     PROCESSES,
     ROLLOUTS,
@@ -32,7 +35,7 @@ from ramet.planning.memory import (
     critic_shape,
     estimate,
 )
-from ramet.planning.memory_engine import CACHE, CUDA_CONTEXT, ENGINE_WEIGHTS
+from ramet.planning.memory_engine import CACHE, CUDA_CONTEXT, CUDA_GRAPHS, ENGINE_WEIGHTS, NCCL, WORKSPACES
 from ramet.planning.memory_policy import (
     GRADIENTS,
     OPTIMISER,
@@ -208,6 +211,21 @@ def test_one_engine_over_several_devices_beside_the_policy(make_inputs: MakeInpu
     ]
 
 
+def test_what_a_sleeping_engine_keeps_is_beside_the_update(make_inputs: MakeInputs) -> None:
+    (device,) = estimate(make_inputs()).devices
+    assert device.phases[UPDATE][ASLEEP] == CUDA_GRAPHS + WORKSPACES and ASLEEP not in device.phases[ROLLOUTS]
+    assert all(parts[EXCHANGE] == NCCL for parts in device.phases.values())
+    eager = ComponentConfig(name="vllm", params=VllmEngineConfig(enforce_eager=True))
+    assert estimate(make_inputs(engine=eager)).devices[0].phases[UPDATE][ASLEEP] == WORKSPACES
+
+
+def test_every_rank_loads_a_mixture_of_experts_whole(make_inputs: MakeInputs) -> None:
+    inputs = make_inputs()
+    mixture = replace(inputs, shape=replace(inputs.shape, has_experts=True))
+    ranks, size = inputs.config.cluster.policy_workers, 2 * inputs.shape.n_parameters
+    assert estimate(mixture).host_parts[LOADING] == ranks * size > estimate(inputs).host_parts[ASIDE]
+
+
 def test_what_is_offloaded_waits_in_host_memory(make_inputs: MakeInputs) -> None:
     n = 7_615_616_512
     inputs = make_inputs(policy={"offload": Offload.OPTIMIZER})
@@ -331,7 +349,7 @@ def test_gpus_that_one_process_would_leave_idle_are_told_with_what_uses_them(mak
     (problem,) = check_memory(estimate(make_inputs(cluster=alone, machine=machine)))
     advice = problem.partition("what helps most, each alone: ")[2]
     assert advice.startswith(
-        "cluster=ray cluster.policy_workers=8 cluster.rollout_workers=8 cluster.colocate=true (68.3 GiB), "
+        "cluster=ray cluster.policy_workers=8 cluster.rollout_workers=8 cluster.colocate=true (68.8 GiB), "
     )
     assert advice.endswith(f"; {idle}")
     fits = estimate(make_inputs("qwen2.5-1.5b", cluster=alone, machine=machine, share=0.5, prompt=512, response=512))

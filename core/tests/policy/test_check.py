@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,21 @@ def test_parameters_wait_in_host_memory_only_if_they_are_sharded(tiny: Path) -> 
     [problem] = check_policy(config(tiny, PolicyConfig(offload=Offload.ALL), device="cuda"))
     assert "needs sharded weights" in problem and "none, optimizer" in problem
     assert check_policy(config(tiny, PolicyConfig(offload=Offload.OPTIMIZER), device="cuda")) == []
+
+
+MIXTURE = {
+    "model_type": "qwen3_moe", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 64,
+    "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+}  # fmt: skip
+
+
+def test_adapters_of_a_mixture_of_experts_are_refused(tmp_path: Path) -> None:
+    """They would be on the attention alone, without a word."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    [problem] = check_policy(config(tmp_path, PolicyConfig(lora_rank=8)))
+    assert "policy.lora_rank: the model (qwen3_moe) is a mixture of experts" in problem and "allowed: 0" in problem
+    assert check_policy(config(tmp_path, PolicyConfig())) == []
 
 
 def test_several_ranks_cannot_have_one_device(tiny: Path) -> None:

@@ -15,7 +15,7 @@ from ramet.cluster.check import chosen_transfer
 from ramet.config.schema import Config, Dtype, Offload
 from ramet.engines.weight_chunks import CHUNK_BYTES
 from ramet.errors import ConfigError
-from ramet.planning.memory_engine import CUDA_CONTEXT, EngineMemory, engine_memory
+from ramet.planning.memory_engine import CUDA_CONTEXT, NCCL, EngineMemory, engine_memory
 from ramet.planning.memory_policy import RESERVED, TrainedModel, host, phases, reserved, resident, sharded
 from ramet.planning.model_shape import ModelShape, read_shape
 from ramet.planning.placement import DevicePlan, Devices, Machine, plan_devices
@@ -24,6 +24,7 @@ from ramet.types import Need
 ASIDE, STORED, PROCESSES = "offloaded and copied for saves", "new weights for engines", "processes"
 PROCESS_BYTES = 4 * 2**30  # libraries, CUDA's pinned memory and torch's, of a process that uses a GPU: an assumption
 REFERENCE, CRITIC, CONTEXTS = "reference", "critic", "CUDA contexts"
+ASLEEP, EXCHANGE, LOADING = "asleep engine", "NCCL", "weights while they are loaded"
 UPDATE, CRITIC_UPDATE, ROLLOUTS = "update", "critic's update", "rollouts"
 
 
@@ -111,17 +112,20 @@ def estimate(inputs: Inputs) -> MemoryPlan:
 def _host_parts(inputs: Inputs, placement: DevicePlan, models: list[TrainedModel]) -> dict[str, int]:
     """What is offloaded, and the copy that saves are written from; with GPUs also new weights in the object store with
     the two buffers through which they go there, and the processes themselves. An engine that sleeps drops its weights
-    and keeps nothing here.
+    and keeps nothing here. Files hold a mixture's experts one by one, so each of several ranks loads the whole model.
     """
     aside = placement.ranks * sum(map(host, models))
-    if not inputs.machine.cuda:
-        return {ASIDE: aside}
     size = 2 if inputs.config.model.dtype is Dtype.BFLOAT16 else 4
+    loading = placement.ranks * inputs.shape.n_parameters * size if inputs.shape.has_experts else 0
+    # Weights are loaded before anything is offloaded or copied.
+    held = {LOADING: loading} if placement.ranks > 1 and loading > aside else {ASIDE: aside}
+    if not inputs.machine.cuda:
+        return held
     stored = inputs.trains and chosen_transfer(inputs.config, cuda=True) == "host"
     weights = sharded(inputs.shape.parameters, 1, size) + 2 * CHUNK_BYTES
     processes = 1 if placement.cluster == "local" else 1 + placement.ranks
     workers = 0 if placement.engine == "torch" and placement.cluster == "local" else placement.engines
-    return {ASIDE: aside, STORED: weights if stored else 0, PROCESSES: (processes + workers) * PROCESS_BYTES}
+    return {**held, STORED: weights if stored else 0, PROCESSES: (processes + workers) * PROCESS_BYTES}
 
 
 def critic_shape(shape: ModelShape) -> ModelShape:
@@ -136,8 +140,12 @@ def _phases(
     group: Devices, inputs: Inputs, model: TrainedModel, critic: TrainedModel | None, engine: EngineMemory | None
 ) -> dict[str, dict[str, int]]:
     by_phase: dict[str, dict[str, int]] = {}
-    beside = engine.parts if engine is not None and group.engines and not engine.sleeps else {}
+    beside: Mapping[str, int] = {}
+    if engine is not None and group.engines:
+        beside = {ASLEEP: engine.asleep} if engine.sleeps else engine.parts
     contexts = _contexts(group, inputs, engine)
+    if inputs.machine.cuda and model.ranks > 1 and group.ranks:
+        contexts[EXCHANGE] = NCCL
     if group.ranks:
         frozen = _reference(inputs, model)
         waiting = {CRITIC: sum(resident(critic).values())} if critic is not None else {}

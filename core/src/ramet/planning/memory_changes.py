@@ -59,7 +59,7 @@ def _of_run(plan: MemoryPlan) -> Iterator[Change]:
     response = config.rollout.max_response_tokens
     shorter = replace(config, rollout=replace(config.rollout, max_response_tokens=response // 2))
     yield Change("rollout.max_response_tokens", str(response // 2), shorter)
-    if not policy.lora_rank:
+    if not policy.lora_rank and not plan.inputs.shape.has_experts:
         yield _policy(config, lora_rank=32)
 
 

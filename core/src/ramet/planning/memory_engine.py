@@ -25,6 +25,10 @@ from ramet.planning.placement import tensor_parallel
 ENGINE_WEIGHTS, CACHE = "engine weights", "keys and values"
 VLLM_CPU_CACHE = 2**30  # vLLM on a CPU without engine.params.kv_cache_bytes (engines/vllm/launch.py)
 CUDA_CONTEXT = 2**29  # of a process: 426 MiB measured (torch 2.10, CUDA 13), more when more kernels are loaded
+# What a vLLM engine keeps while it sleeps. Assumptions: no GPU was there to measure; vLLM logs its own at the start.
+CUDA_GRAPHS = 2**30  # 0.32.0 leaves them on the device (`sleep_mode_offload_cudagraph` is off)
+WORKSPACES = (394 + 32) * 2**20  # FlashInfer's (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE) and cuBLAS's on Hopper
+NCCL = 2**29  # buffers and kernels of a process that exchanges with other devices; an assumption too
 VLLM_TOKENS = 8192  # tokens of a round where engine.params.prefill_tokens leaves it to vLLM; its choice may be larger
 
 
@@ -38,6 +42,7 @@ class EngineMemory:
     sequence: int  # one rollout at full length: less than that is no engine
     sleeps: bool = False  # gives its memory back while the policy trains
     context: int = 0  # of its own processes, awake or not
+    asleep: int = 0  # what it keeps besides; awake it is a part of `engine.params.gpu_memory_utilization`
 
     @property
     def cache(self) -> int:
@@ -106,6 +111,9 @@ def _vllm(
         sequence=most * each,
         sleeps=cuda and config.cluster.colocate,
         context=CUDA_CONTEXT if cuda else 0,
+        asleep=WORKSPACES
+        + (0 if options.enforce_eager else CUDA_GRAPHS)
+        + (NCCL if tensor_parallel(config) > 1 else 0),
     )
 
 

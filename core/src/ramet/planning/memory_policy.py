@@ -7,7 +7,7 @@ rank alone computes bfloat16 under autocast, where d = 4.
 
 Weights, gradients and optimiser state are exact. The rest follows what autograd keeps of transformers' Qwen2, Qwen3 and
 Llama blocks and what FSDP2 holds in flight (`core/tests/planning/test_memory.py` traces both at true shapes and holds
-them to 5 %). Not counted: NCCL's buffers, and the CUDA context, which `memory` adds.
+them to 5 %). NCCL's buffers and the CUDA context are added by `memory`.
 """
 
 from __future__ import annotations

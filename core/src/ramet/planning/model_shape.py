@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from ramet.config.schema import ModelConfig
 from ramet.errors import ConfigError
+from ramet.policy.lora import has_experts
 from ramet.policy.models import blocks_of
 from ramet.policy.shared_attention import sharing_problems
 
@@ -39,6 +40,7 @@ class ModelShape:
     vocab: int
     tied: bool  # the output head is the embedding
     shares_prefixes: bool  # what its rollouts have in common can be computed once
+    has_experts: bool = False  # a mixture
 
     @property
     def parameters(self) -> tuple[Shape, ...]:
@@ -110,4 +112,5 @@ def shape_of(config: PretrainedConfig, *, trust_remote_code: bool = False) -> Mo
         vocab=config.vocab_size,
         tied=bool(config.tie_word_embeddings),
         shares_prefixes=not sharing_problems(config),
+        has_experts=has_experts(config),
     )

@@ -8,7 +8,7 @@ from ramet.models.check import read_config
 from ramet.models.loading import device_kind
 from ramet.policy.batching.shared import WORTHWHILE
 from ramet.policy.distributed.ulysses import check_ulysses
-from ramet.policy.lora import check_lora
+from ramet.policy.lora import check_lora, check_lora_of
 from ramet.policy.shared_attention import check_sharing, sharing_problems
 
 
@@ -31,7 +31,7 @@ def check_policy(config: Config, *, elsewhere: bool = False) -> list[str]:
     if found is not None and config.policy.share_prefixes is SharePrefixes.ALWAYS:
         problems += check_sharing(found, config.model.attention)
     if config.policy.lora_rank:
-        problems += check_lora()
+        problems += check_lora() + ([] if found is None else check_lora_of(found))
     return problems
 
 
