@@ -47,8 +47,9 @@ from ramet.testing.plugin import load_check
 from ramet.tracking.background import BackgroundTracker
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "plugins.md").read_text()
+ENVIRONMENTS = (Path(__file__).resolve().parents[1] / "docs" / "environments.md").read_text()  # has one kind's example
 HEADINGS = set(re.findall(r"^#{3,4} `(.+)`$", PAGE, re.MULTILINE))
-FILES = dict(re.findall(r"^`([\w./]+)`\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+FILES = dict(re.findall(r"^`([\w./]+)`\n\n```\w+\n(.*?)^```", PAGE + ENVIRONMENTS, re.MULTILINE | re.DOTALL))
 EXAMPLES = {
     "tool": "count_words",
     "reward": "exact_match",
@@ -57,8 +58,13 @@ EXAMPLES = {
     "policy_loss": "cispo",
     "branch_policy": "uncertain",
     "rollout_step": "json_calls",
+    "environment": "guess",
+    "tool_set": "notes",
+    "tracker": "sqlite",
+    "command": "best",
 }
-BLOCKS = ("ramet_repeat", "ramet_lookup", "ramet_notes")  # modules that the page shows without a path, in its order
+HOOKED = [kind for kind in EXAMPLES if KINDS[kind].registry]
+BLOCKS = ("ramet_repeat", "ramet_lookup")  # modules that the page shows without a path, in its order
 # Lines that are not blank, over all modules of the example.
 MOST_LINES = {
     "tool": 10,
@@ -68,6 +74,10 @@ MOST_LINES = {
     "policy_loss": 30,
     "branch_policy": 80,
     "rollout_step": 40,
+    "environment": 60,
+    "tool_set": 30,
+    "tracker": 30,
+    "command": 20,
 }
 
 
@@ -194,8 +204,8 @@ def blocks_without_a_path() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("module", ["ramet_after_failure", *(f"ramet_{name}" for name in EXAMPLES.values()), *BLOCKS])
-def test_every_example_keeps_the_contract(module: str, examples: Path) -> None:
+@pytest.mark.parametrize("module", ["ramet_after_failure", *(f"ramet_{EXAMPLES[kind]}" for kind in HOOKED), *BLOCKS])
+def test_every_example_keeps_the_contract(module: str, examples: Path, service: str) -> None:
     plugins = load_from([Source(module, module, module, "0", lambda: importlib.import_module(module))])
     (info,) = plugins.infos
     assert info.broken is None and len(info.offers) == 1
@@ -204,7 +214,8 @@ def test_every_example_keeps_the_contract(module: str, examples: Path) -> None:
             if module == "ramet_notes":
                 check_tool_set(entry.build)
             else:
-                load_check(kind)(entry.build())
+                options = {"urls": [service], "per_s": 1000} if module == "ramet_lookup" else {}
+                load_check(kind)(entry.build(entry.config(**options) if options and entry.config else None))
 
 
 def test_the_policy_that_forks_after_failed_calls_forks_nowhere_else(examples: Path) -> None:

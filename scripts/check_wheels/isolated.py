@@ -7,6 +7,7 @@ import time
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from wheelhouse import CommandFailed, Wheelhouse, clean_environment, install, make_environment, pip, run
 
@@ -38,14 +39,18 @@ class Result:
         )
 
 
+def _project(package: Path) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    return project
+
+
 def _of_which(counts: dict[str, int], verb: str) -> str:
     return "".join(f" ({n} {verb} {what})" for what, n in sorted(counts.items()))
 
 
 def check(package: Path, wheelhouse: Wheelhouse, work: Path) -> Result:
     """Never raises for what is wrong with the package: it is in `problems`."""
-    name = tomllib.loads((package / "pyproject.toml").read_text())["project"]["name"]
-    result = Result(package=package, name=name)
+    result = Result(package=package, name=_project(package)["name"])
     try:
         _check(result, wheelhouse, work)
     except CommandFailed as error:
@@ -73,7 +78,8 @@ def _empty(folder: Path) -> Path:
 def _look(result: Result, python: Path, empty: Path) -> None:
     listed = json.loads(run([str(python.with_name("ramet")), "plugins", "--json"], cwd=empty, env=clean_environment()))
     own = [info for info in listed if info["distribution"] == result.name]
-    if not own:
+    offers = _project(result.package).get("entry-points", {})
+    if "ramet" in offers and not own:
         result.problems.append("`ramet plugins` does not list it")
     result.problems += [f"plugin {info['name']!r} is BROKEN: {info['broken']}" for info in own if info["broken"]]
     probe = [str(python), "-I", str(INSIDE / "probe_wheel.py"), result.name]

@@ -40,6 +40,11 @@ JOBS = {"train": "ramet.train.training", "sft": "ramet.sft.job", "eval": "ramet.
 Keys: TypeAlias = "Sequence[str] | Mapping[str, Any] | Resolved"
 
 
+def __dir__() -> list[str]:
+    """Return what the module is for: a notebook completes these names."""
+    return sorted(__all__)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRollout:
     """One rollout of a run, read from its record. `reward` is None if the rollout was masked."""
@@ -141,7 +146,9 @@ def run(resolved: Resolved) -> Any:
 
     Raises `ConfigError` if the configuration was changed after it was composed: the run would record the old values.
     """
-    composed = compose(resolved.overrides, job=resolved.job, config_dir=resolved.config_dir)
+    composed = compose(
+        resolved.overrides, job=resolved.job, config_dir=resolved.config_dir, trust_recipes=resolved.trusted
+    )
     changed = [f"{key}: {old!r} -> {new!r}" for key, old, new in _differences("", composed.config, resolved.config)]
     if changed:
         raise ConfigError(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import ramet.api
 from ramet.api import compose, evaluate, metrics, rollouts, run, sft, train
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.event_loop import run_async
@@ -205,6 +206,11 @@ def test_an_interrupt_inside_a_running_event_loop_cancels_the_work() -> None:
         signal.signal(signal.SIGINT, before)
     assert ended == ["cleaned up"]
     assert time.monotonic() - started < 30
+
+
+def test_a_notebook_completes_what_the_module_is_for() -> None:
+    names = ["RecordedRollout", "compose", "evaluate", "metrics", "rollouts", "run", "sft", "train"]
+    assert dir(ramet.api) == names
 
 
 def test_importing_the_module_loads_neither_torch_nor_hydra() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 
 import pytest
 
@@ -90,3 +92,12 @@ def test_what_is_wrong_with_the_command_is_one_line(
 ) -> None:
     assert main(["tool", "call", *arguments]) == 1
     assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_call_without_a_model_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from ramet.cli import main; main(['tool', 'call', 'mcp', 'tools.mcp.params.command=[gone]']);"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n"), done.stdout + done.stderr

@@ -42,11 +42,15 @@ def test_names_and_pins_agree_with_the_core(kind: str, tmp_path: Path) -> None:
     torch = [one for one in core["optional-dependencies"]["train"] if one.startswith("torch")]
     needs_torch = any("import torch" in path.read_text() for path in (tmp_path / "src").rglob("*.py"))
     assert project["name"] == "ramet-of-mine"
-    assert project["entry-points"] == {"ramet": {"of_mine": "ramet_of_mine"}}
+    one = KINDS[kind]
+    target = ":".join(filter(None, ["ramet_of_mine", one.attribute.format(name="of_mine")]))
+    assert project["entry-points"] == {one.group: {"of_mine": target}}
     assert project["requires-python"] == core["requires-python"]
     assert project["dependencies"] == [f"ramet>=0.{minor},<0.{minor + 1}", *(torch if needs_torch else [])]
     module = (tmp_path / "src/ramet_of_mine/__init__.py").read_text()
-    assert f'ramet_contract = "{CONTRACT_VERSION}"' in module
+    assert (f'ramet_contract = "{CONTRACT_VERSION}"' in module) == bool(one.registry)
+    readme = (tmp_path / "README.md").read_text()
+    assert ("ramet_contract" in readme) == ("check_plugin" in readme) == bool(one.registry)
     assert (tmp_path / "src/ramet_of_mine/py.typed").is_file()
 
 
@@ -84,6 +88,9 @@ def test_a_class_must_not_hide_a_name_of_the_contract(tmp_path: Path) -> None:
 def test_a_name_that_is_offered_already_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the advantage estimator 'grpo' is offered by ramet; choose another"):
         write_package("advantage", "grpo", tmp_path)
+    with pytest.raises(ConfigError, match="the tracker 'jsonl' is offered by ramet; choose another"):
+        write_package("tracker", "jsonl", tmp_path)
+    assert main(["new", "command", "train", "--dir", str(tmp_path)]) == 1
     assert write_package("tool", "grpo", tmp_path).name == "grpo"  # kinds have names of their own
 
 

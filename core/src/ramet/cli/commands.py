@@ -226,6 +226,8 @@ def _new(arguments: Sequence[str]) -> int:
         return 0
     if found.kind is None or found.name is None:
         raise ConfigError("new: give a kind and a name, as in `ramet new tool count_words`; see `ramet new --help`")
+    if found.kind == "command" and found.name in COMMANDS:
+        raise ConfigError(f"name: {found.name!r} is a command of Ramet itself; choose another")
     say(_made(write_package(found.kind, found.name, found.dir)))
     return 0
 
@@ -239,7 +241,6 @@ next:
   cd {package.folder}
   python -m pip install -e ".[test]"    # add --find-links FOLDER where Ramet's wheels are in a folder
   python -m pytest        # what it does, and that it keeps the contract
-  ramet plugins           # lists it
   ramet {package.kind.use.format(name=package.name)} …
 README.md says how to publish it."""
 

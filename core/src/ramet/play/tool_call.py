@@ -10,6 +10,7 @@ import logging
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from ramet.components.services import RunServices
 from ramet.components.toolbox import open_tools
@@ -18,16 +19,15 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config, ToolConfig
 from ramet.errors import ConfigError, ToolError
 from ramet.event_loop import run_async
-from ramet.models.check import has_tokenizer
-from ramet.models.encoder import Encoder
-from ramet.models.loading import build_encoder
-from ramet.models.tiny import make_tokenizer
 from ramet.rollout.stateful import tool_components
 from ramet.rollout.steps.tags import call_arguments
 from ramet.rollout.tools.executor import ToolOutcome
 from ramet.rollout.tools.runtime import ToolRuntime
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import CallStatus, Task, Tool, ToolCall, ToolSchema, user_prompt
+
+if TYPE_CHECKING:
+    from ramet.models.encoder import Encoder
 
 logger = logging.getLogger(__name__)
 UNLIMITED = 1 << 40
@@ -69,6 +69,23 @@ def _say_if_json(schema: ToolSchema, text: str) -> None:
         )  # fmt: skip
 
 
+class NoTokens:
+    """Stands in for an `Encoder` where there is no model: nothing is counted, so nothing is cut."""
+
+    def untrusted(self, text: str) -> list[int]:
+        return []
+
+
+def _encoder(config: Config) -> Encoder | None:
+    """Return the model's encoder; None without a model. Imports transformers only for a model: it takes seconds."""
+    if not config.model.path:
+        return None
+    from ramet.models.check import has_tokenizer
+    from ramet.models.loading import build_encoder
+
+    return build_encoder(config) if has_tokenizer(config.model) else None
+
+
 async def _call(config: Config, tool: Tool, settings: ToolConfig, schema: ToolSchema, text: str) -> ToolOutcome:
     try:
         nothing = not text.strip() and not schema.parameters.get("required")
@@ -76,9 +93,9 @@ async def _call(config: Config, tool: Tool, settings: ToolConfig, schema: ToolSc
         _say_if_json(schema, text)
     except ToolError as error:
         return ToolOutcome(status=CallStatus.ERROR, text=str(error), raised=True)
-    has_model = bool(config.model.path) and has_tokenizer(config.model)
-    encoder = build_encoder(config) if has_model else Encoder(make_tokenizer())
-    settings = settings if has_model else replace(settings, max_result_tokens=UNLIMITED)
+    encoder = _encoder(config)
+    if encoder is None:
+        encoder, settings = cast("Encoder", NoTokens()), replace(settings, max_result_tokens=UNLIMITED)
     runtime = ToolRuntime({schema.name: (tool, settings)}, encoder, Watchdog(config.rollout.watchdog_s))
     task = Task(id="call", prompt=user_prompt("call"))
     call = ToolCall(name=schema.name, arguments=arguments, rollout="call", task=task)

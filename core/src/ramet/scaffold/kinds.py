@@ -1,8 +1,10 @@
-"""The seven kinds of plugin, as `ramet new` names them."""
+"""The kinds of package that `ramet new` writes: those of the seven hooks, and what else entry points offer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ramet.extensions import COMMANDS, TRACKERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,10 +13,12 @@ class Kind:
 
     name: str  # on the command line, and the folder of its templates
     noun: str  # in texts
-    registry: str  # field of `Registries`
+    registry: str  # field of `Registries`; "" for what no hook registers
     use: str  # arguments of `ramet` that select it; `{name}` is the registered name
     defines: str = ""  # the Python name that its template defines, from `{name}` or `{Name}`; "": none
     torch: bool = False  # it computes with tensors
+    group: str = "ramet"  # of its entry point
+    attribute: str = ""  # of the module that the entry point names; "": the module itself
 
 
 def camel(name: str) -> str:
@@ -63,6 +67,32 @@ KINDS = {
             registry="rollout_steps",
             use="train rollout_step={name}",
             defines="{Name}Step",
+        ),
+        Kind(
+            name="environment",
+            noun="environment",
+            registry="rollout_steps",
+            use="train rollout_step={name} tools=[] rewards=[environment]",
+            defines="{Name}Step",
+        ),
+        Kind(name="tool_set", noun="tool set", registry="tools", use="train tools=[{name}]", defines="{Name}"),
+        Kind(
+            name="tracker",
+            noun="tracker",
+            registry="",
+            use="train trackers=[console,{name}]",
+            defines="{Name}Tracker",
+            group=TRACKERS,
+            attribute="make",
+        ),
+        Kind(
+            name="command",
+            noun="command",
+            registry="",
+            use="{name}",
+            defines="{name}",
+            group=COMMANDS,
+            attribute="{name}",
         ),
     )
 }

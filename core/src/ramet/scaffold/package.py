@@ -17,13 +17,22 @@ from pathlib import Path, PurePosixPath
 from string import Template
 
 import ramet
+from ramet.config.sections import OWN_TRACKERS
 from ramet.errors import ConfigError, raise_all
+from ramet.extensions import TRACKERS, extensions
 from ramet.plugins import CONTRACT_VERSION, Plugins, load_plugins
 from ramet.scaffold.kinds import KINDS, Kind, camel
 
 SUFFIX = ".tmpl"
 PATTERN = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 LONGEST = 40  # what the registry allows, less what is put around a name in modules and distributions
+# What the README says of its tests and of its contract version.
+ABOUT_PLUGIN = """`ramet plugins` lists `{name}` with what it offers, or as BROKEN with the reason. One test says what
+the {noun} does. The other is `check_plugin("{name}")`, Ramet's conformance kit: it builds everything that the plugin
+registers and checks that it keeps the contract, before a training run finds out."""
+ABOUT_EXTENSION = "The tests say what the {noun} does."
+PIN_PLUGIN = """ `ramet_contract = "{contract}"` in
+   `src/{module}/__init__.py` says which contract this plugin was built for; another one is refused at load."""
 HOOK_PARAMETER = "register"  # a tool of this name would hide it
 
 
@@ -86,6 +95,10 @@ def _values(kind: Kind, name: str) -> dict[str, str]:
         "core": core,
         "contract": CONTRACT_VERSION,
         "dependencies": ", ".join(f'"{one}"' for one in dependencies),
+        "group": f'"{kind.group}"' if "." in kind.group else kind.group,
+        "target": ":".join(filter(None, [f"ramet_{name}", kind.attribute.format(name=name)])),
+        "about": (ABOUT_PLUGIN if kind.registry else ABOUT_EXTENSION).format(name=name, noun=kind.noun),
+        "pin": (PIN_PLUGIN if kind.registry else "").format(contract=CONTRACT_VERSION, module=f"ramet_{name}"),
         "year": str(datetime.date.today().year),
     }
 
@@ -121,6 +134,12 @@ def _check_name(kind: Kind, name: str) -> list[str]:
 
 def _taken(kind: Kind, name: str, plugins: Plugins) -> list[str]:
     """Both are fatal when plugins are loaded, so they are refused before anything is written."""
+    if not kind.registry:
+        own = dict.fromkeys(OWN_TRACKERS, "ramet") if kind.group == TRACKERS else {}
+        offered = {one.name: one.distribution for one in extensions(kind.group)} | own
+        return (
+            [f"name: the {kind.noun} {name!r} is offered by {offered[name]}; choose another"] if name in offered else []
+        )
     plugin = next((info for info in plugins.infos if info.name == name), None)
     if plugin is not None:
         return [f"name: {name!r} is the name of a plugin that is installed ({plugin.distribution}); choose another"]
