@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +180,26 @@ def test_the_cores_own_checks_find_a_small_disk_and_little_shared_memory(monkeyp
         mend="install it, or correct tools.clock.params.command",
     )
     assert (found["shared memory"].severity, found["shared memory"].text) == (Severity.WARNING, "0.5 GiB in /")
+
+
+@pytest.mark.parametrize(
+    ("driver", "engine", "severity"),
+    [
+        ("570.86.15", "vllm", Severity.PROBLEM),
+        ("570.86.15", "torch", Severity.NOTE),
+        ("580.65.06", "vllm", Severity.OK),
+    ],
+)
+def test_a_driver_that_is_too_old_for_vllm_is_told(
+    driver: str, engine: str, severity: Severity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho {driver}\necho {driver}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (found,) = host._driver(compose(["model.path=m", f"engine={engine}"], job="train").config)
+    assert found.severity is severity and found.text.startswith(f"NVIDIA {driver}")
+    assert ("580 or later" in found.text) == (severity is not Severity.OK)
 
 
 def test_a_broken_plugin_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

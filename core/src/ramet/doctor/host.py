@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -21,12 +22,14 @@ GIB = 1 << 30
 LITTLE_DISK = 20 * GIB  # a checkpoint of a model of 1.5 billion parameters with its optimiser
 LITTLE_SHARED = 2 * GIB
 SHARED = Path("/dev/shm")
+CUDA_13_DRIVER = 580  # of NVIDIA, the first for CUDA 13, which vLLM 0.32.0 and its torch are built for
 
 
 def check_host(config: Config) -> Iterator[Finding]:
     """Findings on this machine, and on what the configuration asks of it."""
     yield _versions()
     yield from _torch()
+    yield from _driver(config)
     yield from _engine(config)
     yield from _ray(config)
     yield from _disk("runs", _nearest(Path(config.run.root)), "run.root")
@@ -71,6 +74,22 @@ def _torch() -> Iterator[Finding]:
         yield _found("torch", f"{torch.__version__} sees no GPU, {built}", Severity.PROBLEM, mend)
     else:
         yield _found("torch", f"{torch.__version__}, {os.cpu_count()} cores, no GPU")
+
+
+def _driver(config: Config) -> Iterator[Finding]:
+    """NVIDIA's, where there is one: vLLM's wheels need a new one."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+        driver, major = answer[0], int(answer[0].partition(".")[0])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return
+    if major >= CUDA_13_DRIVER:
+        yield _found("driver", f"NVIDIA {driver}")
+        return
+    text = f"NVIDIA {driver}; ramet[vllm] is built for CUDA 13, which needs {CUDA_13_DRIVER} or later"
+    wanted = config.engine.name == "vllm"
+    yield _found("driver", text, Severity.PROBLEM if wanted else Severity.NOTE, "update the driver of this machine")
 
 
 def _engine(config: Config) -> Iterator[Finding]:
