@@ -55,7 +55,7 @@ EXAMPLES = {
     "reward": "exact_match",
     "benchmark": "quiz",
     "advantage": "leave_one_out",
-    "policy_loss": "cispo",
+    "policy_loss": "topr",
     "branch_policy": "uncertain",
     "rollout_step": "json_calls",
     "environment": "guess",
@@ -202,6 +202,17 @@ def blocks_without_a_path() -> list[str]:
         for text in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
         if text not in FILES.values()
     ]
+
+
+def test_every_example_loads_beside_all_that_is_installed(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = [f"ramet_{EXAMPLES[kind]}" for kind in HOOKED]
+    monkeypatch.setenv("RAMET_PLUGINS", ",".join([*modules, *BLOCKS]))
+    load_plugins.cache_clear()
+    try:
+        loaded = load_plugins()
+    finally:
+        load_plugins.cache_clear()
+    assert loaded.broken == [] and set(modules) <= {info.name for info in loaded.infos}
 
 
 @pytest.mark.parametrize("module", ["ramet_after_failure", *(f"ramet_{EXAMPLES[kind]}" for kind in HOOKED), *BLOCKS])

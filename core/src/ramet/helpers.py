@@ -117,7 +117,7 @@ def _raisable(error: BaseException) -> BaseException:
     """A future cannot hold every exception: asyncio would raise one that ends the program out of its own loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    wrapped = RuntimeError(f"{type(error).__name__}: {error}")
+    wrapped = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
     wrapped.__cause__ = error
     return wrapped
 

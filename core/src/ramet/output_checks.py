@@ -22,6 +22,7 @@ from ramet.types import (
     Score,
     StepResult,
     StopReason,
+    Task,
     ToolResult,
     Untrusted,
 )
@@ -209,6 +210,14 @@ def as_number(value: object) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays of several elements; enormous integers
         return None
+
+
+def tasks_problem(tasks: Sequence[object]) -> str | None:
+    """What the `load` of a benchmark gave."""
+    odd = next((task for task in tasks if not isinstance(task, Task)), None)
+    return (
+        None if odd is None else f"load gave {odd!r:.80}, a {type(odd).__name__}: give Task(id=…, prompt=…, answer=…)"
+    )
 
 
 def metrics_problem(scores: object, metrics: Sequence[str], *, judged: bool) -> str | None:

@@ -70,7 +70,8 @@ def hanging_at(frame: FrameType, waiting: Iterable[asyncio.Task[Any]], outermost
 def defined_at(component: object, method: str = "__call__") -> str:
     """` (package/module.py:12)`, where the plugin defines what was called; nothing if that is unknown."""
     inner = written_by_user(component)
-    function: Any = inner if inspect.isroutine(inner) else getattr(type(inner), method, None)
+    owner = inner if isinstance(inner, type) else type(inner)
+    function: Any = inner if inspect.isroutine(inner) else getattr(owner, method, None)
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     module = getattr(function, "__module__", None) or ""
     if code is None or module.partition(".")[0] in CALLERS or code.co_filename.startswith("<"):

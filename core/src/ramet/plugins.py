@@ -6,11 +6,15 @@ is recorded as BROKEN with its reason, and is fatal only for a run that selects 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
+import inspect
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pluggy
@@ -25,6 +29,7 @@ from ramet.registry import BUILTIN, DuplicateName, Entry, Registries, Registry
 logger = logging.getLogger(__name__)
 CONTRACT_VERSION = "1"
 GIVEN = "this process"  # the plugin name of objects that `ramet.api` was given
+SLOW_S = 1.0  # an import that takes longer is named
 CLOSE = 0.9  # how alike a function without a decorator is to a hook's name, for it to be meant as one
 
 
@@ -39,6 +44,17 @@ class PluginInfo:
     contract: str = ""
     offers: dict[str, list[str]] = field(default_factory=dict)  # kind -> names
     broken: str | None = None
+    import_s: float = 0.0
+
+    @property
+    def slow(self) -> str | None:
+        """What to say of a module that takes long to import; None of others, and of the core."""
+        if self.import_s < SLOW_S or self.name == BUILTIN:
+            return None
+        return (
+            f"its import takes {self.import_s:.1f} s, and each command waits for it: import what is heavy in the "
+            "functions that use it, or register the factory as a string 'package.module:attribute'"
+        )
 
 
 def core_engines() -> Registry[Any]:
@@ -67,7 +83,7 @@ class Plugins:
     @property
     def absent(self) -> str:
         """Why a name may be missing, for the end of a message: sentences, or nothing."""
-        return "".join(f". {reason}" for reason in (_failed_text(self.broken), _blocked_text()) if reason)
+        return "".join(f". {reason}" for reason in (_failed_text(self.infos), _blocked_text()) if reason)
 
     def get(self, kind: str, name: str) -> Entry[Any]:
         """The entry of `kind` (a field of `Registries`). Raises `ConfigError` for an unknown name."""
@@ -115,11 +131,25 @@ def load_from(sources: list[Source]) -> Plugins:
     plugins = Plugins(registries=Registries(), infos=[])
     seen: dict[str, Source] = {}
     for source in sources:
+        source = _once(source, seen.values())
         if source.name in seen:
             raise DuplicateName(_twice(seen[source.name], source))
         seen[source.name] = source
         plugins.infos.append(_load_one(source, manager, plugins.registries))
     return plugins
+
+
+def _once(source: Source, loaded: Iterable[Source]) -> Source:
+    """The source; one that is broken if its module is that of another one, which is installed."""
+    first = next((one for one in loaded if one.module == source.module and one.name != source.name), None)
+    if first is None:
+        return source
+
+    def refuse() -> Any:
+        where = f"is installed as plugin {first.name!r} ({first.distribution})"
+        raise PluginError(f"the module {source.module} {where}: take it out of RAMET_PLUGINS, where it is not needed")
+
+    return replace(source, load=refuse)
 
 
 def _twice(first: Source, second: Source) -> str:
@@ -134,13 +164,16 @@ def _twice(first: Source, second: Source) -> str:
 
 def _load_one(source: Source, manager: pluggy.PluginManager, registries: Registries) -> PluginInfo:
     info = PluginInfo(name=source.name, module=source.module, distribution=source.distribution, version=source.version)
+    started = time.monotonic()
     try:
-        module = source.load()
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of a command's own output
+            module = source.load()
+        info.import_s = round(time.monotonic() - started, 1)
         info.contract = _contract_of(module, source)
         _expect_known_hooks(module)
+        staged = _collect(module, source, registries)
         manager.register(module, name=source.name)
         manager.check_pending()
-        staged = _collect(module, source, registries)
     except (Exception, SystemExit) as error:  # whatever a plugin does at import must not take the others down
         if manager.has_plugin(source.name):
             manager.unregister(name=source.name)
@@ -194,6 +227,10 @@ def _collect(module: Any, source: Source, registries: Registries) -> list[tuple[
             continue
         if not hasattr(hook, "ramet_impl"):
             raise PluginError(f"register_{kind} is not decorated with @hookimpl")
+        if inspect.iscoroutinefunction(hook):
+            raise PluginError(f"register_{kind} is async and would never run: write `def register_{kind}(register)`")
+        if next(iter(inspect.signature(hook).parameters), "") != "register":
+            raise PluginError(f"register_{kind}{inspect.signature(hook)}: call its parameter `register`")
 
         hook(_stage(staged, registry, source))
     return staged
@@ -217,11 +254,9 @@ def _stage(staged: list[tuple[Any, Entry[Any]]], registry: Registry[Any], source
     return register
 
 
-def _failed_text(broken: Sequence[str]) -> str:
-    if not broken:
-        return ""
-    files = "modules are named without .py; " if any(name.endswith(".py") for name in broken) else ""
-    return f"Plugins that failed to load: {', '.join(broken)} ({files}see `ramet plugins`)"
+def _failed_text(infos: Sequence[PluginInfo]) -> str:
+    reasons = [f"{info.name} ({' '.join(info.broken.split()):.300})" for info in infos if info.broken]
+    return f"Plugins that failed to load: {'; '.join(reasons)}" if reasons else ""
 
 
 def _blocked_text() -> str:

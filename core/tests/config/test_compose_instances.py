@@ -76,12 +76,12 @@ def test_the_record_says_what_an_instance_is() -> None:
         (
             ["tools.big.use=pyhton", "tools.big.timeout_s=9"],
             "tools.big.use: no 'pyhton'. Did you mean 'python'? Installed: echo, mcp, python, search. Plugins that "
-            "failed to load: brk (see `ramet plugins`)",
+            "failed to load: brk (ImportError: no module x)",
         ),
         (
             ["tools=[python]", "tools.python.use=odd"],
-            "tools.python.use: no 'odd'. Installed: echo, mcp, python, search. Plugins that failed to load: brk (see "
-            "`ramet plugins`)",
+            "tools.python.use: no 'odd'. Installed: echo, mcp, python, search. Plugins that failed to load: brk "
+            "(ImportError: no module x)",
         ),
         (
             ["tools.Big-1.use=python"],

@@ -269,7 +269,7 @@ def test_a_plugin_that_is_gone_is_named_by_what_the_run_recorded(
     where = [f"run.root={folder.parent}", "run.name=first"]
     own = [entry.name for entry in load_plugins().registries.advantages if entry.distribution == "ramet"]
     names = ", ".join(sorted(own))  # the fixture blocks the others
-    installed = f"Installed: {names}. Plugins that failed to load: brk (see `ramet plugins`)"
+    installed = f"Installed: {names}. Plugins that failed to load: brk (ImportError: no module x)"
     assert problems(MODEL, *where, "advantage=leave_one_out") == [
         f"advantage: no 'leave_one_out'. When this run began, {told}. {installed}"
     ]
@@ -285,14 +285,17 @@ def test_a_file_is_no_benchmark_and_is_told_where_files_go(problems: Problems):
         "benchmarks.own.use=files 'benchmarks.own.params.paths=[data/mine.jsonl]' "
         "'benchmarks.own.params.metrics={em: qa_em}' measures on it (ramet-benchmarks); `ramet train` validates on a "
         "file with data.valid. Installed: arithmetic. "
-        "Plugins that failed to load: brk (see `ramet plugins`)"
+        "Plugins that failed to load: brk (ImportError: no module x)"
     ]
 
 
 def test_modules_are_mentioned_where_nothing_else_says_why_a_name_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAMET_PLUGINS", raising=False)
     catalog = Catalog(components={"rewards": {}})
-    own = "A module of yours is loaded with PYTHONPATH=FOLDER RAMET_PLUGINS=MODULE"
+    own = (
+        "A module of yours is loaded with PYTHONPATH=FOLDER RAMET_PLUGINS=MODULE, a package that is installed by its "
+        "[project.entry-points.ramet]"
+    )
     assert catalog.unknown("rewards", "mine", ["math"]) == f"rewards: no 'mine'. Installed: math. {own}"
     assert catalog.unknown("rewards", "mth", ["math"]) == "rewards: no 'mth'. Did you mean 'math'? Installed: math"
     assert catalog.unknown("engine", "mine", ["torch"]) == "engine: no 'mine'. Installed: torch"

@@ -75,8 +75,8 @@ def test_what_a_recipe_lacks_is_named_where_it_fails(problems: Problems, shipped
     write(shipped / "experiment/demo.yaml", needy)
     assert problems(MODEL, "experiment=demo") == [
         "branch_policy: no 'absent'. Installed: none, random, shuffled, stored_prefix, token_entropy, tree_grpo, "
-        "value_guided. Plugins that failed to load: brk (see `ramet plugins`) (asked for by experiment=demo, which "
-        "needs no-such-package other[extra]: not installed)"
+        "value_guided. Plugins that failed to load: brk (ImportError: no module x) (asked for by experiment=demo, "
+        "which needs no-such-package other[extra]: not installed)"
     ]
 
 

@@ -170,5 +170,4 @@ def test_a_module_that_was_named_wrongly_is_broken_with_what_to_set(
     (tmp_path / "mine.py").touch()
     plugins = load(module_source(named, named, f"module {named}"))
     assert plugins.infos[0].broken == reason
-    files = "modules are named without .py; " if named.endswith(".py") else ""
-    assert plugins.absent == f". Plugins that failed to load: {named} ({files}see `ramet plugins`)"
+    assert plugins.absent == f". Plugins that failed to load: {named} ({reason})"

@@ -73,5 +73,6 @@ def _row(one: Listed) -> tuple[str, ...]:
     parts = [f"{group}: {', '.join(offered)}" for group, offered in info.offers.items()]
     parts += [f"presets: {', '.join(names)}"] * bool(names)
     parts += [f"UNUSABLE {where}: {reason}" for where, reason in one.unusable.items()]
+    parts += [f"SLOW {info.slow}"] * bool(info.slow)
     state = "; ".join(parts) or "nothing" if info.broken is None else "BROKEN " + " ".join(info.broken.split())
     return info.name, info.distribution, info.version or "-", info.contract or "-", state

@@ -21,7 +21,7 @@ from ramet.config.choices import accept_enum_values
 from ramet.config.schema import BenchmarkConfig, ComponentConfig, RewardConfig, RolloutStepConfig, ToolConfig
 from ramet.config.sections import COMPONENTS
 from ramet.errors import ConfigError
-from ramet.plugin_sources import MODULES
+from ramet.plugin_sources import GROUP, MODULES
 from ramet.plugins import Plugins
 from ramet.registry import NAME
 
@@ -118,7 +118,10 @@ class Catalog:
         """What is easily not known, where nothing else says why a name is missing."""
         if group == "engine" or os.environ.get(MODULES):
             return ""
-        return f". A module of yours is loaded with PYTHONPATH=FOLDER {MODULES}=MODULE"
+        return (
+            f". A module of yours is loaded with PYTHONPATH=FOLDER {MODULES}=MODULE, a package that is installed by "
+            f"its [project.entry-points.{GROUP}]"
+        )
 
     def unknown_choice(self, group: str, name: str, names: Sequence[str]) -> str:
         """The message for `group=name` where the group, which may be one of files alone, has these names."""

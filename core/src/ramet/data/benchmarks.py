@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ramet.errors import ConfigError, RametError
+from ramet.errors import ConfigError, PluginError, RametError
+from ramet.output_checks import tasks_problem
+from ramet.plugin_code import defined_at, failed
+from ramet.plugins import origin
 from ramet.types import Task
 
 if TYPE_CHECKING:
@@ -55,6 +58,11 @@ def read_benchmark(
             tasks = first_tasks(benchmark, split, share)[:limit]
     except RametError as error:
         raise ConfigError(f"{source}: {error}") from error
+    except Exception as error:
+        raise failed(error, f"{source}: benchmark {name!r} ({origin(benchmark)})", " in load") from error
+    if problem := tasks_problem(tasks):
+        who = f"{source}: benchmark {name!r} ({origin(benchmark)})"
+        raise PluginError(f"{who}: {problem}{defined_at(benchmark, 'load')}")
     if not tasks:
         raise ConfigError(f"{source}: holds no task")
     return name, tasks

@@ -99,6 +99,8 @@ def _plugins() -> Iterator[Finding]:
                 text=" ".join(info.broken.split()),
                 mend=f"pip install --upgrade {info.distribution}, or leave it out: RAMET_BLOCK_PLUGINS={info.name}",
             )
+        elif info.slow is not None:
+            yield Finding(what=f"plugin {info.name}", severity=Severity.NOTE, text=info.slow)
 
 
 def _ask(entry: ExtensionEntry, context: DoctorContext) -> list[Finding]:

@@ -6,9 +6,10 @@ from collections import Counter
 
 from ramet.config.schema import BenchmarkConfig
 from ramet.data.benchmarks import first_tasks
-from ramet.errors import ConfigError, RametError
+from ramet.errors import ConfigError, PluginError, RametError
 from ramet.instance_keys import instance_of
-from ramet.plugin_code import failed, named
+from ramet.output_checks import tasks_problem
+from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
 from ramet.types import Benchmark, Task
 
@@ -32,6 +33,8 @@ def load_benchmark(name: str, benchmark: Benchmark, chosen: BenchmarkConfig) -> 
         raise
     except Exception as error:
         raise failed(error, who, " in load") from error
+    if problem := tasks_problem(tasks):
+        raise PluginError(f"{who}: {problem}{defined_at(benchmark, 'load')}")
     if not tasks:
         raise ConfigError(f"benchmarks.{name}: split {chosen.split!r} holds no task")
     twice = [f"{id!r} ({n} times)" for id, n in Counter(task.id for task in tasks).items() if n > 1]

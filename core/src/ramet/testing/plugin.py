@@ -9,7 +9,6 @@ from typing import Any
 from ramet.component_checks import is_tool_set
 from ramet.config.catalog import first_line, typed_options, unusable_options
 from ramet.errors import PluginError
-from ramet.plugin_code import defined_at
 from ramet.plugins import Plugins, load_plugins
 from ramet.registry import Entry
 from ramet.testing.checked import LIMIT_S, time_limit
@@ -119,7 +118,7 @@ def _typed(entry: Entry[Any], options: Any) -> Any:
             raise TypeError("it takes no options")
         return None
     if unusable := unusable_options(entry.config):
-        raise PluginError(f"{unusable}; a run refuses it{defined_at(entry.config, '__init__')}")
+        raise PluginError(f"{unusable}; a run refuses it")
     if options is not None and not isinstance(options, Mapping):
         return options
     return typed_options(entry.config, options or {})

@@ -35,8 +35,8 @@ def check_policy_loss(loss: PolicyLoss) -> None:
     for seed in (0, 1):
         batch = tiny_loss_batch(seed, needs)
         whole = _run(loss, batch)
-        _check_mask(loss, batch, whole)
         _check_micro_batches(loss, batch, whole)
+        _check_mask(loss, batch, whole)
         _check_ratio(loss, batch, whole)
     expect(bool(whole.gradient[batch.mask].any()), "logprobs get no gradient: compute the loss from batch.logprobs")
 

@@ -178,7 +178,7 @@ async def _check_concurrency(tool: Tool, valid: Sequence[dict[str, Any]]) -> Non
     expect(
         any(kind == "ToolResult" for kind, _ in alone),
         f"no call was exercised: {valid[0]} gave {alone[0]} and {valid[-1]} {alone[1]}; give examples of calls that "
-        "work (check_plugin: examples={'tools.NAME': […]})",
+        "work (check_plugin: examples={'tools.NAME': […]}), and options with which its service answers",
     )
     repeatable = alone[:2] == alone[2:]
     expect(

@@ -132,6 +132,11 @@ def lag_metrics(rows: Sequence[Row], *, version: int, allowed: int) -> dict[str,
     if not rows:
         return {}
     lags = version - np.concatenate([row.policy_versions[row.mask] for row in rows])
+    if not len(lags):
+        raise PluginError(
+            f"not one token was sampled in {len(rows)} rollouts, so nothing can be trained: the rollout step ends them "
+            "without ctx.generate"
+        )
     if lags.max() > allowed or lags.min() < 0:
         raise InfraError(
             f"tokens of policy versions {version - lags.max()} to {version - lags.min()} came in for an update of "

@@ -26,6 +26,14 @@ class Task:
     tools: tuple[str, ...] | None = None  # names of the tools that this task may use; None: all configured
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raises `TypeError` for a text where a tuple belongs: it would be taken for a tuple of its letters."""
+        if isinstance(self.prompt, str) or not all(isinstance(message, Message) for message in self.prompt):
+            raise TypeError(f"prompt is {self.prompt!r:.80}: give a tuple of Message, as user_prompt(text) does")
+        for name in ("answer", "tools"):
+            if isinstance(given := getattr(self, name), str):
+                raise TypeError(f"{name} is the text {given!r:.80}: give a tuple, as {name}=({given!r:.80},)")
+
     @property
     def question(self) -> str:
         """The last user message."""
