@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[1] / "bench" / "gpu" / "run.sh"
 ROWS = {
     "a rank, attention sdpa",
+    "memory of another process",
+    "the recorder of an engine",
+    "vllm",
+    "vllm, waits for the GPU",
     "weights to engines",
     "offload and staging",
     "drawing tokens",
@@ -63,6 +68,17 @@ def test_the_rehearsal_runs_every_part_and_prints_one_table_and_needs_little(tmp
     assert table.keys() == ROWS
     assert not [cell for cell in table.values() if "FAILED" in cell or "LEAKS" in cell]
     assert "rehearsal" in ran.stdout.splitlines()[-len(ROWS) - 3]
+    assert table["vllm"] == table["vllm, waits for the GPU"] == "vLLM is not installed"
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (requirements-vllm-cpu.txt)")
+def test_a_rank_and_an_engine_share_a_device_in_the_order_of_a_run() -> None:
+    """Weights reach vLLM by each transport, and its next tokens are the trainer's, or a row says FAILED."""
+    ran = run("--cpu-rehearsal", "--only", "vllm")
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    table = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in ran.stdout.splitlines()[-5:])
+    assert [*table] == ["vllm, start", "vllm, ipc", "vllm, host", "vllm, nccl", "vllm, waits for the GPU"]
+    assert all("against the trainer" in table[f"vllm, {name}"] for name in ("ipc", "host", "nccl"))
 
 
 def test_without_a_gpu_it_says_what_it_lacks_and_ends_with_2() -> None:
@@ -83,6 +99,7 @@ def test_every_missing_package_is_named_at_once(monkeypatch: pytest.MonkeyPatch)
 
 FAILING = """
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
@@ -96,7 +113,7 @@ def fail():
 
 bench = Bench(CPU, Path("none"), cuda=False)
 bench._first = lambda: [Part(CPU.small, "one", 0, fail), Part(CPU.small, "two", 0, lambda: None)]
-bench._blocks = bench._exact = bench._updates = list
+bench._vllm = bench._blocks = bench._exact = bench._updates = list
 bench.run()
 print(bench.cells)
 """

@@ -21,8 +21,10 @@ from sizes import Size
 from update import synchronise
 
 from ramet.algorithms.logprobs import Entropy
+from ramet.cluster.ray.weight_senders import _fixed_segments
 from ramet.cluster.ray.weights import buckets
 from ramet.config.schema import Attention, ModelConfig, PolicyConfig
+from ramet.engines.vllm.recorder import BatchedRequest, LogprobRecorder, on_device
 from ramet.engines.weight_chunks import grouped, laid_out, pack
 from ramet.policy.batching.packing import micro_batches
 from ramet.policy.checkpoint.dcp import write_tensors
@@ -140,6 +142,81 @@ def checkpoint(config: ModelConfig) -> str:
         hashed = time.perf_counter()
     size = 4 * count / 1e9
     return f"written {size / (written - started):.2f} GB/s, hashed {size / (hashed - written):.2f} GB/s"
+
+
+def exported(config: ModelConfig) -> str:
+    """GB/s at which another process copies memory of this one, as an engine does with `ipc`, and what is left of it."""
+    device, count = torch.device(config.device), 2**30 if config.device == "cuda" else 2**16
+    cuda = device.type == "cuda"
+    with _fixed_segments():
+        buffer = torch.arange(count, device=device, dtype=torch.int64).to(torch.uint8)
+    processes = torch.multiprocessing.get_context("spawn")
+    answers = processes.Queue()
+    process = processes.Process(target=_copy, args=(buffer, answers))
+    process.start()
+    try:
+        total, seconds = answers.get(timeout=120)
+    finally:
+        process.join(30)
+        process.kill()
+    if total != int(buffer.sum(dtype=torch.int64)):
+        raise AssertionError(f"the other process read {total}, not {int(buffer.sum(dtype=torch.int64))}")
+    text = f"{count / seconds / 1e9:.1f} GB/s, all bytes equal"
+    if cuda:
+        del buffer
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()
+        text += f"; left afterwards {torch.cuda.memory_reserved() / GIB:.2f} GiB"
+    return text
+
+
+def _copy(buffer: torch.Tensor, answers: torch.multiprocessing.Queue) -> None:
+    """In the other process."""
+    seconds = _seconds(buffer.clone)
+    answers.put((int(buffer.sum(dtype=torch.int64)), seconds))
+
+
+def recorder(config: ModelConfig) -> str:
+    """What the recorder of an engine's worker costs a step of 256 requests; a wait for the device is an error."""
+    device, (rows, vocabulary) = torch.device(config.device), (256, 151_936) if config.device == "cuda" else (8, 304)
+    noted, requests = LogprobRecorder(), [BatchedRequest(str(i), 1.0, []) for i in range(rows)]
+    logits = torch.randn(rows, vocabulary, device=device)
+    tokens = torch.arange(rows, device=device)
+
+    def step() -> None:
+        noted.measure(logits, on_device([1.0] * rows, device), requests)
+        noted.sampled(tokens)
+        for request in requests:
+            request.output.append(-1)  # a placeholder, as vLLM's
+
+    steps = 20
+    step()  # makes the pinned memory
+    synchronise()
+    started = time.perf_counter()
+    with _waits_are_errors(device):
+        for _ in range(steps):
+            step()
+    scheduled = time.perf_counter() - started
+    synchronise()
+    seconds = time.perf_counter() - started
+    found = noted.get([("1", steps)])[0][0]
+    exact = float(torch.log_softmax(logits[1].double(), -1)[1])
+    if len(found) != steps or abs(found[-1] - exact) > 1e-3:
+        raise AssertionError(f"it noted {found[-1:]} in {len(found)} of {steps} steps; exact is {exact}")
+    mode = "no wait for the device" if device.type == "cuda" else "waits need a GPU"
+    return f"{1e3 * scheduled / steps:.2f} ms a step to schedule, {1e3 * seconds / steps:.2f} to compute; {mode}"
+
+
+@contextmanager
+def _waits_are_errors(device: torch.device) -> Iterator[None]:
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def host_copies(config: ModelConfig) -> str:

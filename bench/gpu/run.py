@@ -84,9 +84,11 @@ class Bench:
         self.raw: list[dict[str, Any]] = []
         self._started = time.monotonic()
 
-    def run(self) -> None:
-        for part in (*self._first(), *self._blocks(), *self._exact(), *self._updates()):
-            self._part(part)
+    def run(self, only: str = "") -> None:
+        """All parts, or those whose names begin so."""
+        for part in (*self._first(), *self._vllm(), *self._blocks(), *self._exact(), *self._updates()):
+            if part.name.startswith(only):
+                self._part(part)
 
     def _first(self) -> Iterator[Part]:
         """What reading found to be in doubt, with the smallest model."""
@@ -98,6 +100,8 @@ class Bench:
             check = partial(self._check, size, name, partial(start, attention=attention))
             yield Part(size, name, 12, check, attention)
         checks: dict[str, tuple[float, Callable[[ModelConfig], str]]] = {
+            "memory of another process": (15, first.exported),
+            "the recorder of an engine": (5, first.recorder),
             "weights to engines": (8, first.transports),
             "offload and staging": (8, first.host_copies),
             "drawing tokens": (3, first.draws),
@@ -106,6 +110,26 @@ class Bench:
         }
         for name, (seconds, measure) in checks.items():
             yield Part(size, name, seconds, partial(self._check, size, name, measure))
+
+    def _vllm(self) -> Iterator[Part]:
+        """A rank and an engine that share the GPU."""
+        size = self.sizes.small
+        for name, seconds, sync_check in (("vllm", 100, False), ("vllm, waits for the GPU", 80, True)):
+            yield Part(size, name, seconds, partial(self._with_vllm, size, name, sync_check=sync_check))
+
+    def _with_vllm(self, size: Size, name: str, *, sync_check: bool) -> None:
+        if find_spec("vllm") is None:
+            self._write(size, name, "vLLM is not installed", {})
+            return
+        if sync_check and not self.cuda:
+            self._write(size, name, "needs a GPU", {})
+            return
+        from with_vllm import check_vllm
+
+        def write(row: str, text: str) -> None:
+            self._write(size, row, text, {})
+
+        check_vllm(size, self._model(size), write, sync_check=sync_check)
 
     def _blocks(self) -> Iterator[Part]:
         """A rank among several of a model that needs them: attention, checkpointing, prefixes computed once."""
@@ -223,7 +247,9 @@ def _words(how: Pass) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu-rehearsal", action="store_true", help="tiny shapes on a CPU, to try the script")
-    rehearsal = parser.parse_args().cpu_rehearsal
+    parser.add_argument("--only", default="", metavar="NAME", help="only the parts whose names begin so, as vllm")
+    given = parser.parse_args()
+    rehearsal = given.cpu_rehearsal
     disable_progress_bar()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     sizes = CPU if rehearsal else GPU
@@ -233,7 +259,7 @@ def main() -> int:
         if rows is not None:
             rows.parent.mkdir(parents=True, exist_ok=True)
         bench = Bench(sizes, Path(folder), cuda=not rehearsal, rows=rows)
-        bench.run()
+        bench.run(given.only)
     where = "a CPU (rehearsal: tiny shapes, no measurement)" if rehearsal else torch.cuda.get_device_name()
     print(f"{where}, torch {torch.__version__}")
     names = [size.name for size in sizes]

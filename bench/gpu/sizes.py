@@ -26,9 +26,9 @@ QWEN25_7B_BLOCKS = {  # four of 28
     "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 4,
     "num_attention_heads": 28, "num_key_value_heads": 4,
 }  # fmt: skip
-REHEARSAL = {
+REHEARSAL = {  # heads of 32: vLLM's CPU build takes no smaller ones
     "vocab_size": 304, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1,
 }  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def test_a_step_belongs_to_the_version_it_was_measured_under() -> None:
 
 def test_numbers_come_to_the_host_now_and_then_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Scheduled({"a": 1.0})
-    monkeypatch.setattr(batch.module, "MAX_WAITING", 3)
+    monkeypatch.setattr("ramet.engines.vllm.recorder.MAX_WAITING", 3)
     for _ in range(7):
         batch.step(["a"])
     assert len(batch.recorder._sampled) == 1
