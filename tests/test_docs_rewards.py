@@ -91,7 +91,7 @@ def test_the_hierarchy_is_as_described_and_keeps_the_contract(tiered: Any) -> No
 
 def test_the_page_names_every_key_of_a_reward() -> None:
     named = set(re.findall(r"^\| `rewards\.NAME\.(\w+)", PAGE, re.MULTILINE))
-    assert named == {field.name for field in dataclasses.fields(RewardConfig)} - {"params", "timeout_s"}
+    assert named == {field.name for field in dataclasses.fields(RewardConfig)} - {"params"}
 
 
 def test_the_readme_has_a_row_for_every_reward() -> None:

@@ -205,7 +205,7 @@ def test_a_replayed_environment_that_diverges_masks_the_fork(play: Play) -> None
         environment = kind("replay")
         root, fork = play(step_on, step=environment, policy=fork_once(), group_size=2).rollouts
         assert root.valid
-        assert fork.fault == Fault(where="state:rollout step", message=message.format(origin(environment)))
+        assert fork.fault == Fault(where="plugin:state:rollout step", message=message.format(origin(environment)))
         assert environment.left_open == 0
 
 

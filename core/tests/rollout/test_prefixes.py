@@ -312,7 +312,7 @@ def test_a_replay_that_diverges_masks_the_rollout(play: Play) -> None:
         two_calls, policy=Starts(StartFrom(prefix=0)), group_size=1, stored={"t": record}, **options
     ).rollouts
     assert rollout.fault is not None
-    assert rollout.fault.where == "state:python"
+    assert rollout.fault.where == "plugin:state:python"
     assert rollout.fault.message.startswith("replay diverged: the call of turn 0 gave ")
 
 

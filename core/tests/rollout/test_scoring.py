@@ -160,20 +160,65 @@ def test_a_masked_score_leaves_the_rollout_out_on_purpose_and_counts_as_no_failu
     assert scored.rollouts[0].parts == {"length": 3.0, "overlong": 0.0}
     assert [r.rollout.id for r in scored.valid] == ["1", "2"]
     assert n_unjudged([scored]) == 0
-    check_failures([scored])
+    check_failures([scored], [weighted(per_rollout(length))])
 
 
 @pytest.mark.parametrize(("failed", "of", "stops"), [(1, 16, False), (3, 16, False), (4, 16, True), (4, 100, False)])
 def test_few_failures_never_stop_a_run(failed: int, of: int, stops: bool) -> None:
-    some = score(group(*["a"] * of), weighted(returning(*[None] * failed, *[1.0] * (of - failed))))
+    reward = weighted(returning(*[None] * failed, *[1.0] * (of - failed)))
+    some = score(group(*["a"] * of), reward)
+    check_failures([some], [replace(reward, max_unjudged=0.25)])
     if not stops:
-        check_failures([some])
+        check_failures([some], [reward])
         return
-    with pytest.raises(PluginError) as raised:
-        check_failures([some])
+    with pytest.raises(InfraError) as raised:
+        check_failures([some], [reward])
     assert str(raised.value) == (
-        "rewards could not judge 4 of 16 rollouts of this step (over 5%); most often reward 'length': not judged"
+        "reward 'length' of plugin 'mine' could not judge 4 of 16 rollouts of this step (limit "
+        "rewards.length.max_unjudged=0.05); most often: not judged"
     )
+
+
+class JudgeDown(Exception):
+    """As an HTTP client raises, which is not the reward's mistake."""
+
+
+JudgeDown.__module__ = "aiohttp.client_exceptions"
+
+
+@pytest.mark.parametrize(
+    ("error", "stops_with", "attempts"),
+    [(InfraError("down"), InfraError, 3), (JudgeDown("down"), InfraError, 1), (OSError("disk"), InfraError, 1),
+     (KeyError("x"), PluginError, 1), (SystemExit(3), PluginError, 1)],
+)  # fmt: skip
+def test_a_reward_is_tried_again_where_that_helps_and_a_mistake_of_its_own_stops_otherwise(
+    error: BaseException, stops_with: type[Exception], attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume mends a service that was down and meets a mistake again, so they end with other exit codes."""
+    monkeypatch.setattr("ramet.rollout.scoring.BACKOFF_S", 0.001)
+    asked = []
+
+    async def fails(rollouts: Sequence[Rollout]) -> list[float]:
+        asked.append(len(rollouts))
+        raise error
+
+    reward = weighted(fails)
+    found = score(group(*"abcd"), reward)
+    assert asked == [4] * attempts
+    with pytest.raises(stops_with, match=r"reward 'length' of plugin 'mine' could not judge 4 of 4 .*scoring\.py:"):
+        check_failures([found], [reward])
+
+
+def test_a_reward_that_works_the_second_time_has_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramet.rollout.scoring.BACKOFF_S", 0.001)
+    answers = iter([InfraError("busy", retry_after_s=0.002), [1.0]])
+
+    async def busy(_: Sequence[Rollout]) -> list[float]:
+        if isinstance(answer := next(answers), InfraError):
+            raise answer
+        return answer
+
+    assert rewards_of(score(group("a"), weighted(busy, retries=1))) == [1.0]
 
 
 RAISED = [ValueError("bad"), InfraError("judge down"), TimeoutError("socket"), KeyError("x"), SystemExit(3)]
@@ -184,10 +229,11 @@ def test_a_reward_that_raises_masks_its_rollouts_and_never_scores_them_0(error: 
     async def fails(_: Sequence[Rollout]) -> list[float]:
         raise error
 
-    scored = score(group("a", "b"), weighted(fails))
+    scored = score(group("a", "b"), weighted(fails, retries=0))
     assert rewards_of(scored) == [None, None]
     fault = scored.rollouts[0].rollout.fault
-    assert fault is not None and fault.where == "reward:length" and repr(error) in fault.message
+    whose = "plugin:" if isinstance(error, ValueError | KeyError | SystemExit) else ""
+    assert fault is not None and fault.where == f"reward:{whose}length" and repr(error) in fault.message
 
 
 def test_a_reward_that_hangs_is_masked_after_its_time() -> None:
@@ -247,7 +293,7 @@ def test_a_reward_that_raises_says_in_which_line_and_with_debug_how_it_came_ther
         caplog.clear()
         with caplog.at_level(level, logger="ramet"):
             fault = score(group("a"), weighted(per_rollout(fails))).rollouts[0].rollout.fault
-        assert fault == Fault(where="reward:length", message=message)
+        assert fault == Fault(where="reward:plugin:length", message=message)
         (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert record.getMessage() == f"reward length of plugin mine failed: {message}"
         assert bool(record.exc_info) is traceback
@@ -279,24 +325,23 @@ def failing_on(*ids: str) -> Any:
 
 
 def test_over_five_percent_of_a_step_stop_the_run() -> None:
+    reward = weighted(failing_on("0"))
+
     async def play() -> list[ScoredGroup]:
-        scorer = Scorer([weighted(failing_on("0"))])
+        scorer = Scorer([reward])
         return [await scorer.score(group(*["a"] * n)) for n in (20, 10, 10, 10)]
 
     groups = asyncio.run(play())
-    check_failures(groups[:1])  # 1 of 20 is not over 5 %
-    check_failures(groups[:2])  # 2 of 30 are few
-    with pytest.raises(PluginError) as caught:
-        check_failures(groups)
-    assert str(caught.value) == (
-        "rewards could not judge 4 of 50 rollouts of this step (over 5%); most often reward 'length': not judged"
-    )
+    check_failures(groups[:1], [reward])  # 1 of 20 is not over 5 %
+    check_failures(groups[:2], [reward])  # 2 of 30 are few
+    with pytest.raises(InfraError, match=r"could not judge 4 of 50 rollouts of this step .*; most often: not judged$"):
+        check_failures(groups, [reward])
     assert n_unjudged(groups) == 4
 
 
 def test_infrastructure_faults_of_rollouts_are_not_the_rewards_failures() -> None:
     found = score(group("a", "b", faults=[0]), weighted(per_rollout(length)))
-    check_failures([found])
+    check_failures([found], [weighted(per_rollout(length))])
     assert n_unjudged([found]) == 0
 
 

@@ -13,6 +13,7 @@ import pytest
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.plugin_code import defined_at
+from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.rollout.plan import RolloutPlan
 from ramet.testing.doubles import Reply, echo_tool
@@ -221,9 +222,8 @@ def test_a_replay_that_diverges_masks_the_fork_and_nothing_else(play: Play) -> N
     tool.drift = 1
     rollouts = run(play, tool, Forks(FirstTokens, 1), group_size=2)
     assert results(rollouts["0"]) == ["1", "2", "3"] and rollouts["0"].valid
-    assert rollouts["0.0"].fault == Fault(
-        where="state:python", message="replay diverged: the call of turn 0 gave '2', where the record has '1'"
-    )
+    what = f"the call of turn 0 of {origin(tool)} gave '2', where the record has '1'"
+    assert rollouts["0.0"].fault == Fault(where="plugin:state:python", message=f"replay diverged: {what}")
     assert tool.left_open == 0
 
 

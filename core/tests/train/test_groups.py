@@ -30,6 +30,7 @@ from ramet.types import (
     Rollout,
     Task,
     ToolRecord,
+    per_rollout,
     user_prompt,
 )
 
@@ -104,7 +105,7 @@ def test_rollouts_that_rewards_could_not_judge_are_no_infrastructure_failures() 
     fault = Fault(where=f"{UNJUDGED}math", message="not judged")
     unjudged = replace(lost, rollout=replace(lost.rollout, fault=fault))
     group = ScoredGroup(task=task(), rollouts=(unjudged, *others))
-    check_failures([group])
+    check_failures([group], [WeightedReward(name="math", plugin="mine", reward=per_rollout(lambda _: 1.0))])
     check_infrastructure([group], limit=0.2)
     assert n_unjudged([group]) == 1
 

@@ -16,7 +16,7 @@ import pytest
 from ramet import ConfigError, InfraError, PluginError, Rollout, Score
 from ramet.testing import check_reward, local_services
 from ramet_rewards.config import CustomConfig, LlmJudgeConfig
-from ramet_rewards.custom import Custom
+from ramet_rewards.custom import Custom, FunctionRaised
 
 LIST_FORM = """
 import helper_beside
@@ -99,7 +99,7 @@ def test_all_forms_give_the_same(file: Path, group: list[Rollout], source: str) 
 
 def test_several_gold_answers_are_a_list_and_a_sample_is_json(write: Any, file: Path) -> None:
     source = "import json\ndef compute_score(data):\n    raise ValueError(json.dumps(data[0], sort_keys=True))"
-    with pytest.raises(InfraError) as caught:
+    with pytest.raises(FunctionRaised) as caught:
         scores(file, source, [write.answer("1", "1", "one")])
     said = str(caught.value)
     assert said.startswith("my_reward.py: compute_score: ValueError: {") and said.endswith(" (line 3)")

@@ -86,6 +86,8 @@ def _weighted(plugins: Plugins, name: str, config: Config) -> WeightedReward:
         multiplies=settings.combine is Combine.MULTIPLY,
         sources=None if settings.sources is None else frozenset(settings.sources),
         timeout_s=settings.timeout_s,
+        retries=settings.retries,
+        max_unjudged=settings.max_unjudged,
     )
 
 

@@ -185,7 +185,14 @@ class RewardConfig:
     clip: list[float] | None = option(None, "[lowest, highest] score before the weight; null: as it is")
     combine: Combine = option(Combine.ADD, "multiply: the sum of those that add is multiplied by weight x score")
     sources: list[str] | None = option(None, "data sources that it scores; null: all")
-    timeout_s: float = option(600.0, above=0)
+    timeout_s: float = option(600.0, "of one attempt", above=0)
+    retries: int = option(2, "after infrastructure errors only", minimum=0)
+    max_unjudged: float = option(
+        0.05,
+        "share of a step that it may leave unjudged; more (and over 3) stop the run",
+        minimum=0,
+        maximum=1,
+    )
     resample: bool = option(False, "train.resample_rounds compares this score, and others that say so, not the total")
     use: str | None = option(None, "the registered name that NAME is an instance of; null: NAME itself")
     params: Any = None

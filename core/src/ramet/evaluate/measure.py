@@ -27,6 +27,7 @@ from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.plan import check_groups
 from ramet.rollout.record import GroupRecord
+from ramet.rollout.stateful import DEFECT, is_defect
 from ramet.rollout.worker import RolloutPlan
 from ramet.tracking import repeats
 from ramet.types import Benchmark, Group, Rollout, Task
@@ -195,10 +196,13 @@ async def judge(name: str, benchmark: Benchmark, rollout: Rollout) -> Judgement:
         return Judgement()
     with collected() as asked:
         scores = await _scores(name, benchmark, rollout)
+    if isinstance(scores, str):
+        return Judgement(asked=tuple(asked), unjudged=scores)
     return Judgement(scores=scores, asked=tuple(asked))
 
 
-async def _scores(name: str, benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float | None]:
+async def _scores(name: str, benchmark: Benchmark, rollout: Rollout) -> Mapping[str, float | None] | str:
+    """The scores, or why there are none; it begins with `DEFECT` for a mistake in the benchmark's code."""
     who = f"benchmark {name!r} ({origin(benchmark)})"
     try:
         scores = await benchmark.score(rollout)
@@ -212,7 +216,7 @@ async def _scores(name: str, benchmark: Benchmark, rollout: Rollout) -> Mapping[
         what, traceback = f"{error!r}{raised_at(error)}", logger.isEnabledFor(logging.DEBUG)
         message = "benchmark %s could not score task %s: %s"
         repeats.warn(logger, f"benchmark {name} could not score", message, name, rollout.task.id, what, trace=traceback)
-        return {}
+        return f"{DEFECT}{who}: {what}" if is_defect(error) else what
     problem = metrics_problem(scores, benchmark.info.metrics, judged=benchmark.info.judged)
     if problem is not None:
         where = f"{who}, task {rollout.task.id!r}, rollout {rollout.id}"

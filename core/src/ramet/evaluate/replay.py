@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -178,13 +178,15 @@ async def _scored(name: str, benchmark: Benchmark, record: GroupRecord, stored: 
     judged = []
     for rollout, known in zip(group.rollouts, stored.rollouts, strict=True):
         with answered_from(known.asked):
-            judged.append(await judge(name, benchmark, rollout))
+            judged.append(replace(await judge(name, benchmark, rollout), unjudged=known.unjudged))
     return task_result(name, group, judged)
 
 
 async def _as_stored(name: str, benchmark: Benchmark, record: GroupRecord, stored: TaskResult) -> TaskResult:
     """With the scores of the file, of a judge that Ramet's client did not ask."""
-    return task_result(name, _group(record), [Judgement(scores=one.scores) for one in stored.rollouts])
+    return task_result(
+        name, _group(record), [Judgement(scores=one.scores, unjudged=one.unjudged) for one in stored.rollouts]
+    )
 
 
 def _group(record: GroupRecord) -> Group:

@@ -32,6 +32,7 @@ class Judgement:
 
     scores: Mapping[str, float | None] = field(default_factory=dict)  # by metric; None: not judged
     asked: tuple[ChatExchange, ...] = ()
+    unjudged: str = ""  # why the benchmark gave no score, if it raised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class RolloutResult:
     sampled_tokens: int
     response_tokens: int
     asked: tuple[ChatExchange, ...] = ()  # of models, to score it: prompts and raw answers of judges
+    unjudged: str = ""  # why the benchmark gave no score, if it raised
 
     def without_texts(self) -> RolloutResult:
         calls = tuple(replace(call, arguments="") for call in self.tool_calls)
@@ -55,7 +57,7 @@ class RolloutResult:
 
     def why_missing(self, metric: str) -> str | None:
         """Why it has no score in this metric; None: it has one."""
-        return None if self.scores.get(metric) is not None else self.masked or "not judged"
+        return None if self.scores.get(metric) is not None else self.masked or self.unjudged or "not judged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +207,7 @@ def _rollout_result(rollout: Rollout, judged: Judgement) -> RolloutResult:
         sampled_tokens=rollout.n_sampled_tokens,
         response_tokens=rollout.n_response_tokens,
         asked=tuple(map(without_secrets, judged.asked)),
+        unjudged=hide(judged.unjudged),
     )
 
 

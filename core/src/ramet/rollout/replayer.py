@@ -46,8 +46,10 @@ class Replayer:
             )
             outcome = await self._context.tools.run(call, ends_at=live.ends_at)
             if outcome.status is CallStatus.INFRA:
-                raise StateFailed(component.name, f"replay: the call of turn {record.turn} failed: {outcome.text}")
-            _compare(component.name, f"the call of turn {record.turn}", outcome.text, record.text)
+                text = f"replay: the call of turn {record.turn} failed: {outcome.text}"
+                raise StateFailed(component.name, text, defect=outcome.defect)
+            what = f"the call of turn {record.turn} of {origin(component.owner)}"
+            _compare(component.name, what, outcome.text, record.text)
 
     async def _turns(self, live: LiveRollout, state: Any) -> None:
         who = f" of {origin(self._step)}"
@@ -91,4 +93,5 @@ def _text(parts: Sequence[Insert]) -> str:
 
 def _compare(name: str, what: str, now: str, recorded: str) -> None:
     if now != recorded:
-        raise StateFailed(name, f"replay diverged: {what} gave {now[:200]!r}, where the record has {recorded[:200]!r}")
+        text = f"replay diverged: {what} gave {now[:200]!r}, where the record has {recorded[:200]!r}"
+        raise StateFailed(name, text, defect=True)  # a replayed state must give the same again

@@ -2,8 +2,9 @@
 
 `data_source` chooses the rewards (`rewards.NAME.sources`). Each is clipped, weighted and added, or multiplies the sum
 of those that are added (`rewards.NAME.combine`), and every part is kept.
-A reward that raises or times out masks the rollouts that it was given, and is counted; over 5 % of a step, and at
-least four, stop the run. A score may leave its rollout out on purpose (`Score.masked`), which is no failure.
+A reward that raises or times out masks the rollouts that it was given, and is counted; more than its `max_unjudged` of
+a step, and at least four, stop the run. `InfraError` is tried again first (`retries`). A score may leave its rollout
+out on purpose (`Score.masked`), which is no failure.
 NaN or a wrong number of scores stops it at once and names plugin and task.
 """
 
@@ -18,17 +19,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from ramet.errors import ConfigError, PluginError
+from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.event_loop import is_cancelled
 from ramet.lifecycle import close_component
 from ramet.output_checks import as_number, score_problem, scores_problem
 from ramet.plugin_code import defined_at, failed, named, raised_at
+from ramet.rollout.stateful import DEFECT, is_defect
+from ramet.rollout.tools.runtime import BACKOFF_S, MAX_BACKOFF_S
 from ramet.tracking import repeats
 from ramet.types import Fault, Group, Reward, Rollout, RolloutScore, Score, Task
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-MAX_FAILED = 0.05  # share of a step's rollouts that rewards may fail to score
 FEW = 3  # so many failures never stop a run: of 16 rollouts, one is more than 5 %
 UNJUDGED = "reward:"  # how `Fault.where` begins if a reward failed on a rollout that had no fault
 
@@ -66,7 +68,9 @@ class WeightedReward:
     clip: tuple[float, float] | None = None  # lowest and highest value, before the weight
     multiplies: bool = False  # the sum of those that do not is multiplied by weight x value
     sources: frozenset[str] | None = None
-    timeout_s: float = 600.0
+    timeout_s: float = 600.0  # of one attempt
+    retries: int = 2  # after `InfraError` alone
+    max_unjudged: float = 0.05  # share of a step's rollouts that it may fail to score
 
     def __str__(self) -> str:
         return f"{self.name} for {'all sources' if self.sources is None else ', '.join(sorted(self.sources))}"
@@ -149,11 +153,26 @@ class Scorer:
             await close_component(weighted.reward, f"reward {weighted.name} of plugin {weighted.plugin}")
 
     async def _run(self, reward: WeightedReward, rollouts: Sequence[Rollout]) -> list[Score | Fault]:
+        for attempt in range(reward.retries):
+            try:
+                return await self._attempt(reward, rollouts)
+            except InfraError as error:
+                logger.debug("reward %s is asked again: %s", reward.name, error)
+                asked_s = min(error.retry_after_s or 0.0, reward.timeout_s)
+                await asyncio.sleep(max(asked_s, min(MAX_BACKOFF_S, BACKOFF_S * 2**attempt)))
+        try:
+            return await self._attempt(reward, rollouts)
+        except InfraError as error:
+            times = f" ({reward.retries + 1} attempts)" if reward.retries else ""
+            return _unjudged(reward, rollouts, f"{error!r}{raised_at(error)}{times}")
+
+    async def _attempt(self, reward: WeightedReward, rollouts: Sequence[Rollout]) -> list[Score | Fault]:
+        """Raises `InfraError` for what may work a moment later, `PluginError` and `ConfigError` for what never does."""
         deadline = asyncio.timeout(reward.timeout_s)
         try:
             async with deadline:
                 raw = await reward.reward(rollouts)
-        except PluginError:
+        except (PluginError, InfraError):
             raise
         except ConfigError as error:
             who = f"reward {reward.name!r} of plugin {reward.plugin!r}"
@@ -161,17 +180,24 @@ class Scorer:
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # its rollouts are masked and counted
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
-            expired = deadline.expired()
-            what = f"timed out after {reward.timeout_s:g} s" if expired else f"{error!r}{raised_at(error)}"
-            traceback = logger.isEnabledFor(logging.DEBUG)
-            message = "reward %s of plugin %s failed: %s"
-            kind = f"reward {reward.name} failed"
-            repeats.warn(logger, kind, message, reward.name, reward.plugin, what, trace=traceback)
-            return [Fault(where=f"{UNJUDGED}{reward.name}", message=what)] * len(rollouts)
+            if deadline.expired():
+                return _unjudged(reward, rollouts, f"timed out after {reward.timeout_s:g} s")
+            return _unjudged(reward, rollouts, f"{error!r}{raised_at(error)}", defect=is_defect(error))
         problem = scores_problem(raw, len(rollouts))
         if problem is not None:
             raise _broken(reward, rollouts[0].task, problem)
         return [_checked(value, reward, rollout) for value, rollout in zip(raw, rollouts, strict=True)]
+
+
+def _unjudged(
+    reward: WeightedReward, rollouts: Sequence[Rollout], what: str, *, defect: bool = False
+) -> list[Score | Fault]:
+    """Log the failure, and return the faults of the rollouts that the reward was given."""
+    message, kind = "reward %s of plugin %s failed: %s", f"reward {reward.name} failed"
+    trace = logger.isEnabledFor(logging.DEBUG)
+    repeats.warn(logger, kind, message, reward.name, reward.plugin, what, trace=trace)
+    where = f"{UNJUDGED}{DEFECT if defect else ''}{reward.name}"
+    return [Fault(where=where, message=what)] * len(rollouts)
 
 
 def _asked(reward: WeightedReward, method: str, ask: Callable[[], T]) -> T:
@@ -195,16 +221,21 @@ def n_unjudged(groups: Iterable[ScoredGroup]) -> int:
     return sum(fault.where.startswith(UNJUDGED) for fault in _faults(groups) if fault is not None)
 
 
-def check_failures(groups: Sequence[ScoredGroup]) -> None:
-    """Raise `PluginError` if rewards failed on more than three rollouts and 5 % of what they were given."""
+def check_failures(groups: Sequence[ScoredGroup], rewards: Sequence[WeightedReward]) -> None:
+    """Raise if a reward failed on more than three rollouts and `max_unjudged` of what rewards were given.
+
+    `PluginError` if that was mostly a mistake in its code, which a resume would meet again, else `InfraError`.
+    """
     unjudged = [fault for fault in _faults(groups) if fault is not None and fault.where.startswith(UNJUDGED)]
-    failed = len(unjudged)
-    seen = failed + sum(fault is None for fault in _faults(groups))
-    if failed > FEW and failed / seen > MAX_FAILED:
-        (where, message), _ = Counter((fault.where, fault.message) for fault in unjudged).most_common(1)[0]
-        raise PluginError(
-            f"rewards could not judge {failed} of {seen} rollouts of this step (over {MAX_FAILED:.0%}); most often "
-            f"reward {where.removeprefix(UNJUDGED)!r}: {message}"
+    seen = len(unjudged) + sum(fault is None for fault in _faults(groups))
+    for reward in rewards:
+        own = [fault for fault in unjudged if fault.where in (UNJUDGED + reward.name, UNJUDGED + DEFECT + reward.name)]
+        if len(own) <= FEW or len(own) / seen <= reward.max_unjudged:
+            continue
+        (where, message), _ = Counter((fault.where, fault.message) for fault in own).most_common(1)[0]
+        raise (PluginError if DEFECT in where else InfraError)(
+            f"reward {reward.name!r} of plugin {reward.plugin!r} could not judge {len(own)} of {seen} rollouts of this "
+            f"step (limit rewards.{reward.name}.max_unjudged={reward.max_unjudged:g}); most often: {message}"
         )
 
 

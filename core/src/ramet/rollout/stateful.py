@@ -15,6 +15,7 @@ from ramet.types import BranchPolicy, Need, RolloutStep, Stateful, Tool
 ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
 
 
+CLIENTS = frozenset({"aiohttp", "grpc", "httpcore", "httpx", "openai", "requests", "urllib3"})  # of services
 DEFECT = "plugin:"  # how `Fault.where` begins if a plugin's own code is to blame
 
 
@@ -27,8 +28,12 @@ class StateFailed(InfraError):
 
 
 def is_defect(error: BaseException) -> bool:
-    """Whether what a step or a state raised is its own mistake, and no failure of a service, a disk or a machine."""
-    return not isinstance(error, InfraError | OSError | MemoryError | asyncio.CancelledError)
+    """Whether what a component raised is its own mistake, and not a failure of a service, a disk or a machine.
+
+    A resume would meet a mistake again, so what is masked by one ends a run with another exit code.
+    """
+    outside = type(error).__module__.partition(".")[0] in CLIENTS
+    return not (outside or isinstance(error, InfraError | OSError | MemoryError | asyncio.CancelledError))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from ramet.errors import ConfigError, InfraError, PluginError, ToolError
 from ramet.plugin_code import named
 from ramet.rollout.completion import append_completion, completion_problem, ended_at_stop
 from ramet.rollout.group_context import GroupContext
-from ramet.rollout.stateful import StateFailed
+from ramet.rollout.stateful import DEFECT, StateFailed
 from ramet.rollout.states import States
 from ramet.rollout.tools.executor import ToolOutcome, visible
 from ramet.rollout.tree import LiveRollout
@@ -221,7 +221,7 @@ class TurnContext:
         live.add_stat("tool_s", outcome.run_s)
         live.add_stat("tool_wait_s", outcome.wait_s)
         if outcome.status is CallStatus.INFRA:
-            raise self._failed(f"tool:{call.name}", outcome.text)
+            raise self._failed(f"{DEFECT if outcome.defect else ''}tool:{call.name}", outcome.text)
         if outcome.raised:
             raise ToolError(outcome.text)
         error = outcome.status is CallStatus.ERROR

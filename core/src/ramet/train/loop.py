@@ -240,7 +240,7 @@ class Loop:
     def _check(self, step: int, played: PlayedStep) -> None:
         """Stop if too much failed; the groups are on disk then, so that the cause can be found."""
         try:
-            check_failures(played.all)
+            check_failures(played.all, self.scorer.rewards)
             check_infrastructure(played.all, self.config.rollout.max_infra_rate)
         except RametError:
             record_step(self.folder, step, played)

@@ -28,6 +28,10 @@ from ramet_rewards.processes import Lost, ScorerPool
 logger = logging.getLogger(__name__)
 
 
+class FunctionRaised(Exception):
+    """The function raised, which trying again does not change."""
+
+
 class Custom:
     per_rollout = False  # a list form may compare the rollouts of a group
 
@@ -61,11 +65,11 @@ class Custom:
     async def _each(self, replies: Sequence[Any]) -> list[Score | None]:
         """Scores of single calls. What one raised leaves the others alone; if all raised, the first is raised."""
         failed = [reply for reply in replies if isinstance(reply, BaseException)]
-        if failed and (len(failed) == len(replies) or not isinstance(failed[0], InfraError)):
+        if failed and (len(failed) == len(replies) or not isinstance(failed[0], InfraError | FunctionRaised)):
             raise failed[0]
         for error in failed[:1]:
             logger.warning("custom: %d of %d rollouts are not judged: %s", len(failed), len(replies), error)
-        return [None if isinstance(reply, InfraError) else self._score(reply) for reply in replies]
+        return [None if isinstance(reply, BaseException) else self._score(reply) for reply in replies]
 
     async def _form(self) -> bool:
         """Whether the function takes the whole group."""
@@ -80,7 +84,7 @@ class Custom:
         reply = await self._ask({**request, "arguments": dict(self.config.arguments)})
         for key in ("problem", "raised"):
             if key in reply:
-                raise InfraError(f"{self._where()}: {reply[key]}")
+                raise FunctionRaised(f"{self._where()}: {reply[key]}")
         return reply["value"]
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from ramet.output_checks import tool_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.deadlines import DeadlineQueue
+from ramet.rollout.stateful import is_defect
 from ramet.rollout.tools.stats import ToolStats
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import CallStatus, Tool, ToolCall, ToolResult
@@ -41,9 +42,15 @@ CHARS_PER_TOKEN = 32  # no more characters than this per allowed token are ever 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
+class ToolDefect(InfraError):
+    """A tool raised what is its own mistake: the rollout is masked, and a resume would meet it again."""
+
+
 @dataclass(slots=True, kw_only=True)
 class ToolOutcome:
-    """How one call ended, whosever fault it was. `raised`: the tool raised `ToolError` instead of returning."""
+    """How one call ended, whosever fault it was. `raised`: the tool raised `ToolError` instead of returning; `defect`:
+    of an infrastructure failure, that it is a mistake of the tool's own code.
+    """
 
     status: CallStatus
     text: str
@@ -53,6 +60,7 @@ class ToolOutcome:
     cached: bool = False
     truncated: bool = False
     raised: bool = False
+    defect: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -165,9 +173,10 @@ class ToolExecutor:
             raise named(error, f"tool {self.name!r} ({origin(self.tool)})", f"tools.{self.name}") from error
         except (Exception, SystemExit) as error:
             logger.debug("tool %s raised", self.name, exc_info=True)
-            raise InfraError(
-                f"tool {self.name!r} raised {type(error).__name__}: {error}{raised_at(error)}; if the model caused it, "
-                "raise ramet.ToolError instead"
+            who = f" ({origin(self.tool)})" if is_defect(error) else ""
+            raise (ToolDefect if who else InfraError)(
+                f"tool {self.name!r}{who} raised {type(error).__name__}: {error}{raised_at(error)}; if the model "
+                "caused it, raise ramet.ToolError instead"
             ) from error
 
     async def _within(self, work: Coroutine[Any, Any, Any], deadlines: DeadlineQueue[Ended]) -> Any:

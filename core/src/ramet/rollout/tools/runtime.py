@@ -21,7 +21,7 @@ from ramet.errors import InfraError, PluginError, ToolError
 from ramet.io.json_values import MAX_NESTING, json_fault, too_deep
 from ramet.plugin_code import defined_at
 from ramet.plugins import origin
-from ramet.rollout.tools.executor import CallProgress, ToolExecutor, ToolOutcome
+from ramet.rollout.tools.executor import CallProgress, ToolDefect, ToolExecutor, ToolOutcome
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import CallStatus, Tool, ToolCall, ToolSchema
@@ -166,7 +166,7 @@ class ToolQueue:
                     attempts -= 1
                     end = await self._wait_as_asked(wait_s, str(error), call, ends_at)
                 elif self._is_final(error, attempts, progress):
-                    end = ToolOutcome(status=CallStatus.INFRA, text=str(error))
+                    end = ToolOutcome(status=CallStatus.INFRA, text=str(error), defect=isinstance(error, ToolDefect))
                 else:
                     await self._back_off(attempts, call)
         self.stats.wait_s.append(progress.wait_s)
