@@ -15,6 +15,7 @@ import pytest
 from ramet.config.schema import ToolConfig
 from ramet.errors import ConfigError, PluginError
 from ramet.models.encoder import Encoder
+from ramet.plugins import origin
 from ramet.policy.batching.rows import rows_of
 from ramet.rollout.prefixes import n_stored_tokens, prefixes_of, stored_group
 from ramet.rollout.record import GroupRecord, read_records, write_records
@@ -313,7 +314,7 @@ def test_a_replay_that_diverges_masks_the_rollout(play: Play) -> None:
     ).rollouts
     assert rollout.fault is not None
     assert rollout.fault.where == "plugin:state:python"
-    assert rollout.fault.message.startswith("replay diverged: the call of turn 0 gave ")
+    assert rollout.fault.message.startswith(f"replay diverged: the call of turn 0 of {origin(tool)} gave ")
 
 
 @pytest.mark.parametrize("forks", ["copy", "none"])
