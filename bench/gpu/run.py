@@ -34,6 +34,7 @@ from ramet.config.schema import Attention, ModelConfig
 from ramet.models.varlen import has_varlen
 
 LIMIT_S = 460  # by then a part must be expected to be done, or it does not begin
+WITH_VLLM_S = 120  # more, where it is installed
 UPDATES = (  # (checkpointing, compile, attention), the expected seconds
     ((True, False, Attention.AUTO), 20),
     ((False, False, Attention.AUTO), 20),
@@ -195,7 +196,8 @@ class Bench:
         if lacking := _lacking(part.attention):
             self._write(size, what, lacking, {})
             return
-        if time.monotonic() - self._started + part.seconds > LIMIT_S:
+        limit = LIMIT_S + (WITH_VLLM_S if find_spec("vllm") else 0)
+        if time.monotonic() - self._started + part.seconds > limit:
             self._write(size, what, "no time was left", {})
             return
         logging.info("%s: %s", size.name, what)

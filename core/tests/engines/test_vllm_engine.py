@@ -60,9 +60,13 @@ from ramet.testing.doubles import echo_tool
 from ramet.testing.engine_checks import (
     CHECKS,
     check_close,
+    check_first_report,
     check_logprobs_match,
     check_prefix_reuse,
     check_queueing,
+    check_stop_strings,
+    check_stop_tokens,
+    check_top_logprobs,
 )
 from ramet.testing.engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
 from ramet.testing.engine_updates import (
@@ -80,7 +84,7 @@ KV_BYTES = 16 * 2**20
 OPTIONS: dict[str, dict[str, Any]] = {  # of each architecture's engine
     "qwen2": {},
     "qwen3": {"prefill_tokens": 16, "kv_cache_bytes": 8 * BLOCK * 2**10},  # small rounds, and a cache of 8 blocks
-    "llama": {},
+    "llama": {"stream_interval": 3},
 }
 SHAPES = {"qwen2": (2, 1, True), "qwen3": (2, 2, True), "llama": (2, 1, False)}  # heads, kv heads, tied head
 ENCODER = Encoder(make_tokenizer())
@@ -453,6 +457,16 @@ def test_other_architectures_pass(
     check: Callable[[EngineUnderTest], None], architecture: str, engines: Engines
 ) -> None:
     check(engines.subject(architecture))
+
+
+@pytest.mark.parametrize(
+    "check", [check_stop_strings, check_stop_tokens, check_top_logprobs, check_first_report], ids=lambda c: c.__name__
+)
+def test_tokens_that_come_several_at_once_end_and_count_as_one_by_one(
+    check: Callable[[EngineUnderTest], None], engines: Engines
+) -> None:
+    """`engine.params.stream_interval`."""
+    check(engines.subject("llama"))
 
 
 def test_a_request_with_logits_that_are_not_finite_fails_alone(engines: Engines) -> None:

@@ -89,6 +89,7 @@ def test_more_devices_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch)
         {"tensor_parallel": 0},
         {"timeout_s": 0.0},
         {"transfer": "tcp"},
+        {"stream_interval": 0},
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:

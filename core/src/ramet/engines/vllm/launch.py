@@ -128,6 +128,7 @@ def _options(config: VllmEngineConfig, model: ModelConfig, max_tokens: int, *, c
         max_num_seqs=config.slots,
         enable_prefix_caching=True,
         async_scheduling=not cpu,
+        stream_interval=config.stream_interval,
         scheduler_cls=CountingScheduler if cpu else CountingAsyncScheduler,
         seed=SEED if config.seeds else secrets.randbits(31),  # engines and resumed runs must not draw the same
         enforce_eager=cpu if config.enforce_eager is None else config.enforce_eager,
