@@ -63,6 +63,7 @@ def test_shared_work_counts_once_as_executed_and_per_rollout_as_logical() -> Non
         "stop/answer": 0.5,
         "stop/fault": 0.5,
         "stop/length": 0,
+        "entropy": (4 * 1.0 + 3 * 2.0 + 5 * 4.0) / 12,
         "entropy_first_turn": 1.0,
         "entropy_after_tool": 3.0,
         "retokenization_drift": 1,

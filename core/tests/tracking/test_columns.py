@@ -22,7 +22,7 @@ def test_sources_have_columns_where_there_are_several() -> None:
 
 
 def test_the_layout_follows_from_the_metrics() -> None:
-    assert layout_of({"reward/mean": 0.5, "valid/reward": 0.5}) is RL
+    assert layout_of({"reward/roots_mean": 0.5, "valid/reward": 0.5}) is RL
     assert layout_of({"sft/loss": 0.5}) is SFT
     assert layout_of({"valid/reward": 0.5}) is None
 

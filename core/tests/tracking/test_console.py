@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ramet.tracking.console import ConsoleTracker
 
-METRICS = {"reward/mean": 0.5, "rollout/masked_share": 0.25, "train/entropy": 0.1, "time/step_s": 95.0}
+METRICS = {"reward/roots_mean": 0.5, "rollout/masked_share": 0.25, "train/entropy": 0.1, "time/step_s": 95.0}
 
 
 def lines_of(tracker: ConsoleTracker) -> list[str]:

@@ -73,7 +73,7 @@ def test_steps_have_their_plain_line_and_the_console_does_not_get_it(
     with recording() as log:
         log.write_to(tmp_path / "run.log")
         tracker = StepLog(10)
-        tracker.log(3, {"reward/mean": 0.5, "valid/reward": 0.25})
+        tracker.log(3, {"reward/roots_mean": 0.5, "valid/reward": 0.25})
     assert lines(tmp_path / "run.log") == [
         "INFO    step 3/10  reward 0.500",
         "INFO    step 3/10  valid/reward 0.250",

@@ -14,7 +14,7 @@ from ramet.tracking.jsonl import JsonlTracker, read_metrics
 from ramet.tracking.trackers import Trackers, check_trackers, make_trackers
 from ramet.types import TrackedRun
 
-METRICS = {"reward/mean": 0.5, "rollout/masked_share": 0.25, "train/entropy": 0.1, "time/step_s": 95.0}
+METRICS = {"reward/roots_mean": 0.5, "rollout/masked_share": 0.25, "train/entropy": 0.1, "time/step_s": 95.0}
 
 
 class Failing:

@@ -27,6 +27,7 @@ from ramet.types import (
     CallStatus,
     Fault,
     Group,
+    PrefixSource,
     Rollout,
     Task,
     ToolRecord,
@@ -57,6 +58,19 @@ def test_a_masked_rollout_leaves_the_means() -> None:
     assert metrics["reward/mean"] == 2.0
     assert metrics["reward/match"] == 2.0
     assert metrics["rollout/masked_share"] == 0.25
+
+
+def test_the_mean_of_roots_leaves_out_what_began_with_tokens_of_others() -> None:
+    """Neither forks nor rollouts with stored prefixes are drawn from the prompt."""
+    group = scored([1.0, 0.0, 0.0, None])
+    root, fork, stored, masked = group.rollouts
+    fork = replace(fork, rollout=replace(fork.rollout, parent="0", fork_turn=0))
+    source = PrefixSource(step=1, rollout="0", turns=1, opened_step=1, opened_root="0")
+    stored = replace(stored, rollout=replace(stored.rollout, prefix=source))
+    filled = replace(root, rollout=replace(root.rollout, id="4", stats={"filled": 1.0}), reward=0.5)
+    metrics = reward_metrics([replace(group, rollouts=(root, fork, stored, masked, filled))])
+    assert metrics["reward/roots_mean"] == 0.75 and metrics["reward/mean"] == 0.375
+    assert isnan(reward_metrics([replace(group, rollouts=(fork,))])["reward/roots_mean"])
 
 
 def test_tool_use_is_the_share_of_valid_rollouts_with_a_call() -> None:

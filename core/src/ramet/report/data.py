@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 MAX_POINTS = 600  # per curve; longer ones are thinned by means of neighbours
 SFT_AREA = "sft/"  # metrics of SFT, on their own axis of optimiser steps
 SFT_FOLDER = "sft"  # where a run of several phases keeps those of its SFT
-FIRST = ("reward/mean", "rollout/forks_per_group")  # curves, before the console's
+FIRST = ("reward/roots_mean", "reward/mean", "rollout/forks_per_group")  # curves, before the console's
 MAIN = ("reward/", "valid/", "train/kl_reference", "sft/loss")  # metrics that are shown at once, with those
 EVALUATION = "eval/"  # metrics of an evaluation, which has one value of each: they are in its table
 

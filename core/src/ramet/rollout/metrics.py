@@ -27,6 +27,7 @@ class RolloutMetrics:
         self._sums: Counter[str] = Counter()
         self._stops: Counter[StopReason] = Counter()
         self._longest = 0
+        self._entropy, self._n_entropies = 0.0, 0
         self._n = 0
         self._step: dict[str, list[float]] = {}  # what the rollout step measured: sums of rollouts, by metric
         self._step_turns: Counter[str] = Counter()
@@ -39,6 +40,10 @@ class RolloutMetrics:
         lengths = [self._add_rollout(rollout) for rollout in group.rollouts]
         sampled = [s for s in _unique(group.rollouts) if s.origin is Origin.SAMPLED]
         self._sums["executed_sampled"] += sum([len(segment.token_ids) for segment in sampled])
+        for segment in sampled:
+            if segment.entropies is not None:
+                self._entropy += sum(segment.entropies)
+                self._n_entropies += len(segment.entropies)
         begun = first_entropies(group.rollouts, self.first_tokens)
         for turn in begun:
             if turn.values:
@@ -105,6 +110,8 @@ class RolloutMetrics:
         }
         metrics |= {f"rollout/stop/{reason}": self._stops[reason] / n for reason in StopReason}
         metrics |= {f"step/{name}": math.fsum(values) / self._step_turns[name] for name, values in self._step.items()}
+        if self._n_entropies:
+            metrics["rollout/entropy"] = self._entropy / self._n_entropies
         for where, values in self._first.items():
             if values:
                 metrics[f"rollout/entropy_{where}"] = sum(values) / len(values)

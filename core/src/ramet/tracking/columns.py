@@ -68,10 +68,10 @@ class Layout:
 
 
 RL = Layout(
-    main="reward/mean",
+    main="reward/roots_mean",
     higher_is_better=True,
     columns=(
-        Column(key="reward/mean", title="reward", show=small, rank=10, width=7),
+        Column(key="reward/roots_mean", title="reward", show=small, rank=10, width=7),
         Column(key="rollout/tool_use", title="tool use", show=percent, rank=60),
         Column(key="rollout/forks_per_group", title="forks", show=per_group, rank=40, width=5),
         Column(key="rollout/sampled_tokens_mean", title="length", show=count, rank=20, width=6),

@@ -99,7 +99,9 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     scored = [r for group in groups for r in group.rollouts]
     valid = [r for r in scored if r.reward is not None]
     rewards = [r.reward for r in valid if r.reward is not None]
+    roots = [r.reward for r in valid if r.reward is not None and r.rollout.parent is None and r.rollout.prefix is None]
     metrics = {
+        "reward/roots_mean": statistics.fmean(roots) if roots else float("nan"),  # forks would weigh the sample
         "reward/mean": statistics.fmean(rewards) if rewards else float("nan"),
         "reward/std": statistics.pstdev(rewards) if rewards else float("nan"),
         "reward/unjudged_rollouts": float(n_unjudged(groups)),
