@@ -27,7 +27,7 @@ from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.record import read_records
 from ramet.train.loop import Loop
 from ramet.train.training import run
-from ramet.types import AdvantageInputs, AdvantageOutput, Fault, Group, Need, Rollout
+from ramet.types import AdvantageInputs, AdvantageOutput, Fault, Group, Need, Rollout, Score
 
 pytestmark = pytest.mark.skipif(
     "format" not in load_plugins().registries.rewards, reason="the plugin ramet-rewards is not installed"
@@ -85,6 +85,13 @@ class BreaksTheContract:
         return [math.nan if rollout.task.id.endswith("/5") else 0.25 for rollout in group]
 
 
+class ByToken:
+    """Gives every rollout 0.25, and takes 0.5 off its first token."""
+
+    async def __call__(self, group: Sequence[Rollout]) -> Sequence[Score]:
+        return [Score(value=0.25, token_rewards={0: -0.5}) for _ in group]
+
+
 class WithCritic(Alternating):
     needs = frozenset({Need.VALUES})
 
@@ -110,7 +117,7 @@ def components(monkeypatch: pytest.MonkeyPatch) -> None:
         (registries.advantages, estimators),
         (
             registries.rewards,
-            {"but_one": JudgesAllButOne, "breaks": BreaksTheContract},
+            {"but_one": JudgesAllButOne, "by_token": ByToken, "breaks": BreaksTheContract},
         ),
     ):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
@@ -280,6 +287,12 @@ def test_an_estimator_that_needs_a_greedy_rollout_gets_one_reward_per_row(train:
     assert len(AgainstGreedy.given) == 2
     for rewards in AgainstGreedy.given:
         assert rewards is not None and rewards.tolist() == [0.25] * (TASKS * GROUP)
+
+
+def test_the_score_of_a_greedy_rollout_has_its_token_rewards_as_those_of_others_have(train: Train) -> None:
+    train("advantage=against_greedy", "rewards=[by_token]", "train.steps=1")
+    (rewards,) = AgainstGreedy.given
+    assert rewards is not None and rewards.tolist() == [-0.25] * (TASKS * GROUP)
 
 
 @pytest.fixture

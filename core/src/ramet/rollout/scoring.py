@@ -44,6 +44,11 @@ class ScoredRollout:
     parts: Mapping[str, float] = field(default_factory=dict)  # clipped, unweighted, by reward name (and `name/part`)
     token_rewards: Mapping[int, float] = field(default_factory=dict)  # by response position
 
+    @property
+    def score(self) -> float | None:
+        """Its reward and its token rewards together; None where it is not valid."""
+        return None if self.reward is None else self.reward + sum(self.token_rewards.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:

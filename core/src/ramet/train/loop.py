@@ -261,7 +261,7 @@ class Loop:
 
     async def _play_greedy(self, tasks: list[Task], step: int) -> list[float | None]:
         played = await play(self.backend.rollouts, self.scorer, tasks, step=step, plan=GREEDY)
-        return [group.rollouts[0].reward for group in played]
+        return [group.rollouts[0].score for group in played]
 
     async def _finish(
         self,

@@ -65,7 +65,7 @@ class AdvantageInputs:
     entropies: Tensor | None = None  # [N, T] nats
     ref_logprobs: Tensor | None = None  # [N, T]
     values: Tensor | None = None  # [N, T]
-    greedy_rewards: Tensor | None = None  # [N] reward of the greedy rollout of the row's group
+    greedy_rewards: Tensor | None = None  # [N] of the greedy rollout of the row's group, token rewards included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

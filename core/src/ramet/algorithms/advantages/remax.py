@@ -1,6 +1,6 @@
 """ReMax: the baseline is the reward of a greedy rollout of the same task (Li et al., arXiv 2310.10505).
 
-    A_t = (reward of the rollout and of its tokens from t on) - (reward of the greedy rollout)
+    A_t = (reward of the rollout and of its tokens from t on) - (reward of the greedy rollout and of all its tokens)
 
 The greedy rollout is played besides the group and is not trained on; a group whose greedy rollout is masked is left
 out.
@@ -8,6 +8,7 @@ out.
 
 from __future__ import annotations
 
+from ramet.group_scores import rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 
@@ -22,6 +23,6 @@ class Remax:
         advantages = (batch.rewards.double() - batch.greedy_rewards.double())[:, None].expand(batch.mask.shape)
         if batch.token_rewards is not None:
             advantages = advantages + batch.token_rewards.double().flip(1).cumsum(1).flip(1)
-        better = (batch.rewards > batch.greedy_rewards).double()
+        better = (rollout_scores(batch) > batch.greedy_rewards).double()
         metrics = {"advantage/better_than_greedy": float(better.mean()) if len(better) else 0.0}
         return AdvantageOutput(advantages=advantages.float() * batch.mask, metrics=metrics)
