@@ -38,10 +38,12 @@ def advantage_problem(output: object, batch: AdvantageInputs) -> str | None:
     """Type, shape `[N, T]`, float32, no gradient, finite within the mask, zero outside, metrics that are numbers."""
     if not isinstance(output, AdvantageOutput):
         return f"returned {type(output).__name__}: return an AdvantageOutput"
-    tensors = {"advantages": output.advantages} | ({} if output.returns is None else {"returns": output.returns})
-    for name, tensor in tensors.items():
-        if problem := _tensor_problem(name, tensor, batch.mask):
+    for name in ("advantages", "returns", "weights"):
+        tensor = getattr(output, name)
+        if (tensor is not None or name == "advantages") and (problem := _tensor_problem(name, tensor, batch.mask)):
             return problem
+    if output.weights is not None and bool((output.weights[batch.mask] < 0).any()):
+        return "weights are negative: a token counts 0 or more"
     if bool((output.advantages[~batch.mask] != 0).any()):
         return "advantages are not zero outside the mask: multiply by the mask at the end"
     for name, value in output.metrics.items():

@@ -107,6 +107,27 @@ def test_the_update_does_not_depend_on_how_rows_are_packed(
         assert (loss, norm) == pytest.approx(results[0][1:], rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.parametrize("mode", [LossAggregation.TOKEN_MEAN, LossAggregation.SEQ_MEAN_TOKEN_MEAN])
+def test_two_copies_of_weight_a_half_train_as_one_row(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages, mode: LossAggregation
+) -> None:
+    """In the policy loss, the KL and entropy terms and the denominators."""
+    rows = make_rows(3)
+    advantages, twice = make_advantages(rows), [0, 0, 1, 1, 2, 2]
+    if mode is LossAggregation.TOKEN_MEAN:
+        twice = [0, 1, 1, 2]
+    weights = torch.tensor([1 / twice.count(i) for i in twice])[:, None].expand(-1, advantages.shape[1])
+    plain = TrainBatch.from_padded(rows, advantages)
+    doubled = TrainBatch.from_padded([rows[i] for i in twice], advantages[twice], weights=weights)
+    results = []
+    for batch in (plain, doubled):
+        worker = PolicyWorker(make_spec(loss_aggregation=mode, kl_coef=0.1, entropy_coef=0.01, tis_cap=None))
+        metrics = worker.update(batch, 1)
+        results.append((parameters(worker), metrics["train/loss"], metrics["train/grad_norm"]))
+    torch.testing.assert_close(results[1][0], results[0][0], rtol=0, atol=2e-5)
+    assert results[1][1:] == pytest.approx(results[0][1:], rel=1e-5, abs=1e-7)
+
+
 def test_packed_rows_train_as_padded_ones(
     make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
 ) -> None:

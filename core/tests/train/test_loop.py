@@ -86,10 +86,10 @@ class BreaksTheContract:
 
 
 class ByToken:
-    """Gives every rollout 0.25, and takes 0.5 off its first token."""
+    """Takes 0.5 off the first token of every rollout."""
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[Score]:
-        return [Score(value=0.25, token_rewards={0: -0.5}) for _ in group]
+        return [Score(value=0.0, token_rewards={0: -0.5}) for _ in group]
 
 
 class WithCritic(Alternating):
@@ -290,7 +290,7 @@ def test_an_estimator_that_needs_a_greedy_rollout_gets_one_reward_per_row(train:
 
 
 def test_the_score_of_a_greedy_rollout_has_its_token_rewards_as_those_of_others_have(train: Train) -> None:
-    train("advantage=against_greedy", "rewards=[by_token]", "train.steps=1")
+    train("advantage=against_greedy", "rewards=[format,by_token]", "train.steps=1")
     (rewards,) = AgainstGreedy.given
     assert rewards is not None and rewards.tolist() == [-0.25] * (TASKS * GROUP)
 

@@ -52,8 +52,11 @@ def test_hard_gives_shared_tokens_the_mean_of_their_rollouts() -> None:
 
 @pytest.mark.parametrize(("multiplicity", "weight"), [(Multiplicity.ONE, 0.5), (Multiplicity.SQRT, 2**-0.5)])
 def test_multiplicity_weighs_shared_tokens_down(multiplicity: Multiplicity, weight: float) -> None:
-    expected = torch.tensor([[weight, weight, 0, 1], [-weight, -weight, 0, -1], [0, 0, 0, 0]])
-    assert torch.allclose(advantages(multiplicity=multiplicity), expected)
+    out = ArpoAdvantage(ArpoAdvantageConfig(multiplicity=multiplicity))(batch())
+    expected = torch.tensor([[weight, weight, 1], [weight, weight, 1], [1, 1, 1]])
+    assert out.weights is not None and torch.allclose(out.weights[MASK].view(3, 3), expected)
+    assert torch.equal(out.advantages, ArpoAdvantage(ArpoAdvantageConfig())(batch()).advantages)
+    assert ArpoAdvantage(ArpoAdvantageConfig())(batch()).weights is None
 
 
 def test_without_the_standard_deviation_the_reward_is_only_centred() -> None:

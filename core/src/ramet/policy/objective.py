@@ -2,7 +2,8 @@
 
     L = sum_t w_t (rho_t * policy_loss_t + kl_coef * kl_t - entropy_coef * H_t)
 
-w_t comes from `train.loss_aggregation` and the counts of the whole optimiser step; rho_t is the off-policy weight. With
+w_t comes from `train.loss_aggregation`, the counts of the whole optimiser step and the weights that an estimator gives
+tokens; rho_t is the off-policy weight. With
 `train.kl_in=reward` the KL is in the advantages instead.
 """
 
@@ -106,7 +107,7 @@ class Objective:
         metrics.token_percentiles("train/ratio", ratio_of(policy.logprobs.detach(), old), policy.mask)
         metrics.token_mean("train/ratio_clamped", clamped(policy.logprobs, old), policy.mask)
         self._report_gap(policy, inputs, old, metrics, first_step)
-        weights = token_weights(train.loss_aggregation, policy.mask, inputs.sequence_ids, counts)
+        weights = token_weights(train.loss_aggregation, policy.mask, inputs.sequence_ids, counts, inputs.weights)
         return aggregate(per_token, weights)
 
     def _policy_loss(self, policy: TokenLogprobs, inputs: TokenInputs, old: Tensor) -> LossOutput:

@@ -236,7 +236,7 @@ class PolicyWorker:
         rows = [batch.rows[i] for i in chosen]
         passed = [i for i in chosen if i in computed]  # forward and backward
         counts = TokenCounts(
-            tokens=sum(row.n_trained for row in rows),
+            tokens=sum(batch.n_trained(i) for i in chosen),
             sequences=len(rows),
             max_tokens=self.spec.max_response_tokens,
         )

@@ -149,6 +149,7 @@ class Learner:
             rows,
             output.advantages,
             returns=output.returns,
+            weights=output.weights,
             old_logprobs=old,
             ref_logprobs=reference,
             values=values,

@@ -73,6 +73,9 @@ class AdvantageOutput:
     advantages: Tensor  # [N, T] float32, zero outside the mask, no gradient
     returns: Tensor | None = None  # [N, T], targets of a critic
     metrics: Mapping[str, float] = field(default_factory=dict)
+    # [N, T] float32, at least 0: how much a token counts in the policy's loss, its KL and entropy terms and its
+    # denominators. None: 1.
+    weights: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@
 
 With a token-mean loss and unchanged weights soft and hard have the same gradient; they differ where a loss averages
 over sequences, and once the ratio leaves the clip range. `multiplicity` weighs a shared token down, in each of its d
-copies by 1 / d (`one`) or 1 / sqrt(d) (`sqrt`, as TreeRL, arXiv 2506.11902); together they then count 1 or sqrt(d).
+copies by 1 / d (`one`) or 1 / sqrt(d) (`sqrt`, as TreeRL, arXiv 2506.11902); together they then count 1 or sqrt(d) in
+the loss, its KL and entropy terms and its denominators: `one` trains as if a shared prefix were stored once.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ class ArpoAdvantage:
         sharers = _sums(torch.ones_like(advantages) * batch.mask, node)
         if self.config.attribution is Attribution.HARD:
             advantages = _sums(advantages * batch.mask, node) / sharers.clamp(min=1)
-        weight = sharers.clamp(min=1) ** -POWER[self.config.multiplicity]
+        power = POWER[self.config.multiplicity]
+        weights = None if power == 0 else sharers.clamp(min=1).float() ** -power
         shared = (sharers > 1) & batch.mask
         share = float(shared.sum() / batch.mask.sum().clamp(min=1))
         return AdvantageOutput(
-            advantages=(advantages * weight * batch.mask).float(), metrics={"advantage/shared_token_share": share}
+            advantages=(advantages * batch.mask).float(),
+            weights=weights,
+            metrics={"advantage/shared_token_share": share},
         )
 
 

@@ -27,6 +27,7 @@ class TokenInputs:
     policy_versions: Tensor  # -1 on inserted tokens
     ref_logprobs: Tensor | None
     returns: Tensor | None
+    weights: Tensor | None  # how much a token counts; None: 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class TrainBatch:
     ref_logprobs: Sequence[Floats] | None = None  # None: of the worker's reference, if it has one
     returns: Sequence[Floats] | None = None  # what the critic is trained towards
     values: Sequence[Floats] | None = None  # the critic's before this step's update
+    weights: Sequence[Floats] | None = None  # how much a token counts in the policy's loss; None: 1
     kl_coef: float | None = None  # of the KL in the loss in this step; None: train.kl_coef
 
     @classmethod
@@ -51,18 +53,20 @@ class TrainBatch:
         advantages: Tensor,
         *,
         returns: Tensor | None = None,
+        weights: Tensor | None = None,
         old_logprobs: Sequence[Floats] | None = None,
         ref_logprobs: Sequence[Floats] | None = None,
         values: Sequence[Floats] | None = None,
         kl_coef: float | None = None,
     ) -> TrainBatch:
-        """From `advantages` and `returns` as an estimator gives them, `[N, T]` padded to the longest response."""
+        """From what an estimator gives, `[N, T]` padded to the longest response."""
         return cls(
             rows=rows,
             advantages=unpadded(rows, advantages),
             old_logprobs=old_logprobs,
             ref_logprobs=ref_logprobs,
             returns=None if returns is None else unpadded(rows, returns),
+            weights=None if weights is None else unpadded(rows, weights),
             values=values,
             kl_coef=kl_coef,
         )
@@ -70,6 +74,11 @@ class TrainBatch:
     def has_signal(self, row: int) -> bool:
         """Whether any of its trained tokens has an advantage."""
         return bool(self.advantages[row][self.rows[row].mask].any())
+
+    def n_trained(self, row: int) -> float:
+        """Its trained tokens, each counted by its weight."""
+        trained = self.rows[row]
+        return trained.n_trained if self.weights is None else float(self.weights[row][trained.mask].sum(dtype=float))
 
     def inputs(self, chosen: Sequence[int], device: torch.device) -> TokenInputs:
         """These rows' responses one after another: T is the sum of their lengths."""
@@ -92,4 +101,5 @@ class TrainBatch:
             policy_versions=joined([row.policy_versions for row in rows]).long(),
             ref_logprobs=picked(self.ref_logprobs),
             returns=picked(self.returns),
+            weights=picked(self.weights),
         )
