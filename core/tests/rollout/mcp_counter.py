@@ -1,14 +1,16 @@
 """An MCP server of the tests, with state: run as `python mcp_counter.py [http PORT | stubborn FILE]`."""
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 
 server = MCPServer("counter")
 total = 0
+RAW = os.dup(1)  # the library takes the standard output for itself
 
 
 @server.tool()
@@ -52,6 +54,14 @@ def complain(megabytes: int) -> str:
 
 
 @server.tool()
+async def lie(answer: str, ctx: Context) -> str:
+    """Answers its call with this text, and goes on."""
+    os.write(RAW, f'{{"jsonrpc": "2.0", "id": {ctx.request_id}, "result": {answer}}}\n'.encode())
+    await asyncio.sleep(60)
+    return ""
+
+
+@server.tool()
 async def hang() -> str:
     """Answers nothing for a minute."""
     time.sleep(60)
@@ -67,4 +77,6 @@ elif sys.argv[1:2] == ["stubborn"]:  # goes on after the end of its input, as do
     server.run("stdio")
     time.sleep(600)
 else:
+    if sys.argv[1:2] == ["banner"]:
+        os.write(1, b"\xff Starting \xfe\n")
     server.run("stdio")

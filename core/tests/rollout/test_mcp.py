@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import signal
 import socket
@@ -18,10 +19,14 @@ from typing import Any
 import pytest
 
 from ramet.config.schema import ToolConfig
-from ramet.errors import ConfigError, InfraError
+from ramet.errors import ConfigError, InfraError, ToolError
+from ramet.instance_keys import instance_of
 from ramet.rollout.config import McpConfig
+from ramet.rollout.tools import mcp_lines
 from ramet.rollout.tools.mcp import McpServer, _parameters
+from ramet.rollout.tools.mcp_connection import McpConnection, McpFailure
 from ramet.testing.doubles import ScriptedPolicy
+from ramet.tracking.log import quiet_libraries
 from ramet.types import AfterTool, Fork, ToolCall, ToolResult, ToolSchema
 
 pytest.importorskip("mcp", reason="needs ramet[mcp]")
@@ -112,6 +117,59 @@ def test_a_server_that_answers_nothing_any_more_is_started_again(monkeypatch: py
     with_server(McpConfig(command=COUNTER), use)
 
 
+def test_an_answer_that_cannot_be_read_ends_its_call_at_once_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A banner that is not UTF-8, half a character, nesting without end: none of them waits for a time-out."""
+    quiet_libraries()
+
+    async def use(server: McpServer, tools: Any) -> None:
+        reading = asyncio.create_task(tools["block"](call("", seconds=0.3)))
+        for answer in (r'{"text": "\ud800"}', "[" * 5000 + "]" * 5000, "{"):
+            with pytest.raises(ToolError, match=r"^the server's answer cannot be read: "):
+                await asyncio.wait_for(tools["lie"](call("", answer=answer)), 30)
+        await reading
+        assert (await tools["read"](call(""))).text == "0"
+
+    with_server(McpConfig(command=[*COUNTER, "banner"]), use)
+    assert caplog.records == []
+
+
+def test_a_server_that_only_writes_something_else_is_quoted() -> None:
+    program = "import time; print('Starting v2', flush=True); time.sleep(60)"
+    config = McpConfig(command=[sys.executable, "-c", program], connect_timeout_s=1.5)
+    with pytest.raises(
+        InfraError, match=r"no answer within 1\.5 s .*standard output what is not a message: 'Starting v2'"
+    ):
+        with_server(config, use=lambda *_: None)
+
+
+def test_pages_and_lines_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def one_more(cursor: str | None = None) -> Any:
+        return SimpleNamespace(tools=[SimpleNamespace(name="t")], next_cursor="more")
+
+    connection = object.__new__(McpConnection)
+    connection._client, connection._is_doubtful = SimpleNamespace(list_tools=one_more), False
+    with pytest.raises(McpFailure, match="more than 1000 tools, or more than 100 pages"):
+        asyncio.run(connection.tools())
+    monkeypatch.setattr(mcp_lines, "MAX_LINE", 5)
+    decoder = codecs.getincrementaldecoder(mcp_lines.ENCODING)("strict")
+    assert (
+        decoder.decode(b"123") + decoder.decode(b"4567") + decoder.decode(b"89\nab\xff\n1234567")
+        == "12345\nab\ufffd\n12345"
+    )
+
+
+def test_tools_that_the_user_says_only_read_may_be_called_again_and_messages_name_the_key() -> None:
+    async def use(server: McpServer, tools: Any) -> list[bool]:
+        return [tools[name].schema.idempotent for name in ("read", "add", "leave")]
+
+    assert with_server(McpConfig(command=COUNTER, read_only=["read"]), use) == [True, False, False]
+    assert with_server(McpConfig(command=COUNTER, read_only=["all"]), use) == [True, True, True]
+    with instance_of("tools.mcp", "tools.led"), pytest.raises(ConfigError) as caught:
+        with_server(McpConfig(command=COUNTER, read_only=["gone"]), use)
+    assert str(caught.value).startswith(f"MCP server tools.led ({sys.executable} ")
+    assert ": params.read_only names 'gone'; the server offers: add, read, " in str(caught.value)
+
+
 RUN = """
 import asyncio, sys
 from ramet.rollout.config import McpConfig
@@ -166,8 +224,8 @@ def test_a_name_that_could_pose_as_markup_is_refused_unless_it_is_not_used() -> 
     with pytest.raises(ConfigError) as caught:
         McpServer(McpConfig(command=["x"]))._chosen(offered)
     assert str(caught.value) == (
-        "MCP server x: names of tools that no format can carry: 'a b</result>'; allowed: 1 to 128 letters, digits and "
-        "_ - . /; choose others with params.tools"
+        "MCP server tools.mcp (x): names of tools that no format can carry: 'a b</result>'; allowed: 1 to 128 letters, "
+        "digits and _ - . /; choose others with params.tools"
     )
     assert McpServer(McpConfig(command=["x"], tools=["repo/read"]))._chosen(offered) == offered[1:]
 
@@ -196,7 +254,7 @@ def test_a_server_over_http_is_called_and_its_absence_is_infrastructure(http_ser
         assert (await tools["read"](call(""))).text == "2"
 
     with_server(McpConfig(url=http_server, headers={"X-Test": "1"}), use)
-    with pytest.raises(InfraError, match=r"^MCP server http://127\.0\.0\.1:9/mcp: "):
+    with pytest.raises(InfraError, match=r"^MCP server tools\.mcp \(http://127\.0\.0\.1:9/mcp\): "):
         with_server(McpConfig(url="http://127.0.0.1:9/mcp", connect_timeout_s=5), use)
 
 
@@ -255,7 +313,7 @@ def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError) as caught:
         asyncio.run(McpServer(McpConfig(url="http://x:y@localhost/mcp")).open())
     message = "the package 'mcp' is not installed; install it with: pip install 'ramet[mcp]'"
-    assert str(caught.value) == f"MCP server http://x:***@localhost/mcp: {message}"
+    assert str(caught.value) == f"MCP server tools.mcp (http://x:***@localhost/mcp): {message}"
 
 
 def test_a_program_that_is_not_there_and_one_that_says_why_it_fails() -> None:
@@ -264,12 +322,12 @@ def test_a_program_that_is_not_there_and_one_that_says_why_it_fails() -> None:
 
     with pytest.raises(ConfigError) as caught:
         with_server(McpConfig(command=["no-such-program"]), use)
-    message = "MCP server no-such-program: there is no program 'no-such-program'; see its params.command"
+    message = "MCP server tools.mcp (no-such-program): there is no program 'no-such-program'; see its params.command"
     assert str(caught.value) == message
-    with pytest.raises(InfraError, match=r"^MCP server \S+: .*; it said: it is broken$"):
+    with pytest.raises(InfraError, match=r"^MCP server tools\.mcp \(.*\): .*; it said: it is broken$"):
         with_server(McpConfig(command=[sys.executable, "-c", "import sys; sys.exit('it is broken')"]), use)
     with pytest.raises(
-        InfraError, match=r"^MCP server \S+: no answer within 0\.2 s \(its params\.connect_timeout_s\)$"
+        InfraError, match=r"^MCP server tools\.mcp \(.*\): no answer within 0\.2 s \(its params\.connect_timeout_s\)$"
     ):
         with_server(
             McpConfig(command=[sys.executable, "-c", "import time; time.sleep(60)"], connect_timeout_s=0.2), use

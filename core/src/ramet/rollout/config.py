@@ -49,6 +49,10 @@ class McpConfig:
     headers: dict[str, str] = option(factory=dict, help="of every HTTP request")
     cwd: str | None = option(None, "the program's working directory; null: this one")
     tools: list[str] = option(factory=list, help="names of the server's tools that are used; empty: all")
+    read_only: list[str] = option(
+        factory=list,
+        help="tools that only read, though the server does not say so: calls that failed are made again; all",
+    )
     prefix: str = option("", "of every tool's name, where two servers have tools of the same name")
     state: str = option(
         "shared",
@@ -81,8 +85,8 @@ class McpConfig:
 
     @property
     def name(self) -> str:
-        """For messages: program or address, without arguments and password."""
-        return self.command[0] if self.command else hide(self.url or "")
+        """For messages: command or address, without passwords."""
+        return hide(shlex.join(self.command) if self.command else self.url or "")[:120]
 
 
 @dataclass(kw_only=True, slots=True)

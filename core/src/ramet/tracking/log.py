@@ -56,6 +56,8 @@ class ConsoleHandler(logging.StreamHandler[TextIO]):
 def quiet_libraries() -> None:
     """Leave out what libraries say of themselves although nothing is wrong. Settings of the user's are kept."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if logging.getLogger("mcp").level == logging.NOTSET:
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # tracebacks of what a server wrote: errors name it
     logging.getLogger("DeepSpeed").addFilter(_is_news)  # imported by transformers wherever it is installed
 
 

@@ -17,10 +17,12 @@ from typing import Any, Literal
 
 from ramet.errors import ConfigError, InfraError, ToolError
 from ramet.helpers import neutralise_chat_markup
+from ramet.instance_keys import instance_key
 from ramet.rollout.config import McpConfig
 from ramet.rollout.tools.mcp_connection import McpConnection, McpFailure, McpRefusal
 from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema
 
+ALL = "all"  # of a server's tools
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")  # as the protocol has them
 NOT_INSTALLED = "the package 'mcp' is not installed; install it with: pip install 'ramet[mcp]'"
 
@@ -30,42 +32,48 @@ class McpServer:
 
     def __init__(self, config: McpConfig) -> None:
         self.config = config
+        self.who = f"MCP server {instance_key('tools.mcp')} ({config.name})"
         self._connection: McpConnection | None = None
         self._connecting = asyncio.Lock()
-        self._sessions = McpSessions(config)
+        self._sessions = McpSessions(config, self.who)
 
     async def open(self) -> Sequence[Tool]:
         """The server's tools in its order. Raises `ConfigError` for packages, programs and tools that there are not."""
         if find_spec("mcp") is None:
-            raise ConfigError(f"{self._who}: {NOT_INSTALLED}")
+            raise ConfigError(f"{self.who}: {NOT_INSTALLED}")
         if self.config.command and shutil.which(self.config.command[0]) is None:
-            raise ConfigError(f"{self._who}: there is no program {self.config.command[0]!r}; see its params.command")
-        return [self._tool(tool) for tool in self._chosen(await (await self.connection()).tools())]
+            raise ConfigError(f"{self.who}: there is no program {self.config.command[0]!r}; see its params.command")
+        try:
+            offered = await (await self.connection()).tools()
+        except (McpFailure, McpRefusal) as error:
+            raise InfraError(f"{self.who}: {error}") from error
+        return [self._tool(tool) for tool in self._chosen(offered)]
 
     def _chosen(self, offered: Sequence[Any]) -> list[Any]:
         names = [tool.name for tool in offered]
-        unknown = [name for name in self.config.tools if name not in names]
-        if unknown:
-            raise ConfigError(
-                f"{self._who}: params.tools names {', '.join(map(repr, unknown))}; the server offers: "
-                f"{', '.join(names) or 'none'}"
-            )
+        for option, wanted in (("tools", self.config.tools), ("read_only", [*{*self.config.read_only} - {ALL}])):
+            if unknown := [name for name in wanted if name not in names]:
+                raise ConfigError(
+                    f"{self.who}: params.{option} names {', '.join(map(repr, unknown))}; the server offers: "
+                    f"{', '.join(names) or 'none'}"
+                )
         used = [tool for tool in offered if not self.config.tools or tool.name in self.config.tools]
         odd = [tool.name for tool in used if NAME.fullmatch(tool.name) is None]
         if odd:
             raise ConfigError(
-                f"{self._who}: names of tools that no format can carry: {', '.join(f'{name!r:.80}' for name in odd)}; "
+                f"{self.who}: names of tools that no format can carry: {', '.join(f'{name!r:.80}' for name in odd)}; "
                 "allowed: 1 to 128 letters, digits and _ - . /; choose others with params.tools"
             )
         return used
 
     def _tool(self, offered: Any) -> Tool:
-        hints = offered.annotations
+        hints, read_only = offered.annotations, self.config.read_only
+        declared = ALL in read_only or offered.name in read_only
         schema = ToolSchema(
             name=f"{self.config.prefix}{offered.name}",
             description=neutralise_chat_markup(offered.description or offered.title or ""),
             parameters=_parameters(offered.input_schema),
-            idempotent=bool(hints is not None and (hints.read_only_hint or hints.idempotent_hint)),
+            idempotent=declared or bool(hints is not None and (hints.read_only_hint or hints.idempotent_hint)),
         )
         if self.config.state == "shared":
             return McpTool(self, offered.name, schema)
@@ -77,16 +85,12 @@ class McpServer:
             if self._connection is None or not (self._connection.is_open and await self._connection.answers()):
                 if self._connection is not None:
                     await self._connection.close()
-                self._connection = await connect(self.config)
+                self._connection = await connect(self.config, self.who)
             return self._connection
 
     async def aclose(self) -> None:
         if self._connection is not None:
             await self._connection.close()
-
-    @property
-    def _who(self) -> str:
-        return f"MCP server {self.config.name}"
 
 
 class McpTool:
@@ -106,7 +110,9 @@ class McpTool:
         except McpRefusal as error:
             raise ToolError(str(error)) from error
         except McpFailure as error:
-            raise InfraError(f"MCP server {self._server.config.name}: {error}") from error
+            again = f"; not called again, as it may have run: if {self._name} only reads, name it in params.read_only"
+            again = "" if self.schema.idempotent else again
+            raise InfraError(f"{self._server.who}: {error}{again}") from error
         return ToolResult(text=_text(found), error=bool(found.is_error))
 
 
@@ -124,23 +130,24 @@ class StatefulMcpTool(McpTool):
 class McpSessions:
     """`Stateful`: a server (or, over HTTP, a session with it) for each rollout."""
 
-    def __init__(self, config: McpConfig) -> None:
+    def __init__(self, config: McpConfig, who: str) -> None:
         self.config = config
+        self._who = who
         self.forks: Literal["copy", "replay", "none"] = "replay" if config.state == "replayable" else "none"
 
     async def open(self, task: Task, seed: int) -> McpConnection:
-        return await connect(self.config)
+        return await connect(self.config, self._who)
 
     async def close(self, state: McpConnection) -> None:
         await state.close()
 
 
-async def connect(config: McpConfig) -> McpConnection:
-    """Raises `InfraError` if the server does not answer."""
+async def connect(config: McpConfig, who: str) -> McpConnection:
+    """Raises `InfraError` if the server does not answer; `who` names it."""
     try:
         return await McpConnection.open(config)
     except McpFailure as error:
-        raise InfraError(f"MCP server {config.name}: {error}") from error
+        raise InfraError(f"{who}: {error}") from error
 
 
 def _neutral(value: Any) -> Any:

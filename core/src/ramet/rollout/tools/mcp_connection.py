@@ -15,12 +15,14 @@ from ramet.config.secrets import hide
 from ramet.event_loop import is_cancelled
 from ramet.processes import ProcessReaper
 from ramet.rollout.config import McpConfig
+from ramet.rollout.tools.mcp_lines import ENCODING, UNREADABLE, unread
 
 CLOSE_TIMEOUT_S = 8.0  # the client gives a server 2 s after each of: end of input, SIGTERM, SIGKILL
 LAST_WORDS = 400  # bytes of what a server that failed wrote to its standard error
 CHUNK, CHUNKS = 1 << 16, 64  # bytes read from there at once, and how often after its end
 PROBE_TIMEOUT_S = 5.0  # for a server that gave no answer to a call and is asked for its tools
 SESSION_GONE = "Session terminated"  # how the client library says that a server over HTTP knows no such session
+MAX_PAGES, MAX_TOOLS = 100, 1000  # that a server may list
 READ_TIMEOUT_S = 300.0  # of one HTTP request; the time-out of the tool is what usually ends a call
 
 
@@ -38,6 +40,7 @@ class McpConnection:
     def __init__(self, config: McpConfig) -> None:
         self._config = config
         self._client: Any = None
+        self._unread = ""  # what it wrote to its standard output instead of a message, in words
         self._is_doubtful = False  # no request has been answered since one was given up
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended = asyncio.Event()
@@ -54,7 +57,7 @@ class McpConnection:
         except TimeoutError as error:
             await made.close()
             raise McpFailure(
-                f"no answer within {config.connect_timeout_s:g} s (its params.connect_timeout_s)"
+                f"no answer within {config.connect_timeout_s:g} s (its params.connect_timeout_s){made._unread}"
             ) from error
         except BaseException:
             await made.close()
@@ -69,12 +72,15 @@ class McpConnection:
         """All that the server lists. Raises `McpFailure`."""
         found: list[Any] = []
         cursor = None
-        while True:
+        for _ in range(MAX_PAGES):
             page = await self._asked(self._client.list_tools(cursor=cursor))
             found += page.tools
             cursor = page.next_cursor
+            if len(found) > MAX_TOOLS:
+                break
             if cursor is None:
                 return found
+        raise McpFailure(f"it lists more than {MAX_TOOLS} tools, or more than {MAX_PAGES} pages of them")
 
     async def answers(self) -> bool:
         """Whether it does; asked only if a call was given up since its last answer."""
@@ -98,8 +104,8 @@ class McpConnection:
             self._is_doubtful = False
             return answer
         except mcp.MCPError as error:
-            if error.code == types.INVALID_PARAMS:
-                raise McpRefusal(error.message) from error
+            if error.code in (types.INVALID_PARAMS, UNREADABLE):
+                raise McpRefusal(hide(error.message)) from error
             if error.code == types.CONNECTION_CLOSED or error.message == SESSION_GONE:
                 self._ended.set()
             raise McpFailure(hide(error.message)) from error
@@ -154,7 +160,14 @@ class McpConnection:
             mcp, stdio = (importlib.import_module(name) for name in ("mcp", "mcp.client.stdio"))
             program, *arguments = config.command
             env = config.env | _servers_reaper().tag()
-            server = mcp.StdioServerParameters(command=program, args=arguments, env=env, cwd=config.cwd)
+            server = mcp.StdioServerParameters(
+                command=program,
+                args=arguments,
+                env=env,
+                cwd=config.cwd,
+                encoding=ENCODING,
+                encoding_error_handler="replace",
+            )
             return self._watched(stdio.stdio_client(server, errlog=said.file))
         httpx, http = (importlib.import_module(name) for name in ("httpx2", "mcp.client.streamable_http"))
         timeout = httpx.Timeout(config.connect_timeout_s, read=READ_TIMEOUT_S)
@@ -172,6 +185,8 @@ class McpConnection:
             async with send:
                 with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                     async for message in read:
+                        if isinstance(message, Exception):
+                            message, self._unread = unread(message)
                         await send.send(message)
             self._ended.set()
 

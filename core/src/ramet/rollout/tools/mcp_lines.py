@@ -1,0 +1,56 @@
+"""What an MCP server writes to its standard output, made safe to read: bounded lines, and what is not a message."""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import re
+from typing import Any
+
+from ramet.config.secrets import hide
+
+ENCODING = "ramet_mcp_lines"  # of a server's standard output: `_Lines`
+MAX_LINE = 16 << 20  # characters of a message
+UNREADABLE = -32099  # code of the error that stands for an answer which cannot be read; in the range for servers
+_ID = re.compile(r'(?<!\\)"id"\s*:\s*(\d+)')  # of the call that a line answers
+
+
+def unread(error: Exception) -> tuple[Any, str]:
+    """The message to read instead of a line that is not one, and what the line was, in words.
+
+    It is the error that ends the line's call at once, or `error` itself where the line does not name a call.
+    """
+    message, types = (importlib.import_module(name) for name in ("mcp.shared.message", "mcp_types"))
+    details = error.errors() if hasattr(error, "errors") else [{}]
+    line, reason = str(details[0].get("input", "")), str(details[0].get("msg", error)).partition(" at line")[0]
+    words = hide(f"; it wrote to its standard output what is not a message: {line[:80]!r}")
+    asked = _ID.search(line)
+    if asked is None:
+        return error, words
+    data = types.ErrorData(code=UNREADABLE, message=f"the server's answer cannot be read: {reason}")
+    return message.SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=int(asked[1]), error=data)), words
+
+
+class _Lines(codecs.IncrementalDecoder):
+    """UTF-8 with replacements. Of a line of more than `MAX_LINE` characters the rest is left out, so that none fills
+    the memory; it is then not a message.
+    """
+
+    def __init__(self, errors: str = "replace") -> None:
+        super().__init__(errors)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0  # of the line that has begun
+
+    def decode(self, data: Any, final: bool = False) -> str:
+        first, *others = self._decoder.decode(data, final).split("\n")
+        lines = [first[: max(0, MAX_LINE - self._length)], *(line[:MAX_LINE] for line in others)]
+        self._length = min(MAX_LINE, len(others[-1]) if others else self._length + len(first))
+        return "\n".join(lines)
+
+
+def _find_encoding(name: str) -> codecs.CodecInfo | None:
+    utf_8 = codecs.lookup("utf-8")
+    return codecs.CodecInfo(utf_8.encode, utf_8.decode, incrementaldecoder=_Lines) if name == ENCODING else None
+
+
+codecs.register(_find_encoding)
