@@ -101,3 +101,8 @@ def test_a_call_without_a_model_loads_neither_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[]\n"), done.stdout + done.stderr
+
+
+def test_a_tool_without_the_word_call_is_told_the_whole_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tool", "calc", "3*4"]) == 1
+    assert capsys.readouterr().err == "error: tool: no command 'calc'; a call is `ramet tool call calc 3*4`\n"

@@ -65,6 +65,27 @@ def test_rewards_and_benchmarks_have_instances_too() -> None:
     assert (evaluated["a"].use, evaluated["a"].limit) == ("arithmetic", 3)
 
 
+def test_instances_of_a_recipe_can_be_chosen_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "experiment/mine.yaml"
+    file.parent.mkdir()
+    file.write_text(
+        "# @package _global_\nbenchmarks:\n  held: {use: arithmetic, limit: 3}\n  easy: {use: arithmetic}\n"
+    )
+
+    def chosen(*more: str) -> dict[str, int | None]:
+        found = compose([MODEL, "experiment=mine", *more], job="eval", config_dir=tmp_path).config.benchmarks
+        return {name: one.limit for name, one in found.items()}
+
+    assert chosen() == {"held": 3, "easy": None}
+    assert chosen("benchmarks=[held]") == {"held": 3}
+    assert chosen("benchmarks=held", "benchmarks.held.limit=5") == {"held": 5}
+    assert chosen("benchmarks=[held,own]", "benchmarks.own.use=arithmetic") == {"held": 3, "own": None}
+    with pytest.raises(ConfigErrors) as caught:
+        chosen("benchmarks=[hold]", "benchmarks.hold.limit=5")
+    (problem,) = caught.value.problems
+    assert problem.startswith("benchmarks: no 'hold'.")
+
+
 def test_the_record_says_what_an_instance_is() -> None:
     text = compose([MODEL, "tools.big.use=python"], job="train").text
     assert "tools:\n  big:\n" in text and "    use: python\n" in text

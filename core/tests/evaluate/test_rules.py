@@ -86,9 +86,9 @@ def test_tools_that_are_not_configured_are_told(caplog: pytest.LogCaptureFixture
         warn_of_missing_tools("own", INFO, BenchmarkConfig(), ["python"])
         warn_of_missing_tools("own", INFO, BenchmarkConfig(tools=[]), [])  # meant
     assert caplog.messages == [
-        "benchmarks.own: its authors measure it with the tools python, search, of which search is not configured: its "
-        "numbers do not compare with published ones. Add tools=[python,search], or say benchmarks.own.tools=[] if that "
-        "is meant"
+        "benchmarks.own: the protocol of its plugin has the tools python, search, of which search is not configured: "
+        "numbers do not compare with those published for that protocol. Add tools=[python,search], or set "
+        "benchmarks.own.tools=[python] if only what is configured is meant"
     ]
     rules = rules_of(INFO, BenchmarkConfig(), EvaluateConfig(), ["python"])
     assert (rules.tools, rules.limits, rules.max_tool_calls) == (("python",), {"python": 5}, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ def test_the_newest_checkpoint_becomes_a_folder_that_transformers_loads(run, tmp
     assert exported.comparison.largest <= 1e-6
     assert (exported.comparison.n_sequences, exported.comparison.n_tokens) == (4, 16)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
+    assert modes == {stat.S_IMODE((tmp_path / "out").stat().st_mode) & 0o666}  # another account can serve all of it
 
 
 def test_tokenizer_chat_template_and_generation_config_come_along(run: Path, tmp_path: Path, base: Path):

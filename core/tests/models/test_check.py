@@ -61,6 +61,12 @@ def test_a_name_of_the_hub_is_told_how_to_fetch(tmp_path: Path, monkeypatch: pyt
     assert "is not a folder" in problem and "`hf download Qwen/Qwen3-4B --local-dir FOLDER`" in problem
 
 
+def test_a_mistyped_folder_is_told_with_the_one_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "smollm2").mkdir()
+    [problem] = check_model(config(tmp_path / "smolm2"))
+    assert problem.endswith(f"Did you mean '{tmp_path / 'smollm2'}'?")
+
+
 @pytest.mark.parametrize(
     ("left", "words"), [(0, "no readable safetensors file (0 bytes)"), (50, "no readable"), (-7, "its header says")]
 )

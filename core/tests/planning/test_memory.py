@@ -341,6 +341,17 @@ def test_what_cannot_fit_is_refused_with_need_device_and_the_three_settings_that
     assert "policy.max_microbatch_tokens=8192" in advice and "policy.offload=" in advice
 
 
+def test_where_no_single_setting_is_enough_a_set_that_fits_is_named(make_inputs: MakeInputs) -> None:
+    inputs = make_inputs("qwen3-14b", prompt=2000, response=6192, policy={"activation_checkpointing": False})
+    inputs = replace(inputs, machine=Machine(cuda=True, devices=8, device_bytes=64 * GIB))
+    (problem,) = check_memory(estimate(inputs))
+    together, _, need = problem.partition("; together these fit: ")[2].rpartition(" (")
+    assert float(need.split()[0]) <= 64 and len(together.split()) >= 2
+    changed = {key: value for key, _, value in (one.partition("=") for one in together.split())}
+    assert changed["policy.activation_checkpointing"] == "true"
+    assert "rollout.max_response_tokens" not in changed  # it alters what is learned
+
+
 def test_gpus_that_one_process_would_leave_idle_are_told_with_what_uses_them(make_inputs: MakeInputs) -> None:
     keys = "cluster.policy_workers and cluster.rollout_workers"
     idle = f"7 of 8 GPUs would be idle: with cluster=ray {keys} take more than one"

@@ -114,9 +114,9 @@ def test_several_gold_answers_are_a_list_and_a_sample_is_json(write: Any, file: 
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("import nowhere_to_be_found",
+        ("import nowhere_to_be_found\ndef compute_score(data): pass",
          "cannot be loaded: ModuleNotFoundError: No module named 'nowhere_to_be_found' (line 1)"),
-        ("raise SystemExit(3)", "cannot be loaded: SystemExit: 3 (line 1)"),
+        ("raise SystemExit(3)\ndef compute_score(data): pass", "cannot be loaded: SystemExit: 3 (line 1)"),
         ("def other(data): pass", "has no function 'compute_score'; it has: other"),
         ("def compute_score(): pass", "compute_score() has neither form; allowed: one parameter, a list of dicts, or "
          "keyword parameters of data_source, solution_str, ground_truth, extra_info"),
@@ -136,12 +136,26 @@ def test_a_file_that_is_not_there_or_no_python_is_refused_when_it_is_built(file:
     for path in ("", str(file)):
         with pytest.raises(ConfigError) as caught:
             Custom(CustomConfig(path=path))
-        assert str(caught.value) == (f"rewards.custom.params.path is {path!r}; allowed: a Python file that is there")
+        told = f"rewards.custom.params.path is {path!r}; allowed: a Python file that is there"
+        assert str(caught.value) == told + ("" if path else f" (working directory: {Path.cwd()})")
     file.write_text("def f(:")
     with pytest.raises(ConfigError, match=r"params\.path: .*my_reward\.py is no Python: "):
         Custom(CustomConfig(path=str(file)))
     with pytest.raises(ValueError, match="workers must be over 0, got 0; timeout_s must be over 0, got 0"):
         CustomConfig(workers=0, timeout_s=0)
+
+
+def test_a_function_that_the_file_does_not_have_is_refused_when_it_is_built(file: Path) -> None:
+    """A dry run builds the reward and runs nothing of the file."""
+    file.write_text("def compute_score(data): return [0.0]\n")
+    with pytest.raises(ConfigError) as caught:
+        Custom(CustomConfig(path=str(file), function="reward"))
+    assert str(caught.value) == (
+        f"rewards.custom: {file} has no function 'reward'; it has: compute_score (rewards.custom.params.function)"
+    )
+    for source in ("from scores import judge as reward", "globals()['reward'] = len", "from scores import *"):
+        file.write_text(source)
+        Custom(CustomConfig(path=str(file), function="reward"))
 
 
 def test_arguments_that_the_function_does_not_take_are_said_before_the_first_score(file: Path) -> None:

@@ -23,7 +23,9 @@ def run(arguments: Sequence[str]) -> int:
     found = _parser().read(arguments if arguments else ["--help"])
     if found is None:
         return OK
-    if found.what != "call" or not found.words:
+    if found.what not in (None, "call"):
+        raise ConfigError(f"tool: no command {found.what!r}; a call is `ramet tool call {' '.join(arguments)}`")
+    if not found.words:
         raise ConfigError("tool: give the call, as in `ramet tool call python 'print(1)'`; see `ramet tool --help`")
     name, *rest = found.words
     overrides = [text for text in rest if _is_setting(text)]
@@ -62,7 +64,7 @@ def _parser() -> Parser:
         "tools.search.timeout_s=5; where they choose no tool, tools=[NAME]. The result is printed, and how "
         "the call went goes to the standard error. Ends with 1 if the call was wrong, with 2 if infrastructure failed.",
     )
-    parser.add_argument("what", nargs="?", choices=["call"])
+    parser.add_argument("what", nargs="?", metavar="call")
     parser.add_argument("words", nargs="*", metavar="NAME [ARGUMENTS]")
     parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
     return parser

@@ -7,11 +7,11 @@ Hydra turns choices (`branch_policy=arpo`, `algorithm=arpo`, `experiment=…`) i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ramet.config.catalog import Catalog, recorded_offers
@@ -103,7 +103,7 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     Raises `ConfigErrors` if nothing can be composed.
     """
     request.problems += unread_files()
-    _leave_to_instances(request)
+    aside = _leave_to_instances(request)
     wrong = wrong_choices(request, catalog)
     request.problems += [problem for problems in wrong.values() for problem in problems]
     nothing = {g for g, one in request.choices.items() if one.value() == [] and not names_of(g)}  # unknown to Hydra
@@ -112,6 +112,9 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
         tree = compose_tree(usable, catalog)
     except ConfigError as error:
         raise ConfigErrors([*request.problems, str(error)]) from error
+    for group, problems in _choose_written(tree, aside, catalog).items():
+        wrong[group] = problems
+        request.problems += problems
     usable_settings = [s for s in request.settings.values() if s.section not in wrong]
     uses = {s.key.removesuffix(".use"): s for s in usable_settings if INSTANCE.fullmatch(s.key)}
     bad = add_instances(tree, catalog, {path: None if s.value is None else s.text for path, s in uses.items()})
@@ -122,17 +125,45 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     return tree
 
 
-def _leave_to_instances(request: JobRequest) -> None:
-    """Take the names that `GROUP.NAME.use` makes out of the choices: `tools=[time] tools.time.use=mcp`."""
+def _leave_to_instances(request: JobRequest) -> dict[str, tuple[list[str], list[str]]]:
+    """Take the names that `GROUP.NAME.use` makes out of the choices: `tools=[time] tools.time.use=mcp`.
+
+    Names that the request does not make are taken out too: a recipe may. Group -> these, and all that it chooses.
+    """
+    aside = {}
     for group in (group.name for group in COMPONENTS if group.many and group.name in request.choices):
         value, known = request.choices[group].value(), names_of(group)
+        if value is None or isinstance(value, dict):
+            continue  # refused as a choice
         names = [str(name) for name in value] if isinstance(value, list) else [str(value)]
         made = {key.split(".")[1] for key, one in request.settings.items()
                 if INSTANCE.fullmatch(key) and one.section == group and one.value is not None}  # fmt: skip
-        rest = [name for name in names if name in known or name not in made]
+        rest = [name for name in names if name in known]
+        if unmade := [name for name in names if name not in known and name not in made]:
+            aside[group] = unmade, [*names, *made]
         if len(rest) < len(names):
             request.typed[group] = f"{group}=[{','.join(rest)}]"
             request.choices[group] = parse(request.typed[group])
+    return aside
+
+
+def _choose_written(
+    tree: DictConfig, aside: Mapping[str, tuple[list[str], list[str]]], catalog: Catalog
+) -> dict[str, list[str]]:
+    """Where a choice names instances that files define, leave out those that it does not name.
+
+    Returns by group the problems of names that no file defines.
+    """
+    wrong = {}
+    for group, (unmade, chosen) in aside.items():
+        written = [str(name) for name in tree[group] if tree[group][name].use is not None]
+        if unknown := [name for name in unmade if name not in written]:
+            wrong[group] = [catalog.unknown_choice(group, name, names_of(group)) for name in unknown]
+            continue
+        with open_dict(tree):
+            for name in (name for name in written if name not in chosen):
+                del tree[group][name]
+    return wrong
 
 
 def resolve(tree: DictConfig, overrides: Sequence[str], *, job: str, catalog: Catalog) -> Resolved:

@@ -249,7 +249,8 @@ class _EvaluationProgress:
 
 def _announce(config: Config, prepared: PreparedEvaluation, out: Path) -> None:
     what = ", ".join(f"{name} ({len(found)} tasks)" for name, found in prepared.tasks.items())
-    logger.info("%s: %s, %d rollouts each, results in %s", config.model.path, what, config.evaluate.k, out)
+    each = "one rollout each" if config.evaluate.k == 1 else f"{config.evaluate.k} rollouts each"
+    logger.info("%s: %s, %s, results in %s", config.model.path, what, each, out)
 
 
 def _show(results: Results, out: Path) -> None:

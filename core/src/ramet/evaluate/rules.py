@@ -140,11 +140,13 @@ def warn_of_missing_tools(name: str, info: BenchmarkInfo, chosen: BenchmarkConfi
     missing = [tool for tool in info.tools if tool not in configured]
     if missing and chosen.tools is None:
         logger.warning(
-            "benchmarks.%s: its authors measure it with the tools %s, of which %s is not configured: its numbers do "
-            "not compare with published ones. Add tools=[%s], or say benchmarks.%s.tools=[] if that is meant",
+            "benchmarks.%s: the protocol of its plugin has the tools %s, of which %s is not configured: numbers do not "
+            "compare with those published for that protocol. Add tools=[%s], or set benchmarks.%s.tools=[%s] if only "
+            "what is configured is meant",
             name,
             ", ".join(info.tools),
             ", ".join(missing),
-            ",".join(info.tools),
+            ",".join(dict.fromkeys([*configured, *info.tools])),
             name,
+            ",".join(configured),
         )

@@ -32,7 +32,7 @@ from ramet.export.check import (
 )
 from ramet.export.model import build_model
 from ramet.export.verl import model_folder, read_shards
-from ramet.io.atomic import sync, sync_tree, temporary_folder
+from ramet.io.atomic import share_rights, sync, sync_tree, temporary_folder
 from ramet.io.os_errors import naming, os_error_text
 from ramet.models.loading import DTYPES, load_model, load_tokenizer
 from ramet.models.torch_setup import set_up_torch
@@ -270,6 +270,7 @@ def _temporary(out: Path) -> Iterator[Path]:
         with naming(out):
             folder = temporary_folder(out)
             yield folder
+            share_rights(folder)
             sync_tree(folder)
             folder.replace(out)
             sync(out.parent)

@@ -73,6 +73,14 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def share_rights(folder: Path) -> None:
+    """Let those who may read the folder read its files: safetensors makes its own for their owner alone."""
+    allowed = folder.stat().st_mode & 0o666
+    for path in folder.iterdir():
+        if path.is_file() and not path.is_symlink():
+            path.chmod(allowed)
+
+
 def sync_tree(folder: Path) -> None:
     """`sync` of every file and folder below `folder`, and of itself."""
     below = sorted(folder.rglob("*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 from ramet.config.schema import ModelConfig
@@ -15,7 +16,7 @@ def check_folder(config: ModelConfig) -> list[str]:
     folder = Path(config.path)
     if config.path == "???" or not folder.is_dir():
         problem = f"model.path: {config.path!r} is not a folder; give a Hugging Face model folder on this machine"
-        return [problem + _fetch(config)]
+        return [problem + _fetch(config) + _close(folder)]
     if _is_run(folder):
         return [f"model.path: {config.path!r} is the directory of a run; {_model_of(folder)}"]
     return []
@@ -32,6 +33,13 @@ def _model_of(run: Path) -> str:
     if any((run / "checkpoints").glob("step_*")):
         return f"it has no model yet, and `ramet export {run} FOLDER` writes one of its newest checkpoint"
     return "there is no model in it"
+
+
+def _close(folder: Path) -> str:
+    """The folder beside it that may be meant."""
+    beside = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+    found = get_close_matches(folder.name, beside, n=1)
+    return f". Did you mean {str(folder.parent / found[0])!r}?" if found else ""
 
 
 def _fetch(config: ModelConfig) -> str:

@@ -17,6 +17,8 @@ from ramet.planning.memory_policy import longest_sequence
 from ramet.planning.memory_sft import SftInputs, estimate_sft
 from ramet.planning.placement import check_placement, idle_devices, shards_in_words
 
+MOST = 6  # settings of a set that fits
+LEARNED = ("rollout.max_response_tokens", "policy.lora_rank", "sft.max_tokens")  # alter what is learned
 ROOMY = 0.97  # share of a device beyond which what the plan leaves out matters
 TIGHT = "; little is left for NCCL and the driver, which are not counted: --on takes what nvidia-smi shows"
 
@@ -132,7 +134,7 @@ def _check_cache(plan: MemoryPlan) -> list[str]:
 
 
 def _advice(plan: MemoryPlan) -> str:
-    """The three settings that lower the need most, and what each comes to alone."""
+    """The three settings that lower the need most, what each comes to alone, and a set that fits if none does."""
     needs: dict[str, tuple[int, Change]] = {}
     for change in filter(partial(_allowed, plan), changes(plan)):
         need = _again(plan.inputs, change.config).need
@@ -143,7 +145,31 @@ def _advice(plan: MemoryPlan) -> str:
     end = f"; {idle}" if idle else ""
     if not best:
         return f"no single setting lowers it: a smaller model or larger devices are needed{end}"
-    return "what helps most, each alone: " + ", ".join(f"{change} ({gib(need)} GiB)" for need, change in best) + end
+    alone = ", ".join(f"{change} ({gib(need)} GiB)" for need, change in best)
+    return f"what helps most, each alone: {alone}{_together(plan)}{end}"
+
+
+def _together(plan: MemoryPlan) -> str:
+    """Settings that fit together if one is not enough, those that alter what is learned last; empty if none do."""
+    chosen: dict[str, Change] = {}
+    while not _fits(plan) and len(chosen) < MOST:
+        others = [one for one in changes(plan) if one.key not in chosen and _allowed(plan, one)]
+        plans = [(_again(plan.inputs, one.config), one) for one in others]
+        lower = [pair for pair in plans if pair[0].need < plan.need]
+        if not lower:
+            return ""
+        plan, change = min([pair for pair in lower if pair[1].key not in LEARNED] or lower, key=lambda one: one[0].need)
+        chosen[change.key] = change
+    if len(chosen) < 2 or not _fits(plan):
+        return ""
+    return f"; together these fit: {' '.join(map(str, chosen.values()))} ({gib(plan.need)} GiB)"
+
+
+def _fits(plan: MemoryPlan) -> bool:
+    machine = plan.inputs.machine
+    host, device = machine.host_bytes, machine.device_bytes if machine.cuda else None
+    fits_host = host is None or (plan.host if machine.cuda else plan.need) <= host
+    return fits_host and (device is None or plan.need <= device) and not _check_cache(plan)
 
 
 def _allowed(plan: MemoryPlan, change: Change) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramet.errors import ConfigError, InfraError
-from ramet.io.atomic import sync, sync_tree, temporary_folder, write_file
+from ramet.io.atomic import share_rights, sync, sync_tree, temporary_folder, write_file
 from ramet.io.os_errors import naming
 from ramet.runs.own_files import SFT_SUMMARY
 
@@ -61,6 +61,7 @@ def save_model(
         with naming(folder):
             model.save_pretrained(temporary, state_dict=None if weights is None else _state(model, weights))
             tokenizer.save_pretrained(temporary)
+            share_rights(temporary)
             sync_tree(temporary)
     except OSError:
         _remove(temporary)  # half a model is of no use, and may be what fills the disk

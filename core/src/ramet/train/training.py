@@ -150,7 +150,7 @@ def _announce(config: Config, prepared: PreparedRun, folder: Path) -> None:
         config.branch_policy.name,
     )
     for problem in will_fit(config, prepared.components):
-        logger.warning("%s", problem)
+        logger.warning("warning (the run continues): %s", problem)
 
 
 async def _restore(

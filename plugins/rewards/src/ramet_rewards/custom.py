@@ -26,6 +26,14 @@ from ramet_rewards.custom_worker import UnusableFile, takes_list
 from ramet_rewards.processes import Lost, ScorerPool
 
 logger = logging.getLogger(__name__)
+DYNAMIC = (
+    "*",
+    "exec",
+    "globals",
+    "vars",
+    "setattr",
+    "__getattr__",
+)  # may make names that a file never writes
 
 
 class FunctionRaised(Exception):
@@ -138,7 +146,8 @@ def _file(config: CustomConfig) -> tuple[Path, str]:
     """The file, and what it holds. Read, not run: that is for the processes."""
     path = Path(config.path).expanduser().absolute()
     if not config.path or not path.is_file():
-        raise ConfigError(f"rewards.custom.params.path is {config.path!r}; allowed: a Python file that is there")
+        here = "" if Path(config.path).is_absolute() else f" (working directory: {Path.cwd()})"
+        raise ConfigError(f"rewards.custom.params.path is {config.path!r}; allowed: a Python file that is there{here}")
     try:
         source = importlib.util.decode_source(path.read_bytes())
         tree = ast.parse(source)
@@ -153,6 +162,14 @@ def _check_form(path: Path, tree: ast.Module, name: str) -> None:
 
     What a decorator, an import or a second definition makes of the name, the processes see. Raises `ConfigError`.
     """
+    words = {word for one in ast.walk(tree) for word in (getattr(one, "name", None), getattr(one, "id", None))}
+    words |= {one.asname for one in ast.walk(tree) if isinstance(one, ast.alias)}
+    if not words & {name, *DYNAMIC}:
+        functions = [one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        raise ConfigError(
+            f"rewards.custom: {path} has no function {name!r}; it has: {', '.join(functions) or 'none'} "
+            "(rewards.custom.params.function)"
+        )
     found = [one for one in ast.walk(tree) if name in (getattr(one, "name", None), getattr(one, "id", None))]
     written = found[0] if len(found) == 1 and found[0] in tree.body else None
     if not isinstance(written, ast.FunctionDef | ast.AsyncFunctionDef) or written.decorator_list:

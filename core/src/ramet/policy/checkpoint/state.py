@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ramet.config.schema import ModelConfig
+from ramet.io.atomic import share_rights
 from ramet.io.os_errors import naming, os_error_text
 from ramet.models.loading import DTYPES, load_tokenizer
 from ramet.policy.checkpoint.dcp import read_tensors, read_whole, shapes, write_tensors
@@ -186,6 +187,7 @@ def export_model(
         with naming(folder):
             plain.save_pretrained(folder, state_dict=tensors)
             load_tokenizer(config).save_pretrained(folder)
+            share_rights(folder)
 
 
 def _plain(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
