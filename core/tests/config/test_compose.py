@@ -16,7 +16,7 @@ from ramet.config.schema import Config, LossAggregation, OldLogprobs, ToolConfig
 from ramet.config.sections import JOBS
 from ramet.engines.config import TorchEngineConfig
 from ramet.errors import ConfigError, ConfigErrors
-from ramet.rollout.config import RandomBranchConfig
+from ramet.rollout.config import NoBranchConfig, RandomBranchConfig
 
 MODEL = "model.path=some/model"
 
@@ -26,7 +26,7 @@ def test_defaults_compose_to_dataclasses_with_typed_options():
     assert config.model.path == "some/model"
     assert config.engine.params == TorchEngineConfig()
     assert config.policy_loss.params == PpoClipConfig()
-    assert (config.branch_policy.name, config.branch_policy.params) == ("none", None)
+    assert (config.branch_policy.name, config.branch_policy.params) == ("none", NoBranchConfig())
     assert config.tools == {}
 
 

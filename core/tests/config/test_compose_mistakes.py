@@ -43,7 +43,7 @@ Problems = Callable[..., list[str]]
         (["branch_policy=[none,random]"], ["branch_policy: takes one name"]),
         (["branch_policy=null"], ["branch_policy: null is no choice; allowed: none, random"]),
         (["branch_policy.name=random"], ["choose with branch_policy=random"]),
-        (["branch_policy.params.x=1"], ["'none' takes no options"]),
+        (["advantage=rloo", "advantage.params.x=1"], ["'rloo' takes no options"]),
         (
             ["branch_policy=random", "branch_policy.params.probability=2"],
             ["probability must be at least 0 and at most 1, got 2"],
