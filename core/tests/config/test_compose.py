@@ -170,6 +170,14 @@ def test_composing_leaves_directory_and_logging_alone(workdir: Path):
     assert (list(logging.root.handlers), logging.root.level) == (handlers, level)
 
 
+def test_a_recipe_without_a_model_serves_jobs_that_need_none(tmp_path: Path):
+    write(tmp_path / "experiment/mine.yaml", "# @package _global_\ntrain:\n  steps: 4\n")
+    for job in ("data", "judge", "tool", "doctor"):
+        assert compose(["experiment=mine"], job=job, config_dir=tmp_path).config.model.path == ""
+    with pytest.raises(ConfigErrors, match=r"model\.path: missing"):
+        compose(["experiment=mine"], job="train", config_dir=tmp_path)
+
+
 def test_the_core_has_at_most_150_keys():
     def leaves(cls: type) -> int:
         hints = typing.get_type_hints(cls)

@@ -38,6 +38,7 @@ from ramet.config.trust import code_options, trusted_recipes, untrusted
 from ramet.errors import ConfigError, ConfigErrors, PluginError, raise_all
 from ramet.extensions import TRACKERS, extension
 
+WITHOUT_MODEL = ("data", "judge", "tool", "doctor")  # jobs that need none
 INSTANCE = re.compile(rf"({'|'.join(group.name for group in COMPONENTS if group.many)})\.[^.]+\.use")
 
 
@@ -122,6 +123,8 @@ def _tree(request: JobRequest, catalog: Catalog) -> DictConfig:
     unmade = tuple(f"{path}." for path in uses if bad and OmegaConf.select(tree, path) is None)
     rest = [s for s in usable_settings if not INSTANCE.fullmatch(s.key) and not s.key.startswith(unmade)]
     request.problems += apply_settings(tree, rest, request.job)
+    if request.job in WITHOUT_MODEL and OmegaConf.is_missing(tree.model, "path"):
+        tree.model.path = ""  # a recipe may name one, and need not
     return tree
 
 
