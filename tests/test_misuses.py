@@ -37,7 +37,6 @@ NOT_TOLD = {
     "a tool that prints": "harmless: standard output of a run is a log",
     "a text with lone surrogates": "harmless: it is cleaned before it is encoded",
     "a tool that leaves a thread that is no daemon": "partly: the ended command waits for it",
-    "a loss that is NaN for some batches only": "partly: the skipped step is told, not whose loss it was",
     "a loss that normalises by its micro-batch": "by the kit alone; a run cannot see it",
 }
 

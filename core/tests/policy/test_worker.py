@@ -318,7 +318,8 @@ def test_training_stops_after_too_many_bad_steps_in_a_row(
         loss.broken = broken
         worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step)
     good = parameters(worker)
-    with pytest.raises(TrainingDiverged, match=r"step 4: .*not finite 2 times in a row \(train.max_bad_steps=2\)"):
+    said = r"step 4: loss nan \(policy loss .*\.Breakable\), .*not finite 2 times in a row \(train.max_bad_steps=2\)"
+    with pytest.raises(TrainingDiverged, match=said):
         worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), 4)
     assert torch.equal(parameters(worker), good)
 

@@ -130,6 +130,7 @@ class CriticWorker:
             layout=layout,
             max_bad_steps=spec.train.max_bad_steps,
             seed=spec.seed,
+            loss="of the critic",
             advice=ADVICE,
         )
 

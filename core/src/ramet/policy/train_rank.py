@@ -66,9 +66,10 @@ class TrainRank:
         layout: RankLayout,
         max_bad_steps: int,
         seed: int,
+        loss: str,
         advice: str,
     ) -> None:
-        """`advice` ends the message of a training that diverged."""
+        """`loss` names what is trained on, `advice` ends the message of a training that diverged."""
         self.module = module
         self.model = model
         self.layout = layout
@@ -80,7 +81,7 @@ class TrainRank:
         self._policy = policy
         self._max_bad_steps = max_bad_steps
         self._seed = seed
-        self._advice = advice
+        self._loss, self._advice = loss, advice
         self._cost, self._row_cost = attention_cost(model, self.device), row_cost(model, self.device)
         self._host_group = host_group() if layout.world_size > 1 else None
         cuda = self.device.type == "cuda"
@@ -262,7 +263,7 @@ class TrainRank:
             return
         self.bad_steps += 1
         tasks = sorted({row.task_id for row in rows})
-        what = f"step {self.step}: loss {outcome.loss}, gradient norm {outcome.norm}"
+        what = f"step {self.step}: loss {outcome.loss} ({self._loss}), gradient norm {outcome.norm}"
         if self.layout.rank == 0:
             logger.error(
                 "%s: optimiser step skipped, weights unchanged; %d tasks, first %s", what, len(tasks), tasks[:3]

@@ -25,6 +25,7 @@ from ramet.algorithms.logprobs import Entropy
 from ramet.config.schema import OldLogprobs
 from ramet.errors import raise_all
 from ramet.models.loading import DTYPES, resolve_device
+from ramet.plugins import origin
 from ramet.policy.batching.packing import empty_micro_batch
 from ramet.policy.batching.partition import RankLayout
 from ramet.policy.batching.rows import Floats, Row
@@ -72,6 +73,7 @@ class PolicyWorker:
             layout=self.layout,
             max_bad_steps=spec.train.max_bad_steps,
             seed=spec.seed,
+            loss=f"policy loss {origin(spec.policy_loss)}",
             advice=ADVICE,
         )
 
