@@ -25,6 +25,7 @@ from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.components.toolbox import ToolNames
 from ramet.engines.protocol import EngineInfo
 from ramet.engines.weight_chunks import CHUNK_BYTES
+from ramet.errors import InfraError
 from ramet.planning.memory import CRITIC_UPDATE, ROLLOUTS, UPDATE, Inputs, MemoryPlan, estimate
 from ramet.planning.memory_engine import ENGINE_WEIGHTS
 from ramet.policy.batching.train_batch import TrainBatch
@@ -251,20 +252,12 @@ NEEDS = {
 def test_no_device_holds_more_than_it_has_whatever_phase_an_engine_is_lost_in(
     transfer: str, lost_in: str, needs: str, make_inputs: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    share = 0.5 if Need.VALUES in NEEDS[needs] else 0.7
-    inputs = make_inputs(share=share, train={"kl_coef": 0.01} if NEEDS[needs] else None)
-    inputs = Inputs(config=inputs.config, shape=inputs.shape, machine=inputs.machine, needs=NEEDS[needs])
-    inputs.config.engine.params.transfer = transfer
-    plan = estimate(inputs)
-    assert plan.need <= inputs.machine.device_bytes, "the plan refuses this run"
-    run = Run(plan, lost_in)
-    monkeypatch.setattr(backend, "WorkerPool", lambda config, **_: Pool(config, run))
-    monkeypatch.setattr(policy.ray, "put", lambda value: value)
+    inputs = fitting(make_inputs, NEEDS[needs], transfer)
+    run = Run(estimate(inputs), lost_in)
 
     async def play() -> None:
-        started = await RayBackend.start(inputs.config, Any, folder=Any, tools=ToolNames())
-        critic = Need.VALUES in NEEDS[needs]
-        await train(started, reference=bool(NEEDS[needs]), critic=critic)
+        started = await opened(run, monkeypatch)
+        await train(started, reference=bool(NEEDS[needs]), critic=Need.VALUES in NEEDS[needs])
         workers = started.rollouts.workers
         while len(workers.dispatcher.workers) < GPUS:  # the last replacement
             await asyncio.wait_for(run.pool.unless_failed(asyncio.sleep(0)), timeout=5)
@@ -274,3 +267,40 @@ def test_no_device_holds_more_than_it_has_whatever_phase_an_engine_is_lost_in(
         await started.close()
 
     asyncio.run(asyncio.wait_for(play(), timeout=30))
+
+
+def test_a_policy_whose_engines_have_failed_for_good_can_be_saved_until_a_rank_is_lost(
+    make_inputs: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(estimate(fitting(make_inputs, frozenset(), "ipc")), "update start start start")
+
+    async def play() -> None:
+        started = await opened(run, monkeypatch)
+        with pytest.raises(InfraError, match="at most 3 rollout workers are replaced within 30 minutes"):
+            await train(started, reference=False, critic=False)
+        await started.policy.stage()
+        rank = run.pool.running[0]
+        rank.kill()
+        rank.on_lost(rank, WorkerLost("policy rank 0 is lost: killed"))
+        with pytest.raises(WorkerLost, match="A policy rank cannot be replaced"):
+            await started.policy.stage()
+        await started.close()
+
+    asyncio.run(asyncio.wait_for(play(), timeout=30))
+
+
+def fitting(make_inputs: Callable[..., Inputs], needs: frozenset[Need], transfer: str) -> Inputs:
+    """A run with as large a share for engines as the plan allows."""
+    for share in (0.7, 0.6, 0.5, 0.4):
+        inputs = make_inputs(share=share, train={"kl_coef": 0.01} if needs else None)
+        inputs = Inputs(config=inputs.config, shape=inputs.shape, machine=inputs.machine, needs=needs)
+        inputs.config.engine.params.transfer = transfer
+        if estimate(inputs).need <= inputs.machine.device_bytes:
+            return inputs
+    raise AssertionError("the plan refuses every share")
+
+
+async def opened(run: Run, monkeypatch: pytest.MonkeyPatch) -> RayBackend:
+    monkeypatch.setattr(backend, "WorkerPool", lambda config, **_: Pool(config, run))
+    monkeypatch.setattr(policy.ray, "put", lambda value: value)
+    return await RayBackend.start(run.plan.inputs.config, Any, folder=Any, tools=ToolNames())
