@@ -95,9 +95,10 @@ class Rank(Actor):
         phases, engine = run.plan.devices[0].phases, run.plan.engine
         self.number = int(device)
         self.rests = sum(phases[ROLLOUTS].values()) - engine.total - engine.context
+        asleep = engine.context + engine.asleep
         self.works = {
-            "update": sum(phases[UPDATE].values()) - engine.context,
-            "update_critic": sum(phases.get(CRITIC_UPDATE, {}).values()) - engine.context,
+            "update": sum(phases[UPDATE].values()) - asleep,
+            "update_critic": sum(phases.get(CRITIC_UPDATE, {}).values()) - asleep,
         }
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -118,8 +119,9 @@ class Engine(Actor):
         self.number = number
         self.version = 0
         memory = run.plan.engine
-        weights = memory.context + memory.parts[ENGINE_WEIGHTS]
-        self.holds = {"sleep": memory.context, "wake_weights": weights, "wake": memory.context + memory.total}
+        asleep = memory.context + memory.asleep
+        weights = asleep + memory.parts[ENGINE_WEIGHTS]
+        self.holds = {"sleep": asleep, "wake_weights": weights, "wake": memory.context + memory.total}
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if method == "start":
