@@ -15,7 +15,8 @@ import pytest
 BENCH = Path(__file__).resolve().parents[1] / "bench" / "branching"
 FORKS = ("choices", "forks_at_choices", "rose_at_choices", "rose_elsewhere", "same_root_differ", "other_root_differ")
 LATER = [[0, 0], [2, 0], [2, 2], [2, 1]]  # forks of the later part of a run, by the change of entropy: differing ones
-# Few problems and tasks a step, and the same command twice; everything else is what the bench does.
+# Few problems and tasks a step, and the same command twice; everything else is what the bench does. Then the sections
+# in which an arm's configuration is not that of `none`, whatever presets say.
 SMALL = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -24,6 +25,18 @@ runs.TASKS, tasks.TESTED, tasks.VALIDATED = 2, 4, 4
 import run
 run.main()
 run.main()
+
+from dataclasses import asdict
+from pathlib import Path
+from ramet.config.compose import compose
+
+def composed(arm):
+    overrides = runs._train_overrides(tasks.KINDS["hops"], Path("seed1"), arm, 1, 18)
+    return {**asdict(compose(overrides, job="train").config), "run": None}
+
+none = composed("none")
+for arm in ("none6", "random", "shuffled", "arpo", "aepo"):
+    print(arm, "sets", *(key for key, value in composed(arm).items() if value != none[key]))
 """
 
 
@@ -57,7 +70,7 @@ def stored(arm: str, seed: int, calls: float, accuracies: list[float]) -> dict[s
     }
 
 
-def test_an_arm_trains_two_steps_and_is_not_run_again(tmp_path: Path) -> None:
+def test_an_arm_trains_two_steps_differs_in_its_policy_alone_and_is_not_run_again(tmp_path: Path) -> None:
     command = [
         "-c",
         SMALL,
@@ -74,9 +87,13 @@ def test_an_arm_trains_two_steps_and_is_not_run_again(tmp_path: Path) -> None:
         "2",
     ]
     command += ["--sft", "64", "64", "--work", str(tmp_path)]
-    assert re.findall("^hops seed.*(?=, )", call(*command), re.MULTILINE) == [
-        "hops seed 1 arpo: greedy 0.000, sampled 0.000"
-    ]
+    text = call(*command)
+    assert re.findall("^hops seed.*(?=, )", text, re.MULTILINE) == ["hops seed 1 arpo: greedy 0.000, sampled 0.000"]
+    assert dict(re.findall("^(.+) sets (.+)$", text, re.MULTILINE)) == {
+        "none6": "rollout",
+        **{arm: "branch_policy" for arm in ("random", "shuffled", "arpo")},
+        "aepo": "branch_policy advantage policy_loss",
+    }
     numbers = json.loads((tmp_path / "hops/seed1/arpo.json").read_text())
     assert numbers["per_step"]["rollout/rollouts"] == [16.0, 16.0]
     assert [step for step, _ in numbers["valid"]] == [0, 2]
@@ -122,7 +139,7 @@ def test_the_report_compares_with_fewer_rollouts_at_equal_calls(tmp_path: Path) 
     assert cells["arpo"][:5] == ["2", "0.600 ± 1.906", "0.233 ± 0.635 [0.704]", "0.134", "0.134"]
 
 
-@pytest.mark.parametrize("name", ["branching"])
+@pytest.mark.parametrize("name", ["branching", "branching_equal_calls"])
 def test_a_page_has_the_tables_that_the_report_makes_of_its_stored_numbers(name: str, tmp_path: Path) -> None:
     page = (BENCH.parents[1] / f"docs/experiments/{name}.md").read_text()
     (tmp_path / "page.md").write_text(page)
