@@ -20,7 +20,7 @@ from ramet.types import AdvantageEstimator, Benchmark, BranchPolicy, PolicyLoss,
 T = TypeVar("T")
 BUILTIN = "core"  # the plugin name of what Ramet itself offers
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-KIND_GROUPS = {"reward": "rewards", "benchmark": "benchmarks"}  # kinds whose instances may have own names
+KIND_GROUPS = {"tool": "tools", "reward": "rewards", "benchmark": "benchmarks"}  # whose instances may have own names
 OPTIONS_HOW = "options come from config=, a dataclass: register(NAME, CLASS, config=OPTIONS)"
 FACTORY = re.compile(r"\w+(\.\w+)*:\w+", re.ASCII)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,27 @@ def test_packages_are_asked_one_after_the_other_and_none_stops_the_others(
         "                    mend: report it to the authors of ramet-odd",
         "2 ok, 1 note, 3 problem",
     ]
+
+
+def test_the_mcp_servers_of_a_run_are_started_and_say_why_they_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mcp", reason="needs ramet[mcp]")
+    offer(monkeypatch)
+    keys = [f"tools.{name}.use=mcp" for name in ("well", "ill")]
+    counter = Path(__file__).parents[1] / "rollout/mcp_counter.py"
+    keys += [f"tools.well.params.command=['{sys.executable}','{counter}']", "tools.well.params.tools=[add,read]"]
+    keys += [f"""tools.ill.params.command=['{sys.executable}','-c','import sys; sys.exit("no key given")']"""]
+    assert main(["doctor", "--json", *keys]) == 1
+    [well, ill] = json.loads(capsys.readouterr().out)[0]["findings"][-2:]
+    assert (well["what"], well["severity"], well["text"]) == ("tools.well", "ok", "the MCP server offers: add, read")
+    assert (ill["what"], ill["severity"]) == ("tools.ill", "problem")
+    assert ill["text"].startswith(f"MCP server tools.ill ({sys.executable} -c ")
+    assert ill["text"].endswith("; it said: no key given")
+    assert main(["doctor", "--offline", *keys]) == 0
+    assert capsys.readouterr().out.count("the MCP server was not started (--offline)") == 2
+    assert main(["tool", "call", "x", "{}", keys[1], keys[-1]]) == 2
+    assert f"MCP server tools.ill ({sys.executable} -c " in capsys.readouterr().err
 
 
 def test_a_check_sees_the_options_of_the_run_and_prints_no_key(

@@ -87,7 +87,7 @@ async def _add_entry(
     for_schemas: bool,
 ) -> None:
     entry = load_plugins().get("tools", settings.use or name)
-    built: Any = entry.build(settings.params)
+    built: Any = entry.build(settings.params, key=f"tools.{name}")
     label = f"tool {name!r} of plugin {entry.plugin!r} ({entry.distribution})"
 
     async def start(component: object) -> None:

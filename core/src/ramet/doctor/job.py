@@ -16,6 +16,7 @@ from ramet.config.schema import Config
 from ramet.config.secrets import hide
 from ramet.config.sections import COMPONENTS
 from ramet.doctor.host import check_host
+from ramet.doctor.mcp_servers import check_mcp_servers
 from ramet.errors import PluginError
 from ramet.event_loop import run_async
 from ramet.extensions import ExtensionEntry
@@ -39,7 +40,8 @@ class Examined:
 def examine(resolved: Resolved, *, offline: bool) -> list[Examined]:
     """Every check, the core's first. Never raises for what a check does."""
     context = DoctorContext(options=options_of(resolved.config), offline=offline)
-    own = tuple(_hidden(one) for one in (*check_host(resolved.config), *_plugins()))
+    servers = check_mcp_servers(resolved.config, offline=offline)
+    own = tuple(_hidden(one) for one in (*check_host(resolved.config), *_plugins(), *servers))
     found = [Examined(name=BUILTIN, distribution="ramet", findings=own)]
     for entry in extensions.extensions(extensions.DOCTOR):
         if _is_concerned(entry.distribution, resolved.config):
