@@ -20,7 +20,7 @@ GIVEN: dict = {}
 VICTIM, FOLDER = GIVEN["victim"], GIVEN["folder"]
 libc = ctypes.CDLL(None, use_errno=True)
 SECRET = re.compile(rb"PLANTED-\d{6,}")
-NEW_USERS, GET_DUMPABLE, SIGNAL_AT_END_OF_PARENT, CLOCK_OF_VICTIM = 0x10000000, 3, 1, (~VICTIM << 3) | 2
+F_GETSIG, NEW_USERS, GET_DUMPABLE, SIGNAL_AT_END_OF_PARENT, CLOCK_OF_VICTIM = 11, 0x10000000, 3, 1, (~VICTIM << 3) | 2
 
 
 def check(result):
@@ -52,6 +52,11 @@ def any_of(paths):
             continue
         return
     raise PermissionError
+
+
+def signal_noted_on_input():
+    if fcntl.fcntl(0, F_GETSIG) == 0:
+        raise FileNotFoundError
 
 
 def is_open():
@@ -207,7 +212,7 @@ ROWS = {
         lambda: time.clock_settime(time.CLOCK_REALTIME, time.time()),
         lambda: touch("/proc/sys/kernel/core_pattern"),
     ],
-    "leave something": [lambda: touch(GIVEN["planted"], "rb")],
+    "leave something": [lambda: touch(GIVEN["planted"], "rb"), signal_noted_on_input],
     "make namespaces": [lambda: check(libc.unshare(NEW_USERS))],  # the last one: it changes who this is
 }
 

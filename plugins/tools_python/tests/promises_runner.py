@@ -33,6 +33,8 @@ secret = "PLANTED-4815162342"
 print(secret * 100)
 try: open({planted!r}, "w").write(secret)
 except OSError: pass
+import fcntl
+fcntl.fcntl(0, 10, 37)  # F_SETSIG
 """
 THREADS = """
 import threading, time

@@ -17,8 +17,8 @@ import time
 from typing import NamedTuple, NoReturn
 
 from . import landlock, processes, program, seccomp, wire
+from .namespaces import PLACE  # where variables are kept: the folder of the next program, in that of the slot
 
-PLACE = "program"  # where variables are kept: the folder of the next program, in that of the slot
 CONTROL, _RULES = 3, 4  # descriptors; of the first, programs that keep nothing see nothing: it is closed before
 # Programs that keep variables may replace any name before these are used again.
 _exit, _fork, _waitpid, _close, _dup2, _write = os._exit, os.fork, os.waitpid, os.close, os.dup2, os.write
@@ -90,6 +90,9 @@ def _confine(
 ) -> None:
     os.setsid()
     os.chdir(folder)
+    nothing = os.open(os.devnull, os.O_RDWR)  # of its own: that of all programs keeps flags that one of them sets
+    os.dup2(nothing, 0)
+    os.close(nothing)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it; as a signal it shows which limit was hit
     _limit(resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 1)
     _limit(resource.RLIMIT_AS, limits.address_space)

@@ -133,14 +133,14 @@ def _separate(folder: str, readable: Sequence[str], keeps: bool) -> None:
 
 
 def _use_namespaces(folder: str, readable: Sequence[str], keeps: bool) -> None:
-    user = own_user(0)
-    namespaces.build_root(folder, readable, user, 1 << 20)
+    user, place = own_user(0), namespaces.scratch(keeps=keeps)
+    namespaces.build_root(folder, readable, place, user, 1 << 20)
     if keeps and not processes.can_see_itself():
         raise OSError("no /proc can be mounted, in which to look for what programs fork")
     if user is not None:
         processes.become(user)
     os.listdir(os.path.dirname(os.__file__))
-    with open(f"{namespaces.SCRATCH}/file", "w") as file:
+    with open(f"{place}/file", "w") as file:
         file.write("x")
 
 

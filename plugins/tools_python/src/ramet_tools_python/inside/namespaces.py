@@ -2,7 +2,7 @@
 
 The slot becomes process 1 of its own, so that it ends with everything in it. Its root is a small file system in memory
 in which the readable folders are mounted read-only at their own paths; nothing else of the machine exists there, and
-programs may write to `SCRATCH` alone, which has a size. An ordinary user gets all that through a user namespace, in
+programs may write to `scratch` alone, which has a size. An ordinary user gets all that through a user namespace, in
 which it stays itself; root needs none, and its programs run as a user without any rights. Privileges for mounting end
 with the slot: programs have none (`child`).
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from . import processes, syscalls
 
-SCRATCH = "/sandbox"
+SCRATCH, PLACE = "/sandbox", "program"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 FACTS = ("/proc/cpuinfo", "/proc/meminfo")
 _NEW_MOUNTS, _NEW_HOST_NAME, _NEW_IPC = 0x00020000, 0x04000000, 0x08000000
@@ -44,33 +44,37 @@ def leave() -> None:
     processes.keep_memory_closed()
 
 
-def build_root(folder: str, readable: Sequence[str], user: int | None, scratch_bytes: int) -> None:
-    """Make `folder`, an empty one, the root of this process. `user` owns `SCRATCH`; None: this one."""
+def scratch(*, keeps: bool) -> str:
+    """Where programs may write. Where they are kept it is below `SCRATCH`, so that rules for that are for each."""
+    return f"{SCRATCH}/{PLACE}" if keeps else SCRATCH
+
+
+def build_root(folder: str, readable: Sequence[str], place: str, user: int | None, scratch_bytes: int) -> None:
+    """Make `folder`, an empty one, the root of this process. `user` owns `place`, a `scratch`; None: this one."""
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     _mount("ramet", folder, "tmpfs", _NO_SUID | _NO_DEVICES, "size=1m,mode=755")
     for path in _outermost([*readable, *DEVICES]):
         _show(path, folder)
     _show_processes(folder)
-    os.mkdir(folder + SCRATCH)
+    os.makedirs(folder + place)
     os.mkdir(folder + "/.old")
     processes.call(syscalls.here().numbers["pivot_root"], os.fsencode(folder), os.fsencode(f"{folder}/.old"))
     os.chdir("/")
     _check(_libc.umount2(b"/.old", _DETACH), "umount2")
     os.rmdir("/.old")
     _mount(None, "/", None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES)
-    mount_scratch(user, scratch_bytes)
+    mount_scratch(place, user, scratch_bytes)
 
 
-def mount_scratch(user: int | None, size: int) -> None:
+def mount_scratch(place: str, user: int | None, size: int) -> None:
     owner = "" if user is None else f",uid={user},gid={user}"
-    _mount("ramet", SCRATCH, "tmpfs", _NO_SUID | _NO_DEVICES, f"size={size},nr_inodes={_MAX_FILES},mode=700{owner}")
+    _mount("ramet", place, "tmpfs", _NO_SUID | _NO_DEVICES, f"size={size},nr_inodes={_MAX_FILES},mode=700{owner}")
 
 
-def empty_scratch(user: int | None, size: int) -> None:
-    """Drop everything in it at once, however much it is. Nobody may need the old one any more."""
-    if os.listdir(SCRATCH):
-        _check(_libc.umount2(SCRATCH.encode(), _DETACH), "umount2")
-        mount_scratch(user, size)
+def renew_scratch(place: str, user: int | None, size: int) -> None:
+    """Another file system instead of it, however much is there. The old one lives as long as a process uses it."""
+    _check(_libc.umount2(place.encode(), _DETACH), "umount2")
+    mount_scratch(place, user, size)
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:

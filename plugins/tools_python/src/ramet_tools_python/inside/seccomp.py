@@ -28,7 +28,7 @@ _NUMBER, _PROCESSOR, _ARGUMENTS = 0, 4, 16  # offsets in `struct seccomp_data`
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 _NOTICE, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
 _RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
-_AF_UNIX, _CLONE_THREAD, _PR_SET_PDEATHSIG = 1, 0x00010000, 1
+_AF_UNIX, _CLONE_THREAD, _SIGNAL_OF_END, _PR_SET_PDEATHSIG = 1, 0x00010000, 0xFF, 1
 _NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* flag that `clone` knows
 
 _REFUSED = (
@@ -47,6 +47,7 @@ _REFUSED = (
     "swapon", "swapoff", "reboot", "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module",
     "iopl", "ioperm", "modify_ldt", "personality", "uselib", "ustat", "_sysctl", "vhangup", "setrlimit",
     "inotify_init", "inotify_init1", "inotify_add_watch", "io_setup", "io_submit",
+    "timer_create", "setpgid",  # by them the kernel sends a stopped process SIGCONT (see `answer_clone`, too)
 )  # fmt: skip
 # Notes on files of others that later programs could read. Libraries expect file systems that have none.
 _ATTRIBUTES = tuple(f"{who}{what}xattr" for what in ("set", "get", "list", "remove") for who in ("", "l", "f"))
@@ -133,13 +134,19 @@ class _Program:
             self.add(_RETURN, answer)
 
     def answer_clone(self, answer: int) -> None:
-        """Threads are allowed, processes get `answer`, namespaces are refused."""
-        self.add(_JUMP_EQUAL, self.numbers["clone"], 0, 6)
+        """Threads are allowed, processes get `answer`, namespaces are refused.
+
+        So are processes whose end is another signal to their parent than SIGCHLD: SIGCONT wakes a stopped one.
+        """
+        self.add(_JUMP_EQUAL, self.numbers["clone"], 0, 9)
         self.add(_LOAD, _ARGUMENTS)
         self.add(_JUMP_BITS, _NEW_NAMESPACES, 0, 1)
         self.add(_RETURN, _ERRNO | errno.EPERM)
         self.add(_JUMP_BITS, _CLONE_THREAD, 0, 1)
         self.add(_RETURN, _ALLOW)
+        self.add(_AND, _SIGNAL_OF_END)
+        self.add(_JUMP_EQUAL, signal.SIGCHLD, 1, 0)
+        self.add(_RETURN, _ERRNO | errno.EPERM)
         self.add(_RETURN, answer)
 
     def finish(self) -> bytes:

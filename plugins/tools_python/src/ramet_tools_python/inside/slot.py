@@ -157,19 +157,25 @@ class SlotServer:
 
     def _clean(self) -> None:
         keeps, user = self.confinement.keeps, self.confinement.user
-        if self.own_mount and not keeps:  # states hold on to this very file system
-            namespaces.empty_scratch(user, self.limits.scratch)
+        if self.own_mount:
+            place = namespaces.scratch(keeps=keeps)
+            if keeps:  # its state may hold on to this file system: only open files take room then
+                scratch.empty(place)
+            if keeps or os.listdir(place):
+                namespaces.renew_scratch(place, user, self.limits.scratch)
             return
-        if not self.own_mount:  # kept while it serves: making and removing folders is slow on some disks
-            self._make(self.folder)  # a program may have removed it
+        self._make(self.folder)  # a program may have removed it; emptied, since making folders is slow on some disks
         scratch.empty(self.folder)
         if keeps:
-            self._make(f"{self.folder}/{child.PLACE}")
+            self._make(f"{self.folder}/{namespaces.PLACE}")
 
     def _make(self, folder: str) -> None:
         os.makedirs(folder, 0o700, exist_ok=True)
-        if self.confinement.user is not None:
-            os.chown(folder, self.confinement.user, self.confinement.user)
+        if self.confinement.user is None:
+            return
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # at level 0 a state may wake
+        os.fchown(descriptor, self.confinement.user, self.confinement.user)
+        os.close(descriptor)
 
     def _end(self) -> None:
         for worker in (self.spare, *self.states.values()):

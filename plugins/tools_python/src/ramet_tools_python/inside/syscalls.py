@@ -38,6 +38,7 @@ _X86_64 = {
     "getxattr": 191, "lgetxattr": 192, "fgetxattr": 193, "listxattr": 194, "llistxattr": 195, "flistxattr": 196,
     "removexattr": 197, "lremovexattr": 198, "fremovexattr": 199, "io_setup": 206, "io_submit": 209,
     "inotify_init": 253, "inotify_add_watch": 254, "sync_file_range": 277, "inotify_init1": 294, "syncfs": 306,
+    "setpgid": 109, "timer_create": 222,
 }  # fmt: skip
 
 _AARCH64 = {
@@ -59,7 +60,7 @@ _AARCH64 = {
     "io_setup": 0, "io_submit": 2, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "getxattr": 8, "lgetxattr": 9,
     "fgetxattr": 10, "listxattr": 11, "llistxattr": 12, "flistxattr": 13, "removexattr": 14, "lremovexattr": 15,
     "fremovexattr": 16, "inotify_init1": 26, "inotify_add_watch": 27, "sync": 81, "fsync": 82, "fdatasync": 83,
-    "sync_file_range": 84, "syncfs": 267,
+    "sync_file_range": 84, "syncfs": 267, "timer_create": 107, "setpgid": 154,
 }  # fmt: skip
 
 LAST_KNOWN = 456  # futex_requeue, Linux 6.7: what came later is answered as a kernel without it would

@@ -163,7 +163,8 @@ class Zygote:
             os.waitpid(pid, 0)
             os._exit(0)
         processes.die_with_parent(0)  # who is outside these namespaces has no number here
-        namespaces.build_root(folder, self.readable, user, self.limits.scratch)
+        place = namespaces.scratch(keeps=self.keeps)
+        namespaces.build_root(folder, self.readable, place, user, self.limits.scratch)
 
     def _tidy(self) -> None:
         """Reap slots that ended, remove their folders, and kill what programs left to us when their slot died."""
