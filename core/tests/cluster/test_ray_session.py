@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("ray")
 
 import ray
+import ray._private.worker
 
 from ramet.cluster.ray.session import Session, _connect
 from ramet.config.schema import ClusterConfig, ModelConfig
@@ -38,8 +39,11 @@ def token() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     opened = Session.open(ClusterConfig(name="ray"), ModelConfig(path=str(tmp_path_factory.mktemp("model"))))
+    folder = Path(ray._private.worker.global_worker.node.get_session_dir_path()).parents[1]
+    assert folder.name.startswith("ramet-ray-") and folder.stat().st_mode & 0o777 == 0o700
     yield opened
     opened.close()
+    assert not folder.exists()
 
 
 def ask(home: Path, **environment: str) -> str:

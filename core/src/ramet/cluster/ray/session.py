@@ -13,6 +13,7 @@ import secrets
 import shutil
 import signal
 import socket
+import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
@@ -37,8 +38,9 @@ OWN_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
 class Session:
     """Connected from `open` to `close`. A process that was connected before stays so: it is borrowed."""
 
-    def __init__(self, reaper: ProcessReaper | None, *, borrowed: bool) -> None:
+    def __init__(self, reaper: ProcessReaper | None, *, borrowed: bool, folder: Path | None = None) -> None:
         self._reaper = reaper
+        self._folder = folder  # of Ray's files, if the cluster is this run's own
         self._borrowed = borrowed
 
     @property
@@ -56,13 +58,14 @@ class Session:
             return cls(None, borrowed=True)
         logging.getLogger("ray").setLevel(logging.ERROR)
         reaper = ProcessReaper() if cluster.address is None else None
+        own_folder = None if reaper is None else _own_folder()
         try:
             with _signal_handler_kept(), _variables_set(OWN_ENVIRONMENT), contextlib.ExitStack() as started:
                 if reaper is not None:
                     started.enter_context(reaper.tagging())
                     started.enter_context(_variables_set(_token()))
                     _reload_authentication()
-                folder = _connect(cluster, model)
+                folder = _connect(cluster, model, own_folder)
                 if reaper is not None:
                     reaper.watch_folder(folder)
         except BaseException:
@@ -70,8 +73,9 @@ class Session:
             if reaper is not None:
                 _reload_authentication()
                 reaper.reap()
+            _remove(own_folder)
             raise
-        return cls(reaper, borrowed=False)
+        return cls(reaper, borrowed=False, folder=own_folder)
 
     def close(self) -> None:
         """Leave the cluster; one of our own ends, and all its processes with it."""
@@ -80,6 +84,21 @@ class Session:
         if self._reaper is not None:
             _reload_authentication()
             self._reaper.reap()
+        _remove(self._folder)
+
+
+def _own_folder() -> Path:
+    """A folder of mode 0700 for sockets and logs of a cluster of our own: Ray's default is one for all users.
+
+    The path of a socket below it has 107 bytes at most, so it is short.
+    """
+    longest = 20  # bytes of a temporary folder's name that leave room for Ray's own names
+    return Path(tempfile.mkdtemp(prefix="ramet-ray-", dir="/tmp" if len(tempfile.gettempdir()) > longest else None))
+
+
+def _remove(folder: Path | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _token() -> dict[str, str]:
@@ -96,8 +115,8 @@ def _reload_authentication() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _connect(cluster: ClusterConfig, model: ModelConfig) -> str:
-    """Returns the folder of this node's logs."""
+def _connect(cluster: ClusterConfig, model: ModelConfig, own_folder: Path | None = None) -> str:
+    """Returns the folder of this node's logs, which is in `own_folder` if the cluster is our own."""
     own = cluster.address is None
     try:
         if cluster.address is not None:
@@ -109,6 +128,7 @@ def _connect(cluster: ClusterConfig, model: ModelConfig) -> str:
             log_to_driver=False,  # the workers' logs come with their pings, see `health_monitor`
             include_dashboard=False if own else None,
             object_store_memory=_store_bytes(model) if own else None,
+            _temp_dir=None if own_folder is None else str(own_folder / "r"),  # Ray opens this one to all
         )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         what = (
