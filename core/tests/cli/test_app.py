@@ -145,7 +145,8 @@ def test_plugins_as_json_names_everything_installed(capsys: pytest.CaptureFixtur
         "none", "random", "shuffled", "stored_prefix", "token_entropy", "tree_grpo", "value_guided",
     ]  # fmt: skip
     presets = sorted(file.stem for file in Path(ramet.conf.__file__).parent.glob("algorithm/*.yaml"))
-    assert core["presets"] == {"algorithm": presets, "cluster": ["local", "ray"]}
+    variants = {"policy_loss": ["ppo_single_clip"]}
+    assert core["presets"] == {"algorithm": presets, "cluster": ["local", "ray"], **variants}
     assert {"grpo", "ppo", "rloo", "gspo"} <= set(presets)
     assert core["unusable"] == {}
 
