@@ -38,7 +38,7 @@ from ramet.types import Group, Task
 
 logger = logging.getLogger(__name__)
 SCHEMA = 1
-UNUSED = ("weight", "clip", "combine", "max_unjudged")  # of several rewards in a training step
+UNUSED = ("weight", "clip", "combine", "max_unjudged", "resample")  # of several rewards in a training step
 SHOWN = 20  # problems in one report
 AT_ONCE = 64  # tasks that are judged at the same time; a judge's own `concurrency` bounds its requests
 
