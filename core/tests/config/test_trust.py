@@ -83,6 +83,27 @@ def test_a_program_is_found_wherever_the_file_writes_it(problems: Problems, mine
     assert "tools.clock.params.command" in found[0] and "tools.store.params.command" in found[1]
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {FILE: "# @package tools.mcp.params.env\nLD_PRELOAD: theirs.so\n"},
+        {
+            FILE: "# @package _global_\ndefaults:\n- /parts/one@tools.mcp.params.env\n",
+            "hydra_configs/parts/one.yaml": "LD_PRELOAD: theirs.so\n",
+        },
+    ],
+    ids=["its package", "a default of it"],
+)
+def test_a_file_whose_package_is_within_such_an_option_sets_it(
+    problems: Problems, workdir: Path, files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        (workdir / name).parent.mkdir(parents=True)
+        (workdir / name).write_text(text)
+    [problem] = problems(MODEL, "tools=[mcp]", "tools.mcp.params.command=[date]", "experiment=mine")
+    assert problem.startswith(f"{[*files][-1]}: ") and "tools.mcp.params.env (LD_PRELOAD)" in problem
+
+
 def test_what_ramet_ships_is_not_asked_about(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hydra_adapter, "shipped_recipes", lambda: mine.parents[1])
     assert compose([MODEL, "experiment=mine"], job="train").config.tools["clock"].params.command[0] == "sh"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ramet import ConfigError
+from ramet.config.compose import compose
 from ramet.config.schema import BenchmarkConfig
 from ramet.evaluate.load import load_benchmark
 from ramet.plugins import load_plugins
@@ -186,3 +187,19 @@ def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         list(made(path, id="name").load("test", None))
     assert str(caught.value) == f"{path}, row 2: the id 'own/sum' is also that of {path}, row 1; ids must be unique"
+
+
+@needs_rewards
+@pytest.mark.parametrize("metric", ["own", "own.pass"])
+def test_a_recipe_that_names_code_of_a_metric_is_refused(
+    metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the metric is called: names may hold dots."""
+    recipe = tmp_path / "hydra_configs/experiment/mine.yaml"
+    recipe.parent.mkdir(parents=True)
+    params = {"metrics": {metric: "custom"}, "options": {metric: {"path": "evil.py"}}}
+    text = json.dumps({"defaults": [{"override /benchmarks": ["files"]}], "benchmarks": {"files": {"params": params}}})
+    recipe.write_text(f"# @package _global_\n{text}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"experiment/mine\.yaml: has a program or file of code run by .*evil\.py"):
+        compose(["model.path=m", "experiment=mine"], job="eval")

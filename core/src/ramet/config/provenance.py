@@ -6,6 +6,7 @@ Later layers win. Values are shown as they were written: an interpolation stays 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,18 +47,14 @@ class Layer:
     def value(self, key: str) -> Any:
         """What this layer sets `key` to, as it was written: an interpolation of it or of a section that it is in.
 
-        Raises `KeyError` if it does not set it.
+        A layer whose package is within `key` sets a part of it. Raises `KeyError` if it does not set it.
         """
+        node: Any = OmegaConf.to_container(self.config, resolve=False)
+        if self.package == key or self.package.startswith(f"{key}."):
+            return node
         if self.package and not key.startswith(f"{self.package}."):
             raise KeyError(key)
-        node: Any = OmegaConf.to_container(self.config, resolve=False)
-        for part in (key.removeprefix(f"{self.package}.") if self.package else key).split("."):
-            if isinstance(node, str) and "${" in node:
-                return node
-            if not isinstance(node, dict):
-                raise KeyError(key)
-            node = node[part]
-        return node
+        return _part(node, key.removeprefix(f"{self.package}.") if self.package else key)
 
     @property
     def kind(self) -> str:
@@ -71,6 +68,19 @@ class Layer:
         if self.name == "schema":
             return "the core's schema"
         return f"{self.name} of {self.provider}" if self.kind == "default" else f"{self.name} in {self.path}"
+
+
+def _part(node: Any, key: str) -> Any:
+    """Raises `KeyError`. Names in files may hold dots, so the key is not split."""
+    if isinstance(node, str) and "${" in node:
+        return node
+    for name, part in node.items() if isinstance(node, dict) else ():
+        if key == str(name):
+            return part
+        if key.startswith(f"{name}."):
+            with suppress(KeyError):
+                return _part(part, key.removeprefix(f"{name}."))
+    raise KeyError(key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
