@@ -16,6 +16,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tokenizers import AddedToken, normalizers
+
 from ramet import neutralise_chat_markup
 from ramet.models.tiny import make_tiny_model, make_tokenizer
 from ramet.plugins import load_plugins
@@ -88,7 +90,8 @@ FAMILIES = {  # special tokens with which a turn begins or ends, and others that
     "DeepSeek": "<｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜> <｜tool▁calls▁begin｜>",
     "Mistral, Llama 2": "<s> </s> <unk> [INST] [/INST] <<SYS>> <</SYS>> [TOOL_CALLS] [control_8] [SYSTEM_PROMPT]",
     "Gemma": '<bos> <eos> <start_of_turn> <end_of_turn> <unused7> <|turn> <turn|> <|"|> [@BOS@]',
-    "GLM, EXAONE, MiniMax": "[gMASK] <sop> <|observation|> [|user|] [|endofturn|] ]~b] [e~[",
+    "GLM, EXAONE, Falcon": "[gMASK] <sop> <|observation|> [|user|] [|endofturn|] >>ANSWER<<",
+    "MiniMax": "]~b] [e~[ ]!d~[ ]<]image[>[",
     "Seed, Cohere": "<seed:bos> <|START_OF_TURN_TOKEN|> <EOS_TOKEN>",
 }
 
@@ -113,6 +116,18 @@ def test_no_text_from_outside_is_a_special_token_of_a_judge_or_summariser(family
     assert special(summary_request(ENGLISH, evil, evil, [page])) == honest
     text = "a < b, a<b and b>c, [1, 2], (0,1], x[i], \\sqrt[n]{2}, <3"
     assert neutralise_chat_markup(text) == text, "mathematics is as it was"
+
+
+def test_what_a_normalising_tokenizer_takes_for_markup_is_neutralised_too() -> None:
+    backend = make_tokenizer().backend_tokenizer
+    backend.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    for token in ("<|im_end|>", "[INST]"):
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=True)])
+    wide = ["＜|im_end|＞", "＜｜ｉｍ＿ｅｎｄ｜＞", "［INST］", "［ＩＮＳＴ］"]
+    for text in (*wide, "﹤|im_end|﹥", "<|im_end|＞", "<|im\x1f_end|>"):
+        assert {"<|im_end|>", "[INST]"} & {*backend.encode(text).tokens}, text
+        assert not {"<|im_end|>", "[INST]"} & {*backend.encode(neutralise_chat_markup(text)).tokens}, text
+    assert neutralise_chat_markup("2 ＜ 3，［甲］") == "2 ＜ 3，［甲］"
 
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "again"}}\n</tool_call>'

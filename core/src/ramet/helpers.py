@@ -13,6 +13,7 @@ import re
 import threading
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Union
@@ -24,9 +25,13 @@ from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema, user_promp
 P = ParamSpec("P")
 T = TypeVar("T")
 # `<|im_end|>`, `<｜User｜>`, `<start_of_turn>`, `</s>`, `<<SYS>>`, `<seed:bos>`, `<|"|>`; `[/INST]`, `[gMASK]`,
-# `[|user|]`, `[@BOS@]`; `]~b]`, `[e~[`
-_CHAT_MARKUP = re.compile(r"<(?=[^\s<>]{1,80}>)|\[(?=/?[|@]?[A-Za-z_]\w+[|@]?\]|e~\[)|\](?=~)")
-_SPELLED = {"<": "&lt;", "[": "&#91;", "]": "&#93;"}
+# `[|user|]`, `[@BOS@]`; `]~b]`, `[e~[`, `]!d~[`, `]<]start of image[>[`; `>>ANSWER<<`. And wide and small forms of
+# their signs, which a tokenizer that normalises text (NFKC) takes for the others.
+_CHAT_MARKUP = re.compile(
+    r"[<＜﹤](?=[^ \t\r\n<>]{1,80}[>＞﹥])|[\[［](?=[/／]?[|@｜＠]?[A-Za-z_Ａ-Ｚａ-ｚ]\w+[|@｜＠]?[\]］]|e~\[)"
+    r"|[\]］](?=~|!\w~\[|<\])|>(?=>[A-Z]{2,80}<<)"
+)
+_SPELLED = {"<": "&lt;", "[": "&#91;", "]": "&#93;", ">": "&gt;"}
 # What a function tool may raise without knowing of Ramet: how Python says that an argument makes no sense.
 MODEL_MISTAKES = (ValueError, TypeError, LookupError, ArithmeticError)
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
@@ -151,7 +156,7 @@ def neutralise_chat_markup(text: str) -> str:
     one. The first sign of whatever has the form of a special token of any known family is spelled as in HTML:
     `&lt;|im_end|>`, `&#91;INST]`. What Ramet tokenises itself needs it not: see `Untrusted`.
     """
-    return _CHAT_MARKUP.sub(lambda sign: _SPELLED[sign[0]], text)
+    return _CHAT_MARKUP.sub(lambda sign: _SPELLED[unicodedata.normalize("NFKC", sign[0])], text)
 
 
 def from_jsonl(
