@@ -271,6 +271,30 @@ def test_no_device_holds_more_than_it_has_whatever_phase_an_engine_is_lost_in(
     asyncio.run(asyncio.wait_for(play(), timeout=30))
 
 
+def test_an_update_waits_for_an_engine_that_starts_and_is_given_the_weights_of_before(
+    make_inputs: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(estimate(fitting(make_inputs, frozenset(), "ipc")), "")
+
+    async def play() -> None:
+        started = await opened(run, monkeypatch)
+        batch = TrainBatch(rows=[], advantages=[])
+        await started.policy.update(batch, 1)
+        await started.sync_weights(1)
+        engine = next(worker for worker in run.pool.running if str(worker) == f"rollout worker {LOST}")
+        engine.kill()
+        engine.on_lost(engine, WorkerLost(f"{engine} is lost: killed"))
+        for _ in range(TICKS):  # the replacement takes memory now
+            await asyncio.sleep(0)
+        await asyncio.wait_for(started.policy.update(batch, 2), timeout=5)  # nothing needed log-probabilities before it
+        await started.sync_weights(2)
+        workers = started.rollouts.workers.dispatcher.workers
+        assert [worker.actor.version for worker in workers] == [2] * GPUS
+        await started.close()
+
+    asyncio.run(asyncio.wait_for(play(), timeout=30))
+
+
 def test_a_policy_whose_engines_have_failed_for_good_can_be_saved_until_a_rank_is_lost(
     make_inputs: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,6 @@ class RayPolicy:
         return _copied(await self._compute("reference_logprobs", self._put(rows)))
 
     async def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        self.updates += 1
         return await self._train("update", batch, step)
 
     async def values(self, rows: Sequence[Row]) -> list[Floats]:
@@ -171,6 +170,7 @@ class RayPolicy:
     async def _compute(self, method: str, *arguments: Any) -> Any:
         if self.before_compute is not None:
             await self.before_compute()
+        self.updates += method == "update"  # after it: it waits for engines that start, which get the weights of before
         return await self._call_all(method, *arguments)
 
     async def _call_all(self, method: str, *arguments: Any) -> Any:
