@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from ramet_tools_python import KeepingPythonTool, PythonConfig
+from ramet_tools_python.inside.processes import MAX_THREADS
 
 # What a hostile program sets up, so that the kernel wakes its process after the slot has stopped it.
 LOOKS = """
@@ -61,6 +63,13 @@ def copy(control, slot):
         while True: time.sleep(1)
     inside["_close"](control)
 inside["_copy"] = copy
+"""
+THREADS = """
+def copy(control, slot):
+    threading.stack_size(1 << 16)
+    for _ in range(500): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    inside_copy(control, slot)
+inside_copy, inside["_copy"] = inside["_copy"], copy
 """
 WAYS = {"timer": TIMER, "signal of a child's end": SIGNAL_OF_A_CHILDS_END, "group of orphans": GROUP_OF_ORPHANS}
 ANSWERS = "import time\nopen('answer', 'w').write('391')\ntime.sleep({seconds})\nopen('answer').read()"
@@ -118,3 +127,15 @@ def test_files_that_a_state_holds_leave_room_for_those_of_others(holds: str) -> 
         return [(await tool.run(program, other)).text for program in ("n", ANSWERS.format(seconds=0))]
 
     assert play(steps, scratch_mb=2) == ["1", "391"]
+
+
+@pytest.mark.parametrize("isolation", ["0", "auto"])
+def test_threads_are_bounded_while_a_state_is_copied_too(bench: Any, isolation: str) -> None:
+    async def steps(tool: KeepingPythonTool) -> int:
+        hostile = await tool.open()
+        await tool.run(LOOKS + THREADS, hostile)
+        await tool.fork(hostile)
+        zygote = (await tool._own_pool().slots.zygote()).process.pid
+        return max(len(os.listdir(f"/proc/{process}/task")) for process in bench.descendants(zygote))
+
+    assert play(steps, isolation=isolation) <= MAX_THREADS

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from . import processes, wire
 from .child import Limits
-from .worker import Worker
+from .worker import LOOK_MS, Worker
 
 TIMEOUT, OUTPUT_LIMIT, THREAD_LIMIT, GONE, DONE = "timeout", "output_limit", "thread_limit", "gone", "done"
-LOOK_MS = 20  # how often the threads of a program are counted: none of the kernel's limits fits all levels
 
 
 class Capture:

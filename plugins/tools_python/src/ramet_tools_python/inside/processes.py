@@ -146,7 +146,7 @@ def kill_descendants(spare: set[int], patience_s: float = 2.0) -> bool:
     child of this one. False: some remain, or /proc does not tell."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        strays = _descendants()
+        strays = descendants()
         if strays is None:
             return False
         strays -= spare
@@ -208,7 +208,7 @@ def _children() -> set[int]:
     return {pid for pid, (parent, _) in _everybody().items() if parent == me}
 
 
-def _descendants() -> set[int] | None:
+def descendants() -> set[int] | None:
     """Without those that have ended and wait for another parent than this process. None: /proc does not tell."""
     me, everybody = os.getpid(), _everybody()
     if me not in everybody:

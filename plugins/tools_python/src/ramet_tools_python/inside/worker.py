@@ -15,6 +15,7 @@ import time
 from . import processes, seccomp, wire
 from .nursery import Nursery
 
+LOOK_MS = 20  # how often the threads of a program are counted: none of the kernel's limits fits all levels
 PATIENCE_S = 10.0  # for a process to get ready, or to copy itself
 STOP_S = 1.0  # for all threads of a process to stop
 STOP_POLL_S = 0.0002
@@ -142,18 +143,29 @@ class Worker:
         poller = select.poll()
         for readable in (copy.fileno(), self.ended, *self.asking[1:]):
             poller.register(readable, select.POLLIN)
+        look = time.monotonic() + LOOK_MS / 1000
         deadline = time.monotonic() + PATIENCE_S
         while (left := deadline - time.monotonic()) > 0:
-            ready = {descriptor for descriptor, _ in poller.poll(left * 1000)}
+            ready = {descriptor for descriptor, _ in poller.poll(min(left * 1000, LOOK_MS))}
             if copy.fileno() in ready:
                 pid = wire.receive_credentials(copy)
                 if pid is None or pid == self.pid or not processes.is_child(pid):
                     raise BrokenWorker("what copied itself is no process of the program")
+                self._refuse_threads({self.pid, pid})
                 return pid
+            if time.monotonic() > look:
+                look += LOOK_MS / 1000
+                self._refuse_threads(processes.descendants() or {self.pid})
             if self.ended in ready:
                 raise BrokenWorker("it ended")
             self.hear(ready - {self.control.fileno()})
         raise BrokenWorker("it did not copy itself")
+
+    def _refuse_threads(self, of: set[int]) -> None:
+        """Programs can start them, and processes that do, while they are copied, too."""
+        if any(map(processes.has_too_many_threads, of)):
+            _signal(self.pid, signal.SIGKILL)
+            raise BrokenWorker("it started too many threads")
 
     def pause(self) -> None:
         """Stop it, and wait until its last thread has stopped; a process that does not stop is killed."""
