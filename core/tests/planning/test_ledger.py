@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,7 @@ from ramet.cluster.ray.backend import RayBackend
 from ramet.cluster.ray.worker import WorkerLost
 from ramet.cluster.ray.worker_pool import WorkerPool
 from ramet.components.toolbox import ToolNames
+from ramet.config.schema import Offload
 from ramet.engines.protocol import EngineInfo
 from ramet.engines.weight_chunks import CHUNK_BYTES
 from ramet.errors import InfraError
@@ -99,10 +102,11 @@ class Rank(Actor):
         self.works = {
             "update": sum(phases[UPDATE].values()) - asleep,
             "update_critic": sum(phases.get(CRITIC_UPDATE, {}).values()) - asleep,
+            "load": self.rests + phases[UPDATE]["optimiser"],  # on the device before it is offloaded
         }
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        if method in ("update", "update_critic", "logprobs", "reference_logprobs", "values"):
+        if method in ("update", "update_critic", "load", "logprobs", "reference_logprobs", "values"):
             self.hold(self.works.get(method, self.works["update"]))
         elif method in ("weights", "open_weights"):
             self.hold(self.rests + 2 * CHUNK_BYTES)  # one is gathered, one exported
@@ -295,6 +299,22 @@ def test_an_update_waits_for_an_engine_that_starts_and_is_given_the_weights_of_b
     asyncio.run(asyncio.wait_for(play(), timeout=30))
 
 
+def test_a_resumed_policy_has_room_for_an_optimiser_that_is_offloaded_afterwards(
+    make_inputs: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offloaded = partial(make_inputs, "qwen3-14b", policy={"offload": Offload.OPTIMIZER})
+    run = Run(estimate(fitting(offloaded, frozenset(), "ipc")), "")
+
+    async def play() -> None:
+        started = await opened(run, monkeypatch)
+        await started.policy.load(Path("step_000003"))
+        await started.sync_weights(3)
+        assert {worker.actor.version for worker in started.rollouts.workers.dispatcher.workers} == {3}
+        await started.close()
+
+    asyncio.run(asyncio.wait_for(play(), timeout=30))
+
+
 def test_a_policy_whose_engines_have_failed_for_good_can_be_saved_until_a_rank_is_lost(
     make_inputs: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +337,7 @@ def test_a_policy_whose_engines_have_failed_for_good_can_be_saved_until_a_rank_i
 
 def fitting(make_inputs: Callable[..., Inputs], needs: frozenset[Need], transfer: str) -> Inputs:
     """A run with as large a share for engines as the plan allows."""
-    for share in (0.7, 0.6, 0.5, 0.4):
+    for share in (0.78, 0.7, 0.6, 0.5, 0.4):
         inputs = make_inputs(share=share, train={"kl_coef": 0.01} if needs else None)
         inputs = Inputs(config=inputs.config, shape=inputs.shape, machine=inputs.machine, needs=needs)
         inputs.config.engine.params.transfer = transfer

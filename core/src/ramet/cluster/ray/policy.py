@@ -148,8 +148,8 @@ class RayPolicy:
         asyncio.run_coroutine_threadsafe(self._call_all("write_staged", folder), self._loop).result()
 
     async def load(self, folder: Path) -> None:
-        self.updates += 1
-        await self._call_all("load", folder)
+        """Co-located engines sleep, as an optimiser that is offloaded is read on the device."""
+        await self._compute("load", folder)
 
     async def export(self, folder: Path) -> None:
         await self._call_all("export", folder)
@@ -170,7 +170,7 @@ class RayPolicy:
     async def _compute(self, method: str, *arguments: Any) -> Any:
         if self.before_compute is not None:
             await self.before_compute()
-        self.updates += method == "update"  # after it: it waits for engines that start, which get the weights of before
+        self.updates += method in ("update", "load")  # after it: engines that start get the weights of before
         return await self._call_all(method, *arguments)
 
     async def _call_all(self, method: str, *arguments: Any) -> Any:
