@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import importlib
+import json
 import re
 from typing import Any
 
@@ -22,7 +23,9 @@ def unread(error: Exception) -> tuple[Any, str]:
     """
     message, types = (importlib.import_module(name) for name in ("mcp.shared.message", "mcp_types"))
     details = error.errors() if hasattr(error, "errors") else [{}]
-    line, reason = str(details[0].get("input", "")), str(details[0].get("msg", error)).partition(" at line")[0]
+    given = details[0].get("input", "")  # the line, or what JSON it is
+    line = given if isinstance(given, str) else json.dumps(given, default=str)
+    reason = str(details[0].get("msg", error)).partition(" at line")[0]
     words = hide(f"; it wrote to its standard output what is not a message: {line[:80]!r}")
     asked = _ID.search(line)
     if asked is None:
