@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from ramet import ConfigError
 from ramet.testing import local_services
 from ramet_tools_python import PythonConfig, PythonTool
+from ramet_tools_python.inside import isolation
 from ramet_tools_python.isolation import Isolation
 
 
@@ -118,3 +120,24 @@ def test_an_interpreter_that_is_too_old_is_the_users_mistake(bench: Any, tmp_pat
 def test_common_libraries_are_preloaded_where_they_are_installed(bench: Any, library: str) -> None:
     pytest.importorskip(library, reason="ramet-tools-python[math] is not installed")
     assert bench.text(f"import sys; {library!r} in sys.modules", preload=None) == "True"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try other users")
+def test_two_slots_never_have_the_same_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would share its limit of threads and, below level 2, its files. Numbers of processes collide here."""
+    monkeypatch.setattr(isolation.os, "getpid", lambda: 5)
+    monkeypatch.setattr(isolation, "_claims", [])
+    users = [isolation.own_user() for _ in range(3)]
+    assert len(set(users)) == 3 and all(user is not None and user >= isolation.FIRST_USER for user in users)
+    isolation._claims.clear()  # the processes of the slots have ended
+    assert isolation.own_user() == users[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root loses namespaces by it")
+def test_the_users_umask_changes_no_level() -> None:
+    before = level_here()
+    mask = os.umask(0o077)
+    try:
+        assert level_here() == before
+    finally:
+        os.umask(mask)

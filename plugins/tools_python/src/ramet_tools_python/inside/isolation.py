@@ -19,6 +19,7 @@ from . import landlock, namespaces, processes, seccomp
 HIGHEST = 3
 NAMESPACES, OWN_USER, ROOT = "namespaces", "own user", "root"
 FIRST_USER, USERS = 60000, 1000  # numbers that belong to nobody on common systems
+_claims: list[socket.socket] = []  # of the user of this process's programs
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 
@@ -32,9 +33,24 @@ class Found(NamedTuple):
     missing: dict[int, str]
 
 
-def own_user(number: int) -> int | None:
-    """A user without rights for the programs of slot `number`, where this process may choose one."""
-    return FIRST_USER + number % USERS if os.geteuid() == 0 else None
+def own_user() -> int | None:
+    """Choose a user without rights that no other slot of this host has; None where this process may not choose one.
+
+    Slots that share a user share its limit of threads, and below level 2 its files. An abstract socket holds the number
+    until the processes of the slot have ended, so this is called before they leave the host's network.
+    """
+    if os.geteuid() != 0:
+        return None
+    for number in range(os.getpid(), os.getpid() + USERS):
+        user, claim = FIRST_USER + number % USERS, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0ramet-user-{user}")
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return user
+    raise OSError(f"all users from {FIRST_USER} to {FIRST_USER + USERS - 1} have slots")
 
 
 def keep_importable(modules: Iterable[str]) -> list[str]:
@@ -133,7 +149,7 @@ def _separate(folder: str, readable: Sequence[str], keeps: bool) -> None:
 
 
 def _use_namespaces(folder: str, readable: Sequence[str], keeps: bool) -> None:
-    user, place = own_user(0), namespaces.scratch(keeps=keeps)
+    user, place = FIRST_USER if os.geteuid() == 0 else None, namespaces.scratch(keeps=keeps)
     namespaces.build_root(folder, readable, place, user, 1 << 20)
     if keeps and not processes.can_see_itself():
         raise OSError("no /proc can be mounted, in which to look for what programs fork")
@@ -145,10 +161,8 @@ def _use_namespaces(folder: str, readable: Sequence[str], keeps: bool) -> None:
 
 
 def _change_user(folder: str, readable: Sequence[str]) -> None:
-    user = own_user(0)
-    assert user is not None
-    os.chown(folder, user, user)
-    processes.become(user)
+    os.chown(folder, FIRST_USER, FIRST_USER)
+    processes.become(FIRST_USER)
     for path in (sys.executable, os.path.dirname(os.__file__), *readable):
         if not os.access(path, os.R_OK):
             raise OSError(f"another user cannot read {path}")

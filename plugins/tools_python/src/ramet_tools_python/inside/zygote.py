@@ -31,6 +31,7 @@ def main() -> None:
         return
     processes.become_subreaper()
     os.environ.clear()
+    os.umask(0o022)  # a program's own user reads the folders that are made for it
     key = "preload"
     try:
         modules = _preload(settings["preload"])
@@ -140,7 +141,7 @@ class Zygote:
                 os.close(end)
             self.control.close()
             has_user = self.found.way in (isolation.NAMESPACES, isolation.OWN_USER)
-            user = isolation.own_user(os.getpid()) if has_user else None
+            user = isolation.own_user() if has_user else None
             if self.found.way == isolation.NAMESPACES:
                 self._separate(client, folder, user)
                 folder = namespaces.SCRATCH
