@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ramet.errors import ConfigError
+from ramet.registered import branch_policy_named
 from ramet.rollout.branching.shuffled import Shuffled
 from ramet.rollout.config import ShuffledConfig
 from ramet.testing import check_branch_policy
@@ -118,6 +119,24 @@ def test_forks_are_as_many_and_as_deep_as_those_of_the_policy_itself(play: Play,
         assert forks["shuffled"][depth] == pytest.approx(forks["itself"][depth], rel=0.15)
     assert chosen["itself"] == pytest.approx(1.6, abs=0.04)  # of turns between 1 and 2 nats, those above 1.2
     assert chosen["shuffled"] == pytest.approx(1.5, abs=0.04)  # any of them
+
+
+def levels(task: str, path: str, turn: int) -> Reply:
+    """Some rollouts are surer than others, in all their turns."""
+    level = Random(f"{task} {path.split('.')[0]}").gauss(0, 0.5)
+    entropies = (3 + level + 0.3 * (turn > 0) + Random(f"{task} {path} {turn}").gauss(0, 0.1),)
+    return Reply(text=two_calls(task, path, turn).text, entropies=entropies)
+
+
+def test_forks_are_as_many_where_the_policy_compares_with_first_turns(play: Play, make_task: Any) -> None:
+    tasks, params = [make_task(str(i)) for i in range(12)], {"initial_rollouts": 8}
+    forks = []
+    for name, options in {"arpo": params, "shuffled": {"policy": "arpo", "params": params}}.items():
+        policy = branch_policy_named(name, options, key="branch_policy.params")
+        played = play(levels, policy=policy, tasks=tasks, group_size=40, max_concurrent=200)
+        forks.append(Counter(one.fork_turn for one in played.rollouts if one.parent))
+    for depth in (1, 2):
+        assert forks[1][depth] == pytest.approx(forks[0][depth], rel=0.15)
 
 
 def test_names_and_options_that_do_not_fit_are_told_with_their_key() -> None:

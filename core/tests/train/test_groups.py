@@ -69,8 +69,18 @@ def test_the_mean_of_roots_leaves_out_what_began_with_tokens_of_others() -> None
     stored = replace(stored, rollout=replace(stored.rollout, prefix=source))
     filled = replace(root, rollout=replace(root.rollout, id="4", stats={"filled": 1.0}), reward=0.5)
     metrics = reward_metrics([replace(group, rollouts=(root, fork, stored, masked, filled))])
-    assert metrics["reward/roots_mean"] == 0.75 and metrics["reward/mean"] == 0.375
+    assert metrics["reward/roots_mean"] == 1.0 and metrics["reward/mean"] == 0.375
     assert isnan(reward_metrics([replace(group, rollouts=(fork,))])["reward/roots_mean"])
+
+
+def test_tasks_without_forks_weigh_no_more_in_the_mean_of_roots() -> None:
+    """Their budget is filled from the prompt, so that they have more rollouts from there."""
+    forked, filled = scored([0.0, 0.0, 0.0, 0.0]), scored([1.0, 1.0, 1.0, 1.0])
+    forks = [replace(r, rollout=replace(r.rollout, parent="0", fork_turn=1)) for r in forked.rollouts[2:]]
+    later = [replace(r, rollout=replace(r.rollout, stats={"filled": 1.0})) for r in filled.rollouts[2:]]
+    forked = replace(forked, rollouts=(*forked.rollouts[:2], *forks))
+    filled = replace(filled, rollouts=(*filled.rollouts[:2], *later))
+    assert reward_metrics([forked, filled])["reward/roots_mean"] == 0.5
 
 
 def test_tool_use_is_the_share_of_valid_rollouts_with_a_call() -> None:

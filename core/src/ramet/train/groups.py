@@ -99,9 +99,9 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     scored = [r for group in groups for r in group.rollouts]
     valid = [r for r in scored if r.reward is not None]
     rewards = [r.reward for r in valid if r.reward is not None]
-    roots = [r.reward for r in valid if r.reward is not None and r.rollout.parent is None and r.rollout.prefix is None]
+    roots = [statistics.fmean(found) for group in groups if (found := _first_roots(group))]
     metrics = {
-        "reward/roots_mean": statistics.fmean(roots) if roots else float("nan"),  # forks would weigh the sample
+        "reward/roots_mean": statistics.fmean(roots) if roots else float("nan"),
         "reward/mean": statistics.fmean(rewards) if rewards else float("nan"),
         "reward/std": statistics.pstdev(rewards) if rewards else float("nan"),
         "reward/unjudged_rollouts": float(n_unjudged(groups)),
@@ -114,6 +114,21 @@ def reward_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     for name in names:
         metrics[f"reward/{name}"] = statistics.fmean(r.parts[name] for r in valid if name in r.parts)
     return metrics
+
+
+def _first_roots(group: ScoredGroup) -> list[float]:
+    """Rewards of the rollouts from the prompt that did not fill what forks left of the budget.
+
+    Groups that fork less are filled more, so with those the tasks that call fewer tools would weigh more.
+    """
+    return [
+        r.reward
+        for r in group.valid
+        if r.reward is not None
+        and r.rollout.parent is None
+        and r.rollout.prefix is None
+        and not r.rollout.stats.get("filled")
+    ]
 
 
 def source_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:

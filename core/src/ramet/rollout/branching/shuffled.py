@@ -2,8 +2,8 @@
 
 It is the control of policies that choose turns by entropy. The wrapped policy keeps its rule, its options and its
 budget, and the entropies of a depth stay those that were sampled there, so it makes as many forks as deep as before.
-Which turn of a depth it forks is left to chance. A turn's depth is the number of tool results before it; first turns,
-which nothing forks, keep their entropies.
+Which turn of a depth it forks is left to chance. A turn's depth is the number of tool results before it. Nothing forks
+first turns; a policy may compare with them, so with a turn's entropies it sees those of the first turn before them.
 
 A policy that decides on a turn as soon as its first tokens are there is asked about the first turn of a depth when the
 second arrives, each with the entropies of the other; later ones have those of one drawn from all before. A turn that
@@ -46,23 +46,31 @@ class Shuffled:
         others = [one for one in _sampled(group, event.turn) if one[0] != event.rollout]
         if not others:
             return self.policy.decide(event, group, rng) if self._decides_later else []
+        own: Place = (event.rollout, event.turn)
         actions: list[BranchAction] = []
         if len(others) == 1 and not self._decides_later:
-            actions += self._ask(others[0], event.entropies, group, rng)
+            actions += self._ask(others[0], own, event.entropies, group, rng)
             group = _after(group, actions)
         if not group.budget_left:
             return actions
-        rollout, turn = rng.choice(others)
-        shown = _as_long(group.rollout(rollout).turns[turn].entropies, event.entropies)
-        return [*actions, *self._ask((event.rollout, turn), shown, group, rng)]
+        other = rng.choice(others)
+        shown = _as_long(group.rollout(other[0]).turns[event.turn].entropies, event.entropies)
+        return [*actions, *self._ask(own, other, shown, group, rng)]
 
-    def _ask(self, place: Place, entropies: Entropies, group: GroupView, rng: Random) -> Sequence[BranchAction]:
-        """What the policy answers where the first tokens of this turn have these entropies."""
+    def _ask(
+        self, place: Place, other: Place, entropies: Entropies, group: GroupView, rng: Random
+    ) -> Sequence[BranchAction]:
+        """What the policy answers where the first tokens of `place` have these `entropies`, those of `other`.
+
+        Its root's first turn has those of the other's root: a policy that compares the two would else see changes that
+        no rollout has, and fork more or less often than by itself.
+        """
         rollout, turn = place
         if not group.rollout(rollout).valid:
             return []
         event = FirstTokens(rollout=rollout, turn=turn, entropies=entropies)
-        return self.policy.decide(event, _seen(group, {place: entropies}), rng)
+        root, first = group.rollout(rollout).root, group.rollout(group.rollout(other[0]).root).turns[0]
+        return self.policy.decide(event, _seen(group, {place: entropies, (root, 0): first.entropies}), rng)
 
 
 def _sampled(group: GroupView, depth: int) -> list[Place]:
