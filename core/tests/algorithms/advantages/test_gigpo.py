@@ -62,6 +62,9 @@ def test_rewards_of_turns_add_up_to_the_rollouts(advantage_batch: Batch) -> None
 
 def test_equal_rewards_and_empty_responses_give_nothing(advantage_batch: Batch) -> None:
     assert not Gigpo(GigpoConfig())(advantage_batch([0.1] * 3, [0] * 3)).advantages.count_nonzero()
+    turns = torch.tensor([[0, 0, 1]] * 7)
+    several = replace(advantage_batch([0.7] * 7, [0] * 7), turn_ids=turns)  # 0.7 gamma is no float32
+    assert not Gigpo(GigpoConfig())(several).advantages.count_nonzero()
     for mask in (torch.zeros(2, 0, dtype=torch.bool), torch.zeros(2, 2, dtype=torch.bool)):
         output = Gigpo(GigpoConfig())(advantage_batch([1.0, 0.0], [0, 0], mask))
         assert not output.advantages.count_nonzero()

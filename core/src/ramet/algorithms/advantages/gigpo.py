@@ -43,7 +43,8 @@ class Gigpo:
         episodes = group_statistics(scores, batch.group_ids)
         of_episode = scores - episodes.mean
         turns = _turns(batch)
-        returns = discounted_sums(_turn_rewards(batch, turns), config.gamma)[turns.row, turns.turn]
+        # Rounded, so that equal returns are equal to the bit, and their advantages 0.
+        returns = discounted_sums(_turn_rewards(batch, turns), config.gamma)[turns.row, turns.turn].float()
         states = group_statistics(returns, turns.state)
         compared = states.size > 1
         of_turn = torch.where(compared, returns - states.mean, 0.0)
