@@ -20,13 +20,14 @@ from __future__ import annotations
 import importlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramet.errors import ConfigError, raise_all
 from ramet.helpers import function_tool
-from ramet.plugins import load_plugins
+from ramet.plugins import OBJECTS, load_plugins
+from ramet.registry import DuplicateName
 from ramet.types import Rollout
 
 if TYPE_CHECKING:  # importing this module is as light as importing ramet
@@ -75,7 +76,7 @@ def compose(
         raise ConfigError(f"keys must be a list of strings or a dict, got the string {keys!r}; write [{keys!r}]")
     if job not in JOBS:
         raise ConfigError(f"no job {job!r}; allowed: {', '.join(JOBS)}")
-    given: list[str] = []
+    given: dict[str, Any] = {}
     if isinstance(keys, Mapping):
         keys, given = _overrides(keys)
     config = importlib.import_module("ramet.config.compose")
@@ -87,7 +88,7 @@ def compose(
             f"{', '.join(given)}: cluster=ray: workers are other processes and do not have the objects of this one; "
             "write them into a module, and name it in RAMET_PLUGINS"
         )
-    return resolved
+    return replace(resolved, given=given)
 
 
 def train(keys: Keys) -> TrainResult:
@@ -146,6 +147,9 @@ def run(resolved: Resolved) -> Any:
 
     Raises `ConfigError` if the configuration was changed after it was composed: the run would record the old values.
     """
+    for key, component in resolved.given.items():  # a later call may have given another of that name
+        group, _, name = key.partition(".")
+        load_plugins().give(group, name, component)
     composed = compose(
         resolved.overrides, job=resolved.job, config_dir=resolved.config_dir, trust_recipes=resolved.trusted
     )
@@ -200,22 +204,41 @@ def _record_files(run: Path, kind: str) -> list[Path]:
     return files
 
 
-def _overrides(keys: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the overrides of a dict, and the keys of its objects (`tools.NAME`), which are registered here."""
+def _overrides(keys: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Return the overrides of a dict, and its objects as they are registered here, by key (`tools.NAME`)."""
     override = importlib.import_module("ramet.config.hydra_adapter").override
-    texts, given = list[str](), list[str]()
+    texts, given = list[str](), dict[str, Any]()
     for key, value in keys.items():
-        if key in ("tools", "rewards") and isinstance(value, list | tuple):
-            names = [one if isinstance(one, str) else _register(key, one) for one in value]
-            given += [f"{key}.{name}" for name, one in zip(names, value, strict=True) if not isinstance(one, str)]
-            value = names
+        if key in OBJECTS and isinstance(value, list | tuple):
+            pairs = [(one, None) if isinstance(one, str) else _named(key, one) for one in value]
+            value = [name for name, _ in pairs]
+            if twice := sorted({name for name in value if value.count(name) > 1}):
+                raise ConfigError(f"{key}: there are two called {', '.join(map(repr, twice))}; rename one")
+            for name, component in pairs:
+                if component is not None:
+                    _register(key, name, component)
+                    given[f"{key}.{name}"] = component
         texts.append(override(key, value))
     return texts, given
 
 
-def _register(group: str, component: Any) -> str:
-    """Register an object under its own name. The same name in a later call replaces it, as a notebook's cell does."""
-    if group == "tools":
+def _named(group: str, component: Any) -> tuple[str, Any]:
+    """Return the name of an object and the component that it is: a function for `tools` becomes a tool."""
+    if group == "rewards":
+        return getattr(component, "__name__", type(component).__name__).lower(), component
+    try:
         tool = component if hasattr(component, "schema") else function_tool(component)
-        return load_plugins().give("tools", tool.schema.name, tool)
-    return load_plugins().give("rewards", getattr(component, "__name__", type(component).__name__).lower(), component)
+    except TypeError as error:
+        raise ConfigError(f"tools: {component!r} cannot be a tool: {error}") from error
+    return tool.schema.name, tool
+
+
+def _register(group: str, name: str, component: Any) -> None:
+    """The same name in a later call replaces it, as a notebook's cell does."""
+    try:
+        load_plugins().give(group, name, component)
+    except DuplicateName as error:
+        plugin = getattr(load_plugins().registries, group).get(name).plugin
+        raise ConfigError(
+            f"{group}: the name {name!r} is taken by the plugin {plugin!r}; rename your object"
+        ) from error

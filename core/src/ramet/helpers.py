@@ -33,7 +33,7 @@ _CHAT_MARKUP = re.compile(
 )
 _SPELLED = {"<": "&lt;", "[": "&#91;", "]": "&#93;", ">": "&gt;"}
 # What a function tool may raise without knowing of Ramet: how Python says that an argument makes no sense.
-MODEL_MISTAKES = (ValueError, TypeError, LookupError, ArithmeticError)
+MODEL_MISTAKES = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError)
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
@@ -69,9 +69,9 @@ def function_tool(function: Callable[..., Any], *, name: str | None = None) -> T
     """A tool from a function: its signature and docstring become the schema, its return value the text.
 
     Parameters must be annotated with str, int, float, bool, list or dict (or one of them `| None`). A plain function
-    runs in a thread. `ToolError` is the model's mistake, and so are `ValueError`, `TypeError`, `LookupError` and
-    `ArithmeticError`: their text goes to the model. Everything else masks the rollout. Raises `TypeError` for another
-    signature.
+    runs in a thread. `ToolError` is the model's mistake, and so are `ValueError`, `TypeError`, `LookupError`,
+    `ArithmeticError` and `SyntaxError` (of `eval`): their text goes to the model. Everything else masks the rollout.
+    Raises `TypeError` for another signature.
     """
     hints = typing.get_type_hints(function)
     properties, required, nullable = {}, [], []

@@ -129,6 +129,20 @@ def code_hash(module: str) -> str | None:
     return digest.hexdigest() if found else None
 
 
+def object_hash(component: object) -> str | None:
+    """sha256 over the text of a function, or of the methods of an object's class; None where Python has no text.
+
+    What the object holds, and other functions that it calls, are not in it.
+    """
+    inner = written_by_user(component)
+    methods = [one for one in vars(type(inner)).values() if inspect.isfunction(one)]
+    try:
+        text = "".join(inspect.getsource(one) for one in ([inner] if inspect.isroutine(inner) else methods))
+    except OSError:  # typed into a shell
+        return None
+    return hashlib.sha256(text.encode()).hexdigest() if text else None
+
+
 def _at(frame: FrameType) -> str:
     return f"{frame.f_code.co_name} ({_relative(frame.f_code, _module(frame))}:{frame.f_lineno})"
 

@@ -29,6 +29,7 @@ from ramet.registry import BUILTIN, DuplicateName, Entry, Registries, Registry
 logger = logging.getLogger(__name__)
 CONTRACT_VERSION = "1"
 GIVEN = "this process"  # the plugin name of objects that `ramet.api` was given
+OBJECTS = ("tools", "rewards")  # the kinds of which it takes objects
 SLOW_S = 1.0  # an import that takes longer is named
 CLOSE = 0.9  # how alike a function without a decorator is to a hook's name, for it to be meant as one
 
@@ -90,8 +91,8 @@ class Plugins:
         entry: Entry[Any] = getattr(self.registries, kind).get(name, self.absent)
         return entry
 
-    def give(self, kind: str, name: str, component: Any) -> str:
-        """Register a built object of this process, in the place of an earlier one of that name. Return the name.
+    def give(self, kind: str, name: str, component: Any) -> None:
+        """Register a built object of this process, in the place of an earlier one of that name.
 
         Raises `PluginError` for a name that is not allowed, and for one that a plugin has.
         """
@@ -100,7 +101,11 @@ class Plugins:
             kind=registry.kind, name=name, factory=lambda: component, config=None, plugin=GIVEN, distribution="Python"
         )
         registry.add(entry, instead_of=GIVEN)
-        return name
+
+    def given(self, kind: str, name: str) -> Any:
+        """The object that `give` registered under this name; None for what a plugin offers."""
+        entry: Entry[Any] = self.get(kind, name)
+        return entry.build() if entry.plugin == GIVEN else None
 
 
 @functools.cache

@@ -157,6 +157,36 @@ def test_tools_and_rewards_are_given_as_objects_and_the_record_is_read_as_object
     with pytest.raises(ConfigError, match=r"tools\.double.*cluster=ray.*RAMET_PLUGINS"):
         compose({**given, "cluster": "ray"})
 
+    longer = compose({**given, "train.steps": 2})
+
+    def other(number: int) -> int:
+        """Double a number, and one more."""
+        return 2 * number + 1
+
+    other.__name__ = "double"
+    with pytest.raises(ConfigError, match=r"^the code of tools\.double: sha256 was .* resuming would mix two runs"):
+        train({**given, "tools": [other], "train.steps": 2})
+    assert train(longer).steps == 2  # with the tool that it was composed with
+
+
+def test_objects_that_cannot_be_what_they_are_given_for_are_told_with_the_key() -> None:
+    def mcp(text: str) -> str:
+        """Shares its name with a tool of the core."""
+        return text
+
+    def mine(text: str) -> str:
+        """Mine."""
+        return text
+
+    with pytest.raises(ConfigError, match=r"^tools: 3 cannot be a tool: "):
+        compose({"tools": [3]})
+    with pytest.raises(ConfigError, match=r"^tools: .*lambda.* cannot be a tool: parameter 'x' must be annotated"):
+        compose({"tools": [lambda x: x]})
+    with pytest.raises(ConfigError, match=r"^tools: there are two called 'mine'; rename one$"):
+        compose({"tools": [mine, mine]})
+    with pytest.raises(ConfigError, match=r"^tools: the name 'mcp' is taken by the plugin 'core'; rename your object$"):
+        compose({"tools": [mcp]})
+
 
 def test_a_configuration_that_was_changed_after_composing_is_refused(model: Path, tmp_path: Path) -> None:
     config = compose([*keys(model, tmp_path), "train.steps=3"])

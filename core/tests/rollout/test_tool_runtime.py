@@ -125,21 +125,23 @@ def test_what_an_argument_makes_a_function_raise_goes_to_the_model_and_is_counte
         """Divide 1 by a number."""
         if text == "broken":
             raise OSError("disk full")
-        return 1 / float(text)
+        return 1 / float(eval(text) if "(" in text else text)
 
-    outcomes, metrics = run(encoder, function_tool(ratio), ["2", "two", "0", "three", "broken"], retries=0)
-    assert [one.text for one in outcomes[:4]] == [
+    outcomes, metrics = run(encoder, function_tool(ratio), ["2", "two", "0", "three", "(3", "broken"], retries=0)
+    assert [one.text for one in outcomes[:5]] == [
         "0.5",
         "ValueError: could not convert string to float: 'two'",
         "ZeroDivisionError: float division by zero",
         "ValueError: could not convert string to float: 'three'",
+        "SyntaxError: '(' was never closed (<string>, line 1)",
     ]
-    assert [one.status for one in outcomes] == [CallStatus.OK, *[CallStatus.ERROR] * 3, CallStatus.INFRA]
-    assert outcomes[4].text.endswith("; if the model caused it, raise ramet.ToolError instead")
+    assert [one.status for one in outcomes] == [CallStatus.OK, *[CallStatus.ERROR] * 4, CallStatus.INFRA]
+    assert outcomes[5].text.endswith("; if the model caused it, raise ramet.ToolError instead")
     counted = {key: n for key, n in metrics.items() if "/exceptions/" in key}
-    assert counted == {"tool/python/exceptions/ValueError": 2.0, "tool/python/exceptions/ZeroDivisionError": 1.0}
+    assert counted == {f"tool/python/exceptions/{name}": n for name, n in
+                       {"ValueError": 2.0, "ZeroDivisionError": 1.0, "SyntaxError": 1.0}.items()}  # fmt: skip
     logged = [record for record in caplog.records if "its text goes to the model" in record.getMessage()]
-    assert len(logged) == 2 and all(record.exc_info for record in logged), "the first of each type, with its traceback"
+    assert len(logged) == 3 and all(record.exc_info for record in logged), "the first of each type, with its traceback"
 
 
 def test_a_configuration_error_of_a_tool_carries_its_name(encoder: Encoder) -> None:

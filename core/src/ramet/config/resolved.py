@@ -5,8 +5,8 @@ Values from the environment are never written: `${oc.env:KEY}` stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class Resolved:
     set_by_user: frozenset[str]  # dotted keys and groups among them
     config_dir: Path | None = None  # more presets and experiments
     trusted: tuple[Path, ...] = ()  # files of the user's folders that may have programs run
+    given: Mapping[str, Any] = field(default_factory=dict)  # objects that `ramet.api.compose` was given, by key
 
     @property
     def components(self) -> dict[str, Any]:

@@ -32,8 +32,8 @@ from ramet.config.secrets import hide_argument
 from ramet.config.sections import JOBS
 from ramet.errors import ConfigError
 from ramet.io.atomic import write_file
-from ramet.plugin_code import code_hash
-from ramet.plugins import load_plugins
+from ramet.plugin_code import code_hash, object_hash
+from ramet.plugins import OBJECTS, load_plugins
 
 FORMAT = 1
 PACKAGES = (
@@ -110,7 +110,7 @@ class Manifest:
     plugins: list[PluginRecord]
     data: dict[str, DataRecord] = field(default_factory=dict)  # "train", "valid" -> data set
     model: str | None = None  # fingerprint of the model's folder
-    files: dict[str, str] = field(default_factory=dict)  # sha256 of what options of components name, by option
+    files: dict[str, str] = field(default_factory=dict)  # sha256 of what options of components name, and of objects
     attempts: list[Attempt] = field(default_factory=list)
     id: str = field(default_factory=lambda: secrets.token_hex(6))  # of the run, for trackers; kept when it is resumed
     format: int = FORMAT
@@ -220,9 +220,15 @@ def model_files(model: ModelConfig) -> list[Path]:
 
 
 def input_files(resolved: Resolved) -> dict[str, str]:
-    """Of all components whose options have `input_files()`: option -> path of a file that decides what they give."""
+    """sha256 by option, of files that decide what components give (their options have `input_files()`), and by key, of
+    the code of objects that `ramet.api` was given.
+    """
     found: dict[str, str] = {}
     for key, one in resolved.components.items():
+        group, _, name = key.partition(".")
+        given = load_plugins().given(group, one.use or name) if group in OBJECTS else None
+        if given is not None and (code := object_hash(given)) is not None:
+            found[key] = code
         named: dict[str, str] = getattr(one.params, "input_files", dict)()
         found |= {f"{key}.params.{option}": model_fingerprint(Path(path)) for option, path in named.items()}
     return found

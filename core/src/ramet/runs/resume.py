@@ -215,7 +215,8 @@ def _other_changes(old: Manifest, new: Manifest) -> Iterator[str]:
         yield f"files of the model, tokenizer or chat template: sha256 was {old.model[:12]}, is {new.model[:12]}"
     for key in sorted(old.files.keys() & new.files.keys()):
         if old.files[key] != new.files[key]:
-            yield f"the file of {key}: sha256 was {old.files[key][:12]}, is {new.files[key][:12]}"
+            what = "file" if ".params." in key else "code"
+            yield f"the {what} of {key}: sha256 was {old.files[key][:12]}, is {new.files[key][:12]}"
     before = {plugin.name: plugin.release for plugin in old.plugins}
     after = {plugin.name: plugin.release for plugin in new.plugins}
     for name in sorted(before):
