@@ -23,6 +23,12 @@ def now() -> str:
     return "noon"
 
 
+BROKEN = (
+    "tool 'broken' (ramet.testing.doubles.EchoTool of plugin 'core' (ramet 0.1.0)) raised KeyError: 'key'; if the "
+    "model caused it, raise ramet.ToolError instead\n"
+)
+
+
 @pytest.fixture(autouse=True)
 def tools(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = load_plugins().registries.tools
@@ -31,6 +37,7 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> None:
         "say": lambda: echo_tool("say"),
         "refuses": lambda: echo_tool("refuses", error=ToolError("no such file")),
         "down": lambda: echo_tool("down", error=InfraError("it is down")),
+        "broken": lambda: echo_tool("broken", error=KeyError("key")),
         "now": lambda: function_tool(now),
     }.items():
         registry.add(
@@ -46,6 +53,7 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> None:
         (["say"], 1, "The say call is empty: write its input between <say> and </say>.\n", "error: "),
         (["refuses", "a"], 1, "no such file\n", "error: "),
         (["down", "a", "tools=[down]", "tools.down.retries=0"], 2, "it is down\n", "infra: "),
+        (["broken", "a", "tools.broken.retries=0"], 1, BROKEN, "infra: "),
         (["say", "a", "tools.say.timeout_s=5"], 0, "a\n", "ok: "),
         (["other", "hello", "tools.other.use=say"], 0, "hello\n", "ok: "),
     ],

@@ -76,6 +76,14 @@ def test_a_check_that_raises_is_a_defect_of_the_plugin() -> None:
         Scorer([weighted(Broken(), "broken")]).task_problem(TASK)
     assert str(caught.value).startswith("reward 'broken' of plugin 'mine' raised KeyError in check_task: 'gold' (")
 
+    class SaysFalse(Picky):
+        def check_task(self, task: Task) -> Any:
+            return False
+
+    told = r"reward 'broken' of plugin 'mine': check_task returned False: return None, or a text .*\.py:\d+\)"
+    with pytest.raises(PluginError, match=told):
+        Scorer([weighted(SaysFalse(), "broken")]).task_problem(TASK)
+
 
 def score(one: Group, *rewards: WeightedReward) -> ScoredGroup:
     return asyncio.run(Scorer(rewards).score(one))

@@ -118,6 +118,11 @@ class UnjudgedSilently(Sums):
         return {"accuracy": None}
 
 
+class FewWithoutLimit(Sums):
+    def load(self, split: str, limit: int | None) -> Iterable[Task]:
+        return itertools.islice(super().load(split, None), 3)
+
+
 @pytest.mark.parametrize("good", [Sums, Judged])
 def test_a_good_benchmark_passes(good: type) -> None:
     check_benchmark(good())
@@ -129,6 +134,7 @@ def test_a_good_benchmark_passes(good: type) -> None:
         (Unstable, "two loads differ"),
         (Duplicates, "ids are not unique"),
         (LimitFromTheEnd, "not the first 8"),
+        (FewWithoutLimit, "limit=2 gave 3 tasks"),
         (StrictGold, "gold answer '2.0' scores 0.0"),
         (Generous, "an empty reply scores 1.0 in 'accuracy', not 0, the minimum"),
         (Percent, "a number in \\[0, 1\\]"),

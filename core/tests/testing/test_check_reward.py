@@ -26,6 +26,15 @@ class Relative:
         return [Score(value=float(r.n_sampled_tokens > mean), parts={"tokens": r.n_sampled_tokens}) for r in group]
 
 
+async def judged(rollout: Rollout) -> float:
+    return 1.0
+
+
+def test_an_async_function_of_one_rollout_is_refused_where_it_is_made_a_reward() -> None:
+    with pytest.raises(TypeError, match=r"per_rollout takes a plain function; an async reward is `async def __call__"):
+        per_rollout(judged)  # type: ignore[arg-type]
+
+
 async def nothing_judged(group: Sequence[Rollout]) -> Sequence[float | Score | None]:
     return [None] * len(group)
 

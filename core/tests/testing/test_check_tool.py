@@ -222,8 +222,8 @@ def test_every_state_of_a_good_tool_is_closed(forks: str) -> None:
         (SharesItsState(), "fork returned the state itself: return an independent copy"),
         (
             CopiesHalf(),
-            "fork shares what the state holds: a fork gave [('ToolResult', '2'), ('ToolResult', '6')], and a state "
-            "alone [('ToolResult', '4'), ('ToolResult', '8')]; copy everything",
+            "fork shares what the state holds: a fork, beside the other and alone: no. 1 is ('ToolResult', '2'), or "
+            "('ToolResult', '4'); copy everything",
         ),
         (OpensNothing(), "open returned None: return a state"),
         (

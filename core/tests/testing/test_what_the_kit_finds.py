@@ -38,7 +38,7 @@ from ramet import (
     per_rollout,
 )
 from ramet.plugin_sources import Source
-from ramet.plugins import load_from
+from ramet.plugins import load_from, load_plugins
 from ramet.testing import check_branch_policy, check_plugin, check_rollout_step, check_tool
 from ramet.testing import checked as limits
 
@@ -119,6 +119,19 @@ def test_a_fork_that_shares_its_database_is_found_also_where_the_replies_write_b
 def test_replies_that_exercise_no_fork_are_no_pass(step: type[Table], replies: Sequence[str]) -> None:
     with pytest.raises(AssertionError, match=r"no fork was exercised: .*; give replies that change the state and show"):
         check_rollout_step(step(), replies=replies)
+
+
+class ShownTable(Table):
+    """It says in the end how much there is."""
+
+    async def finish(self, state: sqlite3.Connection, stop: StopReason) -> StepResult:
+        return StepResult(info={"n": len(self.run(state, "SELECT n FROM t"))})
+
+
+def test_an_environment_that_the_first_reply_ends_is_not_accused_of_sharing() -> None:
+    with pytest.raises(AssertionError, match=r"^no fork was exercised: "):
+        check_rollout_step(ShownTable())
+    check_rollout_step(ShownTable(), replies=SQL)
 
 
 class ReadsNothing(Table):
@@ -220,6 +233,50 @@ class Notes:
         return ToolResult(text=", ".join(call.state["notes"]) or "none")
 
 
+class Cancels(Notes):
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        raise asyncio.CancelledError
+
+
+def test_a_tool_that_cancels_itself_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"crashed with CancelledError: .*test_what_the_kit_finds.py:\d+\)"):
+        check_tool(Cancels())
+
+
+class Pads(Notes):
+    """Pads by name; `new` begins one again, so that a fork that makes it shares nothing any more."""
+
+    async def open(self, task: Task, seed: int) -> dict[str, list[str]]:
+        return {}
+
+    async def fork(self, state: dict[str, list[str]]) -> dict[str, list[str]]:
+        return {name: list(pad) for name, pad in state.items()}
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        match str(call.arguments.get("command")).split():
+            case ["new", pad]:
+                call.state[pad] = []
+            case ["add", pad, word] if pad in call.state:
+                call.state[pad].append(word)
+            case ["list", pad] if pad in call.state:
+                return ToolResult(text=" ".join(call.state[pad]))
+            case _:
+                raise ToolError("new PAD, add PAD WORD, or list PAD")
+        return ToolResult(text="done")
+
+
+class SharedPads(Pads):
+    async def fork(self, state: dict[str, list[str]]) -> dict[str, list[str]]:
+        return dict(state)
+
+
+def test_a_tool_is_forked_after_each_of_its_examples() -> None:
+    examples = [{"command": command} for command in ("new a", "add a x", "list a")]
+    check_tool(Pads(), examples=examples)
+    with pytest.raises(AssertionError, match=r"^fork shares what the state holds: .* 'x x'\), or .* 'x'\); copy"):
+        check_tool(SharedPads(), examples=examples)
+
+
 class SharedNotes(Notes):
     async def fork(self, state: dict[str, list[str]]) -> dict[str, list[str]]:
         return dict(state)
@@ -307,6 +364,7 @@ def never_built() -> Any:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    load_plugins()  # importing them takes longer than that where the machine is busy
     monkeypatch.setattr(limits, "LIMIT_S", 0.3)
     monkeypatch.setattr(limits, "GRACE_S", 0.3)
     yield

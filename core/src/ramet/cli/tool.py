@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     say(outcome.text)
     cut = ", cut to tools.*.max_result_tokens" if outcome.truncated else ""
     complain(f"{outcome.status}: {outcome.run_s:.3f} s, attempts: {outcome.attempts}{cut}")
-    return CODES[outcome.status]
+    return USER if outcome.defect else CODES[outcome.status]
 
 
 def _is_setting(text: str) -> bool:
@@ -62,7 +62,8 @@ def _parser() -> Parser:
         epilog="ARGUMENTS are what a model writes in a call: the text, if the tool has one required text, else a JSON "
         "object; - reads them from the standard input. Keys are those of a run, as in tools=[search] "
         "tools.search.timeout_s=5; where they choose no tool, tools=[NAME]. The result is printed, and how "
-        "the call went goes to the standard error. Ends with 1 if the call was wrong, with 2 if infrastructure failed.",
+        "the call went goes to the standard error. Ends with 1 if the call or the tool's own code was wrong, with 2 if "
+        "infrastructure failed.",
     )
     parser.add_argument("what", nargs="?", metavar="call")
     parser.add_argument("words", nargs="*", metavar="NAME [ARGUMENTS]")

@@ -104,6 +104,11 @@ class Scorer:
             if check is None or not reward.applies_to(task):
                 continue
             problem: str | None = _asked(reward, "check_task", partial(check, task))
+            if not isinstance(problem, str | None):
+                raise PluginError(
+                    f"reward {reward.name!r} of plugin {reward.plugin!r}: check_task returned {problem!r}: return "
+                    f"None, or a text that says why the task cannot be judged{defined_at(reward.reward, 'check_task')}"
+                )
             if problem is not None:
                 return f"rewards.{reward.name}: {problem}"
         return None

@@ -37,7 +37,7 @@ def checked(method: str = "__call__", *, limited: bool = True) -> Callable[[Call
                     return check(*args, **kwargs)
             except AssertionError as error:
                 problem, cause = str(error), error
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
                 raise AssertionError(_short(crash(error))) from error
             if not LINE.search(problem):
                 problem += defined_at(args[0], _begins_with(problem, args[0]) or method)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
+
 from ramet.testing.expect import expect
 
 ORIGINAL, FORK = "the original", "a fork"
@@ -21,13 +24,19 @@ def expect_copy(fork: object, state: object) -> None:
     expect(fork is not state, "fork returned the state itself: return an independent copy")
 
 
-def expect_independent(who: str, found: object, alone: object) -> None:
+def expect_independent(who: str, found: Sequence[object], alone: Sequence[object]) -> None:
     """`found`: what it did beside the other; `alone`: what it does by itself."""
     expect(
-        found == alone,
-        f"fork shares what the state holds: {who} gave {found}, and a state alone {alone}; copy everything, also what "
-        "is inside lists and dicts",
+        list(found) == list(alone),
+        f"fork shares what the state holds: {who}, beside the other and alone: {first_difference(found, alone)}; copy "
+        "everything, also what is inside lists and dicts",
     )
+
+
+def first_difference(one: Sequence[object], other: Sequence[object]) -> str:
+    """Where two sequences begin to differ, and how."""
+    pairs = zip_longest(one, other, fillvalue="nothing")
+    return next((f"no. {i} is {a}, or {b}" for i, (a, b) in enumerate(pairs, 1) if a != b), "they are equal")
 
 
 def expect_exercised(seen: bool, given: str) -> None:

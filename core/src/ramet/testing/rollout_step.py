@@ -15,9 +15,21 @@ from ramet.rollout.stateful import is_stateful
 from ramet.testing.checked import checked
 from ramet.testing.doubles import echo_tool
 from ramet.testing.expect import EventLoopCheck, expect, expect_async_call
-from ramet.testing.forks import FORK, ORIGINAL, expect_exercised, expect_independent, orders
+from ramet.testing.forks import FORK, ORIGINAL, expect_exercised, expect_independent, first_difference, orders
 from ramet.testing.scripted_context import ScriptedContext
-from ramet.testing.step_play import MAX_TURNS, SEED, TASK, Play, StepUnderTest, begin, beside, forked, go_on, play
+from ramet.testing.step_play import (
+    MAX_TURNS,
+    SEED,
+    TASK,
+    Play,
+    StepUnderTest,
+    begin,
+    beside,
+    forked,
+    go_on,
+    opened,
+    play,
+)
 from ramet.types import Markup, RolloutStep, Sampled, StepResult, Task, TemplateFormat, ToolResult, Untrusted
 
 Fork = Callable[[StepUnderTest, Play, Sequence[str]], Awaitable[Play]]
@@ -81,47 +93,63 @@ async def _check_plays(subject: StepUnderTest, call: str | None, replies: Sequen
 
 
 async def _check_states(subject: StepUnderTest, scripts: Sequence[Sequence[str]]) -> None:
-    """Play each script twice, and again with a fork after its first turn, which goes another way."""
+    """Play each script twice, and again with a fork after each of its replies, which goes another way."""
     step: Any = subject.step
     if step.forks == "none":
         return
     exercised = False
-    for first, *rest in scripts:
-        own = [*rest, first] * MAX_TURNS
-        plans = {ORIGINAL: own[: MAX_TURNS - 1], FORK: own[::-1][: MAX_TURNS - 1]}
-        alone = {}
-        for who, plan in plans.items():
-            both = [(await play(subject, [first, *plan])).results for _ in range(2)]
-            expect(
-                both[0] == both[1],
-                f"two rollouts of the same task and seed went two ways where the policy wrote {[first, *plan]}: a "
-                "replay cannot work, nor can forks be compared; draw only from the seed that open is given and keep "
-                "nothing on the step",
-            )
-            alone[who] = both[0][1:]
-        if not alone[ORIGINAL]:  # it ended in its first turn
-            continue
-        if step.forks == "copy":
-            for order in orders(MAX_TURNS - 1):
-                found = await _both(subject, first, plans, order, forked)
-                for who in (FORK, ORIGINAL):
-                    expect_independent(who, found[who], alone[who])
-        exercised = exercised or step.forks == "replay" or await _would_be_seen(subject, first, plans, alone)
+    for script in scripts:
+        for n in range(1, min(len(script), MAX_TURNS - 1) + 1):
+            own = [*script[n:], *script[:n]] * MAX_TURNS
+            plans = {ORIGINAL: own[: MAX_TURNS - n], FORK: own[::-1][: MAX_TURNS - n]}
+            exercised |= await _check_fork(subject, script[:n], plans)
     expect_exercised(exercised, "replies")
 
 
-async def _both(
-    subject: StepUnderTest, first: str, plans: Mapping[str, Sequence[str]], order: Sequence[str], fork: Fork
-) -> dict[str, list[StepResult]]:
-    """What each does after the first turn, where they go on in this order; a state is closed after its last turn."""
+async def _check_fork(subject: StepUnderTest, before: Sequence[str], plans: Mapping[str, Sequence[str]]) -> bool:
+    """Fork after the replies `before`; returns whether a fork that shares its state would have been noticed."""
     step: Any = subject.step
-    original = Play([first, *plans[ORIGINAL]], environment=await step.open(subject.task, SEED))
+    alone = {}
+    for who, plan in plans.items():
+        both = [(await play(subject, [*before, *plan])).results for _ in range(2)]
+        expect(
+            both[0] == both[1],
+            f"two rollouts of the same task and seed went two ways where the policy wrote {[*before, *plan]}: a "
+            "replay cannot work, nor can forks be compared; draw only from the seed that open is given and keep "
+            f"nothing on the step; {first_difference(*both)}",
+        )
+        alone[who] = both[0][len(before) :]
+    if not await _still_runs(subject, before):
+        return False
+    if step.forks == "replay":
+        return True
+    for order in orders(MAX_TURNS - len(before)):
+        found = await _both(subject, before, plans, order, forked)
+        for who in (FORK, ORIGINAL):
+            expect_independent(who, found[who], alone[who])
+    return await _would_be_seen(subject, before, plans, alone)
+
+
+async def _still_runs(subject: StepUnderTest, before: Sequence[str]) -> bool:
+    async with opened(subject) as environment:
+        played = Play(before, environment=environment)
+        await begin(subject, played)
+        await go_on(subject, played, n_turns=len(before))
+    return played.stop is None
+
+
+async def _both(
+    subject: StepUnderTest, before: Sequence[str], plans: Mapping[str, Sequence[str]], order: Sequence[str], fork: Fork
+) -> dict[str, list[StepResult]]:
+    """What each does after the fork, where they go on in this order; a state is closed after its last turn."""
+    step: Any = subject.step
+    original = Play([*before, *plans[ORIGINAL]], environment=await step.open(subject.task, SEED))
     await begin(subject, original)
-    await go_on(subject, original, n_turns=1)
+    await go_on(subject, original, n_turns=len(before))
     plays = {ORIGINAL: original, FORK: await fork(subject, original, plans[FORK])}
     original.results.clear()
     for i, who in enumerate(order):
-        one, turn = plays[who], 1 + order[:i].count(who)
+        one, turn = plays[who], len(before) + order[:i].count(who)
         if one.stop is None:
             await go_on(subject, one, first_turn=turn, n_turns=1)
         if not any(plays[other].environment is one.environment for other in order[i + 1 :]):
@@ -129,14 +157,16 @@ async def _both(
     return {who: one.results for who, one in plays.items()}
 
 
-async def _would_be_seen(subject: StepUnderTest, first: str, plans: Mapping[str, Sequence[str]], alone: object) -> bool:
+async def _would_be_seen(
+    subject: StepUnderTest, before: Sequence[str], plans: Mapping[str, Sequence[str]], alone: object
+) -> bool:
     """Whether two rollouts that share one state play anything else than each by itself, or crash."""
 
     async def same(subject: StepUnderTest, original: Play, script: Sequence[str]) -> Play:
         return beside(original, script, original.environment)
 
     try:
-        return await _both(subject, first, plans, orders(MAX_TURNS - 1)[-1], same) != alone
+        return await _both(subject, before, plans, orders(MAX_TURNS - len(before))[-1], same) != alone
     except Exception:
         return True
 

@@ -214,37 +214,51 @@ async def _open(tool: Any) -> Any:
 
 
 async def _check_states(tool: Any, valid: Sequence[dict[str, Any]]) -> None:
-    """After a call, a fork and its original go different ways, and each must give what a state alone gives."""
+    """After each call a fork and its original go different ways, and each must give what a state alone gives."""
     if tool.forks == "none":
         return
-    first, rest = valid[0], [*valid[1:], valid[0]]
-    plans = {ORIGINAL: rest, FORK: rest[::-1]}
+    exercised = False
+    for n in range(1, len(valid) + 1):
+        rest = [*valid[n:], *valid[:n]]
+        exercised |= await _check_fork(tool, valid[:n], {ORIGINAL: rest, FORK: rest[::-1]})
+    expect_exercised(exercised or tool.forks != "copy", "examples")
+
+
+async def _check_fork(
+    tool: Any, before: Sequence[dict[str, Any]], plans: Mapping[str, Sequence[dict[str, Any]]]
+) -> bool:
+    """Fork after the calls `before`; returns whether a fork that shares its state would have been noticed."""
     alone = {}
     for who, calls in plans.items():
-        both = [await _alone(tool, [first, *calls]) for _ in range(2)]
+        both = [await _alone(tool, [*before, *calls]) for _ in range(2)]
         expect(
             both[0] == both[1],
             f"open gave two states of the same task and seed that answer the same calls with {both[0]} and {both[1]}: "
             "a replay cannot work, nor can forks be compared; draw only from the seed that it is given",
         )
-        alone[who] = both[0][1:]
+        alone[who] = both[0][len(before) :]
     if tool.forks != "copy":
-        return
-    for order in orders(len(rest)):
-        state = await _open(tool)
-        await _outcome_in(tool, first, "states", state)
+        return False
+    for order in orders(len(plans[FORK])):
+        state = await _after(tool, before)
         fork = await tool.fork(state)
         expect_copy(fork, state)
         found = await _both(tool, {ORIGINAL: state, FORK: fork}, plans, order)
         for who in (FORK, ORIGINAL):
             expect_independent(who, found[who], alone[who])
-    shared = await _open(tool)
-    await _outcome_in(tool, first, "states", shared)
+    shared = await _after(tool, before)
     try:
-        seen = await _both(tool, {ORIGINAL: shared, FORK: shared}, plans, orders(len(rest))[-1]) != alone
+        return await _both(tool, {ORIGINAL: shared, FORK: shared}, plans, orders(len(plans[FORK]))[-1]) != alone
     except AssertionError:  # it crashed of it
-        seen = True
-    expect_exercised(seen, "examples")
+        return True
+
+
+async def _after(tool: Any, calls: Sequence[dict[str, Any]]) -> Any:
+    """A state in which these calls have been made."""
+    state = await _open(tool)
+    for arguments in calls:
+        await _outcome_in(tool, arguments, "states", state)
+    return state
 
 
 async def _alone(tool: Any, calls: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

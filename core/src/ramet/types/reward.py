@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -55,5 +56,7 @@ class _PerRollout:
 
 
 def per_rollout(score: Callable[[Rollout], float | Score | None]) -> Reward:
-    """Lift a function of one rollout to a `Reward`."""
+    """Lift a function of one rollout to a `Reward`. Raises `TypeError` for an async function."""
+    if inspect.iscoroutinefunction(score):
+        raise TypeError("per_rollout takes a plain function; an async reward is `async def __call__(group)`")
     return _PerRollout(score)
