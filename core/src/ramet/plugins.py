@@ -103,9 +103,10 @@ class Plugins:
         registry.add(entry, instead_of=GIVEN)
 
     def given(self, kind: str, name: str) -> Any:
-        """The object that `give` registered under this name; None for what a plugin offers."""
-        entry: Entry[Any] = self.get(kind, name)
-        return entry.build() if entry.plugin == GIVEN else None
+        """The object that `give` registered under this name; None for any other name."""
+        registry: Registry[Any] = getattr(self.registries, kind)
+        entry: Entry[Any] | None = registry.get(name) if name in registry else None
+        return entry.build() if entry is not None and entry.plugin == GIVEN else None
 
 
 @functools.cache
