@@ -58,7 +58,7 @@ def test_the_interval_is_that_of_the_paired_differences() -> None:
 @pytest.mark.parametrize("n_tasks", [2, 4, 5, 6, 8, 10, 30])
 def test_equal_models_get_a_star_about_once_in_twenty(n_tasks: int) -> None:
     """k = 4 and tasks of all difficulties. The bootstrap alone gave 19, 11, 12, 14, 11, 7 and 5 %."""
-    rng, runs, stars = random.Random(n_tasks), 100 if n_tasks >= 20 else 1000, 0
+    rng, runs, stars = random.Random(n_tasks), 1000, 0
     for _ in range(runs):
         chances = [rng.random() for _ in range(n_tasks)]
         low, high = interval([fmean(draw(p, rng) for _ in range(4)) for p in chances])

@@ -1,7 +1,7 @@
 """Two or more evaluations beside each other: the difference by task, with an interval that knows that tasks are paired.
 
 Both models answered the same tasks, so the difference of each task's mean scores is the unit: its interval is far
-narrower than those of two separate means (Miller 2024, arXiv 2411.00640, section 4). From 20 tasks on it is a
+narrower than those of two separate means (Miller 2024, arXiv 2411.00640, section 4). From 50 tasks on it is a
 percentile bootstrap over tasks (Efron 1979), with a fixed seed, so that the same files give the same interval. With
 fewer tasks the bootstrap is too narrow (2 to 8 tasks of equal models: 11 to 19 % false differences), so there it is
 Student's t of the paired differences. Fewer than 6 tasks, or differences that are all equal, have no interval.
@@ -23,7 +23,7 @@ from ramet.evaluate.statistics import CONFIDENCE, over_tasks
 
 RESAMPLES = 10_000
 FEWEST = 6  # tasks that have an interval
-MANY = 20  # tasks from which on it is the bootstrap's
+MANY = 50  # tasks from which on it is the bootstrap's
 DRAWS = 1 << 20  # of tasks, in memory at the same time
 EQUAL = 1e-9  # mean scores closer than this are tied
 
