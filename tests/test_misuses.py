@@ -282,6 +282,7 @@ STEPS = {
     "no generate": step("return StepResult()", "neither calls ctx.generate nor stops"),
     "an end without generate": step(ENDS, "never calls ctx.generate: no token is sampled"),
     "two generates": step(f"{SAID}{SAID}{ENDS}", "generate is called twice in a turn: at most once"),
+    "a stop that is a text": step(f"said = await ctx.generate(stop='</a>')\n{ENDS}", "give a list of texts, stop=['</a>']"),
     "a plain insert": step(f"{SAID}return StepResult(insert=('a',))", "use Markup and Untrusted"),
     "a stop as text": step(f"{SAID}return StepResult(stop='end')", "stop is 'end': use a StopReason"),
     "a changed state": step(f"{SAID}state.task.metadata['n'] = 1\n{ENDS}", "changed its state"),

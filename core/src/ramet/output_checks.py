@@ -34,6 +34,13 @@ LISTS = (tuple, list)
 FLOAT32_MAX = 3.4028234e38
 
 
+def stop_problem(stop: object) -> str | None:
+    """What a rollout step gave `ctx.generate` to stop at: a text alone would be taken as its characters."""
+    if isinstance(stop, str):
+        return f"calls generate with stop={stop!r}: give a list of texts, stop=[{stop!r}]"
+    return None
+
+
 def advantage_problem(output: object, batch: AdvantageInputs) -> str | None:
     """Type, shape `[N, T]`, float32, no gradient, finite within the mask, zero outside, metrics that are numbers."""
     if not isinstance(output, AdvantageOutput):

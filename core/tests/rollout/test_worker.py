@@ -282,6 +282,17 @@ def test_a_step_that_generates_twice_stops_the_run_and_is_named(play: Play) -> N
         play(one_call, step=BadStep(_generates_twice))
 
 
+async def _stops_at_a_text(state: RolloutState, ctx: StepContext) -> StepResult:
+    await ctx.generate(stop="</a>")
+    return StepResult(stop=StopReason.END)
+
+
+def test_a_step_that_stops_at_a_text_instead_of_a_list_is_named(play: Play) -> None:
+    """Its characters would be taken, and each would end the turn."""
+    with pytest.raises(PluginError, match=r"BadStep.* calls generate with stop='</a>': give a list of texts"):
+        play(one_call, step=BadStep(_stops_at_a_text))
+
+
 async def _needs_a_key(state: RolloutState, ctx: StepContext) -> StepResult:
     raise ConfigError("no key")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
+from ramet.output_checks import stop_problem
 from ramet.plugin_code import named
 from ramet.rollout.completion import append_completion, completion_problem, ended_at_stop
 from ramet.rollout.group_context import GroupContext
@@ -103,6 +104,8 @@ class TurnContext:
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
         if self._asked:
             raise PluginError(f"rollout step {self._step} called generate twice in one turn; allowed: once")
+        if (problem := stop_problem(stop)) is not None:
+            raise PluginError(f"rollout step {self._step} {problem}")
         self._asked = True
         request = self.context.request(self.live, tuple(stop))
         started = time.perf_counter()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ramet.errors import InfraError, ToolError
-from ramet.output_checks import begin_problem, state_key_problem, step_problem
+from ramet.output_checks import begin_problem, state_key_problem, step_problem, stop_problem
 from ramet.rollout.stateful import is_stateful
 from ramet.testing.checked import crash
 from ramet.testing.doubles import echo_tool
@@ -65,6 +65,8 @@ class Play(ScriptedContext):
 
     async def generate(self, *, stop: Sequence[str] = ()) -> Generation:
         expect(self.generated is None, "generate is called twice in a turn: at most once")
+        problem = stop_problem(stop)
+        expect(problem is None, problem or "")
         await asyncio.sleep(0)
         generation = await super().generate(stop=stop)
         self.generated = generation.text
