@@ -86,7 +86,7 @@ def test_a_tool_that_raises_harms_only_its_own_rollout(play: Play, monkeypatch: 
         return 0.0
 
     played = play(calls_with_path, tools={"python": (echo_tool(delay_s=fail), ToolConfig(retries=1))}, group_size=8)
-    assert faults(played) == {"3": "tool:python"}
+    assert faults(played) == {"3": "plugin:tool:python"}
     [masked] = [r for r in played.rollouts if not r.valid]
     assert masked.stop is StopReason.FAULT
     assert "ZeroDivisionError: a bug in the tool" in masked.fault.message
