@@ -225,7 +225,8 @@ def _overrides(keys: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
 def _named(group: str, component: Any) -> tuple[str, Any]:
     """Return the name of an object and the component that it is: a function for `tools` becomes a tool."""
     if group == "rewards":
-        return getattr(component, "__name__", type(component).__name__).lower(), component
+        function = getattr(component, "user_function", component)  # of `per_rollout`
+        return getattr(function, "__name__", type(component).__name__).lower(), component
     try:
         tool = component if hasattr(component, "schema") else function_tool(component)
     except TypeError as error:

@@ -108,13 +108,16 @@ def _schema_problems(tool: object) -> Iterator[str]:
     except (TypeError, ValueError, RecursionError) as error:
         yield f"schema.parameters is not JSON: {error}"
         return
-    properties = parameters.get("properties", {})
+    properties = parameters.get("properties") or {}
+    if not isinstance(properties, Mapping):
+        yield f"properties of the schema are {properties!r:.200}: give a map of names to schemas"
+        return
     for parameter, spec in properties.items():
-        kinds = spec.get("type", []) if isinstance(spec, Mapping) else []
+        kinds = spec.get("type") or [] if isinstance(spec, Mapping) else []
         unknown = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind not in JSON_TYPES]
         if unknown:
             yield f"parameter {parameter!r} of the schema has the type {unknown[0]!r}; allowed: {', '.join(JSON_TYPES)}"
-    absent = sorted(set(parameters.get("required", [])) - set(properties))
+    absent = sorted(set(parameters.get("required") or []) - set(properties))
     if absent and not parameters.get("additionalProperties", "properties" not in parameters):
         yield f"the schema requires {', '.join(absent)}, which properties do not describe: every call would be refused"
 

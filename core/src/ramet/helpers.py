@@ -34,6 +34,7 @@ _CHAT_MARKUP = re.compile(
 _SPELLED = {"<": "&lt;", "[": "&#91;", "]": "&#93;", ">": "&gt;"}
 # What a function tool may raise without knowing of Ramet: how Python says that an argument makes no sense.
 MODEL_MISTAKES = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError)
+OUTAGES = ("JSONDecodeError", "SSLCertVerificationError", "ClientConnectorCertificateError")
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
@@ -62,6 +63,8 @@ class _FunctionTool:
                 return ToolResult(text=str(await self.user_function(*bound.args, **bound.kwargs)))
             return ToolResult(text=str(await run_blocking(self.user_function, *bound.args, **bound.kwargs)))
         except MODEL_MISTAKES as error:
+            if isinstance(error, OSError) and type(error).__name__ in OUTAGES:
+                raise  # it is both: a broken answer of a service, or a certificate of one
             raise FunctionError(f"{type(error).__name__}: {error}") from error
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ramet.api
+from ramet import per_rollout
 from ramet.api import compose, evaluate, metrics, rollouts, run, sft, train
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.event_loop import run_async
@@ -186,6 +187,14 @@ def test_objects_that_cannot_be_what_they_are_given_for_are_told_with_the_key() 
         compose({"tools": [mine, mine]})
     with pytest.raises(ConfigError, match=r"^tools: the name 'mcp' is taken by the plugin 'core'; rename your object$"):
         compose({"tools": [mcp]})
+
+
+def test_a_reward_of_one_rollout_has_the_name_of_its_function(tmp_path: Path) -> None:
+    def own_length(rollout: Rollout) -> float:
+        return float(len(rollout.response))
+
+    config = compose({"model.path": tmp_path, "rewards": [per_rollout(own_length)]}).config
+    assert list(config.rewards) == ["own_length"]
 
 
 def test_a_configuration_that_was_changed_after_composing_is_refused(model: Path, tmp_path: Path) -> None:

@@ -51,6 +51,23 @@ def with_server(config: McpConfig, use: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.skipif(find_spec("mcp_server_time") is None, reason="needs mcp-server-time")
+def test_an_answer_that_cannot_be_read_ends_the_call_that_it_is_for_and_no_other() -> None:
+    def asked(line: str) -> Any:
+        return getattr(mcp_lines.unread(ValueErrorOf(line))[0], "message", None)
+
+    class ValueErrorOf(Exception):
+        def __init__(self, line: Any) -> None:
+            self.line = line
+
+        def errors(self) -> list[dict[str, Any]]:
+            return [{"input": self.line, "msg": "no JSON"}]
+
+    assert asked('{"jsonrpc": "2.0", "id": 7, "result": {"id": 5').id == 7
+    assert asked('{"result": {"structuredContent": {"id": 5}, "text": "long') is None
+    assert asked({"result": None, "id": 7}).id == 7
+    assert asked('{"id": ' + "9" * 5000) is None
+
+
 def test_all_tools_of_a_published_server_can_be_called_and_it_is_started_again_when_it_dies() -> None:
     async def use(server: McpServer, tools: Any) -> None:
         assert list(tools) == ["world_get_current_time", "world_convert_time"]

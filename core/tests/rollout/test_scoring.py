@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import subprocess
 from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor
 from dataclasses import replace
+from http.client import IncompleteRead
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ import torch
 
 from ramet import ConfigError, Fault, Group, InfraError, PluginError, Rollout, Score, Task, per_rollout, user_prompt
 from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward, check_failures, n_unjudged
+from ramet.rollout.stateful import is_defect
 from ramet.testing import written_rollout
 
 ONE_EACH = "return one per rollout, None where it cannot judge"
@@ -57,6 +61,24 @@ class Picky:
 
     async def __call__(self, group: Sequence[Rollout]) -> Sequence[float | None]:
         return [1.0] * len(group)
+
+
+@pytest.mark.parametrize(
+    ("error", "defect"),
+    [
+        (KeyError("gold"), True),
+        (RuntimeError("judge"), True),
+        (EOFError(), False),
+        (IncompleteRead(b""), False),
+        (subprocess.TimeoutExpired("x", 1), False),
+        (BrokenExecutor(), False),
+    ],
+)
+def test_what_failed_outside_is_no_mistake_of_a_plugin(error: Exception, defect: bool) -> None:
+    assert is_defect(error) is defect
+    chained = RuntimeError("wrapped")
+    chained.__cause__ = error
+    assert is_defect(chained) is defect
 
 
 def test_rewards_are_asked_about_the_tasks_that_they_judge_and_about_tools() -> None:

@@ -144,6 +144,21 @@ def test_what_an_argument_makes_a_function_raise_goes_to_the_model_and_is_counte
     assert len(logged) == 3 and all(record.exc_info for record in logged), "the first of each type, with its traceback"
 
 
+def test_a_broken_answer_of_a_service_is_not_the_models_mistake_though_it_is_a_value_error(encoder: Encoder) -> None:
+    class JSONDecodeError(OSError, ValueError):
+        """As that of `requests`."""
+
+    class MissingSchema(OSError, ValueError):
+        """As that of `requests`, for an address that the model wrote."""
+
+    def ask(text: str) -> str:
+        """Ask a service."""
+        raise JSONDecodeError("<html>502</html>") if text == "down" else MissingSchema(text)
+
+    outcomes, _ = run(encoder, function_tool(ask), ["down", "example"], retries=0)
+    assert [one.status for one in outcomes] == [CallStatus.INFRA, CallStatus.ERROR]
+
+
 def test_a_configuration_error_of_a_tool_carries_its_name(encoder: Encoder) -> None:
     def needs_a_key(text: str) -> str:
         """Search."""

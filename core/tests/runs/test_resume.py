@@ -13,7 +13,7 @@ from ramet.config.resolved import Resolved
 from ramet.errors import ConfigError
 from ramet.runs.manifest import Manifest, PluginRecord
 from ramet.runs.own_files import has_saved
-from ramet.runs.resume import RunState, check_resume
+from ramet.runs.resume import RunState, changes, check_resume
 from ramet.runs.run_dir import RunDir
 
 OLD = (
@@ -85,6 +85,15 @@ def test_a_key_that_came_or_went_is_a_change(state: Callable[..., RunState]):
     assert [p.partition(";")[0] for p in problems] == [
         "tools.python.timeout_s was 1, is (absent)",
     ]
+
+
+def test_a_run_of_the_earlier_version_resumes_where_its_defaults_are_meant(state: Callable[..., RunState]):
+    before = state("train:\n  kl_estimator: k3\nrewards:\n  math:\n    weight: 1.0\n")
+    more = "    retries: 2\n    max_unjudged: 0.05\n    resample: false\n"
+    now = f"train:\n  kl_estimator: null\nrewards:\n  math:\n    weight: 1.0\n{more}"
+    assert not changes(before, state(now)).harmful
+    assert changes(before, state(now.replace("kl_estimator: null", "kl_in: reward\n  kl_estimator: null"))).harmful
+    assert changes(before, state(now.replace("resample: false", "resample: true"))).harmful
 
 
 def test_other_training_data_is_refused_always_and_names_the_files(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
+from ramet.components.toolbox import OPEN_TIMEOUT_S
 from ramet.config.schema import Config
 from ramet.errors import RametError
 from ramet.event_loop import run_async
@@ -24,9 +26,10 @@ def check_mcp_servers(config: Config, *, offline: bool) -> Iterator[Finding]:
         try:
             server = load_plugins().get("tools", settings.use or name).build(settings.params, key=what)
             found = run_async(_tools(server))
-        except RametError as error:
+        except (RametError, TimeoutError) as error:
             mend = f"see {what}.params, and try it: ramet tool call"
-            yield Finding(what=what, severity=Severity.PROBLEM, text=str(error), mend=mend)
+            text = str(error) or f"the MCP server did not list its tools within {OPEN_TIMEOUT_S:g} s"
+            yield Finding(what=what, severity=Severity.PROBLEM, text=text, mend=mend)
         else:
             listed = ", ".join(found) or "none"
             yield Finding(what=what, severity=Severity.OK, text=f"the MCP server offers: {listed}")
@@ -34,6 +37,7 @@ def check_mcp_servers(config: Config, *, offline: bool) -> Iterator[Finding]:
 
 async def _tools(server: ToolSet) -> list[str]:
     try:
-        return [tool.schema.name for tool in await server.open()]
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            return [tool.schema.name for tool in await server.open()]
     finally:
         await server.aclose()

@@ -182,7 +182,11 @@ class Scorer:
         try:
             async with deadline:
                 raw = await reward.reward(rollouts)
-        except (PluginError, InfraError):
+        except PluginError:
+            raise
+        except InfraError:
+            if deadline.expired():  # its own word for it: not asked again, that would take as long
+                return _unjudged(reward, rollouts, f"timed out after {reward.timeout_s:g} s")
             raise
         except ConfigError as error:
             who = f"reward {reward.name!r} of plugin {reward.plugin!r}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, replace
+from subprocess import SubprocessError
 from typing import Any, cast
 
 from ramet.errors import InfraError
@@ -15,7 +17,10 @@ from ramet.types import BranchPolicy, Need, RolloutStep, Stateful, Tool
 ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
 
 
-CLIENTS = frozenset({"aiohttp", "grpc", "httpcore", "httpx", "openai", "requests", "urllib3"})  # of services
+CLIENTS = frozenset(  # of services
+    {"aiohttp", "anthropic", "grpc", "http", "httpcore", "httpx", "openai", "ray", "requests", "urllib3", "websockets"}
+)
+OUTSIDE = (InfraError, OSError, MemoryError, EOFError, BrokenExecutor, SubprocessError, asyncio.CancelledError)
 DEFECT = "plugin:"  # how `Fault.where` begins if a plugin's own code is to blame
 
 
@@ -32,8 +37,10 @@ def is_defect(error: BaseException) -> bool:
 
     A resume would meet a mistake again, so what is masked by one ends a run with another exit code.
     """
-    outside = type(error).__module__.partition(".")[0] in CLIENTS
-    return not (outside or isinstance(error, InfraError | OSError | MemoryError | asyncio.CancelledError))
+    outside = any(base.__module__.partition(".")[0] in CLIENTS for base in type(error).__mro__)
+    if outside or isinstance(error, OUTSIDE):
+        return False
+    return error.__cause__ is None or is_defect(error.__cause__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,7 @@ VALIDATION = (  # of a training run
 )  # fmt: skip
 SAFE_SECTIONS = ("trackers", "wandb", "data.valid", "evaluate", "cluster")
 ABSENT = "(absent)"
+NEW_OF_REWARDS = {"resample": False, "max_unjudged": 0.05, "retries": 2}  # defaults of keys that came later
 # What else may change in the course of an evaluation: it decides how much fails, not what is measured.
 EVAL_SAFE = re.compile(
     r"rollout\.(max_concurrent|step_deadline_s|max_infra_rate)|tools\.\w+\.concurrency"
@@ -118,6 +119,8 @@ def changes(old: RunState, new: RunState) -> Changes:
     """Of two states of the same job."""
     job, found = old.manifest.job, Changes(fatal=_data_changes(old.manifest, new.manifest))
     for key, before, after in config_differences(old.config, new.config):
+        if _means_the_same(key, before, after, new.config):
+            continue
         text = f"{key} was {before}, is {after}"
         if job == "train" and key in ORDER:
             found.fatal[text] = (
@@ -133,6 +136,15 @@ def changes(old: RunState, new: RunState) -> Changes:
         found.risky += _valid_changes(old.manifest, new.manifest)
     found.risky += _code_changes(old, new.manifest)
     return found
+
+
+def _means_the_same(key: str, before: Any, after: Any, config: str) -> bool:
+    """Whether runs of earlier versions, which lack a key or wrote its default out, had what is in force now."""
+    if key == "train.kl_estimator":
+        default = "k1" if _flat(config).get("train.kl_in") == "reward" else "k3"
+        return bool((before or default) == (after or default))
+    name = key.rpartition(".")[2]
+    return bool(before == ABSENT and key.startswith("rewards.") and NEW_OF_REWARDS.get(name, ABSENT) == after)
 
 
 def config_differences(old: str, new: str) -> Iterator[tuple[str, Any, Any]]:

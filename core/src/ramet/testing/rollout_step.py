@@ -257,7 +257,7 @@ async def _check_trace_reader(subject: StepUnderTest, scripts: Sequence[Sequence
         return
     for script in scripts:
         played = await play(subject, script)
-        text = played.response + (played.written[-1] if played.stop is not None and played.written else "")
+        text = played.response + (played.generated or "" if played.stop is not None else "")
         parts = read(text, ["echo"])
         joined = "".join(part.text for part in parts)
         expect(joined == text, f"read returned parts that do not join to the text: of {text!r} they are {joined!r}")

@@ -148,7 +148,7 @@ async def go_on(
         if hasattr(subject.step, "state_key"):
             expect_none(state_key_problem(subject.step.state_key(played.environment)))
         result = await _turn(subject.step, state, played)
-        played.results.append(result)
+        played.results.append(replace(result, metrics={}))  # a metric may be a time
         played.stop = result.stop
         if result.stop is not None:
             break
@@ -173,7 +173,7 @@ async def _finish(subject: StepUnderTest, played: Play) -> None:
     expect(not result.insert and result.stop is None, "finish inserts or stops: the rollout has ended already")
     problem = step_problem(result)
     expect(problem is None, f"finish: {problem}")
-    played.results.append(result)
+    played.results.append(replace(result, metrics={}))
 
 
 async def _turn(step: RolloutStep, state: RolloutState, play: Play) -> StepResult:

@@ -109,8 +109,10 @@ class Learner:
         try:
             updated = await self._update(batch, step)
             clock.lap("update")
-        finally:
-            await recording  # before anything uses the new weights, and also of an update that fails
+        except BaseException:
+            await asyncio.gather(recording, return_exceptions=True)  # what the update raised comes first
+            raise
+        await recording  # before anything uses the new weights
         clock.lap("record")
         return {**metrics, **reported, **updated, **self._adapt_kl({**reported, **updated}, len(rows))}
 

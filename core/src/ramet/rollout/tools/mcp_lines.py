@@ -13,7 +13,8 @@ from ramet.config.secrets import hide
 ENCODING = "ramet_mcp_lines"  # of a server's standard output: `_Lines`
 MAX_LINE = 16 << 20  # characters of a message
 UNREADABLE = -32099  # code of the error that stands for an answer which cannot be read; in the range for servers
-_ID = re.compile(r'(?<!\\)"id"\s*:\s*(\d+)')  # of the call that a line answers
+# The call that a line answers: the id at its beginning. Another one may be part of what the tool gave.
+_ID = re.compile(r'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})(?!\d)')
 
 
 def unread(error: Exception) -> tuple[Any, str]:
@@ -27,11 +28,13 @@ def unread(error: Exception) -> tuple[Any, str]:
     line = given if isinstance(given, str) else json.dumps(given, default=str)
     reason = str(details[0].get("msg", error)).partition(" at line")[0]
     words = hide(f"; it wrote to its standard output what is not a message: {line[:80]!r}")
-    asked = _ID.search(line)
-    if asked is None:
+    asked = given.get("id") if isinstance(given, dict) else None
+    if not isinstance(asked, int) and (found := _ID.match(line)) is not None:
+        asked = int(found[1])
+    if not isinstance(asked, int):
         return error, words
     data = types.ErrorData(code=UNREADABLE, message=f"the server's answer cannot be read: {reason}")
-    return message.SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=int(asked[1]), error=data)), words
+    return message.SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=asked, error=data)), words
 
 
 class _Lines(codecs.IncrementalDecoder):

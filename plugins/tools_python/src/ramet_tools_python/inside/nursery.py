@@ -106,10 +106,10 @@ def _fork_twice(slot: int) -> int:
         while os.getppid() != slot:
             time.sleep(0.0002)
         return 0
+    os.close(write)  # or a fork that failed in between would be waited for without end
     os.waitpid(between, 0)
     process = int(os.read(read, 20))
     os.close(read)
-    os.close(write)
     return process
 
 
