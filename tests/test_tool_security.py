@@ -127,7 +127,8 @@ def test_what_a_normalising_tokenizer_takes_for_markup_is_neutralised_too() -> N
     for text in (*wide, "﹤|im_end|﹥", "<|im_end|＞", "<|im\x1f_end|>"):
         assert {"<|im_end|>", "[INST]"} & {*backend.encode(text).tokens}, text
         assert not {"<|im_end|>", "[INST]"} & {*backend.encode(neutralise_chat_markup(text)).tokens}, text
-    assert neutralise_chat_markup("2 ＜ 3，［甲］") == "2 ＜ 3，［甲］"
+    for text in ("2 ＜ 3，［甲］", "filter[status]", "[open]", "^[abc]+$"):  # names and patterns of tools' parameters
+        assert neutralise_chat_markup(text) == text
 
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "again"}}\n</tool_call>'

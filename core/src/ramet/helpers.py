@@ -26,9 +26,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 # `<|im_end|>`, `<｜User｜>`, `<start_of_turn>`, `</s>`, `<<SYS>>`, `<seed:bos>`, `<|"|>`; `[/INST]`, `[gMASK]`,
 # `[|user|]`, `[@BOS@]`; `]~b]`, `[e~[`, `]!d~[`, `]<]start of image[>[`; `>>ANSWER<<`. And wide and small forms of
-# their signs, which a tokenizer that normalises text (NFKC) takes for the others.
+# their signs, which a tokenizer that normalises text (NFKC) takes for the others. `filter[status]` stays.
 _CHAT_MARKUP = re.compile(
-    r"[<＜﹤](?=[^ \t\r\n<>]{1,80}[>＞﹥])|[\[［](?=[/／]?[|@｜＠]?[A-Za-z_Ａ-Ｚａ-ｚ]\w+[|@｜＠]?[\]］]|e~\[)"
+    r"[<＜﹤](?=[^ \t\r\n<>]{1,80}[>＞﹥])"
+    r"|[\[［](?=[/／]?(?:[|@｜＠]\w+[|@｜＠]?|(?=\w*[A-ZＡ-Ｚ]|control_)[A-Za-z_Ａ-Ｚａ-ｚ]\w+)[\]］]|e~\[)"
     r"|[\]］](?=~|!\w~\[|<\])|>(?=>[A-Z]{2,80}<<)"
 )
 _SPELLED = {"<": "&lt;", "[": "&#91;", "]": "&#93;", ">": "&gt;"}
