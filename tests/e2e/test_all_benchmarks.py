@@ -39,6 +39,6 @@ def test_one_command_measures_the_samples_of_all_benchmarks(
     body = json.loads((tmp_path / "runs/samples/results.json").read_text())
     assert [one["name"] for one in body["results"]] == NAMES
     assert all(one["n_judged"] == one["n_rollouts"] == 3 for one in body["results"])
-    rows = re.findall(r"^│ (\w+) +│ (\w+) ", capsys.readouterr().out, re.MULTILINE)
+    rows = re.findall(r"^│ ?(\w+) *│ ?(\w+)", capsys.readouterr().out, re.MULTILINE)
     assert list(dict.fromkeys(name for name, _ in rows)) == NAMES
     assert {metric for name, metric in rows if name == "hotpotqa"} == {"em", "f1"}

@@ -18,7 +18,7 @@ STEPS = 4
 # point:step where the signal comes, and the last step that is saved then.
 CHAINS = {
     "before_updates": [("first_requests:1", 0), ("generating:2", 1), ("scoring:2", 1), ("tools:3", 2), ("scored:4", 3)],
-    "around_updates": [("estimated:1", 0), ("updated:1", 1), ("recorded:2", 1), ("update:3", 3), ("logged:4", 4)],
+    "around_updates": [("estimated:1", 0), ("updated:1", 1), ("recorded:2", 2), ("update:3", 3), ("logged:4", 4)],
     "after_updates": [("validation:2", 2), ("sync:3", 3), ("sealing:4", 4), ("export:0", 4)],
 }
 

@@ -25,7 +25,7 @@ class ThreeTurns:
         return ""
 
     async def __call__(self, state, ctx):
-        generation = await ctx.generate(stop="abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+        generation = await ctx.generate(stop=list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"))
         if generation.finished or generation.truncated or state.turn == 2:
             return StepResult(stop=StopReason.END)
         return StepResult(insert=(Markup(text=" = 3 + "),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,10 @@ def written(path: Path, rows: list[dict[str, object]]) -> Path:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> list[str]:
+    """The lines of the command, without the place in the benchmark's code that ends a problem."""
     assert main(["benchmarks", *map(str, arguments)]) == code
-    return capsys.readouterr().out.splitlines()
+    place = re.compile(r" \(ramet_benchmarks/\w+\.py:\d+\)$")
+    return [place.sub("", line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_everything_installed_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

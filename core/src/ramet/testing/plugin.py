@@ -60,7 +60,7 @@ def check_plugin(
                for entry in registry if entry.plugin == name}  # fmt: skip
     skip, options, calls = skip or {}, options or {}, calls or {}
     given = {"skip": skip, "options": options, "calls": calls, "replies": replies or {}, "examples": examples or {}}
-    problems = [] if entries else [NOTHING]
+    problems, first = [] if entries else [NOTHING], None
     checked = [where for where in entries if where not in skip]
     for where in checked:
         kind, entry = entries[where]
@@ -70,6 +70,7 @@ def check_plugin(
                 _check(where, kind, entry, options.get(where), for_it)
         except AssertionError as error:  # at most one, since a check stops at the first
             problems.append(f"{where}: {error}")
+            first = first or error
     problems += [
         f"{maps} names {where!r}, which plugin {name!r} does not register"
         for maps, of in given.items()
@@ -79,7 +80,9 @@ def check_plugin(
     problems += [f"{maps} names {where!r}, which is not a {registry}" for maps, (registry, _) in GIVEN.items()
                  for where in given[maps] if where in entries and entries[where][1].kind != registry]  # fmt: skip
     if problems:
-        raise AssertionError(f"plugin {name!r} breaks the contract\n" + "\n".join(f"* {p}" for p in problems))
+        raise AssertionError(
+            f"plugin {name!r} breaks the contract\n" + "\n".join(f"* {p}" for p in problems)
+        ) from first
     return checked
 
 
