@@ -3,7 +3,7 @@
     python bench/branching/report.py
     python bench/branching/report.py --results bench/results/branching.json --page docs/experiments/branching.md
 
-A page has the tables whose titles it has, and gets them anew; without a page all of them are printed.
+A page has the tables whose titles it has, and gets them again; without a page all of them are printed.
 """
 
 from __future__ import annotations

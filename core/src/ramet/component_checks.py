@@ -95,9 +95,9 @@ def misfits(built: object, kind: str) -> list[str]:
 
 
 def _schema_problems(tool: object) -> Iterator[str]:
-    """What no call could satisfy, or no model could be told."""
+    """Yield what is wrong with the schema of a tool: what no call could satisfy, or no prompt could describe."""
     schema = getattr(tool, "schema", None)
-    if not isinstance(schema, ToolSchema):  # told as an attribute
+    if not isinstance(schema, ToolSchema):  # reported as an attribute
         return
     parameters = schema.parameters
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":

@@ -48,8 +48,9 @@ def running_at(frame: FrameType) -> str:
 
 
 def hanging_at(frame: FrameType, waiting: Iterable[asyncio.Task[Any]], outermost: CodeType) -> str:
-    """The same of what does not come to an end, nothing if it is no plugin code: what `frame` runs within a call of
-    `outermost`, else what one of the `waiting` tasks awaits.
+    """Return the function and line of plugin code that does not end; nothing if it is not plugin code.
+
+    That is what `frame` runs within a call of `outermost`, else what one of the `waiting` tasks awaits.
     """
     inner: FrameType | None = frame
     while inner is not None and inner.f_code is not outermost:

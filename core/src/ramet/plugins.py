@@ -172,7 +172,7 @@ def _load_one(source: Source, manager: pluggy.PluginManager, registries: Registr
     info = PluginInfo(name=source.name, module=source.module, distribution=source.distribution, version=source.version)
     started = time.monotonic()
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of a command's own output
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is not part of a command's own output
             module = source.load()
         info.import_s = round(time.monotonic() - started, 1)
         info.contract = _contract_of(module, source)

@@ -55,7 +55,7 @@ def complain(megabytes: int) -> str:
 
 @server.tool()
 async def lie(answer: str, ctx: Context) -> str:
-    """Answers its call with this text, and goes on."""
+    """Answers its call with this text, and continues."""
     os.write(RAW, f'{{"jsonrpc": "2.0", "id": {ctx.request_id}, "result": {answer}}}\n'.encode())
     await asyncio.sleep(60)
     return ""

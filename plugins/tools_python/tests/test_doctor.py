@@ -40,7 +40,7 @@ def test_a_host_that_allows_less_is_told_why_and_what_to_do(level: int, severity
 
 
 def test_programs_that_run_as_root_are_named_with_the_reason() -> None:
-    missing = {3: "own user: another user cannot read /root/python"}
+    missing = {3: "own user: another user cannot read /opt/python"}
     found = _of("tools.python", Isolation(level=1, way="root", missing=missing))
-    assert "but as root" in found.text and found.text.endswith("another user cannot read /root/python")
+    assert "but as root" in found.text and found.text.endswith("another user cannot read /opt/python")
     assert found.mend == "tools.python.params.isolation=auto, not 1"

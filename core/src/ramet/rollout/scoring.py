@@ -4,7 +4,7 @@
 of those that are added (`rewards.NAME.combine`), and every part is kept.
 A reward that raises or times out masks the rollouts that it was given, and is counted; more than its `max_unjudged` of
 a step, and at least four, stop the run. `InfraError` is tried again first (`retries`). A score may leave its rollout
-out on purpose (`Score.masked`), which is no failure.
+out on purpose (`Score.masked`), which is not a failure.
 NaN or a wrong number of scores stops it at once and names plugin and task.
 """
 

@@ -35,7 +35,7 @@ class PythonConfig:
     state: str = "call"  # how long variables live: for one call, or for one rollout
 
     def runs_code(self) -> dict[str, str]:
-        """Option -> the interpreter, which is no program of the model's: a recipe may not name it by itself."""
+        """Option -> the interpreter, which is not a program of the model's: a recipe may not name it by itself."""
         return {"python": self.python} if self.python else {}
 
 

@@ -87,7 +87,7 @@ class LogprobRecorder:
     def measure(self, logits: Tensor, temperatures: Tensor, requests: Sequence[BatchedRequest]) -> None:
         """Measure a step before it is sampled: logits `[R, V]`, temperatures `[R]`."""
         logps = torch.log_softmax(logits / temperatures[:, None], dim=-1)
-        # By rows, since what is computed here is no part of the memory that vLLM has measured.
+        # By rows, since what is computed here is not part of the memory that vLLM has measured.
         entropies = torch.cat([-(rows.exp().mul_(rows)).sum(dim=-1) for rows in torch.split(logps, ROWS)])
         tokens = [(request.name, len(request.output)) for request in requests]
         self._step = MeasuredStep(logps, entropies, tokens, self.version)
