@@ -10,5 +10,5 @@ def test_the_built_in_components_conform() -> None:
         "rewards.environment": "it sums turn rewards, which the kit's rollouts lack",
         "tools.mcp": "it needs a server; core/tests/rollout/test_mcp.py has one",
     }
-    checked = check_plugin("core", skip=skip)
+    checked = check_plugin("core", skip=skip, options={"branch_policy.shuffled": {"policy": "token_entropy"}})
     assert {"rollout_step.tags", "branch_policy.random", "advantage.grpo", "policy_loss.ppo_clip"} <= set(checked)

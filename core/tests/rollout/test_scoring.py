@@ -224,7 +224,7 @@ JudgeDown.__module__ = "aiohttp.client_exceptions"
 def test_a_reward_is_tried_again_where_that_helps_and_a_mistake_of_its_own_stops_otherwise(
     error: BaseException, stops_with: type[Exception], attempts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resume finds a service that was down running again, and meets a mistake again, so they end with other exit codes."""
+    """A resume helps where a service was down, and meets a mistake again, so they end with other exit codes."""
     monkeypatch.setattr("ramet.rollout.scoring.BACKOFF_S", 0.001)
     asked = []
 

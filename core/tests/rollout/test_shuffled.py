@@ -142,6 +142,8 @@ def test_forks_are_as_many_where_the_policy_compares_with_first_turns(play: Play
 def test_names_and_options_that_do_not_fit_are_told_with_their_key() -> None:
     with pytest.raises(ConfigError, match=r"no branch policy named 'aro'\. Did you mean 'arpo'"):
         shuffled("aro")
+    with pytest.raises(ConfigError, match=r"^branch_policy\.params\.policy: name the branch policy"):
+        shuffled("")
     with pytest.raises(ConfigError, match=r"branch policy 'arpo': no option tua; allowed: .*tau"):
         shuffled("arpo", tua=1)
     view = GroupView(task=Task(id="t", prompt=()), budget=4, budget_left=4, rollouts=(), vocab_size=9)

@@ -108,7 +108,7 @@ class NoBranchConfig:
 class ShuffledConfig:
     """The control of a policy that chooses turns by entropy: it sees the entropies of other turns of the same depth."""
 
-    policy: str = option("value_guided", "the branch policy under test")
+    policy: str = option("", "the branch policy under test; must be named")
     params: dict[str, Any] = option(factory=dict, help="its options")
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ version, and vLLM must then report that version. What differs is what the worker
 - `ipc`: a chunk is in memory of the worker's own GPU, which the trainer's process on it has exported (vLLM's receiver);
 - `nccl`: chunks are broadcast by the trainer's first rank (vLLM's receiver), on a CPU by gloo (ours).
 
-A worker takes chunks of the first two from the start; it joins a broadcast when `connect` names one. So one which missed a
+A worker takes chunks of the first two from the start; it joins a broadcast on `connect`. So one which missed a
 broadcast is sent the host's.
 """
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import cycle, islice
 from random import Random
 
+from ramet.errors import ConfigError
 from ramet.instance_keys import instance_of
 from ramet.registered import branch_policy_named
 from ramet.rollout.config import ShuffledConfig
@@ -31,6 +32,8 @@ class Shuffled:
     """The wrapped policy's `needs`, and `Need.EARLIER_TURNS`, since the first turn of a depth is decided on later."""
 
     def __init__(self, config: ShuffledConfig) -> None:
+        if not config.policy:
+            raise ConfigError("branch_policy.params.policy: name the branch policy that shuffled is the control of")
         self.policy = branch_policy_named(config.policy, config.params, key="branch_policy.params.params")
         needs: frozenset[Need] = getattr(self.policy, "needs", frozenset())
         self.needs = needs | {Need.ENTROPY, Need.EARLIER_TURNS}
