@@ -126,9 +126,7 @@ async def rest(sandbox: Sandbox) -> None:
     await asyncio.sleep(0.3)
 
 
-async def play_all(asked: dict[str, Any], folder: Path, port: int) -> dict[str, Any]:
-    snippets = [json.loads(line) for line in Path(asked["snippets"]).read_text(encoding="utf-8").splitlines()]
-    snippets = [snippet for snippet in snippets if snippet["name"] in asked["names"]]
+async def play_all(snippets: list[dict[str, Any]], asked: dict[str, Any], folder: Path, port: int) -> dict[str, Any]:
     sandbox = Sandbox(
         PythonConfig(
             timeout_s=LIMIT_S, memory_mb=1024, scratch=str(folder / "scratch"), queue_timeout_s=120, slots=SLOTS,
@@ -155,6 +153,9 @@ async def play_all(asked: dict[str, Any], folder: Path, port: int) -> dict[str, 
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
+    # Read as the user that runs the tests: another one may not reach the folder of the repository.
+    snippets = [json.loads(line) for line in Path(asked["snippets"]).read_text(encoding="utf-8").splitlines()]
+    snippets = [snippet for snippet in snippets if snippet["name"] in asked["names"]]
     processes.become_subreaper()  # whatever escapes comes to us
     if os.geteuid() == 0:
         open_ways_to([Path(sys.base_prefix), Path(sys.prefix), Path(namespaces.__file__).parents[1]])
@@ -165,7 +166,7 @@ def main() -> None:
         deny_namespaces()
     os.environ["MY_API_KEY"] = SECRET
     with surroundings() as (folder, port):
-        report = asyncio.run(play_all(asked, folder, port))
+        report = asyncio.run(play_all(snippets, asked, folder, port))
         report["scratch"] = [path.name for path in (folder / "scratch").iterdir()]
         report["canary"] = sorted(path.name for path in (folder / "canary").iterdir())
         report["canary_text"] = (folder / "canary" / "canary.txt").read_text()
