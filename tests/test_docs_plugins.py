@@ -389,7 +389,7 @@ def test_the_notes_of_the_page_are_in_the_runs_folder_and_written_once(examples:
             assert (services.folder / "notes.txt").read_text() == (
                 await called(read, ToolCall(name="read_notes", arguments={}))
             )[0].text
-            notes.file = services.folder  # cannot be written to
+            notes.file = Path("/dev/full")  # a full disk
             [outcome] = await called(write, ToolCall(name="write_note", arguments={"text": "x"}), retries=5)
             assert (outcome.status, outcome.attempts) == (CallStatus.INFRA, 1)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import errno
 import inspect
 import itertools
 import re
@@ -15,10 +16,11 @@ import types
 import typing
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Union
 
-from ramet.errors import ConfigError, ToolError
+from ramet.errors import ConfigError, InfraError, RametError, ToolError
 from ramet.io.json_rows import UnreadableFile, read_json_rows
 from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema, user_prompt
 
@@ -33,14 +35,28 @@ _CHAT_MARKUP = re.compile(
     r"|[\]］](?=~|!\w~\[|<\])|>(?=>[A-Z]{2,80}<<)"
 )
 _SPELLED = {"<": "&lt;", "[": "&#91;", "]": "&#93;", ">": "&gt;"}
-# What a function tool may raise without knowing of Ramet: how Python says that an argument makes no sense.
+# How Python says that an argument makes no sense. A function tool that raises another exception may be broken.
 MODEL_MISTAKES = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError)
-OUTAGES = ("JSONDecodeError", "SSLCertVerificationError", "ClientConnectorCertificateError")
+CLIENTS = frozenset(  # of services: packages whose exceptions come from outside
+    {"aiohttp", "anthropic", "grpc", "http", "httpcore", "httpx", "openai", "ray", "requests", "urllib3", "websockets"}
+)
+_NETWORK = CLIENTS | {"socket", "ssl", "urllib"}
+_BAD_ADDRESSES = ("InvalidURL", "LocationParseError", "UnsupportedProtocol")  # of clients: nothing was sent
+_BROKEN_ANSWERS = ("JSONDecodeError", "SSLCertVerificationError", "ClientConnectorCertificateError")
+_SERVICE_STATUS = frozenset({401, 402, 403, 407, 408, 409, 423, 425, 429})  # the other 4xx refuse the request itself
+_OUTAGES = (InfraError, ConnectionError, TimeoutError, MemoryError, BrokenExecutor, asyncio.IncompleteReadError)
+_FILE_MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+_OUTAGE_ERRNOS = frozenset(
+    {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}
+    | {errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
+    | {errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAGAIN}
+)
+_SQLITE_OUTAGES = frozenset({5, 6, 10, 13})  # SQLITE_BUSY, LOCKED, IOERR, FULL (https://sqlite.org/rescode.html)
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
 class FunctionError(ToolError):
-    """What a function tool raised that is the model's mistake; its cause is the exception."""
+    """What a function tool raised that goes to the model; its cause is the exception."""
 
 
 class _FunctionTool:
@@ -63,9 +79,9 @@ class _FunctionTool:
             if self._is_async:
                 return ToolResult(text=str(await self.user_function(*bound.args, **bound.kwargs)))
             return ToolResult(text=str(await run_blocking(self.user_function, *bound.args, **bound.kwargs)))
-        except MODEL_MISTAKES as error:
-            if isinstance(error, OSError) and type(error).__name__ in OUTAGES:
-                raise  # it is both: a broken answer of a service, or a certificate of one
+        except (Exception, SystemExit) as error:
+            if isinstance(error, RametError) or is_outage(error):
+                raise
             raise FunctionError(f"{type(error).__name__}: {error}") from error
 
 
@@ -73,9 +89,8 @@ def function_tool(function: Callable[..., Any], *, name: str | None = None) -> T
     """A tool from a function: its signature and docstring become the schema, its return value the text.
 
     Parameters must be annotated with str, int, float, bool, list or dict (or one of them `| None`). A plain function
-    runs in a thread. `ToolError` is the model's mistake, and so are `ValueError`, `TypeError`, `LookupError`,
-    `ArithmeticError` and `SyntaxError` (of `eval`): their text goes to the model. Everything else masks the rollout.
-    Raises `TypeError` for another signature.
+    runs in a thread. What it raises goes to the model as a text, except what failed outside (`is_outage`): that masks
+    the rollout. Raises `TypeError` for another signature.
     """
     hints = typing.get_type_hints(function)
     properties, required, nullable = {}, [], []
@@ -94,6 +109,37 @@ def function_tool(function: Callable[..., Any], *, name: str | None = None) -> T
         parameters={"type": "object", "properties": properties, "required": required},
     )
     return _FunctionTool(function, schema, frozenset(nullable))
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether what a function tool raised is a failure of a service, a network, a disk or the machine.
+
+    All else goes to the model: what it wrote can make a function raise nearly anything, and must not mask its rollout.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_outage(inner) for inner in error.exceptions)
+    if isinstance(error, _OUTAGES) or (error.__cause__ is not None and is_outage(error.__cause__)):
+        return True
+    if isinstance(error, ValueError):  # some are an OSError too: an address makes no sense, or a service's answer
+        return isinstance(error, OSError) and type(error).__name__ in _BROKEN_ANSWERS
+    if any(base.__module__.partition(".")[0] in _NETWORK for base in type(error).__mro__):
+        return _is_network_outage(error)
+    if isinstance(error, OSError):
+        return error.errno in _OUTAGE_ERRNOS or (error.errno is None and not isinstance(error, _FILE_MISTAKES))
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_OUTAGES
+
+
+def _is_network_outage(error: BaseException) -> bool:
+    """Whether an exception of a client is more than a refusal of what it was asked for."""
+    holders = (error, getattr(error, "response", None))
+    found = [getattr(holder, name, None) for holder in holders for name in ("code", "status", "status_code")]
+    status = next((one for one in found if isinstance(one, int)), None)
+    if status is not None and 400 <= status < 500:
+        return status in _SERVICE_STATUS
+    if type(error).__name__ == "URLError":  # its reason is an exception, or a text: the address makes no sense
+        reason = getattr(error, "reason", None)
+        return isinstance(reason, BaseException) and is_outage(reason)
+    return type(error).__name__ not in _BAD_ADDRESSES
 
 
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -118,7 +164,11 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
             loop.call_soon_threadsafe(resolve, *outcome)
 
-    threading.Thread(target=contextvars.copy_context().run, args=(run,), name="ramet-tool", daemon=True).start()
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="ramet-tool", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise InfraError(f"this machine has no thread left: {error}") from error
     return await done
 
 

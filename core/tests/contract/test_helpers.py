@@ -117,7 +117,7 @@ def test_a_function_that_leaves_the_program_fails_its_call_only() -> None:
         """Leave."""
         raise SystemExit(3)
 
-    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+    with pytest.raises(ToolError, match="SystemExit: 3"):
         call(function_tool(leaves))
 
 

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
+import ssl
 import time
 from collections.abc import Sequence
+from email.message import Message
+from http.client import RemoteDisconnected
 from typing import Any
+from urllib.error import HTTPError, URLError
 
 import pytest
 
@@ -107,41 +113,40 @@ def test_what_is_no_result_breaks_the_contract_at_once_and_names_the_tool(
 
 
 def test_a_tool_that_raises_says_in_which_line_also_in_a_thread(encoder: Encoder) -> None:
-    def divide(text: str) -> str:
-        """Divide."""
-        raise RuntimeError("out of order")
+    def read(text: str) -> str:
+        """Read."""
+        raise OSError("out of order")
 
-    line = f"core/tests/rollout/test_tool_runtime.py:{divide.__code__.co_firstlineno + 2}"
-    [outcome], _ = run(encoder, function_tool(divide), ["x"], retries=0)
-    said = f"raised RuntimeError: out of order ({line})"
-    assert outcome.defect and outcome.text.startswith("tool 'python' (") and said in outcome.text
-    assert outcome.text.endswith("; if the model caused it, raise ramet.ToolError instead")
+    line = f"core/tests/rollout/test_tool_runtime.py:{read.__code__.co_firstlineno + 2}"
+    [outcome], _ = run(encoder, function_tool(read), ["x"], retries=0)
+    assert outcome.text == (
+        f"tool 'python' raised OSError: out of order ({line}); if the model caused it, raise ramet.ToolError instead"
+    )
+
+
+def evaluate(text: str) -> str:
+    """Evaluate an expression, as a tool that is written in a minute does."""
+    return str(eval(text))
 
 
 def test_what_an_argument_makes_a_function_raise_goes_to_the_model_and_is_counted_by_type(
     encoder: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def ratio(text: str) -> float:
-        """Divide 1 by a number."""
-        if text == "broken":
-            raise OSError("disk full")
-        return 1 / float(eval(text) if "(" in text else text)
-
-    outcomes, metrics = run(encoder, function_tool(ratio), ["2", "two", "0", "three", "(3", "broken"], retries=0)
-    assert [one.text for one in outcomes[:5]] == [
-        "0.5",
-        "ValueError: could not convert string to float: 'two'",
-        "ZeroDivisionError: float division by zero",
-        "ValueError: could not convert string to float: 'three'",
-        "SyntaxError: '(' was never closed (<string>, line 1)",
-    ]
-    assert [one.status for one in outcomes] == [CallStatus.OK, *[CallStatus.ERROR] * 4, CallStatus.INFRA]
-    assert outcomes[5].text.endswith("; if the model caused it, raise ramet.ToolError instead")
+    texts = ["1 + 1", "1 / 0", "(3", "x", "y", "''.x", "next(iter([]))", "exit(3)", "open('/no/such/file')",
+             "__import__('subprocess').run(['false'], check=True)", "(lambda f: f(f))(lambda f: f(f))",
+             "__import__('sqlite3').connect(':memory:').execute('SELCT')",
+             "__import__('urllib.request').request.urlopen('nonsense://a b')",
+             "__import__('http.client').client.HTTPConnection('localhost').request('GET', '/a b')"]  # fmt: skip
+    outcomes, metrics = run(encoder, function_tool(evaluate), texts, retries=0)
+    assert [one.status for one in outcomes] == [CallStatus.OK] + [CallStatus.ERROR] * 13
+    assert outcomes[3].text == "NameError: name 'x' is not defined"
+    assert outcomes[7].text == "RuntimeError: SystemExit: 3"
     counted = {key: n for key, n in metrics.items() if "/exceptions/" in key}
-    assert counted == {f"tool/python/exceptions/{name}": n for name, n in
-                       {"ValueError": 2.0, "ZeroDivisionError": 1.0, "SyntaxError": 1.0}.items()}  # fmt: skip
-    logged = [record for record in caplog.records if "its text goes to the model" in record.getMessage()]
-    assert len(logged) == 3 and all(record.exc_info for record in logged), "the first of each type, with its traceback"
+    assert counted["tool/python/exceptions/NameError"] == 2 and sum(counted.values()) == 13
+    logged = [record for record in caplog.records if "it may be a bug of the tool" in record.getMessage()]
+    assert len(logged) == len(counted) and all(record.exc_info for record in logged), "the first of each type"
+    line = f"core/tests/rollout/test_tool_runtime.py:{evaluate.__code__.co_firstlineno + 2}"
+    assert f"tool 'python' raised NameError: name 'x' is not defined ({line}). Its text goes" in caplog.text
 
 
 def test_a_broken_answer_of_a_service_is_not_the_models_mistake_though_it_is_a_value_error(encoder: Encoder) -> None:
@@ -157,6 +162,47 @@ def test_a_broken_answer_of_a_service_is_not_the_models_mistake_though_it_is_a_v
 
     outcomes, _ = run(encoder, function_tool(ask), ["down", "example"], retries=0)
     assert [one.status for one in outcomes] == [CallStatus.INFRA, CallStatus.ERROR]
+
+
+def status_error(code: int) -> HTTPError:
+    return HTTPError("http://service", code, "refused", Message(), None)
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [
+        (ConnectionRefusedError(111, "refused"), CallStatus.INFRA),
+        (TimeoutError(), CallStatus.INFRA),
+        (OSError(errno.ENOSPC, "no space left"), CallStatus.INFRA),
+        (MemoryError(), CallStatus.INFRA),
+        (URLError(socket.gaierror(-3, "temporary failure in name resolution")), CallStatus.INFRA),
+        (ssl.SSLError(1, "wrong version number"), CallStatus.INFRA),
+        (RemoteDisconnected("closed"), CallStatus.INFRA),
+        (status_error(503), CallStatus.INFRA),
+        (status_error(429), CallStatus.INFRA),
+        (ExceptionGroup("several", [ValueError(), ConnectionResetError()]), CallStatus.INFRA),
+        (caused(RuntimeError("search failed"), ConnectionResetError()), CallStatus.INFRA),
+        (status_error(404), CallStatus.ERROR),
+        (URLError("unknown url type: nonsense"), CallStatus.ERROR),
+        (OSError(errno.ENAMETOOLONG, "name too long"), CallStatus.ERROR),
+        (PermissionError(errno.EACCES, "denied"), CallStatus.ERROR),
+    ],
+    ids=repr,
+)
+def test_of_a_function_tool_only_what_fails_outside_is_infrastructure(
+    encoder: Encoder, raised: Exception, status: CallStatus
+) -> None:
+    def ask(text: str) -> str:
+        """Ask a service."""
+        raise raised
+
+    [outcome], _ = run(encoder, function_tool(ask), ["x"], retries=0)
+    assert (outcome.status, outcome.defect) == (status, False)
 
 
 def test_a_configuration_error_of_a_tool_carries_its_name(encoder: Encoder) -> None:

@@ -369,3 +369,13 @@ def test_a_tool_that_blocks_the_event_loop_is_caught() -> None:
 
     with pytest.raises(AssertionError, match=r"^blocks the event loop for 0\.\d s in __call__ \(core/tests/testing/"):
         check_tool(Blocks())
+
+
+def test_a_bug_of_a_function_is_told_though_a_run_would_give_its_text_to_the_model() -> None:
+    def shout(text: str) -> str:
+        """Shout."""
+        return text if text == "1" else text.uper()  # type: ignore[attr-defined,no-any-return]
+
+    line = f"core/tests/testing/test_check_tool.py:{shout.__code__.co_firstlineno + 2}"
+    with pytest.raises(AssertionError, match=f"crashed with AttributeError: .* \\({re.escape(line)}\\), called with"):
+        check_tool(function_tool(shout))

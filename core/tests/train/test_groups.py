@@ -22,7 +22,14 @@ from ramet.rollout.scoring import (
     n_unjudged,
 )
 from ramet.testing.rollouts import answered_rollout
-from ramet.train.groups import check_groups, check_infrastructure, play, reward_metrics, source_metrics
+from ramet.train.groups import (
+    check_groups,
+    check_infrastructure,
+    play,
+    reward_metrics,
+    source_metrics,
+    warn_of_broken_tools,
+)
 from ramet.types import (
     CallStatus,
     Fault,
@@ -198,3 +205,10 @@ def test_each_data_source_has_its_reward() -> None:
         group = scored(rewards)
         groups.append(replace(group, task=replace(group.task, data_source=source)))
     assert source_metrics([*groups, scored([1.0])]) == {"source/math/reward": 0.5, "source/qa/reward": 0.25}
+
+
+def test_a_function_tool_whose_calls_all_raised_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    counts = {"tool/sql/calls": 8.0, "tool/sql/exceptions/NameError": 8.0}
+    warn_of_broken_tools(3, counts | {"tool/add/calls": 8.0, "tool/add/exceptions/KeyError": 7.0})
+    (record,) = caplog.records
+    assert record.getMessage().startswith("step 3: all 8 calls of tool 'sql' raised NameError")

@@ -10,16 +10,12 @@ from subprocess import SubprocessError
 from typing import Any, cast
 
 from ramet.errors import InfraError
+from ramet.helpers import CLIENTS
 from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.types import BranchPolicy, Need, RolloutStep, Stateful, Tool
 
 ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
-
-
-CLIENTS = frozenset(  # of services
-    {"aiohttp", "anthropic", "grpc", "http", "httpcore", "httpx", "openai", "ray", "requests", "urllib3", "websockets"}
-)
 OUTSIDE = (InfraError, OSError, MemoryError, EOFError, BrokenExecutor, SubprocessError, asyncio.CancelledError)
 DEFECT = "plugin:"  # how `Fault.where` begins if a plugin's own code is to blame
 
@@ -37,6 +33,8 @@ def is_defect(error: BaseException) -> bool:
 
     A resume would meet a mistake again, so what is masked by one ends a run with another exit code.
     """
+    if isinstance(error, BaseExceptionGroup):  # of an asyncio.TaskGroup
+        return all(is_defect(inner) for inner in error.exceptions)
     outside = any(base.__module__.partition(".")[0] in CLIENTS for base in type(error).__mro__)
     if outside or isinstance(error, OUTSIDE):
         return False

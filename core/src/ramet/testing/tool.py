@@ -10,6 +10,7 @@ from typing import Any
 
 from ramet.component_checks import misfits
 from ramet.errors import InfraError, ToolError
+from ramet.helpers import MODEL_MISTAKES, FunctionError
 from ramet.output_checks import tool_problem
 from ramet.rollout.stateful import is_stateful
 from ramet.testing.checked import checked, crash, progress
@@ -293,6 +294,14 @@ async def _outcome_in(tool: Tool, arguments: dict[str, Any], rollout: str, state
     )
     try:
         result = await tool(call)
+    except FunctionError as error:
+        if not isinstance(error.__cause__, MODEL_MISTAKES):
+            assert error.__cause__ is not None
+            raise AssertionError(
+                f"{crash(error.__cause__)}, called with {arguments}: raise ToolError if the model caused it"
+            ) from error
+        progress()
+        return "ToolError", str(error)
     except (ToolError, InfraError) as error:
         progress()
         return type(error).__name__, str(error)

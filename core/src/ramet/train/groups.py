@@ -177,6 +177,24 @@ def warn_of_silence(step: int, groups: Sequence[ScoredGroup]) -> None:
         )
 
 
+def warn_of_broken_tools(step: int, metrics: Mapping[str, float]) -> None:
+    """Log a warning for each function tool whose calls in this step all raised exceptions of one type.
+
+    It does not stop the run: a model that writes nonsense to a working tool does the same.
+    """
+    for key, n in metrics.items():
+        tool, _, kind = key.partition("/exceptions/")
+        if kind and n == metrics[f"{tool}/calls"]:
+            repeats.warn(
+                logger,
+                f"all calls of a tool raised {kind}",
+                "step %d: all %d calls of tool %r raised %s, and the model saw nothing else of it: look for a bug of "
+                "the tool at its first traceback in run.log",
+                *(step, n, tool.removeprefix("tool/"), kind),
+                by_step=True,
+            )
+
+
 def _no_signal(groups: Sequence[ScoredGroup]) -> float:
     return sum(not gives_signal(group) for group in groups) / max(1, len(groups))
 

@@ -24,7 +24,15 @@ from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, check_failures
 from ramet.tracking import repeats
 from ramet.train.admission import AdmittedRollouts, PlayedGroup, TaskStream
-from ramet.train.groups import StepClock, check_infrastructure, play, reward_metrics, source_metrics, warn_of_silence
+from ramet.train.groups import (
+    StepClock,
+    check_infrastructure,
+    play,
+    reward_metrics,
+    source_metrics,
+    warn_of_broken_tools,
+    warn_of_silence,
+)
 from ramet.train.learning import Learner
 from ramet.train.preemption import CANCEL_S, Dropped
 from ramet.train.progress import REWARDS, SAVING, TrainProgress
@@ -157,6 +165,7 @@ class Loop:
         metrics = {**reward_metrics(played.all), **source_metrics(played.all), **await self.backend.rollouts.metrics()}
         metrics |= played.metrics
         metrics["group/replaced"] = float(len(played.replaced))
+        warn_of_broken_tools(step, metrics)
         self._check(step, played)
         clock.lap("rollout")
         if self.learner.min_group > 1:

@@ -115,8 +115,12 @@ class ToolExecutor:
             self.stats.exceptions[kind] += 1
             if kind not in self._raised:
                 self._raised.add(kind)
-                message = "tool %r raised %s%s: its text goes to the model; the next ones are only counted"
-                logger.warning(message, self.name, kind, raised_at(cause), exc_info=cause)
+                logger.warning(
+                    "tool %r raised %s: %.200s%s. Its text goes to the model; it may be a bug of the tool. More of "
+                    "these are only counted, as tool/%s/exceptions/%s",
+                    *(self.name, kind, cause, raised_at(cause), self.name, kind),
+                    exc_info=cause,
+                )
         text, truncated = fit(str(error), self.config.max_result_tokens, self._encoder)
         return ToolOutcome(status=CallStatus.ERROR, text=text, truncated=truncated, raised=True)
 
