@@ -15,13 +15,14 @@ from ramet.config.secrets import hide
 from ramet.event_loop import is_cancelled
 from ramet.processes import ProcessReaper
 from ramet.rollout.config import McpConfig
-from ramet.rollout.tools.mcp_lines import ENCODING, UNREADABLE, unread
+from ramet.rollout.tools.mcp_lines import ENCODING, MAX_LINE, UNREADABLE, bound, unread, without_output_schemas
 
 CLOSE_TIMEOUT_S = 8.0  # the client gives a server 2 s after each of: end of input, SIGTERM, SIGKILL
 LAST_WORDS = 400  # bytes of what a server that failed wrote to its standard error
 CHUNK, CHUNKS = 1 << 16, 64  # bytes read from there at once, and how often after its end
 PROBE_TIMEOUT_S = 5.0  # for a server that gave no answer to a call and is asked for its tools
 SESSION_GONE = "Session terminated"  # how the client library says that a server over HTTP knows no such session
+BROKEN_STREAM = "SSE stream failed"  # and that what it sent cannot be read, or is too long
 MAX_PAGES, MAX_TOOLS = 100, 1000  # that a server may list
 READ_TIMEOUT_S = 300.0  # of one HTTP request; the time-out of the tool is what usually ends a call
 
@@ -106,6 +107,10 @@ class McpConnection:
         except mcp.MCPError as error:
             if error.code in (types.INVALID_PARAMS, UNREADABLE):
                 raise McpRefusal(hide(error.message)) from error
+            if error.code == types.PARSE_ERROR or error.message.startswith(BROKEN_STREAM):
+                raise McpRefusal(
+                    f"the server's answer cannot be read, or has more than {MAX_LINE >> 20} MiB"
+                ) from error
             if error.code == types.CONNECTION_CLOSED or error.message == SESSION_GONE:
                 self._ended.set()
             raise McpFailure(hide(error.message)) from error
@@ -115,7 +120,7 @@ class McpConnection:
                 raise
             self._ended.set()
             raise McpFailure("the connection ended during the call") from error
-        except RuntimeError as error:  # an answer that does not fit what the server itself says of the tool
+        except RuntimeError as error:  # an answer of a kind that a call of a tool does not have
             raise McpFailure(hide(str(error))) from error
         except Exception as error:
             self._ended.set()
@@ -171,9 +176,10 @@ class McpConnection:
             return self._watched(stdio.stdio_client(server, errlog=said.file))
         httpx, http = (importlib.import_module(name) for name in ("httpx2", "mcp.client.streamable_http"))
         timeout = httpx.Timeout(config.connect_timeout_s, read=READ_TIMEOUT_S)
-        client = await stack.enter_async_context(httpx.AsyncClient(headers=dict(config.headers), timeout=timeout))
-        made: AbstractAsyncContextManager[Any] = http.streamable_http_client(config.url, http_client=client)
-        return made
+        headers = {"Accept-Encoding": "identity", **config.headers}
+        client = httpx.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [bound]})
+        await stack.enter_async_context(client)
+        return self._watched(http.streamable_http_client(config.url, http_client=client, max_sse_event_size=MAX_LINE))
 
     @asynccontextmanager
     async def _watched(self, transport: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
@@ -187,6 +193,8 @@ class McpConnection:
                     async for message in read:
                         if isinstance(message, Exception):
                             message, self._unread = unread(message)
+                        if not isinstance(message, Exception):
+                            without_output_schemas(message)
                         await send.send(message)
             self._ended.set()
 

@@ -1,4 +1,4 @@
-"""What an MCP server writes to its standard output, made safe to read: bounded lines, and what is not a message."""
+"""What an MCP server says, made safe to read: bounded lines and answers, what is not a message, its own schemas."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import codecs
 import importlib
 import json
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 from ramet.config.secrets import hide
 
 ENCODING = "ramet_mcp_lines"  # of a server's standard output: `_Lines`
-MAX_LINE = 16 << 20  # characters of a message
+MAX_LINE = 16 << 20  # characters of a message; over HTTP, bytes
 UNREADABLE = -32099  # code of the error that stands for an answer which cannot be read; in the range for servers
 # The call that a line answers: the id at its beginning. Another one may be part of what the tool gave.
 _ID = re.compile(r'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})(?!\d)')
@@ -35,6 +36,38 @@ def unread(error: Exception) -> tuple[Any, str]:
         return error, words
     data = types.ErrorData(code=UNREADABLE, message=f"the server's answer cannot be read: {reason}")
     return message.SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=asked, error=data)), words
+
+
+def without_output_schemas(message: Any) -> None:
+    """Take from a list of tools what they promise of their results: the client library checks each result against it
+    in the event loop, and a pattern such as `(a+)+$` holds that up without end. Models read the text alone."""
+    listed = getattr(message.message, "result", {}).get("tools")
+    for tool in listed if isinstance(listed, list) else ():
+        if isinstance(tool, dict):
+            tool.pop("outputSchema", None)
+
+
+async def bound(response: Any) -> None:
+    """Hook of the HTTP client: an answer of more than `MAX_LINE` bytes ends with an error, which the client library
+    gives to its call. Streams of events are bounded by event. Nothing was asked for compressed, so nothing is
+    unpacked: little could become much."""
+    httpx = importlib.import_module("httpx2")
+
+    class Bounded(httpx.AsyncByteStream):  # type: ignore[misc, name-defined]
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            left = MAX_LINE
+            async for part in stream:
+                left -= len(part)
+                if left < 0:
+                    raise httpx.StreamError(f"it has more than {MAX_LINE >> 20} MiB")
+                yield part
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    response.headers.pop("content-encoding", None)
+    if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+        stream, response.stream = response.stream, Bounded()
 
 
 class _Lines(codecs.IncrementalDecoder):
