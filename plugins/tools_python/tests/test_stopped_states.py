@@ -64,6 +64,27 @@ def copy(control, slot):
     inside["_close"](control)
 inside["_copy"] = copy
 """
+HANG_UP = """
+import fcntl
+def copy(control, slot):
+    inside_copy(control, slot)
+    if os.getpid() == me: os.close(master)  # the copy has the last one now, and its end hangs up
+me, inside_copy, inside["_copy"] = os.getpid(), inside["_copy"], copy
+try:
+    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+    fcntl.ioctl(master, 0x540E, 0)  # TIOCSCTTY
+except OSError: master = os.dup(0)
+start()
+"""
+ECHO = """
+import fcntl
+try:
+    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+    fcntl.fcntl(master, 10, signal.SIGCONT)  # F_SETSIG; a terminal notes its owner by itself
+    fcntl.fcntl(master, fcntl.F_SETFL, fcntl.fcntl(master, fcntl.F_GETFL) | os.O_ASYNC)
+except OSError: master = os.dup(0)
+start()
+"""
 THREADS = """
 def copy(control, slot):
     threading.stack_size(1 << 16)
@@ -71,7 +92,13 @@ def copy(control, slot):
     inside_copy(control, slot)
 inside_copy, inside["_copy"] = inside["_copy"], copy
 """
-WAYS = {"timer": TIMER, "signal of a child's end": SIGNAL_OF_A_CHILDS_END, "group of orphans": GROUP_OF_ORPHANS}
+WAYS = {
+    "timer": TIMER,
+    "signal of a child's end": SIGNAL_OF_A_CHILDS_END,
+    "group of orphans": GROUP_OF_ORPHANS,
+    "end of a terminal": HANG_UP,
+    "echo of a terminal": ECHO,
+}
 ANSWERS = "import time\nopen('answer', 'w').write('391')\ntime.sleep({seconds})\nopen('answer').read()"
 HOLDS_NAMES = """
 import ctypes, os
@@ -110,7 +137,9 @@ def test_a_stopped_state_cannot_wake_itself(way: str, isolation: str) -> None:
         hostile, other = await tool.open(), await tool.open()
         await tool.run(LOOKS + WAYS[way], hostile)
         if way != "timer":
-            await tool.fork(hostile)
+            copy = await tool.fork(hostile)
+            await tool.run("os.write(master, b'x\\n') if 'master' in vars() else None", copy)
+            await tool.close(copy)
         return (await tool.run(ANSWERS.format(seconds=0.5), other)).text
 
     assert play(steps, isolation=isolation) == "391"

@@ -53,8 +53,9 @@ _REFUSED = (
 _ATTRIBUTES = tuple(f"{who}{what}xattr" for what in ("set", "get", "list", "remove") for who in ("", "l", "f"))
 _FLUSHES = ("sync", "syncfs", "fsync", "fdatasync", "sync_file_range")  # cannot be killed, and no file is kept
 _FORKS, _SIGNALS = ("fork", "vfork"), ("kill", "tkill", "tgkill")
-# They make the kernel signal another process, or tell of (and hold up) what others do with a file or a folder.
-_COMMANDS = {"fcntl": (8, 15, 1024, 1026), "ioctl": (0x8901, 0x8902)}
+# They make the kernel signal another process, or choose the signal; tell of (and hold up) what others do with a file or
+# a folder; or make a terminal, whose end sends SIGCONT, that of this process (FIOSETOWN, SIOCSPGRP, TIOCSCTTY, unlock).
+_COMMANDS = {"fcntl": (8, 10, 15, 1024, 1026), "ioctl": (0x8901, 0x8902, 0x540E, 0x40045431)}
 _TRUNCATE, _ACCESS_MODE = os.O_TRUNC, os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 
 
