@@ -1,0 +1,233 @@
+"""How large core is, and how long three paths through it are: a turn with a tool call, an update, the start of a job.
+
+    make quickstart
+    python bench/structure/run.py [--root runs]
+
+Files, lines, functions and keys are counted from the source. The paths are those of one real training step of the
+quickstart (engine torch, one process), with `sys.setprofile`: distinct functions of `ramet` and their files. A turn is
+from one request to the engine to the next one of the same rollout, less `engines/` and `models/`; frames above the tool
+are counted from the rollout's task, frames above the loss from the training loop, across threads and tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import contextlib
+import dataclasses
+import re
+import sys
+import tempfile
+import threading
+import typing
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness import print_table
+
+import ramet
+from ramet.api import train
+from ramet.config.schema import Config
+from ramet.engines.torch import engine as torch_engine
+from ramet_tools_bing import tool as search_tool
+
+CORE = Path(ramet.__file__).parent
+NOT_OF_A_TURN = ("engines/", "models/")
+
+
+@dataclasses.dataclass
+class Walk:
+    """Functions that were called while `open`, and the frames above the point of interest."""
+
+    functions: set[CodeType] = dataclasses.field(default_factory=set)
+    frames: list[str] = dataclasses.field(default_factory=list)
+    open: bool = False
+
+    def row(self, name: str) -> list[str]:
+        files = {code.co_filename for code in self.functions}
+        return [name, str(len(self.frames) or "-"), str(len(self.functions)), str(len(files))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path("runs"), help="of the quickstart's inputs (default: runs)")
+    parser.add_argument("--frames", action="store_true", help="print the frames, too")
+    options = parser.parse_args()
+    print_table(("core", ""), [[name, str(value)] for name, value in sizes().items()])
+    walks = paths(options.root / "quickstart_search-inputs")
+    print()
+    print_table(("path", "frames above", "functions", "files"), [walk.row(name) for name, walk in walks.items()])
+    for name, walk in walks.items() if options.frames else ():
+        print(f"\n{name}:", *walk.frames, sep="\n  ")
+
+
+def sizes() -> dict[str, int | float]:
+    files = sorted(path for path in CORE.rglob("*.py") if "templates" not in path.parts)
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    trees = [ast.parse(text) for text in texts]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lines = sum(text.count("\n") for text in texts)
+    words = re.findall(r"\w+", "\n".join(texts))
+    uses = {name: words.count(name) for name in {f.name for f in functions if f.name.startswith("_")}}
+    private = [f for f in functions if re.match(r"_[a-z]", f.name) and uses[f.name] == 2]
+    return {
+        "files": len(files),
+        "lines": lines,
+        "lines a file": round(lines / len(files)),
+        "functions": len(functions),
+        "private functions with one caller": len(private),
+        "of these at most 6 lines": sum((f.end_lineno or 0) - f.lineno < 6 for f in private),
+        "try per 1,000 lines": round(1000 * sum(isinstance(node, ast.Try) for node in nodes) / lines, 1),
+        "keys": leaves(Config),
+    }
+
+
+def leaves(section: type) -> int:
+    hints = typing.get_type_hints(section)
+    nested = [hints[field.name] for field in dataclasses.fields(section)]
+    return sum(leaves(one) if isinstance(one, type) and dataclasses.is_dataclass(one) else 1 for one in nested)
+
+
+def paths(inputs: Path) -> dict[str, Walk]:
+    """Train one step of two tasks and look on."""
+    if not inputs.is_dir():
+        sys.exit(f"{inputs}: not found; run `make quickstart` first, or name its folder with --root")
+    walks = {"turn with a tool call": Walk(), "policy update": Walk(), "config to the first step": Walk(open=True)}
+    with tempfile.TemporaryDirectory() as folder, watched(walks):
+        train(
+            [
+                "experiment=quickstart_search", f"run.root={folder}", "run.name=walk", "train.steps=1",
+                "train.tasks_per_step=2", "train.minibatches=1", f"model.path={inputs}/sft/model",
+                "train.old_logprobs=trainer", f"data.train=[{inputs}/data/rl.jsonl]",
+                f"tools.search.params.corpus={inputs}/data/corpus.sqlite",
+            ]
+        )  # fmt: skip
+    return walks
+
+
+@contextlib.contextmanager
+def watched(walks: dict[str, Walk]) -> Iterator[None]:
+    """Profile this thread and those that begin meanwhile; note the stacks at the tool and at the loss."""
+    turn, update, start = walks.values()
+    above: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
+    handed = threading.local()  # `stack`: of the thread that gave this one its work
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(str(CORE)):
+            return
+        for walk in walks.values():
+            if walk.open and not (walk is turn and any(f"/{part}" in code.co_filename for part in NOT_OF_A_TURN)):
+                walk.functions.add(code)
+
+    def stack() -> list[str]:
+        """Frames of ramet, outermost first; of a task also those that created it, up to the rollout's own task."""
+        frame: FrameType | None = sys._getframe(2)
+        found: list[str] = []
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename.startswith(str(CORE)):
+                found.append(f"{Path(code.co_filename).relative_to(CORE)}:{code.co_qualname}")
+            frame = frame.f_back
+        found.reverse()
+        found = found[max((i + 1 for i, name in enumerate(found) if name.endswith("run_async")), default=0) :]
+        with contextlib.suppress(RuntimeError):
+            task = asyncio.current_task()
+            if task is not None and not task.get_name().startswith("rollout "):
+                found = [*above.get(task, []), *found]
+        return found
+
+    patches: list[tuple[Any, str, Any]] = []
+
+    def patch(owner: Any, name: str, make: Any) -> None:
+        patches.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, make(getattr(owner, name)))
+
+    def generate(original: Any) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
+            start.open = False
+            turn.open = False
+            result = await original(*args, **options)
+            turn.open = not turn.frames
+            return result
+
+        return call
+
+    def tool(original: Any) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
+            turn.frames = turn.frames or stack()
+            return await original(*args, **options)
+
+        return call
+
+    def create_task(original: Any) -> Any:
+        def call(self: Any, coro: Any, **options: Any) -> Any:
+            task = original(self, coro, **options)
+            above[task] = stack()
+            return task
+
+        return call
+
+    def submit(original: Any) -> Any:
+        def call(self: Any, work: Any, /, *args: Any, **options: Any) -> Any:
+            above_work = stack()
+
+            def run() -> Any:
+                handed.stack = above_work
+                return work(*args, **options)
+
+            return original(self, run)
+
+        return call
+
+    def loss(original: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            here = stack()
+            if not update.frames and any("update" in frame for frame in here):
+                both = [*handed.stack, *here]
+                loop = next(i for i, frame in enumerate(both) if frame.startswith("train/loop.py"))
+                update.frames = both[loop:]
+            return original(*args, **options)
+
+        return call
+
+    def updating(original: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            update.open = True
+            try:
+                return original(*args, **options)
+            finally:
+                update.open = False
+
+        return call
+
+    from ramet.algorithms.losses import ppo_clip
+    from ramet.policy import worker
+
+    patch(torch_engine.TorchEngine, "generate", generate)
+    patch(search_tool.SearchTool, "__call__", tool)
+    patch(asyncio.BaseEventLoop, "create_task", create_task)
+    patch(ThreadPoolExecutor, "submit", submit)
+    patch(ppo_clip.PpoClip, "__call__", loss)
+    patch(worker.PolicyWorker, "update", updating)
+    sys.setprofile(profile)
+    threading.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        for owner, name, original in patches:
+            setattr(owner, name, original)
+
+
+if __name__ == "__main__":
+    main()
