@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("ray")
 
 from ramet.cluster.counts import Counts, total_metrics
-from ramet.cluster.local import LocalRollouts
+from ramet.cluster.local import LocalBackend, LocalRollouts
 from ramet.cluster.ray.actors import RolloutActor
 from ramet.engines.counters import BUSY
 from ramet.engines.vllm import VllmEngine
@@ -116,3 +116,22 @@ def test_the_busy_share_of_stretches_of_time_counts_by_their_length() -> None:
 
     found = total_metrics([counts(1.0, 30.0), counts(0.0, 10.0)])
     assert (found[BUSY], found["engine/prompt_tokens"]) == (0.75, 2)
+
+
+def test_the_policy_gives_memory_back_before_an_engine_on_its_gpu_loads_new_weights() -> None:
+    """Else vLLM's process finds what an update had at its peak still reserved, and the run ends at its first sync."""
+    order: list[str] = []
+
+    class Side:
+        async def rest(self) -> None:
+            order.append("rest")
+
+        async def weights(self) -> list[Any]:
+            return []
+
+        async def update_weights(self, weights: Any, version: int) -> None:
+            order.append(f"load {version}")
+
+    side = cast(Any, Side())
+    asyncio.run(LocalBackend(side, side, cast(Any, None)).sync_weights(1))
+    assert order == ["rest", "load 1"]

@@ -115,6 +115,19 @@ def test_generators_go_on_where_they_were() -> None:
     assert (random.random(), np.random.randn(), torch.rand(1).item()) == expected
 
 
+def test_a_process_that_sees_fewer_gpus_than_the_one_before_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank of a machine of eight GPUs, and then of one; torch's own functions with host generators."""
+    seen = tuple(torch.Generator().manual_seed(i) for i in range(8))
+    saved = {**rng_state(), "cuda": [one.get_state() for one in seen]}
+    now = torch.Generator().manual_seed(99)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.default_generators", (now,))
+    monkeypatch.setattr("torch.cuda.random._lazy_call", lambda call, **_: call())
+    set_rng_state(saved)
+    assert torch.rand(3, generator=now).equal(torch.rand(3, generator=seen[0]))
+
+
 def test_a_checkpoint_of_another_model_is_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
     PolicyWorker(make_spec()).save(tmp_path / "saved")
     for name, options in (("deeper", {"layers": 3, "hidden": 32}), ("wider", {"layers": 2, "hidden": 64})):

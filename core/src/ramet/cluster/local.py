@@ -286,6 +286,7 @@ class LocalBackend:
         return cls(policy, rollouts, services)
 
     async def sync_weights(self, version: int) -> None:
+        await self.policy.rest()  # an engine in another process needs memory of the same GPU to load them
         await self.rollouts.update_weights(await self.policy.weights(), version)
 
     async def close(self) -> None:
