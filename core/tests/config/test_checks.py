@@ -153,6 +153,14 @@ def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
                 "train.sequence_band=[1.0]: must be two numbers, the lower bound first and at least 0, as [0.5, 5.0]",
             ],
         ),
+        (
+            ["train.old_logprobs=engine", "train.sequence_band=[0.9,1.1]", "train.tis_level=sequence"],
+            [
+                f"train.{key}: has no effect with train.old_logprobs=engine, where pi_old is mu and their ratio is 1; "
+                "leave it out, or set train.old_logprobs=trainer"
+                for key in ("sequence_band=[0.9, 1.1]", "tis_level=sequence")
+            ],
+        ),
         (["train.kl_coef=0.1", "train.kl_in=reward", "train.kl_target=0.1", "train.token_band=[0.5,5]"], []),
     ],
 )

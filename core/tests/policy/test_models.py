@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, FalconConfig, OPTConfig, PreTrainedConfig, PreTrainedModel
 
+from ramet.config.schema import ModelConfig, PolicyConfig
 from ramet.errors import ConfigError
 from ramet.models.attention import COMPILER_OFF
 from ramet.models.tiny import tiny_model
-from ramet.policy.models import compile_blocks
+from ramet.policy.logprob_model import LogprobModel
+from ramet.policy.models import build_trainable, compile_blocks
 
 IDS = torch.arange(24)[None]
 POSITIONS = torch.cat([torch.arange(10), torch.arange(14)])[None]  # two packed sequences
@@ -77,3 +80,21 @@ def test_inductor_stays_within_1e_5(model: PreTrainedModel):
     expected = answers(model, 24)
     compile_blocks(model)
     assert_close(answers(model, 24), expected)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OPTConfig(vocab_size=64, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
+                  num_attention_heads=2, max_position_embeddings=64, dropout=0.5, layerdrop=0.5),
+        FalconConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, attention_dropout=0.5),
+    ],
+    ids=["a number", "a module"],
+)  # fmt: skip
+def test_every_pass_of_a_model_in_training_has_the_same_probabilities(config: PreTrainedConfig, tmp_path: Path):
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    policy = PolicyConfig(activation_checkpointing=True)
+    model = build_trainable(ModelConfig(path=str(tmp_path)), policy, LogprobModel, seed=1).model
+    assert model.training  # else nothing would be checkpointed
+    first, second = (model(input_ids=IDS, use_cache=False).logits for _ in range(2))
+    assert torch.equal(first, second)

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ramet.algorithms.losses.config import PpoClipConfig
 from ramet.algorithms.losses.ppo_clip import PpoClip
-from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, Offload, OldLogprobs
+from ramet.config.schema import Dtype, KlEstimator, LossAggregation, ModelConfig, Offload, OldLogprobs, Schedule
 from ramet.errors import ConfigError, PluginError
 from ramet.policy.batching.partition import minibatches
 from ramet.policy.batching.rows import Row
@@ -586,3 +586,15 @@ def test_an_offloaded_optimiser_travels_once_per_update(
         plain.update(batch, number)
     assert order == [*["to device", "step"] * 4, "to host"] * 2  # but the first of each finds everything there
     assert torch.equal(parameters(worker), parameters(plain))
+
+
+def test_the_schedule_begins_with_the_first_update_of_the_policy(
+    make_spec: MakeSpec, make_rows: MakeRows, make_advantages: MakeAdvantages
+) -> None:
+    """Of 6 steps the critic alone learns in the first 2, so that a warm-up of 2 is not over before it begins."""
+    rows, rates = make_rows(2), []
+    spec = make_spec(lr=0.1, warmup_steps=2, schedule=Schedule.LINEAR, total_steps=6, critic_warmup_steps=2)
+    worker = PolicyWorker(spec)
+    for step in range(3, 7):
+        rates.append(worker.update(TrainBatch.from_padded(rows, make_advantages(rows)), step)["train/lr"])
+    assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05])

@@ -22,11 +22,25 @@ from omegaconf.errors import OmegaConfBaseException
 from ramet.config.option import problem_of
 from ramet.config.outputs import check_outputs
 from ramet.config.resolved import Resolved
-from ramet.config.schema import Combine, Config, DataConfig, KlEstimator, KlIn, OldLogprobs, SftConfig, TrainConfig
+from ramet.config.schema import (
+    Combine,
+    Config,
+    DataConfig,
+    KlEstimator,
+    KlIn,
+    OldLogprobs,
+    SftConfig,
+    TisLevel,
+    TrainConfig,
+)
 from ramet.config.sections import JOBS
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 TAG_NAME = re.compile(r"[^<>/\s]+")
+RHO_IS_ONE = (
+    "has no effect with train.old_logprobs=engine, where pi_old is mu and their ratio is 1; leave it out, or set "
+    "train.old_logprobs=trainer"
+)
 RUN_NAME_RULE = "allowed: letters, digits, '.', '_' and '-', a letter or digit first, at most 128 characters"
 
 
@@ -175,10 +189,15 @@ def _kl(train: TrainConfig, rollouts: int) -> Iterator[str]:
 
 
 def _bands(train: TrainConfig) -> Iterator[str]:
+    engine = train.old_logprobs is OldLogprobs.ENGINE
     for key in ("token_band", "sequence_band"):
         band = getattr(train, key)
+        if band is not None and engine:
+            yield f"train.{key}={band}: {RHO_IS_ONE}"
         if band is not None and not (len(band) == 2 and 0 <= band[0] < band[1]):
             yield f"train.{key}={band}: must be two numbers, the lower bound first and at least 0, as [0.5, 5.0]"
+    if train.tis_level is TisLevel.SEQUENCE and engine:
+        yield f"train.tis_level=sequence: {RHO_IS_ONE}"
 
 
 def _validation(train: TrainConfig, max_concurrent: int) -> Iterator[str]:

@@ -159,8 +159,10 @@ def attention_cost(model: PreTrainedModel, device: torch.device) -> Cost | None:
 
 
 def _disable_dropout(model: PreTrainedModel) -> None:
+    """Dropout is a module in some models, and in others a number that the forward pass reads (OPT: `dropout`)."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)

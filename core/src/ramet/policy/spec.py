@@ -19,6 +19,7 @@ class PolicySpec:
     total_steps: int  # training steps of the whole run, for the schedule
     seed: int
     needs: frozenset[Need] = field(default_factory=frozenset)  # of the advantage estimator
+    critic_warmup_steps: int = 0  # first steps, without an update of the policy; its schedule begins then
 
     @property
     def kl_in_loss(self) -> bool:

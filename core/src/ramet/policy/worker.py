@@ -134,7 +134,8 @@ class PolicyWorker:
         computed = self._computed(batch, no_signal)
         if batch.old_logprobs is None:
             batch = replace(batch, old_logprobs=self._old_logprobs(rows, computed, n_steps=len(order)))
-        rate = learning_rate(self.spec.policy, step, self.spec.total_steps)
+        before = self.spec.critic_warmup_steps
+        rate = learning_rate(self.spec.policy, step - before, self.spec.total_steps - before)
         self._train_rank.set_learning_rate(rate)
         metrics, skipped = MetricAccumulator(), 0
         with self._train_rank.updating():

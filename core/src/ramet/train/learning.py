@@ -60,7 +60,7 @@ class Learner:
         state: TrainState,
         preemption: Preemption,
     ) -> None:
-        """`folder` is the run's; `state` has the KL coefficient to go on with."""
+        """`folder` is the run's; `state` has the KL coefficient to go on with, where it follows a target."""
         self._config = config
         self._folder = folder
         self._policy = policy
@@ -71,7 +71,7 @@ class Learner:
         self._state = state
         train = config.train
         self._kl = KlController(
-            coef=train.kl_coef if state.kl_coef is None else state.kl_coef,
+            coef=train.kl_coef if state.kl_coef is None or train.kl_target is None else state.kl_coef,
             target=train.kl_target,
             horizon=train.kl_horizon,
         )

@@ -19,18 +19,29 @@ def policy_spec(config: Config, components: Components, total_steps: int) -> Pol
         total_steps=total_steps,
         seed=config.run.seed,
         needs=components.advantage.needs,
+        critic_warmup_steps=_critic_options(components).warmup_steps if _needs_critic(components) else 0,
     )
 
 
 def critic_spec(config: Config, components: Components, total_steps: int) -> CriticSpec | None:
-    """None if no algorithm needs values. The estimator may bring the critic's options as `critic`."""
-    if Need.VALUES not in components.advantage.needs:
+    """None if no algorithm needs values."""
+    if not _needs_critic(components):
         return None
     return CriticSpec(
         model=config.model,
         policy=config.policy,
         train=config.train,
-        options=getattr(components.advantage, "critic", CriticOptions()),
+        options=_critic_options(components),
         total_steps=total_steps,
         seed=config.run.seed,
     )
+
+
+def _needs_critic(components: Components) -> bool:
+    return Need.VALUES in components.advantage.needs
+
+
+def _critic_options(components: Components) -> CriticOptions:
+    """The estimator may bring them as `critic`."""
+    options: CriticOptions = getattr(components.advantage, "critic", CriticOptions())
+    return options
