@@ -38,12 +38,6 @@ class CannedEngine:
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """There are no weights."""
 
-    async def pause(self) -> None:
-        """Nothing is computed."""
-
-    async def resume(self) -> None:
-        """Nothing was paused."""
-
     def metrics(self) -> Mapping[str, float]:
         return {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -188,9 +189,9 @@ def test_replies_that_are_none_are_infrastructure(encoder: Encoder, body: str, p
 
 def test_an_aborted_request_returns_and_a_cancelled_one_is_cancelled(encoder: Encoder) -> None:
     async def ask() -> None:
-        with OpenAIServer(lambda body: "x") as server:
+        answering = threading.Event()
+        with OpenAIServer(lambda body: "x" if answering.wait(30) else "late") as server:
             async with engine_of(encoder, server.url) as engine:
-                await engine.pause()
                 waiting = [asyncio.create_task(engine.generate(request(encoder, str(i)))) for i in range(3)]
                 await asyncio.sleep(0.05)
                 engine.abort("0")
@@ -199,7 +200,7 @@ def test_an_aborted_request_returns_and_a_cancelled_one_is_cancelled(encoder: En
                 assert (aborted.finish, aborted.token_ids) == (FinishReason.ABORT, array("i"))
                 with pytest.raises(asyncio.CancelledError):
                     await waiting[1]
-                await engine.resume()
+                answering.set()
                 assert (await waiting[2]).finish is FinishReason.END
 
     asyncio.run(ask())

@@ -112,15 +112,3 @@ def test_a_run_that_resumes_after_any_step_plays_the_same_tasks() -> None:
         for later in range(step + 1, 6):
             asyncio.run(resumed.take(later))
         assert again.rounds == [one for one in player.rounds if one[0] > step]
-
-
-def test_nothing_plays_between_steps_so_nothing_waits_and_nothing_is_cancelled() -> None:
-    async def story() -> None:
-        rollouts, _ = make(Player(), rounds=0)
-        await rollouts.take(1)
-        rollouts.trained(1)
-        async with rollouts.paused():
-            assert not rollouts.playing
-        await rollouts.cancel()
-
-    asyncio.run(story())

@@ -131,17 +131,6 @@ class Engine(Protocol):
         """
         ...
 
-    async def pause(self) -> None:
-        """Returns when nothing is computed any more; nothing will be until `resume`. Requests and updates may come.
-
-        Updates in flight are done meanwhile; others wait for requests that do not end before `resume`.
-        """
-        ...
-
-    async def resume(self) -> None:
-        """Go on where `pause` stopped; without a pause nothing happens."""
-        ...
-
     def metrics(self) -> Mapping[str, float]:
         """Counters since the last call: `engine/sampled_tokens`, `engine/prompt_tokens`, `engine/cached_tokens`, …"""
         ...
@@ -181,5 +170,5 @@ class Sleeper(Protocol):
         ...
 
     async def wake(self) -> None:
-        """Take back the rest and go on. It ends a `pause`, too. Raises `RuntimeError` if the weights are still lost."""
+        """Take back the rest and go on. Raises `RuntimeError` if the weights are still lost."""
         ...

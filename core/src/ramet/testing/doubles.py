@@ -87,8 +87,6 @@ class ScriptedEngine:
         self.most_running = 0
         self._version = 0
         self._sampled = 0
-        self._going = asyncio.Event()
-        self._going.set()
 
     @property
     def policy_version(self) -> int:
@@ -111,7 +109,6 @@ class ScriptedEngine:
     ) -> Completion:
         if reply.first_s or reply.rest_s:
             await asyncio.sleep(reply.first_s)
-        await self._going.wait()
         if reply.fails is not None:
             raise InfraError(reply.fails)
         completion = self._completion(request, reply)
@@ -154,12 +151,6 @@ class ScriptedEngine:
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self._version = version
-
-    async def pause(self) -> None:
-        self._going.clear()
-
-    async def resume(self) -> None:
-        self._going.set()
 
     def metrics(self) -> Mapping[str, float]:
         sampled, self._sampled = self._sampled, 0

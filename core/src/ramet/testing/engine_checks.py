@@ -20,7 +20,6 @@ from ramet.testing.engine_subject import TEXTS, EngineUnderTest, complete, expec
 from ramet.testing.engine_updates import (
     check_bad_weights,
     check_forks_after_update_in_flight,
-    check_pause,
     check_update_in_flight,
     check_update_in_flight_changes_nothing_else,
     check_updates_keep_their_order,
@@ -289,7 +288,6 @@ CHECKS: Mapping[Callable[[EngineUnderTest], None], frozenset[Capability]] = {
     check_forks_after_update_in_flight: _WEIGHTS,
     check_update_in_flight_changes_nothing_else: _WEIGHTS | _SEEDS,
     check_updates_keep_their_order: _WEIGHTS,
-    check_pause: _SEEDS,
     check_close: _NONE,
     check_metrics: _NONE,
 }

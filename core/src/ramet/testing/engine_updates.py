@@ -167,29 +167,6 @@ def check_updates_keep_their_order(subject: EngineUnderTest) -> None:
     run(subject, use)
 
 
-def check_pause(subject: EngineUnderTest) -> None:
-    """A pause stops tokens; what waited goes on after it, with the same tokens as without."""
-    request = subject.request("paused", sampling=Sampling(max_tokens=LONG))
-    [undisturbed] = complete(subject, [request])
-
-    async def use(engine: Engine) -> None:
-        await engine.resume()
-        jobs = await _begun(engine, [request])
-        await engine.pause()
-        await engine.pause()
-        engine.metrics()
-        late = asyncio.create_task(engine.generate(subject.request("late")))
-        await asyncio.sleep(0.05)
-        expect(engine.metrics()["engine/decode_steps"] == 0, "a paused engine computed tokens")
-        expect(not late.done(), "a paused engine answered")
-        await engine.resume()
-        [completion] = await jobs.expect(subject, {0: subject.model})
-        expect(completion.token_ids == undisturbed.token_ids, "a pause changed what was sampled")
-        expect(len((await late).token_ids) == 12, "a request that came in a pause was not served")
-
-    run(subject, use)
-
-
 class _Jobs:
     """Requests in flight with their first reports."""
 

@@ -140,10 +140,6 @@ class AdmittedRollouts:
         self._positions: dict[int, DataPosition] = {}
         self._since = time.monotonic()  # the last step was taken, or nothing was admitted yet
 
-    @property
-    def playing(self) -> bool:
-        return bool(self._admitted)
-
     async def take(self, step: int) -> PlayedStep:
         if not self._admitted:
             self._since = time.monotonic()

@@ -51,11 +51,6 @@ class DataPosition:
 class StepRollouts(Protocol):
     """Where the loop gets the groups of its steps, which it takes one after the other."""
 
-    @property
-    def playing(self) -> bool:
-        """Whether there are groups, running or complete, that no step has taken."""
-        ...
-
     async def take(self, step: int) -> PlayedStep:
         """The groups of this step, once they are complete. Raises what their rollouts and rewards raise."""
         ...
@@ -105,10 +100,6 @@ class StepwiseRollouts:
         self._tasks_per_step = tasks_per_step
         self._rounds = rounds
         self._positions: dict[int, DataPosition] = {}
-
-    @property
-    def playing(self) -> bool:
-        return False
 
     async def take(self, step: int) -> PlayedStep:
         taken = self._sampler.draw(self._tasks_per_step)

@@ -73,8 +73,6 @@ class OpenAIEngine:
         self._takes_ids = config.token_ids
         self._counters = Counters()
         self._running: dict[str, asyncio.Task[Completion]] = {}
-        self._going = asyncio.Event()
-        self._going.set()
         self._requests = self._drifted = 0
 
     @property
@@ -104,7 +102,6 @@ class OpenAIEngine:
         return completion
 
     async def _complete(self, request: Request) -> Completion:
-        await self._going.wait()
         affinity = request.cache_key.rpartition("/")[0]  # the rollouts of a task begin with the same prompt
         as_ids = self._takes_ids  # another request may find out meanwhile that the server takes none
         try:
@@ -179,13 +176,6 @@ class OpenAIEngine:
 
     async def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         raise ConfigError("engine=openai cannot be trained with: the servers' weights are their own")
-
-    async def pause(self) -> None:
-        """Requests that were sent go on at the servers."""
-        self._going.clear()
-
-    async def resume(self) -> None:
-        self._going.set()
 
     def metrics(self) -> Mapping[str, float]:
         return {**self._counters.take(), "engine/drifted_requests": float(self._drifted)}

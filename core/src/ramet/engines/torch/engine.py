@@ -15,7 +15,7 @@ from ramet.engines.counters import Counters
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FirstReport, Request
 from ramet.engines.torch.batcher import TorchBatcher
 from ramet.engines.torch.cache import round_up
-from ramet.engines.torch.engine_thread import Abort, Close, EngineThread, Generate, Pause, Release, Resume, Update
+from ramet.engines.torch.engine_thread import Abort, Close, EngineThread, Generate, Release, Update
 from ramet.engines.torch.forward import Forward
 from ramet.engines.torch.model_runner import ModelRunner
 from ramet.errors import ConfigError, InfraError
@@ -111,16 +111,6 @@ class TorchEngine:
         future: asyncio.Future[None] = loop.create_future()
         self._thread.send(Update(list(weights), version, self.in_flight, loop, future))
         await future
-
-    async def pause(self) -> None:
-        self._check_open()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._thread.send(Pause(loop, future))
-        await future
-
-    async def resume(self) -> None:
-        self._thread.send(Resume())
 
     def metrics(self) -> Mapping[str, float]:
         return self._counters.take()

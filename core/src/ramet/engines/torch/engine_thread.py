@@ -49,19 +49,6 @@ class Update:
     future: asyncio.Future[None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pause:
-    """Compute nothing until `Resume`; the future is done when that is so."""
-
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[None]
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Abort:
     request_id: str
@@ -77,7 +64,7 @@ class Close:
     pass
 
 
-Command: TypeAlias = Generate | Update | Pause | Resume | Abort | Release | Close  # their order is kept
+Command: TypeAlias = Generate | Update | Abort | Release | Close  # their order is kept
 
 
 class EngineThread:
@@ -90,7 +77,6 @@ class EngineThread:
         self._updates: list[Update] = []
         self._broken: tuple[str, Exception | None] | None = None  # why nothing can be served any more, and its cause
         self._stuck = False  # requests wait, and only a command can help them
-        self._paused = False
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="ramet-torch-engine", daemon=True)
         self._thread.start()
@@ -124,7 +110,7 @@ class EngineThread:
 
     def _compute(self) -> None:
         self._apply_updates()
-        if not (self._batcher.idle or self._paused):
+        if not self._batcher.idle:
             events = self._batcher.step()
             self._stuck = not (events or self._batcher.running)
             self._deliver(events)
@@ -132,7 +118,7 @@ class EngineThread:
     def _next_commands(self) -> list[Command]:
         """What has arrived; waits for a command if there is nothing to compute."""
         commands: list[Command] = []
-        at_rest = self._batcher.idle or self._stuck or self._paused
+        at_rest = self._batcher.idle or self._stuck
         if self._broken is not None or (at_rest and not self._update_is_due):
             commands.append(self._wait())
         while not self._commands.empty():  # this thread is the only reader
@@ -140,7 +126,7 @@ class EngineThread:
         return commands
 
     def _wait(self) -> Command:
-        if self._stuck and not self._paused:
+        if self._stuck:
             try:
                 return self._commands.get(timeout=STALL_S)
             except queue.Empty:
@@ -151,15 +137,10 @@ class EngineThread:
         match command:
             case Close():
                 self._closed = True
-            case Generate() | Update() | Pause() if self._broken is not None:
+            case Generate() | Update() if self._broken is not None:
                 self._refuse(command)
             case Abort() | Release() if self._broken is not None:
                 pass
-            case Pause():
-                self._paused = True
-                _call(command.loop, [partial(_resolve, command.future, None)])
-            case Resume():
-                self._paused = False
             case Abort(request_id):
                 self._deliver(self._batcher.abort(request_id))
             case Release(keys):
@@ -208,7 +189,7 @@ class EngineThread:
         self._requests.clear()
         self._updates.clear()
 
-    def _refuse(self, command: Generate | Update | Pause) -> None:
+    def _refuse(self, command: Generate | Update) -> None:
         assert self._broken is not None
         message, cause = self._broken
         error = InfraError(message)

@@ -151,12 +151,6 @@ class VllmEngine:
         """Serve by what was received."""
         await self._call(self._service.finish_update(version))
 
-    async def pause(self) -> None:
-        await self._call(self._service.pause())
-
-    async def resume(self) -> None:
-        await self._call(self._service.resume())
-
     async def sleep(self) -> None:
         await self._call(self._service.sleep())
 

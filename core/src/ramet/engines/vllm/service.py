@@ -1,4 +1,4 @@
-"""Requests, updates and pauses over vLLM's AsyncLLM. Lives on one loop; nothing here may be called from another.
+"""Requests and updates over vLLM's AsyncLLM. Lives on one loop; nothing here may be called from another.
 
 Stops are looked for here, by the code of the other engines, in the stream of tokens: what vLLM sampled beyond one is
 dropped. Numbers come from vLLM's first worker (`extension`), weights go to all of them (`transfer`).
@@ -88,7 +88,6 @@ class VllmService:
         self._running: dict[str, RunningRequest] = {}
         self._count = 0
         self._steps = 0
-        self._paused = False
         self._asleep = False
         self._weights = WeightState.HERE
         self._has_warned = False  # that sleep frees nothing
@@ -179,17 +178,6 @@ class VllmService:
             self._check_works()
             await self._call("the weight update", self._finish_update(version))
 
-    async def pause(self) -> None:
-        self._check_works()
-        self._paused = True
-        await self._call("the pause", self._llm.pause_generation(mode="keep", clear_cache=False))
-
-    async def resume(self) -> None:
-        self._check_works()
-        self._paused = False
-        async with self._exclusive:  # in the middle of an update tokens would be sampled by half of the new weights
-            await self._go_on()
-
     async def sleep(self) -> None:
         self._check_works()
         if not self._asleep:
@@ -217,7 +205,7 @@ class VllmService:
                 raise RuntimeError("the vllm engine has dropped its weights; update them before it is woken")
             if self._can_sleep:
                 await self._call("waking up", self._llm.wake_up(["kv_cache"]))
-            self._asleep = self._paused = False
+            self._asleep = False
             await self._go_on()
 
     def end(self) -> None:
@@ -328,7 +316,7 @@ class VllmService:
             self._cache_has_nan = False
 
     async def _go_on(self) -> None:
-        if not (self._paused or self._asleep):
+        if not self._asleep:
             await self._call("the resume", self._llm.resume_generation())
 
     def _params(self, running: RunningRequest) -> SamplingParams:
