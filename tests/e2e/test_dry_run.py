@@ -66,9 +66,14 @@ def test_a_training_says_what_it_would_do_and_does_nothing(ramet, workspace, tmp
 
 
 def test_the_files_of_the_plan_are_those_of_the_run(ramet, workspace, tmp_path: Path):
-    command = workspace.train("run.root=runs", "run.name=short", "train.steps=1", "train.eval_every=0")
-    planned = ramet(*command, "--dry-run", cwd=tmp_path).out.partition("would write  ")[2].splitlines()
-    assert ramet(*command, cwd=tmp_path).code == 0
+    never = ("train.eval_every=0", "train.eval_first=false")
+    command = workspace.train("run.root=runs", "run.name=short", "train.steps=1", *never)
+    plan = ramet(*command, "--dry-run", cwd=tmp_path).out
+    planned = plan.partition("would write  ")[2].splitlines()
+    ran = ramet(*command, cwd=tmp_path)
+    assert ran.code == 0
+    assert "2 tasks, never measured: train.eval_every=0" in plan
+    assert "data.valid is never measured, since train.eval_every=0" in ran.out + ran.err
     names = {line.split("/")[2].split()[0] for line in planned}
     assert {path.name for path in (tmp_path / "runs/short").iterdir()} == names
     before = everything(tmp_path)
@@ -94,7 +99,7 @@ def test_fine_tuning_and_evaluation_have_a_dry_run_too(ramet, workspace, traces:
     assert ended.code == 0, ended.err
     said = " ".join(ended.out.split())
     assert "benchmarks arithmetic (3 tasks)" in said and "rollouts 2 of each task = 6" in said
-    assert ended.out.rstrip().endswith("runs/new/results.json")
+    assert ended.out.split()[-2:] == ["runs/new/results.json", "runs/new/results.rollouts.jsonl.gz"]
     assert everything(tmp_path) == before
 
 

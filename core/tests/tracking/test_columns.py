@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ramet.tracking.columns import RL, SFT, count, fitting, layout_of, seconds, source_columns, with_sources
+from ramet.tracking.columns import RL, SFT, count, fitting, layout_of, rate, seconds, source_columns, with_sources
 
 
 def titles(width: int, metrics: dict[str, float] | None = None) -> list[str]:
@@ -30,3 +30,4 @@ def test_the_layout_follows_from_the_metrics() -> None:
 def test_numbers_are_short() -> None:
     assert [count(value) for value in (0.4, 999.0, 12_345.0, 2_340_000.0)] == ["0", "999", "12.3k", "2.3M"]
     assert [seconds(value) for value in (2.04, 95.0, 3660.0)] == ["2.0s", "1m35", "1h01"]
+    assert [rate(value) for value in (5.31, 0.1, 0.0049)] == ["5.31", "0.10", "0.0049"]  # a real model on a CPU

@@ -138,12 +138,12 @@ def _data(arguments: Sequence[str]) -> int:
         add_help=False,
         usage="ramet data inspect FILE… [--model DIR] [--prompts N] [key=value …]",
         description="What is in data files: schema, sources, prompt lengths, duplicates, bad rows, prompts.",
-        epilog="Keys of data, model, rollout_step and tools count, as in data.columns.prompt=question tools=[python]. "
-        "Ends with exit code 1 if there are problems.",
+        epilog="Keys of data, model, rollout_step, tools and sft count, as in data.columns.prompt=question "
+        "tools=[python]. Ends with exit code 1 if there are problems.",
     )
     parser.add_argument("what", nargs="?", choices=["inspect"])
     parser.add_argument(
-        "files", nargs="*", help="parquet, JSON lines or JSON arrays; default: data.train and data.valid"
+        "files", nargs="*", help="parquet, JSON lines or JSON arrays; default: data.train, data.valid and sft.data"
     )
     parser.add_argument("--model", type=Path, help="a model's folder: lengths in tokens, prompts as it sees them")
     parser.add_argument("--prompts", type=int, default=1, help="how many prompts to print of each file (default: 1)")

@@ -26,6 +26,10 @@ def count(value: float) -> str:
     return f"{value / 1000:.1f}k" if value >= 10_000 else f"{value:.0f}"
 
 
+def rate(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
 def per_group(value: float) -> str:
     return f"{value:.1f}"
 
@@ -99,7 +103,7 @@ SFT = Layout(
         Column(key="sft/epoch", title="epoch", show=lambda epoch: f"{epoch:.2f}", rank=20, width=6),
         Column(key="sft/lr", title="lr", show=lambda rate: f"{rate:.1e}", rank=30, width=7),
         Column(key="sft/grad_norm", title="grad norm", show=small, rank=40, width=9),
-        Column(key="sft/steps_per_s", title="steps/s", show=lambda rate: f"{rate:.2f}", rank=50, width=7),
+        Column(key="sft/steps_per_s", title="steps/s", show=rate, rank=50, width=7),
         Column(key="sft/tokens_per_s", title="tokens/s", show=lambda rate: f"{rate:,.0f}", rank=60, width=9),
     ),
 )

@@ -108,7 +108,9 @@ def _validation(config: Config, prepared: PreparedRun) -> str:
     if not prepared.valid.tasks:
         return ""
     train = config.train
-    every = f"every {train.eval_every} steps" if train.eval_every else "never in between"
+    if not train.eval_every and not train.eval_first:
+        return f"{len(prepared.valid.tasks)} tasks, never measured: train.eval_every=0"
+    every = f"every {train.eval_every} steps" if train.eval_every else "never after it (train.eval_every=0)"
     each = "1 rollout" if train.eval_k == 1 else f"{train.eval_k} rollouts"
     first = "before the first step and " if train.eval_first else ""
     best = f"; the best by {train.keep_best} is saved and kept" if train.keep_best else ""

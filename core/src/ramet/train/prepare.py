@@ -96,6 +96,10 @@ def prepare(resolved: Resolved, *, elsewhere: bool = False) -> PreparedRun:
     raise_all(dict.fromkeys(problems))
     if (chosen_on_test := selection_problem(config.train.keep_best, config.data.valid)) is not None:
         logger.warning("%s", chosen_on_test)
+    if config.data.valid and not config.train.eval_every and not config.train.eval_first:
+        logger.warning(
+            "data.valid is never measured, since train.eval_every=0; set train.eval_every=N for every N steps"
+        )
     assert train is not None and tools is not None
     return replace(_prepared(config, components, train, valid, played, tools), missing=missing)
 
