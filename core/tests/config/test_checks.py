@@ -143,6 +143,13 @@ def test_prompt_and_response_must_fit_into_the_model(tmp_path: Path):
             ],
         ),
         (
+            ["train.kl_coef=0.1", "train.kl_estimator=k1"],
+            [
+                "train.kl_estimator=k1: in the loss its gradient is that of log pi, whatever the reference is, so "
+                "nothing pulls towards it; set k1+, which has the same value and the gradient of the KL, k2 or k3"
+            ],
+        ),
+        (
             ["train.kl_coef=0.1", "train.kl_target=0.1", "train.kl_horizon=511"],
             ["train.kl_horizon=511: must be at least the 512 rollouts of a step"],
         ),

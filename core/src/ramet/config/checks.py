@@ -184,6 +184,11 @@ def _kl(train: TrainConfig, rollouts: int) -> Iterator[str]:
             f"train.kl_estimator={train.kl_estimator}: train.kl_in=reward takes k1 alone, since no other estimate has "
             "the gradient of the KL as a reward (k3's nearly cancels); leave the key out, or set train.kl_in=loss"
         )
+    if train.kl_coef > 0 and train.kl_in is KlIn.LOSS and train.kl_estimator is KlEstimator.K1:
+        yield (
+            "train.kl_estimator=k1: in the loss its gradient is that of log pi, whatever the reference is, so nothing "
+            "pulls towards it; set k1+, which has the same value and the gradient of the KL, k2 or k3"
+        )
     if train.kl_target is not None and train.kl_horizon < rollouts:
         yield f"train.kl_horizon={train.kl_horizon}: must be at least the {rollouts} rollouts of a step"
 

@@ -244,7 +244,7 @@ class TrainConfig:
         None, "rollouts with a negative advantage and a larger mean of log(mu / pi) weigh 0 (DeepSeek-V3.2)", above=0
     )
     kl_coef: float = option(0.0, "0 loads no reference", minimum=0)
-    kl_estimator: KlEstimator | None = option(None, "null: k3; with train.kl_in=reward k1, the only one there")
+    kl_estimator: KlEstimator | None = option(None, "null: k3; with train.kl_in=reward k1, which is for that alone")
     kl_in: KlIn = option(KlIn.LOSS, "reward: taken off the returns of sampled tokens")
     kl_target: float | None = option(None, "kl_coef follows this KL; null: it is fixed", above=0)
     kl_horizon: int = option(10_000, "rollouts in which kl_coef may change by 20 %", minimum=1)
