@@ -22,6 +22,7 @@ from ramet_tools_python.slots import Slots
 from ramet_tools_python.zygote import Slot
 
 COPY_S = 2 * PATIENCE_S  # before a program: its process is copied or, if it cannot be, another one gets ready
+CLEAN_S = 60.0  # after a program that made very many files: a slot that is given up takes all its states with it
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +166,7 @@ class KeptStates:
 
     async def _slot(self, state: KeptState) -> Slot:
         host = state.host
-        if host.slot is not None and not await self.slots.is_usable(host.slot):
+        if host.slot is not None and not await self.slots.is_usable(host.slot, CLEAN_S):
             self._lose(host)
         if state.slot is not None and state.slot is not host.slot:
             raise InfraError("the process that kept the variables of this rollout is gone")

@@ -41,9 +41,9 @@ class Slots:
             self.retire(zygote)
         raise InfraError("a new slot did not come up")
 
-    async def is_usable(self, slot: Slot) -> bool:
-        """Whether one that has answered before is ready again; waits for it."""
-        return slot.zygote is self._zygote and slot.zygote.alive and await self._is_ready(slot)
+    async def is_usable(self, slot: Slot, ready_s: float | None = None) -> bool:
+        """Whether one that has answered before is ready again; waits for it for so long, None: as for a new one."""
+        return slot.zygote is self._zygote and slot.zygote.alive and await self._is_ready(slot, ready_s)
 
     async def zygote(self) -> ZygoteProcess:
         async with self._starting:
@@ -100,9 +100,9 @@ class Slots:
         slot.close()
         return None
 
-    async def _is_ready(self, slot: Slot) -> bool:
+    async def _is_ready(self, slot: Slot, ready_s: float | None = None) -> bool:
         try:
-            async with asyncio.timeout(READY_S):
+            async with asyncio.timeout(READY_S if ready_s is None else ready_s):
                 await slot.ready()
         except (OSError, EOFError, TimeoutError):
             return False

@@ -50,6 +50,8 @@ class _Walk:
         while todo or above:
             if todo:
                 name = todo.pop()
+                if self._remove_empty(name):
+                    continue
                 os.chmod(name, 0o700, dir_fd=self.here)
                 from_where = self._identity()
                 self._go(name)
@@ -61,6 +63,14 @@ class _Walk:
                 if self._identity() != from_where:
                     raise FileNotFoundError(f"the directory above {name!r} was moved")  # begin again at the top
                 os.rmdir(name, dir_fd=self.here)
+
+    def _remove_empty(self, name: str) -> bool:
+        """Most of many directories are: one call for each lets nobody make them much faster than they are removed."""
+        try:
+            os.rmdir(name, dir_fd=self.here)
+        except OSError:
+            return False
+        return True
 
     def _identity(self) -> tuple[int, int]:
         found = os.fstat(self.here)
