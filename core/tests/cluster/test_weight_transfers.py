@@ -197,7 +197,7 @@ def test_all_workers_get_a_broadcast_and_the_group_is_kept_while_engines_are_the
     transfer = broadcast(ranks)
     sent_to(engines, transfer)
     assert all(same(engine.model.given, ranks.now) for engine in engines)
-    assert engines[0].calls == ["connect_weights", "begin_update", "receive_chunk", "finish_update"]
+    assert engines[0].calls == ["begin_update", "connect_weights", "receive_chunk", "finish_update"]
     asyncio.run(transfer.prepare())
     ranks.now = weights(2)
     sent_to(engines, transfer)
@@ -207,11 +207,22 @@ def test_all_workers_get_a_broadcast_and_the_group_is_kept_while_engines_are_the
 
 def test_an_engine_that_is_lost_in_a_broadcast_ends_the_run_with_what_helps() -> None:
     with pytest.raises(InfraError) as caught:
-        sent_to([Engine(), Engine(dies_at="begin_update")], broadcast(Ranks()))
+        sent_to([Engine(), Engine(dies_at="finish_update")], broadcast(Ranks()))
     assert str(caught.value) == (
         "rollout worker 1 is lost. It was lost while weights were broadcast to all engines, which cannot be taken up "
         "again: resume from the last checkpoint, or set engine.params.transfer=host, which goes on without it"
     )
+
+
+def test_an_engine_that_died_while_it_was_idle_is_left_out_of_a_broadcast_and_the_others_get_all() -> None:
+    ranks, engines, lost = Ranks(), [Engine(), Engine()], list[RayWorker]()
+    transfer = broadcast(ranks)
+    sent_to(engines, transfer)
+    ranks.now, engines[1].dies_at = weights(2), "begin_update"
+    asyncio.run(transfer.prepare())
+    sent_to(engines, transfer, lost)
+    assert lost == [engines[1]]
+    assert same(engines[0].model.given[4:], ranks.now)
 
 
 def test_a_late_engine_gets_the_weights_of_then_or_waits_for_the_next() -> None:

@@ -127,6 +127,22 @@ class _Streamed:
     async def _finish(self, worker: RayWorker, version: int) -> None:
         check_served(worker, await self._call(worker, "finish_update", version), version)
 
+    async def _each(
+        self, targets: Sequence[Target], on_lost: OnLost, call: Callable[[Target], Coroutine[Any, Any, Any]]
+    ) -> list[Target]:
+        """Of all at once; those that were not lost."""
+
+        async def one(target: Target) -> bool:
+            try:
+                await call(target)
+            except WorkerLost as error:
+                on_lost(target.worker, error)
+                return False
+            return True
+
+        kept = await asyncio.gather(*map(one, targets))
+        return [target for target, is_left in zip(targets, kept, strict=True) if is_left]
+
 
 class SharedMemoryTransfer(_Streamed):
     """`ipc`: chunk by chunk, each read by all engines before the ranks gather the next."""
@@ -146,22 +162,6 @@ class SharedMemoryTransfer(_Streamed):
     async def _receive(self, told: Sequence[Mapping[str, Any]], target: Target) -> None:
         await self._call(target.worker, "receive_chunk", joined(told, self._policy.ranks_beside(target.number)))
 
-    async def _each(
-        self, targets: Sequence[Target], on_lost: OnLost, call: Callable[[Target], Coroutine[Any, Any, Any]]
-    ) -> list[Target]:
-        """Of all at once; those that were not lost."""
-
-        async def one(target: Target) -> bool:
-            try:
-                await call(target)
-            except WorkerLost as error:
-                on_lost(target.worker, error)
-                return False
-            return True
-
-        kept = await asyncio.gather(*map(one, targets))
-        return [target for target, is_left in zip(targets, kept, strict=True) if is_left]
-
 
 def joined(told: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any]:
     """What the workers of an engine are told by the ranks on their devices: the same tensors in the memory of each."""
@@ -173,7 +173,9 @@ def joined(told: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> dict[str,
 
 
 class BroadcastTransfer(_Streamed):
-    """`nccl`: all workers of all engines at once. One of them missing, the others wait for it: then the run ends."""
+    """`nccl`: all workers of all engines at once. One that is lost from then on is waited for by the others: the run
+    ends.
+    """
 
     def __init__(self, policy: RayPolicy, timeout_s: float, *, by: str, workers_per_engine: int) -> None:
         super().__init__(policy, timeout_s)
@@ -183,7 +185,8 @@ class BroadcastTransfer(_Streamed):
 
     async def send(self, targets: Sequence[Target], version: int, on_lost: OnLost) -> None:
         self._note_updates()
-        engines = [target.worker for target in targets]
+        left = await self._each(targets, on_lost, lambda target: self._begin(target.worker, version))
+        engines = [target.worker for target in left]
         if not engines:  # all are being replaced: those that follow are sent the weights when they have started
             return
         try:
@@ -193,7 +196,6 @@ class BroadcastTransfer(_Streamed):
             told = {"names": list(names), "dtype_names": list(dtypes), "shapes": [list(shape) for shape in shapes]}
             limit = {"limit": CHUNK_BYTES} if self._by == "gloo" else {}  # NCCL's receivers know it since they joined
             info = {"by": self._by, "told": told | limit}
-            await run_together(*(self._begin(engine, version) for engine in engines))
             await run_together(
                 self._policy.broadcast_weights(), *(self._call(engine, "receive_chunk", info) for engine in engines)
             )
