@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = sorted(path for folder in ("core/tests", "plugins/*/tests", "tests") for path in ROOT.glob(f"{folder}/**/*.py"))
-KIT = ROOT / "core/src/ramet/testing"  # its checks raise AssertionError
+# Their checks raise AssertionError: the conformance kit, and what every engine must pass.
+CHECKS = [*(ROOT / "core/src/ramet/testing").rglob("*.py"), *(ROOT / "core/tests/engines").glob("engine_*.py")]
 ANYTHING = {"Exception", "BaseException"}
 ASSERTING = ("assert_", "raises", "warns", "fail")  # calls that raise by themselves
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -132,8 +133,8 @@ def _parsed(path: Path) -> ast.Module:
 
 @cache
 def _helpers() -> frozenset[str]:
-    """The checks of the conformance kit, also as a parameter `check`, and what a `conftest.py` offers."""
-    kit = {one.name for path in KIT.rglob("*.py") for one in _functions(_parsed(path))}
+    """The functions of `CHECKS`, also as a parameter `check`, and what a `conftest.py` offers."""
+    kit = {one.name for path in CHECKS for one in _functions(_parsed(path))}
     checks = {name for name in kit if name.startswith(("check_", "expect_"))} | {"check"}
     shared = {name for path in TESTS if path.name == "conftest.py" for name in _asserting(_parsed(path))}
     return frozenset(checks | shared)

@@ -7,7 +7,6 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     monkeypatch.setenv("SWEEP_OUT", str(out))
     monkeypatch.chdir(tmp_path)
     job = JobCommand("train", "sweep_job.job", "as a test")
-    monkeypatch.setitem(COMMANDS, "train", replace(COMMANDS["train"], run=job.run))
+    monkeypatch.setitem(COMMANDS, "train", job)
     return lambda: sorted((json.loads(path.read_text()) for path in out.iterdir()), key=lambda told: told["name"] or "")
 
 
@@ -197,7 +196,7 @@ def test_a_sweep_of_evaluations_ends_with_one_table(points, tmp_path: Path, monk
     (tmp_path / "site/sweep_job/evaluation.py").write_text(EVALUATION)
     monkeypatch.delitem(sys.modules, "sweep_job", raising=False)  # of an earlier test
     job = JobCommand("eval", "sweep_job.evaluation", "as a test")
-    monkeypatch.setitem(COMMANDS, "eval", replace(COMMANDS["eval"], run=job.run))
+    monkeypatch.setitem(COMMANDS, "eval", job)
     monkeypatch.setenv("COLUMNS", "200")
     overrides = ["model.path=m", "run.name=hot", "evaluate.temperature=0,2,1", "evaluate.k=2"]
     assert main(["eval", "-m", *overrides]) == 2

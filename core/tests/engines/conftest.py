@@ -8,13 +8,13 @@ from functools import cache
 
 import pytest
 import torch
+from engine_subject import EngineUnderTest
 from transformers import PreTrainedModel
 
 from ramet.engines.config import TorchEngineConfig
 from ramet.engines.torch import TorchEngine
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tokenizer, tiny_model
-from ramet.testing.engine_subject import EngineUnderTest
 
 HEADS = {"qwen2": (4, 2), "qwen3": (4, 4), "llama": (4, 1)}  # heads and kv heads
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from engine_subject import EngineUnderTest
 
 from ramet.components import engines
 from ramet.components.engines import build_engine, engine_capabilities
@@ -16,7 +17,6 @@ from ramet.engines.protocol import Capability
 from ramet.engines.vllm import VllmEngine
 from ramet.errors import ConfigError
 from ramet.models.encoder import Encoder
-from ramet.testing.engine_subject import EngineUnderTest
 
 
 def config(name: str, params: object, *, deterministic: bool = False, colocate: bool = False) -> Config:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
-from ramet.engines.torch.slots import SlotTable
-from ramet.testing.engine_checks import CHECKS, check_logprobs_match, check_prefix_reuse
-from ramet.testing.engine_deterministic import check_deterministic
-from ramet.testing.engine_subject import EngineUnderTest
-from ramet.testing.engine_updates import (
+from engine_checks import CHECKS, check_logprobs_match, check_prefix_reuse
+from engine_deterministic import check_deterministic
+from engine_subject import EngineUnderTest
+from engine_updates import (
     check_forks_after_update_in_flight,
     check_update_in_flight,
     check_weight_update,
 )
+
+from ramet.engines.torch.slots import SlotTable
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_subject import EngineUnderTest, expect_reference, run
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ramet.engines.config import TorchEngineConfig
@@ -21,7 +22,6 @@ from ramet.engines.torch.engine import _check_rows_agree
 from ramet.engines.torch.forward import Forward
 from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
-from ramet.testing.engine_subject import EngineUnderTest, expect_reference, run
 
 MakeSubject = Callable[..., EngineUnderTest]
 

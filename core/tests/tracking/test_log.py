@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ramet.cli import app
-from ramet.cli.commands import Command
 from ramet.errors import ConfigError, ConfigErrors, InfraError
 
 STEER = "\x1b]0;owned\x07\x1b[2J"
@@ -57,7 +57,7 @@ def test_errors_of_commands_are_harmless(
     def fail(arguments: object) -> int:
         raise error
 
-    monkeypatch.setitem(app.COMMANDS, "fail", Command(summary="", run=fail))
+    monkeypatch.setitem(app.COMMANDS, "fail", SimpleNamespace(summary="", run=fail))
     app.main(["fail"])
     err = capsys.readouterr().err
     assert err.endswith(expected) and "\x1b" not in err

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ramet.cli.terminal import text_table
+from ramet.cli.terminal import Parser, run_folder, say, text_table
 from ramet.errors import ConfigError
 from ramet.policy.checkpoint.checkpoint_list import CheckpointEntry, list_checkpoints
 from ramet.sft.checkpoints import list_sft_checkpoints
@@ -17,6 +17,26 @@ from ramet.sft.output import finished_training
 FOLDER = "checkpoints"
 HEADER = ("NAME", "STEP", "SIZE", "WRITTEN", "STATE")
 UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def run(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="ramet checkpoints",
+        add_help=False,
+        description="What a run could go on from. Every file is read, and its hash or checksum compared.",
+        epilog="Ends with exit code 1 if no checkpoint verifies.",
+    )
+    parser.add_argument("run", nargs="?", type=Path, help="the run's directory, or its name under runs/")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    found = parser.read(arguments)
+    if found is None:
+        return 0
+    if found.run is None:
+        raise ConfigError("which run? give its directory, or its name under runs/")
+    run = run_folder(found.run)
+    entries = inventory(run)
+    say(as_json(entries) if found.json else as_table(run, entries))
+    return 0 if any(entry.verified for entry in entries) else 1
 
 
 def inventory(run: Path) -> list[CheckpointEntry]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ramet.cli.data_report import FileReport, bad_row_lines, counted, duplicates_in_words, line, some, summary
 from ramet.cli.data_traces import holds_traces, inspect_traces
+from ramet.cli.terminal import Parser, say
 from ramet.components.build import Components
 from ramet.components.prompts import describe_foreign_tags, describe_promised_tags, foreign_tags, task_prompts
 from ramet.components.toolbox import ToolNames, tool_names
@@ -25,6 +26,33 @@ from ramet.io.json_values import visible_lines
 from ramet.types import RolloutStep, Task
 
 PROMPT_LINES = 60
+
+
+def run(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="ramet data",
+        add_help=False,
+        usage="ramet data inspect FILE… [--model DIR] [--prompts N] [key=value …]",
+        description="What is in data files: schema, sources, prompt lengths, duplicates, bad rows, prompts.",
+        epilog="Keys of data, model, rollout_step, tools and sft count, as in data.columns.prompt=question "
+        "tools=[python]. Ends with exit code 1 if there are problems.",
+    )
+    parser.add_argument("what", nargs="?", choices=["inspect"])
+    parser.add_argument(
+        "files", nargs="*", help="parquet, JSON lines or JSON arrays; default: data.train, data.valid and sft.data"
+    )
+    parser.add_argument("--model", type=Path, help="a model's folder: lengths in tokens, prompts as it sees them")
+    parser.add_argument("--prompts", type=int, default=1, help="how many prompts to print of each file (default: 1)")
+    found = parser.read(arguments if arguments else ["--help"])
+    if found is None:
+        return 0
+    if found.prompts < 0:
+        raise ConfigError(f"--prompts={found.prompts}: must be at least 0")
+    overrides = [text for text in found.files if "=" in text and not Path(text).exists()]
+    files = [text for text in found.files if text not in overrides]
+    report = inspect(files, overrides, model=found.model, prompts=found.prompts)
+    say(report.text)
+    return 0 if report.sound else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

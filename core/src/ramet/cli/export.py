@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ramet.cli.terminal import Parser, say
+from ramet.cli.terminal import Parser, run_folder, say
 from ramet.config.schema import Dtype
 from ramet.errors import ConfigError
 
@@ -20,8 +20,7 @@ USAGE = """ramet export RUN DIR [--step N] [--dtype float32|bfloat16] [--model D
        each also with [--trust-remote-code]"""
 
 
-def run(arguments: Sequence[str], find_run: Callable[[Path], Path]) -> int:
-    """`find_run` turns a name under runs/ into its folder."""
+def run(arguments: Sequence[str]) -> int:
     found = _parser().read(arguments)
     if found is None:
         return 0
@@ -38,9 +37,9 @@ def run(arguments: Sequence[str], find_run: Callable[[Path], Path]) -> int:
             raise ConfigError("--step chooses a checkpoint of a run; with --from-verl name the folder of its shards")
         exported = job.export_verl(found.source, found.out, dtype=dtype or Dtype.BFLOAT16, **common)
     elif found.adapter:
-        exported = job.export_adapter(find_run(found.source), found.out, step=found.step, **common)
+        exported = job.export_adapter(run_folder(found.source), found.out, step=found.step, **common)
     else:
-        exported = job.export_run(find_run(found.source), found.out, dtype=dtype, step=found.step, **common)
+        exported = job.export_run(run_folder(found.source), found.out, dtype=dtype, step=found.step, **common)
     say(report(exported))
     return 0
 

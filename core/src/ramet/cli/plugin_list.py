@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 
-from ramet.cli.terminal import text_table
+from ramet.cli.terminal import Parser, say, text_table
 from ramet.config.catalog import make_catalog
 from ramet.extensions import package_folders
 from ramet.plugin_sources import PRESETS, blocked_plugins
@@ -15,6 +15,17 @@ from ramet.plugins import PluginInfo, load_plugins
 from ramet.registry import BUILTIN
 
 HEADER = ("NAME", "DISTRIBUTION", "VERSION", "CONTRACT", "OFFERS")
+
+
+def run(arguments: Sequence[str]) -> int:
+    parser = Parser(prog="ramet plugins", add_help=False, description="What is installed, and what failed to load.")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    found = parser.read(arguments)
+    if found is None:
+        return 0
+    rows = listing()
+    say(as_json(rows) if found.json else as_table(rows))
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from ramet.errors import ConfigError, ConfigErrors, RametError
@@ -114,3 +115,13 @@ def accept_any_text() -> None:
     """Write out what the locale has no character for (as stderr does by itself), instead of failing on it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def run_folder(run: Path) -> Path:
+    """Return the directory of a run that is given as one, or by its name under runs/."""
+    for folder in (run, Path("runs") / run):
+        if folder.is_dir():
+            return folder
+    raise ConfigError(
+        f"no run {str(run)!r}: neither a directory nor a name under runs/ (working directory: {Path.cwd()})"
+    )

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from engine_subject import TEXTS, EngineUnderTest, expect_reference, run
+
 from ramet.engines.protocol import Completion, Engine, FirstReport, Request, Sampling
-from ramet.testing.engine_subject import TEXTS, EngineUnderTest, expect_reference, run
 from ramet.testing.expect import expect
 
 TURNS = 3

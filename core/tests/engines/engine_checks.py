@@ -12,12 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-
-from ramet.engines.protocol import Capability, Completion, Engine, FinishReason, FirstReport, Sampling
-from ramet.errors import InfraError
-from ramet.models.encoder import Encoder
-from ramet.testing.engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
-from ramet.testing.engine_updates import (
+from engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
+from engine_updates import (
     check_bad_weights,
     check_forks_after_update_in_flight,
     check_update_in_flight,
@@ -25,6 +21,10 @@ from ramet.testing.engine_updates import (
     check_updates_keep_their_order,
     check_weight_update,
 )
+
+from ramet.engines.protocol import Capability, Completion, Engine, FinishReason, FirstReport, Sampling
+from ramet.errors import InfraError
+from ramet.models.encoder import Encoder
 from ramet.testing.expect import expect
 
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from itertools import product
 
 import torch
+from engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
 from transformers import PreTrainedModel
 
 from ramet.engines.protocol import Completion, Engine, FinishReason, FirstReport, Request, Sampling
 from ramet.models.encoder import Encoder
-from ramet.testing.engine_subject import TEXTS, EngineUnderTest, complete, expect_reference, run
 from ramet.testing.expect import expect
 
 LONG = 110  # tokens of requests that are to be cut

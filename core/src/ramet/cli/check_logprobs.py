@@ -1,0 +1,36 @@
+"""`ramet check-logprobs`: do engine and trainer agree?"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from ramet.cli.terminal import Parser
+from ramet.config.compose import compose
+
+
+def run(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        prog="ramet check-logprobs",
+        add_help=False,
+        usage="ramet check-logprobs [--tasks N] [--rollouts N] [--threshold NATS] [--config-dir DIR] [key=value …]",
+        description="Do engine and trainer agree? Plays a few tasks and computes their log-probabilities with both, "
+        "with the engines and policy ranks that `ramet train` would start. Writes nothing.",
+        epilog="Keys are those of `ramet train`. Ends with exit code 1 if the two disagree.",
+    )
+    parser.add_argument("overrides", nargs="*", help="as for the run that is to be trained")
+    parser.add_argument("--tasks", type=int, default=8, help="how many tasks of data.train (default: 8)")
+    parser.add_argument("--rollouts", type=int, default=2, help="rollouts of each task (default: 2)")
+    parser.add_argument(
+        "--threshold", type=float, help="default: 1e-3 in float32, 0.1 in bfloat16; see docs/engines.md"
+    )
+    parser.add_argument("--config-dir", type=Path, help="a folder with more presets and experiments")
+    found = parser.read(arguments)
+    if found is None:
+        return 0
+    resolved = compose(found.overrides, job="train", config_dir=found.config_dir)
+    job = importlib.import_module("ramet.check.logprobs")  # loads torch
+    options = job.Options(tasks=found.tasks, rollouts=found.rollouts, threshold=found.threshold)
+    code: int = job.run(resolved, options)
+    return code
