@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import torch
 
 from ramet.components.build import Components
 from ramet.config.compose import compose
-from ramet.config.schema import Config, TrainConfig
+from ramet.config.schema import Config, KlIn, TrainConfig
+from ramet.policy.batching.rows import Floats, Row
 from ramet.policy.batching.train_batch import TrainBatch
+from ramet.policy.spec import CriticSpec
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.testing.rollouts import answered_rollout
 from ramet.train.groups import StepClock
@@ -21,7 +24,7 @@ from ramet.train.preemption import Preemption
 from ramet.train.run import TrainState
 from ramet.train.specs import policy_spec
 from ramet.train.step_rollouts import PlayedStep
-from ramet.types import AdvantageInputs, AdvantageOutput, Need, Task, user_prompt
+from ramet.types import AdvantageInputs, AdvantageOutput, CriticOptions, Need, Task, user_prompt
 
 TASK = Task(id="t", prompt=user_prompt("?"))
 
@@ -33,8 +36,15 @@ class Plain:
         return AdvantageOutput(advantages=torch.where(batch.mask, batch.rewards[:, None], 0.0))
 
 
+class PlainWithValues(Plain):
+    needs: frozenset[Need] = frozenset({Need.VALUES})
+
+    def __call__(self, batch: AdvantageInputs) -> AdvantageOutput:
+        return replace(super().__call__(batch), returns=batch.values)
+
+
 class Updated:
-    """A policy that keeps the KL coefficients of its updates."""
+    """A policy that keeps the KL coefficients of its updates. It is its reference, and has a critic."""
 
     def __init__(self) -> None:
         self.coefficients: list[float | None] = []
@@ -43,14 +53,29 @@ class Updated:
         self.coefficients.append(batch.kl_coef)
         return {"train/kl_reference": 0.0}
 
+    async def logprobs(self, rows: Sequence[Row]) -> list[Floats]:
+        return [row.engine_logprobs for row in rows]
+
+    async def values(self, rows: Sequence[Row]) -> list[Floats]:
+        return [row.engine_logprobs * 0 for row in rows]
+
+    async def update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
+        return {}
+
+    reference_logprobs = logprobs
+
+
+def groups() -> list[ScoredGroup]:
+    rollouts = [replace(answered_rollout(TASK, text), id=text) for text in ("a", "b")]
+    scored = tuple(ScoredRollout(rollout=rollout, reward=float(i)) for i, rollout in enumerate(rollouts))
+    return [ScoredGroup(task=TASK, rollouts=scored)]
+
 
 @pytest.mark.parametrize(("target", "used"), [(0.1, 0.7), (None, 0.2)])
 def test_a_resumed_run_without_a_target_has_the_coefficient_of_its_configuration(
     target: float | None, used: float, tmp_path: Path
 ) -> None:
     """The checkpoint holds the coefficient that followed a target."""
-    rollouts = [replace(answered_rollout(TASK, text), id=text) for text in ("a", "b")]
-    scored = tuple(ScoredRollout(rollout=rollout, reward=float(i)) for i, rollout in enumerate(rollouts))
     policy = Updated()
     learner = Learner(
         Config(train=TrainConfig(kl_coef=0.2, kl_target=target)),
@@ -62,9 +87,34 @@ def test_a_resumed_run_without_a_target_has_the_coefficient_of_its_configuration
         state=TrainState(data_fingerprint="", kl_coef=0.7),
         preemption=Preemption(1.0),
     )
-    played = PlayedStep(groups=[ScoredGroup(task=TASK, rollouts=scored)], replaced=[])
-    asyncio.run(learner.learn(1, played, None, StepClock()))
+    asyncio.run(learner.learn(1, PlayedStep(groups=groups(), replaced=[]), None, StepClock()))
     assert policy.coefficients == [used]
+
+
+def test_the_coefficient_stays_while_the_critic_alone_learns(tmp_path: Path) -> None:
+    """The policy is its reference then, so the KL is far under any target."""
+    config = Config(train=TrainConfig(kl_coef=0.2, kl_target=0.1, kl_horizon=2, kl_in=KlIn.REWARD, staleness=3))
+    critic = CriticSpec(
+        model=config.model,
+        policy=config.policy,
+        train=config.train,
+        options=CriticOptions(warmup_steps=2),
+        total_steps=4,
+        seed=1,
+    )
+    learner = Learner(
+        config,
+        folder=tmp_path,
+        policy=Updated(),  # type: ignore[arg-type]
+        critic=critic,
+        estimator=PlainWithValues(),
+        needs_reference=True,
+        state=TrainState(data_fingerprint=""),
+        preemption=Preemption(1.0),
+    )
+    played = PlayedStep(groups=groups(), replaced=[])
+    found = [asyncio.run(learner.learn(step, played, None, StepClock()))["train/kl_coef"] for step in range(1, 5)]
+    assert found == pytest.approx([0.2, 0.2, 0.2, 0.2 * 0.8])
 
 
 @pytest.mark.parametrize(("algorithm", "steps"), [("ppo", 20), ("grpo", 0)])

@@ -114,15 +114,15 @@ class Learner:
             raise
         await recording  # before anything uses the new weights
         clock.lap("record")
-        return {**metrics, **reported, **updated, **self._adapt_kl({**reported, **updated}, len(rows))}
+        return {**metrics, **reported, **updated, **self._adapt_kl({**reported, **updated}, len(rows), step)}
 
-    def _adapt_kl(self, metrics: Mapping[str, float], n_rollouts: int) -> dict[str, float]:
+    def _adapt_kl(self, metrics: Mapping[str, float], n_rollouts: int, step: int) -> dict[str, float]:
         """Let the KL coefficient of the next step follow its target. The metric is that of this step."""
         if self._kl.target is None:
             return {}
         used = self._kl.coef
         name = "train/kl_reward" if self._config.train.kl_in is KlIn.REWARD else "train/kl_reference"
-        if name in metrics:  # a step in which only the critic is updated has none
+        if name in metrics and self._policy_learns(step):  # until then the KL is 0, and says nothing
             self._kl.update(metrics[name], n_rollouts)
         self._state.kl_coef = self._kl.coef
         return {"train/kl_coef": used}
@@ -180,9 +180,12 @@ class Learner:
     async def _update(self, batch: TrainBatch, step: int) -> dict[str, float]:
         """The critic first; the policy once the critic is warm."""
         metrics = await self._update_critic(batch, step)
-        if self._critic is None or step > self._critic.options.warmup_steps:
+        if self._policy_learns(step):
             metrics |= await self._policy.update(batch, step)
         return metrics
+
+    def _policy_learns(self, step: int) -> bool:
+        return self._critic is None or step > self._critic.options.warmup_steps
 
     async def _update_critic(self, batch: TrainBatch, step: int) -> dict[str, float]:
         if batch.values is None:
