@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ramet.config.schema import ModelConfig
+from ramet.components.engines import check_engine
+from ramet.config.schema import ClusterConfig, ComponentConfig, Config, ModelConfig
 from ramet.engines.config import VllmEngineConfig
 from ramet.engines.vllm import VllmEngine, check_vllm, environment
 from ramet.engines.vllm.environment import CPU_DEFAULTS, DEFAULTS, REQUIRED, prepare_environment
@@ -78,6 +79,10 @@ def test_more_devices_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert problem == "engine.params.tensor_parallel=2: visible GPUs: 1"
     assert not check_vllm(gpu, VllmEngineConfig())
     assert not check_vllm(ModelConfig(path="anywhere", device="cpu"), VllmEngineConfig(tensor_parallel=2))
+    for address, problems in ((None, [problem]), ("head:6379", [])):  # a cluster's head may have fewer than its nodes
+        engine = ComponentConfig(name="vllm", params=VllmEngineConfig(tensor_parallel=2))
+        cluster = ClusterConfig(name="ray", address=address)
+        assert check_engine(Config(model=gpu, engine=engine, cluster=cluster)) == problems
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class VllmBuilder:
     loads_weights = True
 
     def check(self, config: Config) -> list[str]:
-        return check_vllm(config.model, self.params)
+        return check_vllm(config.model, self.params, here=config.cluster.address is None)
 
     def capabilities(self, config: Config) -> frozenset[Capability]:
         return capabilities(self.params)

@@ -34,8 +34,8 @@ CPU_DEFAULTS = {
 }
 
 
-def check_vllm(model: ModelConfig, config: VllmEngineConfig) -> list[str]:
-    """Problems of this machine with this engine, without importing vLLM."""
+def check_vllm(model: ModelConfig, config: VllmEngineConfig, *, here: bool = True) -> list[str]:
+    """Problems of this machine with this engine, without importing vLLM. `here`: it will run on this machine."""
     problems: list[str] = []
     if find_spec("vllm") is None:
         problems.append(
@@ -50,7 +50,8 @@ def check_vllm(model: ModelConfig, config: VllmEngineConfig) -> list[str]:
             f"model.device={model.device}: the engine vllm takes the first visible GPU; set model.device=cuda and "
             "choose it by CUDA_VISIBLE_DEVICES"
         )
-    return problems + _check_devices(config, cpu=model.device == "cpu" or not torch.cuda.is_available())
+    on_cpu = model.device == "cpu" or not torch.cuda.is_available()
+    return problems + (_check_devices(config, cpu=on_cpu) if here else [])
 
 
 def prepare_environment(*, cpu: bool) -> None:
