@@ -1,4 +1,4 @@
-"""Layers: no file imports one of a higher layer, no files import each other in a circle, and `ramet --help` is light.
+"""Layers: no file imports one of a higher layer, no files or folders import each other, and `ramet --help` is light.
 
 A package is a folder or module right below `ramet`; `docs/design.md` has the same table.
 """
@@ -174,6 +174,12 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         free |= ready
     circle = {module: sorted(others - free) for module, others in needed.items() if module not in free}
     assert not circle, f"these files import each other in a circle, or a file of one: {circle}"
+
+
+def test_no_folders_import_each_other() -> None:
+    """Also within a layer, and also for types alone."""
+    arrows = {(package, to) for package, to, _ in core_imports() if package != to and "" not in (package, to)}
+    assert {(one, other) for one, other in arrows if (other, one) in arrows} == set()
 
 
 def test_the_contract_needs_only_the_standard_library_and_pluggy() -> None:

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "async_step"))
 from harness import make_inputs, measured, print_table, shown, spread, write_results
 
 from ramet.config.compose import compose
+from ramet.io.terminal_line import TerminalLine
 from ramet.tracking.run_log import RunLog
-from ramet.tracking.terminal_line import TerminalLine
 from ramet.train.training import run
 
 TASKS, GROUP = 8, 8  # of a step

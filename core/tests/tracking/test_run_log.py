@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ramet.errors import ConfigErrors, InfraError
+from ramet.io import repeats
 from ramet.runs.stopped import Stopped
-from ramet.tracking import repeats, run_log
+from ramet.tracking import run_log
 from ramet.tracking.log import ConsoleHandler
 from ramet.tracking.run_log import StepLog, recording
 

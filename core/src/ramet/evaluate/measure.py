@@ -20,6 +20,7 @@ from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.rollouts_file import group_record
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
 from ramet.event_loop import is_cancelled
+from ramet.io import repeats
 from ramet.lifecycle import close_component, start_component
 from ramet.openai_client.exchanges import collected
 from ramet.output_checks import metrics_problem
@@ -29,7 +30,6 @@ from ramet.rollout.plan import check_groups
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.stateful import DEFECT, is_defect
 from ramet.rollout.worker import RolloutPlan
-from ramet.tracking import repeats
 from ramet.types import Benchmark, Group, Rollout, Task
 
 logger = logging.getLogger(__name__)

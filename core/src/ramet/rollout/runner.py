@@ -16,6 +16,7 @@ from typing import Any
 from ramet.config.schema import RolloutConfig
 from ramet.errors import ConfigError, InfraError, PluginError
 from ramet.event_loop import is_cancelled
+from ramet.io import repeats
 from ramet.output_checks import begin_problem, state_key_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
@@ -26,7 +27,6 @@ from ramet.rollout.stateful import DEFECT, ENVIRONMENT, StateFailed, is_defect
 from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.turn_context import FirstTokensHook, TurnContext, end_if_pruned, state_of
-from ramet.tracking import repeats
 from ramet.types import (
     Fault,
     Insert,

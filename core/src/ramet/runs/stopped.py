@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ramet.config.sections import TRUST
 from ramet.errors import ConfigError, InfraError, PluginError
-from ramet.tracking.terminal_line import erase_at_once
+from ramet.io.terminal_line import erase_at_once
 
 if TYPE_CHECKING:  # the command line loads this module for `ramet --help`
     from ramet.config.resolved import Resolved

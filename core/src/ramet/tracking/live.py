@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 
 from ramet.io.json_values import visible
-from ramet.tracking.terminal_line import TerminalLine, is_live
+from ramet.io.terminal_line import TerminalLine, is_live
 
 PERIOD_S = 0.25  # between two drawings
 GAP = "  "

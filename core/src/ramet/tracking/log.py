@@ -14,8 +14,8 @@ import warnings
 from typing import Any, TextIO
 
 from ramet.config.secrets import hide
+from ramet.io import repeats
 from ramet.io.json_values import visible
-from ramet.tracking import repeats
 
 _format_warning = warnings.formatwarning
 

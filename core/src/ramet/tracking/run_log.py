@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ramet.errors import ConfigErrors
-from ramet.tracking import repeats
+from ramet.io import repeats
 from ramet.tracking.console import StepLines
 from ramet.tracking.log import harmless
 

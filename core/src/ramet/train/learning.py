@@ -18,6 +18,7 @@ from ramet.algorithms.kl_control import KlController, KlPenalty, kl_penalty
 from ramet.cluster.interfaces import Policy
 from ramet.config.schema import Config, KlIn, OldLogprobs
 from ramet.errors import ConfigError, PluginError, RametError
+from ramet.io import repeats
 from ramet.output_checks import advantage_problem
 from ramet.plugin_code import defined_at, failed, named
 from ramet.plugins import origin
@@ -33,7 +34,6 @@ from ramet.policy.batching.rows import (
 from ramet.policy.batching.train_batch import TrainBatch
 from ramet.policy.mutation_guard import unchanged
 from ramet.policy.spec import CriticSpec
-from ramet.tracking import repeats
 from ramet.train.groups import StepClock, lag_metrics
 from ramet.train.preemption import Preemption
 from ramet.train.recording import record_step

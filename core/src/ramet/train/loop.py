@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from ramet.errors import RametError
 from ramet.event_loop import cancel_and_wait
+from ramet.io import repeats
 from ramet.policy.checkpoint.store import CheckpointScore
 from ramet.policy.errors import TrainingDiverged
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.scoring import ScoredGroup, check_failures
-from ramet.tracking import repeats
 from ramet.train.admission import AdmittedRollouts, PlayedGroup, TaskStream
 from ramet.train.groups import (
     StepClock,

@@ -27,6 +27,7 @@ from ramet.config.secrets import HIDDEN
 from ramet.errors import ConfigError, raise_all
 from ramet.event_loop import run_async
 from ramet.export.job import find_checkpoint
+from ramet.io import repeats
 from ramet.models.check import check_model
 from ramet.models.torch_setup import check_torch, set_up_torch
 from ramet.policy.check import check_policy
@@ -38,7 +39,6 @@ from ramet.runs.manifest import Manifest, make_manifest, model_files, model_fing
 from ramet.runs.own_files import file_rights
 from ramet.runs.resume import RunState, changes
 from ramet.runs.run_dir import RunDir
-from ramet.tracking import repeats
 from ramet.tracking.run_log import recording
 from ramet.tracking.trackers import open_trackers
 from ramet.train.groups import StepClock, reward_metrics, source_metrics

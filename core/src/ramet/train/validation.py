@@ -21,11 +21,11 @@ from ramet.config.schema import Config, TrainConfig
 from ramet.evaluate.measure import MeasuredTask, measure_tasks
 from ramet.evaluate.results import measured
 from ramet.evaluate.tasks import TaskResult
+from ramet.io import repeats
 from ramet.policy.checkpoint.store import CheckpointScore, score_of
 from ramet.rollout.plan import RolloutPlan
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import ScoredGroup, Scorer
-from ramet.tracking import repeats
 from ramet.train.groups import play
 from ramet.train.recording import record_validation
 from ramet.train.valid_data import REWARD, ValidData

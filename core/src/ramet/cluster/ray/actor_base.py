@@ -24,9 +24,9 @@ from ramet.cluster.ray.driver_environment import DriverEnvironment
 from ramet.components.services import RunServices
 from ramet.components.toolbox import Schemas
 from ramet.config.schema import Config, RunConfig
+from ramet.io import repeats
 from ramet.policy.progress import PassProgress
 from ramet.rollout.progress import RolloutProgress
-from ramet.tracking import repeats
 from ramet.tracking.log import make_records_harmless, quiet_libraries
 
 if TYPE_CHECKING:

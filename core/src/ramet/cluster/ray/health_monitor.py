@@ -14,7 +14,7 @@ import ray
 
 from ramet.cluster.ray.actor_base import LogLine, Ping
 from ramet.cluster.ray.worker import RayWorker, WorkerLost, translated
-from ramet.tracking import repeats
+from ramet.io import repeats
 
 PERIOD_S = 1.0
 SILENCE_S = 10.0

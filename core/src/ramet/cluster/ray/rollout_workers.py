@@ -20,7 +20,7 @@ from ramet.cluster.ray.worker_pool import WorkerPool, run_together
 from ramet.components.toolbox import ToolNames
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import InfraError
-from ramet.tracking import repeats
+from ramet.io import repeats
 
 logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3  # of rollout workers, within RESTART_WINDOW_S: a long run may lose one now and then

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ramet.tracking import repeats
+from ramet.io import repeats
 from ramet.tracking.log import ConsoleHandler
 
 logger = logging.getLogger("ramet.test.repeats")

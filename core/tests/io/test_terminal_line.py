@@ -13,7 +13,7 @@ from typing import TextIO
 
 import pytest
 
-from ramet.tracking.terminal_line import ERASE, TerminalLine, erase_at_once, is_live
+from ramet.io.terminal_line import ERASE, TerminalLine, erase_at_once, is_live
 
 
 class Terminal:
