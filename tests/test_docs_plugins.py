@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import pytest
 
 import ramet
-from ramet import CallStatus, ConfigError, InfraError, Task, ToolCall, ToolError, hookspecs, user_prompt
+from ramet import CallStatus, ConfigError, InfraError, Task, ToolCall, ToolError, ToolRecord, hookspecs, user_prompt
 from ramet.component_checks import OPTIONAL, PROTOCOLS
 from ramet.config.compose import compose
 from ramet.config.schema import RolloutConfig, SystemPrompt, ToolConfig
@@ -35,8 +35,7 @@ from ramet.plugin_sources import GROUP, PRESETS, Source
 from ramet.plugins import load_from, load_plugins
 from ramet.rollout.config import TagsConfig
 from ramet.rollout.steps.tags import Tags
-from ramet.rollout.tools.executor import ToolOutcome
-from ramet.rollout.tools.runtime import ToolRuntime
+from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.watchdog import Watchdog
 from ramet.rollout.worker import RolloutWorker
 from ramet.scaffold import KINDS
@@ -326,14 +325,13 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.shutdown()
 
 
-async def called(tool: Any, *calls: ToolCall, **config: Any) -> list[ToolOutcome]:
+async def called(tool: Any, *calls: ToolCall, **config: Any) -> list[ToolRecord]:
     """As a rollout worker calls it, all at once."""
-    limits = ToolConfig(**config)
-    runtime = ToolRuntime({tool.schema.name: (tool, limits)}, tiny_encoder(), Watchdog(60))
+    runner = ToolRunner(tool.schema.name, tool, ToolConfig(**config), tiny_encoder(), Watchdog(60))
     try:
-        return list(await asyncio.gather(*(runtime.run(call) for call in calls)))
+        return [end.record for end in await asyncio.gather(*(runner.run(call) for call in calls))]
     finally:
-        await runtime.close()
+        await runner.close()
 
 
 def test_the_lookup_of_the_page_waits_when_asked_to_and_keeps_from_the_tasks_own_page(
@@ -343,7 +341,7 @@ def test_the_lookup_of_the_page_waits_when_asked_to_and_keeps_from_the_tasks_own
     task = Task(id="t", prompt=(), metadata={"page": "page/b"})
     calls = [ToolCall(name="lookup", arguments={"word": word}, task=task) for word in "ab"]
 
-    async def main() -> tuple[list[ToolOutcome], float]:
+    async def main() -> tuple[list[ToolRecord], float]:
         tool = made.Lookup(made.LookupConfig(urls=[service], per_s=1000))
         with local_services() as services:
             await tool.start(services)

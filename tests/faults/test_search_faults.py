@@ -21,11 +21,10 @@ import pytest
 pytest.importorskip("torch")
 
 from ramet.config.schema import ToolConfig
-from ramet.rollout.tools.executor import ToolOutcome
-from ramet.rollout.tools.runtime import ToolRuntime
+from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.watchdog import Watchdog
 from ramet.testing import tiny_encoder
-from ramet.types import CallStatus, ToolCall
+from ramet.types import CallStatus, ToolCall, ToolRecord
 from ramet_tools_bing import SearchConfig, SearchTool
 
 ROLLOUTS = 256
@@ -58,20 +57,21 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def played(tool: SearchTool, queries: list[str], *, left_s: float, **limits: Any) -> list[ToolOutcome]:
+async def played(tool: SearchTool, queries: list[str], *, left_s: float, **limits: Any) -> list[ToolRecord]:
     """One rollout for each query, all at once, with so much time."""
     settings = ToolConfig(**{"timeout_s": 10.0, "concurrency": 64, **limits})
-    runtime = ToolRuntime({"search": (tool, settings)}, tiny_encoder(), Watchdog(60))
+    runner = ToolRunner("search", tool, settings, tiny_encoder(), Watchdog(60))
     ends_at = asyncio.get_running_loop().time() + left_s
     try:
-        return await asyncio.gather(
+        ends = await asyncio.gather(
             *(
-                runtime.run(ToolCall(name="search", arguments={"query": query}, rollout=f"r{n}"), ends_at=ends_at)
+                runner.run(ToolCall(name="search", arguments={"query": query}, rollout=f"r{n}"), ends_at=ends_at)
                 for n, query in enumerate(queries)
             )
         )
+        return [end.record for end in ends]
     finally:
-        await runtime.close()
+        await runner.close()
 
 
 def stored(folder: str) -> dict[str, list[str]]:
@@ -81,7 +81,7 @@ def stored(folder: str) -> dict[str, list[str]]:
     return {value["query"]: [item["text"] for item in value["items"]] for value in map(json.loads, rows)}
 
 
-def is_answer(outcome: ToolOutcome, query: str) -> bool:
+def is_answer(outcome: ToolRecord, query: str) -> bool:
     return outcome.status is CallStatus.OK and outcome.text.startswith(f"[1] {query} 1\n")
 
 
@@ -94,7 +94,7 @@ def test_every_fault_at_once_gives_answers_or_failures_of_ours(options: dict[str
         fault, _, number = query.rpartition(" no ")
         return fault if n == 1 or int(number) % 4 == 0 else "good"
 
-    async def main() -> tuple[list[ToolOutcome], Any]:
+    async def main() -> tuple[list[ToolRecord], Any]:
         async with SERVERS.FaultServer(plan) as server:
             tool = SearchTool(SearchConfig(url=server.url, when_down=when_down, **options))
             return await played(tool, queries, left_s=5.0), server
@@ -120,7 +120,7 @@ def test_calls_wait_while_the_service_is_down_and_none_is_masked(
         asked.append(time.monotonic())
         return fault if asked[-1] - asked[0] < down_s else "good"
 
-    async def main() -> list[ToolOutcome]:
+    async def main() -> list[ToolRecord]:
         async with SERVERS.FaultServer(plan) as server:
             tool = SearchTool(SearchConfig(url=server.url, **options))
             return await played(tool, [f"q{n}" for n in range(ROLLOUTS)], left_s=30.0, retries=1)
@@ -136,7 +136,7 @@ def test_calls_wait_while_the_service_is_down_and_none_is_masked(
 
 
 def test_when_rollouts_are_to_be_masked_they_do_not_wait(options: dict[str, Any]) -> None:
-    async def main() -> tuple[list[ToolOutcome], int]:
+    async def main() -> tuple[list[ToolRecord], int]:
         async with SERVERS.FaultServer(lambda query, n: "500") as server:
             tool = SearchTool(SearchConfig(url=server.url, when_down="mask", **options))
             return await played(tool, [f"q{n}" for n in range(ROLLOUTS)], left_s=30.0, retries=0), server.total
@@ -152,7 +152,7 @@ def test_stored_answers_are_given_while_the_service_is_down(options: dict[str, A
     def plan(query: str, n: int) -> str:
         return "good" if query.startswith("known") else "500"
 
-    async def main() -> list[ToolOutcome]:
+    async def main() -> list[ToolRecord]:
         async with SERVERS.FaultServer(plan) as server:
             tool = SearchTool(SearchConfig(url=server.url, when_down="mask", **{**options, "down_s": 60.0}))
             known = [f"known {n}" for n in range(64)]
@@ -165,7 +165,7 @@ def test_stored_answers_are_given_while_the_service_is_down(options: dict[str, A
 
 
 def test_the_rollouts_deadline_bounds_the_wait(options: dict[str, Any]) -> None:
-    async def main() -> list[ToolOutcome]:
+    async def main() -> list[ToolRecord]:
         async with SERVERS.FaultServer(lambda query, n: "429 after 1") as server:
             tool = SearchTool(SearchConfig(url=server.url, **options))
             return await played(tool, [f"q{n}" for n in range(64)], left_s=3.0)
@@ -176,7 +176,7 @@ def test_the_rollouts_deadline_bounds_the_wait(options: dict[str, Any]) -> None:
 
 
 def test_equal_queries_of_a_group_are_one_request(options: dict[str, Any]) -> None:
-    async def main() -> tuple[list[ToolOutcome], int]:
+    async def main() -> tuple[list[ToolRecord], int]:
         async with SERVERS.FaultServer() as server:
             tool = SearchTool(SearchConfig(url=server.url, **options))
             queries = [("who is it", " who  is it ", "who\nis it")[n % 3] for n in range(ROLLOUTS)]

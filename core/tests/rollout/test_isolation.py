@@ -13,7 +13,7 @@ from ramet.config.schema import ToolConfig
 from ramet.errors import InfraError
 from ramet.models.encoder import Encoder
 from ramet.rollout.plan import RolloutPlan
-from ramet.rollout.tools import runtime as tool_runtime
+from ramet.rollout.tools import runner
 from ramet.testing.doubles import Reply, ScriptedEngine, echo_tool
 from ramet.types import SegmentKind, StepResult, StopReason, ToolCall, ToolResult
 
@@ -78,7 +78,7 @@ def test_a_tool_that_hangs_harms_only_its_own_rollout(play: Play) -> None:
 
 
 def test_a_tool_that_raises_harms_only_its_own_rollout(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_runtime, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(runner, "BACKOFF_S", 0.01)
 
     def fail(call: ToolCall) -> float:
         if call.arguments["text"] == "3":

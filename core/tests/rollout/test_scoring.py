@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from ramet import ConfigError, Fault, Group, InfraError, PluginError, Rollout, Score, Task, per_rollout, user_prompt
+from ramet.rollout.faults import is_defect
 from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward, check_failures, n_unjudged
-from ramet.rollout.stateful import is_defect
 from ramet.testing import written_rollout
 
 ONE_EACH = "return one per rollout, None where it cannot judge"

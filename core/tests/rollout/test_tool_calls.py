@@ -16,19 +16,18 @@ from ramet.errors import InfraError, PluginError
 from ramet.models.encoder import Encoder
 from ramet.rollout.record import GroupRecord, read_records, write_records
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
-from ramet.rollout.tools import runtime as tool_runtime
-from ramet.rollout.tools.executor import ToolOutcome
-from ramet.rollout.tools.runtime import ToolRuntime
+from ramet.rollout.tools import runner as tool_runner
+from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.watchdog import Watchdog
 from ramet.testing.doubles import EchoTool, echo_tool
-from ramet.types import CallStatus, RolloutState, StepContext, StepResult, StopReason, ToolCall, ToolResult
+from ramet.types import CallStatus, RolloutState, StepContext, StepResult, StopReason, ToolCall, ToolRecord, ToolResult
 
 Play = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_runtime, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(tool_runner, "BACKOFF_S", 0.01)
 
 
 class Gathers:
@@ -124,16 +123,16 @@ def test_metadata_that_is_no_json_stops_the_run(play: Play, metadata: Any, probl
 
 def run(
     encoder: Encoder, tool: EchoTool, texts: Sequence[Any], *, left_s: float | None = None, **config: Any
-) -> tuple[list[ToolOutcome], dict[str, float]]:
+) -> tuple[list[ToolRecord], dict[str, float]]:
     """All calls at once, each from a rollout of its own that has `left_s` until its deadline."""
 
-    async def main() -> tuple[list[ToolOutcome], dict[str, float]]:
-        runtime = ToolRuntime({"python": (tool, ToolConfig(**config))}, encoder, Watchdog(60))
+    async def main() -> tuple[list[ToolRecord], dict[str, float]]:
+        runner = ToolRunner("python", tool, ToolConfig(**config), encoder, Watchdog(60))
         calls = [ToolCall(name="python", arguments={"text": t}, rollout=str(i)) for i, t in enumerate(texts)]
         ends_at = None if left_s is None else asyncio.get_running_loop().time() + left_s
-        outcomes = await asyncio.gather(*(runtime.run(call, ends_at=ends_at) for call in calls))
-        await runtime.close()
-        return outcomes, runtime.metrics()
+        ends = await asyncio.gather(*(runner.run(call, ends_at=ends_at) for call in calls))
+        await runner.close()
+        return [end.record for end in ends], runner.stats.metrics("tool/python")
 
     return asyncio.run(main())
 
@@ -201,9 +200,9 @@ def test_the_watchdog_knows_of_the_wait(encoder: Encoder, caplog: pytest.LogCapt
     async def main() -> None:
         watchdog = Watchdog(0.1)
         tool = echo_tool(error=InfraError("429", retry_after_s=0.5), fails=1)
-        runtime = ToolRuntime({"python": (tool, ToolConfig())}, encoder, watchdog)
+        runner = ToolRunner("python", tool, ToolConfig(), encoder, watchdog)
         with watchdog.watching():
-            await runtime.run(ToolCall(name="python", arguments={"text": "x"}, rollout="r"))
+            await runner.run(ToolCall(name="python", arguments={"text": "x"}, rollout="r"))
 
     with caplog.at_level("WARNING"):
         asyncio.run(main())
@@ -215,7 +214,7 @@ def test_the_watchdog_knows_of_the_wait(encoder: Encoder, caplog: pytest.LogCapt
 def test_the_console_says_why_calls_wait_and_not_for_each_of_them(
     encoder: Encoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ramet.rollout.tools.runtime.REPORTED_WAIT_S", 0.2)
+    monkeypatch.setattr("ramet.rollout.tools.runner.REPORTED_WAIT_S", 0.2)
     tool = echo_tool(error=InfraError("the index is down", retry_after_s=0.2), fails=6)
     with caplog.at_level("WARNING"):
         run(encoder, tool, ["a", "b", "c"])

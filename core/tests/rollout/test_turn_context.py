@@ -10,7 +10,7 @@ import pytest
 
 from ramet.config.schema import ToolConfig
 from ramet.errors import InfraError, PluginError, ToolError
-from ramet.rollout.tools import runtime as tool_runtime
+from ramet.rollout.tools import runner
 from ramet.testing.doubles import EchoTool, Reply, echo_tool
 from ramet.types import RolloutState, StepContext, StepResult, StopReason, Task, ToolCall, ToolResult, Untrusted
 
@@ -20,7 +20,7 @@ TURNS = 3
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_runtime, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(runner, "BACKOFF_S", 0.01)
 
 
 class TwoAtOnce:

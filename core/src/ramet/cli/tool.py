@@ -40,11 +40,11 @@ def run(arguments: Sequence[str]) -> int:
     from ramet.config.compose import compose
 
     resolved = compose(without_model(overrides), job="tool", config_dir=found.config_dir)
-    outcome = importlib.import_module("ramet.play.tool_call").run(resolved, name, text)
-    say(outcome.text)
-    cut = ", cut to tools.*.max_result_tokens" if outcome.truncated else ""
-    complain(f"{outcome.status}: {outcome.run_s:.3f} s, attempts: {outcome.attempts}{cut}")
-    return USER if outcome.defect else CODES[outcome.status]
+    record, error = importlib.import_module("ramet.play.tool_call").run(resolved, name, text)
+    say(record.text)
+    cut = ", cut to tools.*.max_result_tokens" if record.truncated else ""
+    complain(f"{record.status}: {record.run_s:.3f} s, attempts: {record.attempts}{cut}")
+    return USER if getattr(error, "defect", False) else CODES[record.status]
 
 
 def _is_setting(text: str) -> bool:
@@ -58,7 +58,7 @@ def _parser() -> Parser:
         prog="ramet tool",
         add_help=False,
         usage="ramet tool call NAME [ARGUMENTS] [--config-dir DIR] [key=value …]",
-        description="One call of a tool, through the runtime of rollouts: its time-out, retries and limits hold.",
+        description="One call of a tool, as rollouts make it: its time-out, retries and limits hold.",
         epilog="ARGUMENTS are what a model writes in a call: the text, if the tool has one required text, else a JSON "
         "object; - reads them from the standard input. Keys are those of a run, as in tools=[search] "
         "tools.search.timeout_s=5; where they choose no tool, tools=[NAME]. The result is printed, and how "

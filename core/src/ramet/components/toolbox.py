@@ -193,10 +193,9 @@ def tool_names(config: Config) -> ToolNames:
         with tempfile.TemporaryDirectory(prefix="ramet-tools-") as folder:
             box = await open_tools(config, RunServices(folder=Path(folder), seed=config.run.seed), for_schemas=True)
             await box.close_sets()
-        tools = {name: (tool, settings.timeout_s) for name, (tool, settings) in box.tools.items()}
         started = bool(box.sets) or any(hasattr(tool, "start") for tool, _ in box.tools.values())
         return ToolNames(
-            schemas=box.schemas, sets=box.set_schemas, stateful=tool_components(tools), are_started=started
+            schemas=box.schemas, sets=box.set_schemas, stateful=tool_components(box.tools), are_started=started
         )
 
     return run_async(find())

@@ -26,9 +26,9 @@ from ramet.openai_client.exchanges import collected
 from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
+from ramet.rollout.faults import DEFECT, is_defect
 from ramet.rollout.plan import check_groups
 from ramet.rollout.record import GroupRecord
-from ramet.rollout.stateful import DEFECT, is_defect
 from ramet.rollout.worker import RolloutPlan
 from ramet.types import Benchmark, Group, Rollout, Task
 

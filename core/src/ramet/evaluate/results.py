@@ -26,7 +26,7 @@ from ramet.evaluate.tasks import (
     tool_statistics,
 )
 from ramet.io.json_values import as_object
-from ramet.rollout.stateful import DEFECT
+from ramet.rollout.faults import DEFECT
 
 NO_TASKS = '\n   "tasks": []'  # of a benchmark in the file, without tasks
 

@@ -21,10 +21,9 @@ from ramet.errors import ConfigError, ToolError
 from ramet.event_loop import run_async
 from ramet.rollout.stateful import tool_components
 from ramet.rollout.steps.tags import call_arguments
-from ramet.rollout.tools.executor import ToolOutcome
-from ramet.rollout.tools.runtime import ToolRuntime
+from ramet.rollout.tools.runner import CallEnd, ToolRunner, refused_call
 from ramet.rollout.watchdog import Watchdog
-from ramet.types import CallStatus, Task, Tool, ToolCall, ToolSchema, user_prompt
+from ramet.types import Task, Tool, ToolCall, ToolSchema, user_prompt
 
 if TYPE_CHECKING:
     from ramet.models.encoder import Encoder
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 UNLIMITED = 1 << 40
 
 
-def run(resolved: Resolved, name: str, text: str) -> ToolOutcome:
+def run(resolved: Resolved, name: str, text: str) -> CallEnd:
     """Call the tool with `text` as a model writes it between tags: a text, or a JSON object of arguments.
 
     Raises `ConfigError` for a tool that is not configured, and what opening the tools raises.
@@ -41,7 +40,7 @@ def run(resolved: Resolved, name: str, text: str) -> ToolOutcome:
     return run_async(_run(resolved.config, name, text))
 
 
-async def _run(config: Config, name: str, text: str) -> ToolOutcome:
+async def _run(config: Config, name: str, text: str) -> CallEnd:
     with tempfile.TemporaryDirectory(prefix="ramet-tool-") as folder:
         box = await open_tools(config, RunServices(folder=Path(folder), seed=config.run.seed))
         try:
@@ -86,23 +85,23 @@ def _encoder(config: Config) -> Encoder | None:
     return build_encoder(config) if has_tokenizer(config.model) else None
 
 
-async def _call(config: Config, tool: Tool, settings: ToolConfig, schema: ToolSchema, text: str) -> ToolOutcome:
-    try:
-        nothing = not text.strip() and not schema.parameters.get("required")
-        arguments = {} if nothing else call_arguments(schema, text)
-        _say_if_json(schema, text)
-    except ToolError as error:
-        return ToolOutcome(status=CallStatus.ERROR, text=str(error), raised=True)
+async def _call(config: Config, tool: Tool, settings: ToolConfig, schema: ToolSchema, text: str) -> CallEnd:
+    call = ToolCall(name=schema.name, arguments={}, rollout="call", task=Task(id="call", prompt=user_prompt("call")))
+    if text.strip() or schema.parameters.get("required"):
+        try:
+            call = replace(call, arguments=call_arguments(schema, text))
+        except ToolError as error:
+            return refused_call(call, str(error))
+    _say_if_json(schema, text)
     encoder = _encoder(config)
     if encoder is None:
         encoder, settings = cast("Encoder", NoTokens()), replace(settings, max_result_tokens=UNLIMITED)
-    runtime = ToolRuntime({schema.name: (tool, settings)}, encoder, Watchdog(config.rollout.watchdog_s))
-    task = Task(id="call", prompt=user_prompt("call"))
-    call = ToolCall(name=schema.name, arguments=arguments, rollout="call", task=task)
-    for component in tool_components(runtime.tools):
-        state = await component.owner.open(task, config.run.seed)
+    runner = ToolRunner(schema.name, tool, settings, encoder, Watchdog(config.rollout.watchdog_s))
+    assert call.task is not None
+    for component in tool_components({schema.name: (tool, settings)}):
+        state = await component.owner.open(call.task, config.run.seed)
         try:
-            return await runtime.run(replace(call, state=state))
+            return await runner.run(replace(call, state=state))
         finally:
             await component.owner.close(state)
-    return await runtime.run(call)
+    return await runner.run(call)

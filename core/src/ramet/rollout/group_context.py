@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from ramet.rollout.observer import RolloutObserver
 from ramet.rollout.plan import ResolvedPlan
 from ramet.rollout.progress import RunCounts
 from ramet.rollout.stateful import StatefulComponent
-from ramet.rollout.tools.runtime import ToolRuntime
+from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import Task, ToolSchema
@@ -28,7 +29,7 @@ class GroupContext:
 
     engine: Engine
     encoder: Encoder
-    tools: ToolRuntime
+    tools: Mapping[str, ToolRunner]
     task: Task
     schemas: tuple[ToolSchema, ...]  # of the tools that the task may use
     watchdog: Watchdog

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ramet.plugins import origin
+from ramet.rollout.faults import RolloutFailed, StateFailed
 from ramet.rollout.group_context import GroupContext
-from ramet.rollout.stateful import ENVIRONMENT, StateFailed, StatefulComponent
+from ramet.rollout.stateful import ENVIRONMENT, StatefulComponent
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.turn_context import TurnContext, state_of
-from ramet.types import CallStatus, Generation, Insert, RolloutStep, SegmentKind, ToolCall
+from ramet.types import Generation, Insert, RolloutStep, SegmentKind, ToolCall
 
 
 class Replayer:
@@ -44,12 +45,12 @@ class Replayer:
                 state=state,
                 environment=environment,
             )
-            outcome = await self._context.tools.run(call, ends_at=live.ends_at)
-            if outcome.status is CallStatus.INFRA:
-                text = f"replay: the call of turn {record.turn} failed: {outcome.text}"
-                raise StateFailed(component.name, text, defect=outcome.defect)
+            now, error = await self._context.tools[call.name].run(call, ends_at=live.ends_at)
+            if isinstance(error, RolloutFailed):
+                text = f"replay: the call of turn {record.turn} failed: {now.text}"
+                raise StateFailed(component.name, text, defect=error.defect)
             what = f"the call of turn {record.turn} of {origin(component.owner)}"
-            _compare(component.name, what, outcome.text, record.text)
+            _compare(component.name, what, now.text, record.text)
 
     async def _turns(self, live: LiveRollout, state: Any) -> None:
         who = f" of {origin(self._step)}"

@@ -21,9 +21,10 @@ from ramet.output_checks import begin_problem, state_key_problem, step_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.deadlines import DeadlineQueue, TaskLimit
+from ramet.rollout.faults import DEFECT, RolloutFailed, is_defect
 from ramet.rollout.group_context import GroupContext
 from ramet.rollout.keys import RolloutKey
-from ramet.rollout.stateful import DEFECT, ENVIRONMENT, StateFailed, is_defect
+from ramet.rollout.stateful import ENVIRONMENT
 from ramet.rollout.states import States
 from ramet.rollout.tree import LiveRollout
 from ramet.rollout.turn_context import FirstTokensHook, TurnContext, end_if_pruned, state_of
@@ -116,8 +117,8 @@ class RolloutRunner:
             return Fault(where="deadline", message=f"not finished within {key}={value:g} (turn {live.turn})")
         if live.fault is not None:
             return live.fault
-        if isinstance(error, StateFailed):
-            return Fault(where=error.where, message=str(error))
+        if isinstance(error, RolloutFailed):
+            return error.fault
         raised = f"raised {type(error).__name__}: {error}{raised_at(error)}"
         if not is_defect(error):
             return Fault(where="step", message=f"{self._step_name} {raised}")

@@ -25,8 +25,8 @@ from ramet.io import repeats
 from ramet.lifecycle import close_component
 from ramet.output_checks import as_number, score_problem, scores_problem
 from ramet.plugin_code import defined_at, failed, named, raised_at
-from ramet.rollout.stateful import DEFECT, is_defect
-from ramet.rollout.tools.runtime import BACKOFF_S, MAX_BACKOFF_S
+from ramet.rollout.faults import DEFECT, is_defect
+from ramet.rollout.tools.runner import BACKOFF_S, MAX_BACKOFF_S
 from ramet.types import Fault, Group, Reward, Rollout, RolloutScore, Score, Task
 
 logger = logging.getLogger(__name__)

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, replace
-from subprocess import SubprocessError
 from typing import Any, cast
 
-from ramet.errors import InfraError
-from ramet.helpers import CLIENTS
+from ramet.config.schema import ToolConfig
 from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
 from ramet.types import BranchPolicy, Need, RolloutStep, Stateful, Tool
 
 ENVIRONMENT = "rollout step"  # the name of an environment's state; no tool can have it
-OUTSIDE = (InfraError, OSError, MemoryError, EOFError, BrokenExecutor, SubprocessError, asyncio.CancelledError)
-DEFECT = "plugin:"  # how `Fault.where` begins if a plugin's own code is to blame
-
-
-class StateFailed(InfraError):
-    """A state could not be opened, copied or replayed; `where` is that of the fault which masks the rollout."""
-
-    def __init__(self, name: str, message: str, *, defect: bool = False) -> None:
-        super().__init__(message)
-        self.where = f"{DEFECT if defect else ''}state:{name}"
-
-
-def is_defect(error: BaseException) -> bool:
-    """Whether what a component raised is its own mistake, and not a failure of a service, a disk or a machine.
-
-    A resume would meet a mistake again, so what is masked by one ends a run with another exit code.
-    """
-    if isinstance(error, BaseExceptionGroup):  # of an asyncio.TaskGroup
-        return all(is_defect(inner) for inner in error.exceptions)
-    outside = any(base.__module__.partition(".")[0] in CLIENTS for base in type(error).__mro__)
-    if outside or isinstance(error, OUTSIDE):
-        return False
-    return error.__cause__ is None or is_defect(error.__cause__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +39,16 @@ def step_component(step: RolloutStep) -> tuple[StatefulComponent, ...]:
     return (StatefulComponent(name=ENVIRONMENT, owner=cast(Stateful[Any], step)),) if is_stateful(step) else ()
 
 
-def tool_components(tools: Mapping[str, tuple[Tool, float]]) -> tuple[StatefulComponent, ...]:
-    """Those of these tools that hold states, by the first of the tools that share one. With each comes its time-out in
-    seconds.
-    """
+def tool_components(tools: Mapping[str, tuple[Tool, ToolConfig]]) -> tuple[StatefulComponent, ...]:
+    """Those of these tools that hold states, by the first of the tools that share one."""
     found: dict[int, StatefulComponent] = {}
-    for name, (tool, timeout_s) in tools.items():
+    for name, (tool, config) in tools.items():
         owner = getattr(tool, "state_owner", tool if is_stateful(tool) else None)
         if owner is None:
             continue
         known = found.get(id(owner))
         found[id(owner)] = (
-            StatefulComponent(name=name, owner=cast(Stateful[Any], owner), timeout_s=timeout_s, tools=(name,))
+            StatefulComponent(name=name, owner=cast(Stateful[Any], owner), timeout_s=config.timeout_s, tools=(name,))
             if known is None
             else replace(known, tools=(*known.tools, name))
         )

@@ -9,7 +9,6 @@ it has not been used since. What nothing can need any more is closed at once, an
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +17,12 @@ from ramet.errors import ConfigError, PluginError
 from ramet.plugin_code import named, raised_at
 from ramet.plugins import origin
 from ramet.rollout.branching.builtin import NoBranching
+from ramet.rollout.faults import StateFailed, is_defect
 from ramet.rollout.keys import BranchPath, stable_seed
-from ramet.rollout.stateful import ENVIRONMENT, StateFailed, StatefulComponent, config_key, is_defect
-from ramet.rollout.tools.executor import CLOSE_TIMEOUT_S, without_exit
+from ramet.rollout.stateful import ENVIRONMENT, StatefulComponent, config_key
 from ramet.rollout.tree import LiveRollout
-from ramet.rollout.watchdog import Watchdog
+from ramet.rollout.watchdog import CLOSE_TIMEOUT_S, Watchdog, close_quietly
 from ramet.types import BranchPolicy, Need, Task
-
-logger = logging.getLogger(__name__)
 
 # Makes a fresh state what it was at the fork point of a rollout; raises `StateFailed`.
 Replay = Callable[
@@ -253,19 +250,8 @@ class States:
             self._close_later(component, task.result())
 
     def _close_later(self, component: StatefulComponent, state: Any) -> None:
-        self._spawn(self._close_quietly(component, state))
-
-    async def _close_quietly(self, component: StatefulComponent, state: Any) -> None:
-        """Cleaning up must not change what a rollout was: errors are logged."""
-        what = f"close of state:{component.name}"
-        task = asyncio.create_task(without_exit(component.owner.close(state)))
-        with self._watchdog.wait(what):
-            await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
-        if not task.done():
-            task.cancel()
-            logger.warning("%s did not return within %g s", what, CLOSE_TIMEOUT_S)
-        elif not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+        closing = component.owner.close(state)
+        self._spawn(close_quietly(closing, f"close of state:{component.name}", self._watchdog))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -9,14 +9,15 @@ from copy import deepcopy
 from typing import Any
 
 from ramet.engines.protocol import Completion, FinishReason, FirstReport, Request
-from ramet.errors import ConfigError, InfraError, PluginError, ToolError
+from ramet.errors import ConfigError, PluginError
 from ramet.output_checks import stop_problem
 from ramet.plugin_code import named
 from ramet.rollout.completion import append_completion, completion_problem, ended_at_stop
+from ramet.rollout.faults import RolloutFailed
 from ramet.rollout.group_context import GroupContext
-from ramet.rollout.stateful import DEFECT, StateFailed
 from ramet.rollout.states import States
-from ramet.rollout.tools.executor import ToolOutcome, visible
+from ramet.rollout.tools.runner import CallEnd, refused_call
+from ramet.rollout.tools.text import visible
 from ramet.rollout.tree import LiveRollout
 from ramet.types import (
     CallStatus,
@@ -141,12 +142,13 @@ class TurnContext:
         except PluginError:
             raise
         except Exception as error:  # whatever an engine raises, one request failed and the others go on
-            raise self._failed("engine", f"{type(error).__name__}: {error}") from error
+            raise self._failed(RolloutFailed("engine", f"{type(error).__name__}: {error}")) from error
         if completion.finish is FinishReason.ABORT:
-            raise self._failed("engine", "the request was aborted")
+            raise self._failed(RolloutFailed("engine", "the request was aborted"))
         problem = completion_problem(completion, self.context.versions)
         if problem is not None:
-            raise self._failed("engine", f"request {request.id!r} was answered with what cannot be used: {problem}")
+            text = f"request {request.id!r} was answered with what cannot be used: {problem}"
+            raise self._failed(RolloutFailed("engine", text))
         return completion
 
     def _report(self, entropies: Sequence[float]) -> None:
@@ -216,28 +218,29 @@ class TurnContext:
         observer = self.context.observer
         if observer is not None:
             observer.calling(live.key.path, call)
-        outcome = self._refused(call) or await self.context.tools.run(call, ends_at=live.ends_at)
-        record = self._records[number] = _record(call, outcome)
+        record, error = self._refused(call) or await self.context.tools[call.name].run(call, ends_at=live.ends_at)
+        self._records[number] = record
         if observer is not None:
             observer.called(live.key.path, record)
         live.tool_calls = [*self._earlier_calls, *(self._records[one] for one in sorted(self._records))]
-        live.add_stat("tool_s", outcome.run_s)
-        live.add_stat("tool_wait_s", outcome.wait_s)
-        if outcome.status is CallStatus.INFRA:
-            raise self._failed(f"{DEFECT if outcome.defect else ''}tool:{call.name}", outcome.text)
-        if outcome.raised:
-            raise ToolError(outcome.text)
-        error = outcome.status is CallStatus.ERROR
-        return ToolResult(text=outcome.text, error=error, cached=outcome.cached, metadata=outcome.metadata)
+        live.add_stat("tool_s", record.run_s)
+        live.add_stat("tool_wait_s", record.wait_s)
+        if isinstance(error, RolloutFailed):
+            raise self._failed(error)
+        if error is not None:
+            raise error
+        metadata = deepcopy(record.metadata) if record.metadata else {}  # what the step is given is its own
+        is_error = record.status is CallStatus.ERROR
+        return ToolResult(text=record.text, error=is_error, cached=record.cached, metadata=metadata)
 
     async def _state(self, states: States, tool: str) -> Any:
         try:
             return await states.use(self.live, tool, self.environment)
-        except StateFailed as error:
-            raise self._failed(error.where, str(error)) from error
+        except RolloutFailed as error:
+            raise self._failed(error) from error.__cause__
 
-    def _refused(self, call: ToolCall) -> ToolOutcome | None:
-        """The outcome of a call that no tool gets to see; None if its tool may run."""
+    def _refused(self, call: ToolCall) -> CallEnd | None:
+        """The end of a call that no tool gets to see; None if its tool may run."""
         known = [schema.name for schema in self.context.schemas]
         limit = self.context.plan.tool_calls.get(call.name)
         if call.name not in known:
@@ -246,14 +249,12 @@ class TurnContext:
             text = f"The limit of {limit} {call.name} calls is used up."
         else:
             return None
-        return ToolOutcome(status=CallStatus.ERROR, text=text, raised=True)
+        return refused_call(call, text)
 
-    def _failed(self, where: str, message: str) -> InfraError:
-        """The failure goes two ways: raised, it ends the step's turn; in `fault`, it is there for the runner with its
-        `where` even if the step catches the error, or raises another one because of it.
-        """
-        self.fault = Fault(where=where, message=message)
-        return InfraError(f"{where}: {message}")
+    def _failed(self, error: RolloutFailed) -> RolloutFailed:
+        """Raised, it ends the step's turn; in `fault`, it is there for the runner even if the step catches it."""
+        self.fault = error.fault
+        return error
 
 
 def end_if_pruned(live: LiveRollout) -> None:
@@ -273,20 +274,4 @@ def state_of(live: LiveRollout, task: Task, environment: Any) -> RolloutState:
         response=live.response[: len(live.response) - sum(len(s.text) for s in live.sampled_in_turn)],
         n_tool_calls=len(live.tool_calls),
         environment=environment,
-    )
-
-
-def _record(call: ToolCall, outcome: ToolOutcome) -> ToolRecord:
-    return ToolRecord(
-        turn=call.turn,
-        name=call.name,
-        arguments=dict(call.arguments),
-        status=outcome.status,
-        text=outcome.text,
-        wait_s=outcome.wait_s,
-        run_s=outcome.run_s,
-        attempts=outcome.attempts,
-        cached=outcome.cached,
-        truncated=outcome.truncated,
-        metadata=deepcopy(outcome.metadata) if outcome.metadata else {},  # what the step is given is its own
     )

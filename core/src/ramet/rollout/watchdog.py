@@ -11,12 +11,13 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 
 from ramet.plugin_code import running_at
 
 logger = logging.getLogger(__name__)
+CLOSE_TIMEOUT_S = 10.0
 BLOCKED_S = 1.0  # an event loop that is blocked for longer is reported
 
 
@@ -151,3 +152,25 @@ class Watchdog:
         if now - since <= self.threshold_s:
             return None
         return f"oldest wait: {oldest.name} for {now - since:.1f} s ({len(waits)} waits in all)"
+
+
+async def close_quietly(closing: Awaitable[None], what: str, watchdog: Watchdog) -> None:
+    """Wait for a tool or a state to close, for so long. It must not change what a rollout was: errors are logged."""
+    task = asyncio.create_task(_without_exit(closing))
+    try:
+        with watchdog.wait(what):
+            await asyncio.wait({task}, timeout=CLOSE_TIMEOUT_S)
+        if not task.done():
+            logger.warning("%s did not return within %g s", what, CLOSE_TIMEOUT_S)
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+    finally:
+        task.cancel()
+
+
+async def _without_exit(work: Awaitable[None]) -> None:
+    """asyncio would end the run with a task's SystemExit."""
+    try:
+        await work
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error

@@ -28,7 +28,7 @@ from ramet.rollout.plan import ResolvedPlan, RolloutPlan, StepDeadline
 from ramet.rollout.progress import ProgressCounter, RolloutProgress, RunCounts
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.stateful import ENVIRONMENT, fork_problems, step_component, tool_components
-from ramet.rollout.tools.runtime import ToolRuntime
+from ramet.rollout.tools.runner import ToolRunner
 from ramet.rollout.tools.stats import ToolStats, tool_metrics
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import BranchPolicy, Group, Need, RolloutStep, Task, Tool
@@ -41,7 +41,7 @@ OnGroup = Callable[[Group], None]
 
 
 class RolloutWorker:
-    """Owns its tools' runtime, not its engine. All calls come from the engine's event loop."""
+    """Owns the runners of its tools, not its engine. All calls come from the engine's event loop."""
 
     def __init__(
         self,
@@ -81,19 +81,19 @@ class RolloutWorker:
         self._score = score
         self._observer = observer
         self._watchdog = Watchdog(config.watchdog_s)
-        self._tools = ToolRuntime(tools, encoder, self._watchdog)
+        self._tools = {name: ToolRunner(name, *pair, encoder, self._watchdog) for name, pair in tools.items()}
         self._jobs = JobMaker(
             engine=engine,
             encoder=encoder,
             step=step,
-            schemas=self._tools.schemas,
+            schemas={name: runner.schema for name, runner in self._tools.items()},
             tool_sets=tool_sets or {},
             config=config,
             system_prompt=system_prompt,
             tools_in_template=tools_in_template,
             takes_prefixes=Need.PREFIXES in getattr(branch_policy, "needs", frozenset()),
         )
-        self._stateful = (*step_component(step), *tool_components(self._tools.tools))
+        self._stateful = (*step_component(step), *tool_components(tools))
         self._admission = Admission(config.max_concurrent)
         self._metrics = RolloutMetrics(config.first_tokens)
         self._progress = ProgressCounter()
@@ -249,7 +249,7 @@ class RolloutWorker:
 
     def metrics(self) -> dict[str, float]:
         """Of the rollouts and tools since the last call."""
-        return {**self._metrics.take(), **tool_metrics(self._tools.take_stats())}
+        return {**self._metrics.take(), **tool_metrics(self.take_tool_stats())}
 
     def progress(self) -> RolloutProgress:
         """Of the calls of `run` that have not returned; from any thread."""
@@ -257,10 +257,11 @@ class RolloutWorker:
 
     def take_tool_stats(self) -> dict[str, ToolStats]:
         """What each tool did since the last call, to be added to that of other workers."""
-        return self._tools.take_stats()
+        return {name: runner.take_stats() for name, runner in self._tools.items()}
 
     async def close(self) -> None:
-        await self._tools.close()
+        for runner in self._tools.values():
+            await runner.close()
 
 
 class Admission:

@@ -16,10 +16,10 @@ from ramet.cluster.interfaces import Rollouts
 from ramet.errors import InfraError, PluginError
 from ramet.io import repeats
 from ramet.policy.batching.rows import Row
+from ramet.rollout.faults import DEFECT
 from ramet.rollout.plan import RolloutPlan, check_groups
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import UNJUDGED, ScoredGroup, n_unjudged
-from ramet.rollout.stateful import DEFECT
 from ramet.tracking.columns import SOURCE, SOURCE_REWARD
 from ramet.types import Group, Task
 

@@ -42,7 +42,11 @@ class LockstepWorker(RolloutWorker):
         Raises `ConfigError` for settings that cannot work together.
         """
         super().__init__(branch_policy=branch_policy, **options)
-        raise_all(protocol_problems(self.step, list(self._tools.schemas.values()), [s.name for s in self._stateful]))
+        raise_all(
+            protocol_problems(
+                self.step, [runner.schema for runner in self._tools.values()], [s.name for s in self._stateful]
+            )
+        )
         assert isinstance(self.step, Tags) and isinstance(branch_policy, LockstepPolicy)
         self.policy = branch_policy
         self.base: dict[int, float] = {}  # place in a batch -> entropy of the first segment ever sampled there
@@ -50,7 +54,7 @@ class LockstepWorker(RolloutWorker):
         self._places = asyncio.Semaphore(self.config.max_concurrent)
         self._rules = TurnRules(
             encoder=self.encoder,
-            tools=ReleasedTools(self._tools.executors),
+            tools=ReleasedTools(self._tools),
             config=self.config,
             result_tag=self.step.config.result,
             answer_tag=self.step.config.answer,

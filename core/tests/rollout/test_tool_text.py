@@ -6,7 +6,8 @@ import pytest
 
 from ramet.config.schema import ToolConfig
 from ramet.models.encoder import Encoder
-from ramet.rollout.tools.executor import CUT, ToolExecutor, fit, visible
+from ramet.rollout.tools.runner import ToolRunner
+from ramet.rollout.tools.text import CUT, fit, visible
 from ramet.rollout.watchdog import Watchdog
 from ramet.types import ToolCall, ToolResult, ToolSchema
 
@@ -68,8 +69,8 @@ class Exiting:
 
 
 def test_a_tool_that_exits_when_it_is_closed_ends_no_run(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
-    executor = ToolExecutor("exiting", Exiting(), ToolConfig(), encoder, Watchdog(60.0))
-    asyncio.run(executor.close())
+    runner = ToolRunner("exiting", Exiting(), ToolConfig(), encoder, Watchdog(60.0))
+    asyncio.run(runner.close())
     assert [record.getMessage() for record in caplog.records] == [
         "close of tool:exiting failed: RuntimeError: SystemExit: 3"
     ]
