@@ -252,6 +252,30 @@ def test_a_text_that_the_caller_refuses_is_asked_for_once_more_and_not_kept(tmp_
         assert len(server.requests) == 5
 
 
+@pytest.mark.parametrize("kept", ["{}", "[1]", "3", '{"choices": [{"message": {"content": 3}}]}'])
+def test_a_kept_reply_without_a_text_is_asked_for_again(tmp_path: Path, kept: str) -> None:
+    """A file that others wrote may hold anything."""
+    cache = tmp_path / "replies.sqlite"
+
+    def ask(client: OpenAIClient) -> Awaitable[ChatReply]:
+        return client.chat(ASK, cached=True)
+
+    with OpenAIServer(Script("x")) as server:
+        run(ask, server.url, cache=cache, model="tiny")
+        with sqlite3.connect(cache) as other:
+            other.execute("UPDATE replies SET reply = ?", (kept,))
+        assert run(ask, server.url, cache=cache, model="tiny").text == "x"
+
+
+def test_numbers_of_tokens_that_cannot_be_are_not_counted() -> None:
+    """They would end the reward, with a fault of the plugin, where its price is a number of dollars."""
+    for number in (10**400, -5, "7", None):
+        body = {"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 1, "completion_tokens": number}}
+        with OpenAIServer(Script(RawReply(body=json.dumps(body)))) as server:
+            reply, client = chat(server, output_price=1.0)
+        assert (reply.text, client.usage.input_tokens, client.usage.output_tokens) == ("x", 1, 0)
+
+
 def test_a_file_that_is_no_cache_is_named_and_a_full_disk_loses_no_reply(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,7 +21,7 @@ from ramet.openai_client.cache import ReplyCache, request_key
 from ramet.openai_client.exchanges import answered, is_replaying
 from ramet.openai_client.http import AttemptFailed, Http, without_password
 from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
-from ramet.openai_client.responses import chat_reply, check_shape, text_of, tokens
+from ramet.openai_client.responses import chat_reply, check_shape, has_text, text_of, tokens
 from ramet.openai_client.servers import Server, Servers
 from ramet.types import Limiter, Message, Services
 
@@ -155,7 +155,8 @@ class OpenAIClient:
                     return await self._request(path, request, affinity, last), False
                 key = request_key(path, request)
                 async with self._asking.setdefault(key, asyncio.Lock()):
-                    if (known := await self._cache.get(key)) is not None:
+                    known = await self._cache.get(key)
+                    if known is not None and has_text(path, known):
                         self.usage.cached += 1
                         return known, True
                     reply = await self._request(path, request, affinity, last)
