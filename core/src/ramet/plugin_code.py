@@ -12,11 +12,12 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from ramet.errors import ConfigError, ConfigErrors, PluginError
+from ramet.errors import ConfigError, ConfigErrors, PluginError, RametError
 
 CALLERS = frozenset(
     {"__main__", "hydra", "omegaconf", "pluggy", "ramet", "ray", "torch"}
@@ -103,8 +104,26 @@ def named(error: ConfigError, who: str, key: str) -> ConfigError:
 
 
 def failed(error: BaseException, who: str, on: str = "") -> PluginError:
-    """What to raise where an exception of a plugin is a defect that stops the run."""
+    """Return what to raise where an exception of a plugin is a defect that stops the run."""
     return PluginError(f"{who} raised {type(error).__name__}{on}: {error}{raised_at(error)}")
+
+
+@contextmanager
+def boundary(who: str, key: str, *, on: str = "", passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Call a component whose every failure stops the run: `with boundary("policy loss 'mine'", "policy_loss"): …`.
+
+    A `ConfigError` gets the component's name; other errors of the contract, and those that `passes` names, are left
+    alone; whatever else is raised becomes a `PluginError` with name, type and line. `on`: what was asked of it.
+    """
+    left_alone: tuple[type[Exception], ...] = (RametError, *passes)
+    try:
+        yield
+    except ConfigError as error:
+        raise named(error, who, key) from error
+    except left_alone:
+        raise
+    except (Exception, SystemExit) as error:  # a plugin that takes the process for its own
+        raise failed(error, who, on) from error
 
 
 def code_hash(module: str) -> str | None:

@@ -6,10 +6,10 @@ from collections import Counter
 
 from ramet.config.schema import BenchmarkConfig
 from ramet.data.benchmarks import first_tasks
-from ramet.errors import ConfigError, PluginError, RametError
+from ramet.errors import ConfigError, PluginError
 from ramet.instance_keys import instance_of
 from ramet.output_checks import tasks_problem
-from ramet.plugin_code import defined_at, failed, named
+from ramet.plugin_code import boundary, defined_at
 from ramet.plugins import origin
 from ramet.types import Benchmark, Task
 
@@ -21,18 +21,12 @@ def load_benchmark(name: str, benchmark: Benchmark, chosen: BenchmarkConfig) -> 
     fails in another way.
     """
     who = f"benchmark {name!r} ({origin(benchmark)})"
-    try:
-        with instance_of(f"benchmarks.{chosen.use or name}", f"benchmarks.{name}"):
-            if chosen.limit is None:
-                tasks = list(benchmark.load(chosen.split, None))
-            else:
-                tasks = first_tasks(benchmark, chosen.split, chosen.limit)
-    except ConfigError as error:
-        raise named(error, who, f"benchmarks.{name}") from error
-    except RametError:
-        raise
-    except Exception as error:
-        raise failed(error, who, " in load") from error
+    key = f"benchmarks.{name}"
+    with boundary(who, key, on=" in load"), instance_of(f"benchmarks.{chosen.use or name}", key):
+        if chosen.limit is None:
+            tasks = list(benchmark.load(chosen.split, None))
+        else:
+            tasks = first_tasks(benchmark, chosen.split, chosen.limit)
     if problem := tasks_problem(tasks):
         raise PluginError(f"{who}: {problem}{defined_at(benchmark, 'load')}")
     if not tasks:

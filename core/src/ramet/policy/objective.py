@@ -18,9 +18,9 @@ from ramet.algorithms.logprobs import Entropy
 from ramet.algorithms.offpolicy import SampledTokens, off_policy_masks, off_policy_weights
 from ramet.algorithms.ratio import clamped, ratio_of
 from ramet.config.schema import OldLogprobs
-from ramet.errors import ConfigError, PluginError, RametError
+from ramet.errors import PluginError
 from ramet.output_checks import loss_problem
-from ramet.plugin_code import defined_at, failed, named
+from ramet.plugin_code import boundary, defined_at
 from ramet.plugins import origin
 from ramet.policy.batching.train_batch import TokenInputs
 from ramet.policy.logprob_model import TokenLogprobs
@@ -131,7 +131,9 @@ class Objective:
         )
         name = f"policy loss {origin(loss)}"
         with unchanged(batch, name):
-            output = _call(loss, batch, name)
+            # Memory is short: the caller names the settings that help.
+            with boundary(name, "policy_loss", passes=(torch.OutOfMemoryError,)):
+                output = loss(batch)
         problem = loss_problem(output, batch)
         if problem is not None:
             raise PluginError(f"{name}: {problem}{defined_at(loss)}")
@@ -151,17 +153,6 @@ class Objective:
         metrics.token_max("train/engine_gap_max", gap, policy.mask)
 
 
-def _call(loss: PolicyLoss, batch: LossInputs, name: str) -> LossOutput:
-    try:
-        return loss(batch)
-    except ConfigError as error:
-        raise named(error, name, "policy_loss") from error
-    except (RametError, torch.OutOfMemoryError):  # memory is short: the caller names the settings that help
-        raise
-    except Exception as error:
-        raise failed(error, name) from error
-
-
 def _is_zero_without_advantages(loss: PolicyLoss, device: torch.device) -> bool:
     """Whether the loss of two sequences without advantages is 0 and so is its gradient. They differ in all that a loss
     may look at: ratios far from 1, a large gap to the engine, groups, turns and policy versions of their own.
@@ -179,7 +170,8 @@ def _is_zero_without_advantages(loss: PolicyLoss, device: torch.device) -> bool:
         turn_ids=positions % 4,
         policy_versions=positions,
     )
-    output = _call(loss, batch, f"policy loss {origin(loss)}")
+    with boundary(f"policy loss {origin(loss)}", "policy_loss"):
+        output = loss(batch)
     if loss_problem(output, batch) is not None:
         return False  # the update reports it
     per_token = output.per_token

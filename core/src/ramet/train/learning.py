@@ -17,10 +17,10 @@ from ramet.algorithms.kl import estimator_of
 from ramet.algorithms.kl_control import KlController, KlPenalty, kl_penalty
 from ramet.cluster.interfaces import Policy
 from ramet.config.schema import Config, KlIn, OldLogprobs
-from ramet.errors import ConfigError, PluginError, RametError
+from ramet.errors import PluginError
 from ramet.io import repeats
 from ramet.output_checks import advantage_problem
-from ramet.plugin_code import defined_at, failed, named
+from ramet.plugin_code import boundary, defined_at
 from ramet.plugins import origin
 from ramet.policy.batching.rows import (
     Floats,
@@ -39,7 +39,7 @@ from ramet.train.preemption import Preemption
 from ramet.train.recording import record_step
 from ramet.train.run import TrainState
 from ramet.train.step_rollouts import PlayedStep
-from ramet.types import AdvantageEstimator, AdvantageInputs, AdvantageOutput, Need
+from ramet.types import AdvantageEstimator, AdvantageOutput, Need
 from ramet.types.algorithm import MIN_GROUP
 
 logger = logging.getLogger(__name__)
@@ -240,21 +240,11 @@ def estimate(
     if Need.ENTROPY in needs and batch.entropies is None:
         raise PluginError(f"{name} needs entropies, and the engine reported none for this step")
     with torch.no_grad(), unchanged(batch, name):
-        output = _call(estimator, batch, name)
+        with boundary(name, "advantage"):
+            output = estimator(batch)
     problem = advantage_problem(output, batch)
     if problem is not None:
         raise PluginError(f"{name}: {problem}{defined_at(estimator)}")
     if penalty is not None and not discounted:
         return replace(output, advantages=output.advantages + penalty.to_go(batch.mask))
     return output
-
-
-def _call(estimator: AdvantageEstimator, batch: AdvantageInputs, name: str) -> AdvantageOutput:
-    try:
-        return estimator(batch)
-    except ConfigError as error:
-        raise named(error, name, "advantage") from error
-    except RametError:
-        raise
-    except Exception as error:
-        raise failed(error, name) from error
