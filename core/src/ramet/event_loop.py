@@ -1,11 +1,14 @@
-"""Running a coroutine to its end, also where an event loop runs already (notebooks); who cancelled a task."""
+"""Running a coroutine to its end, also where an event loop runs already (notebooks); the first error of a task group;
+who cancelled a task.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -23,6 +26,15 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     done: T = _InThread(work).result()
     return done
+
+
+@asynccontextmanager
+async def first_error() -> AsyncIterator[None]:
+    """Raise the first error of the task groups in the block as it is, instead of a group of all errors."""
+    try:
+        yield
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 def n_cancelled() -> int:

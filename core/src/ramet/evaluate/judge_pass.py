@@ -27,7 +27,7 @@ from ramet.evaluate.header import differing, plain
 from ramet.evaluate.results import BenchmarkResult, check_tasks, measured
 from ramet.evaluate.rollouts_file import read_rollouts
 from ramet.evaluate.tasks import TaskResult, without_secrets
-from ramet.event_loop import run_async
+from ramet.event_loop import first_error, run_async
 from ramet.io.atomic import write_file
 from ramet.io.json_lines import append_line, cut_torn_line
 from ramet.openai_client.exchanges import collected
@@ -159,12 +159,9 @@ class _Pass:
             async with places:
                 await self._judge(benchmark, group)
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for benchmark, group in own:
-                    tasks.create_task(judged(benchmark, group))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with first_error(), asyncio.TaskGroup() as tasks:
+            for benchmark, group in own:
+                tasks.create_task(judged(benchmark, group))
         return self._finish(own)
 
     async def _judge(self, benchmark: str, group: Group) -> None:

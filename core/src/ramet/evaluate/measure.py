@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ramet.cluster.interfaces import Rollouts
 from ramet.components.services import RunServices
@@ -19,7 +18,7 @@ from ramet.errors import ConfigError, PluginError, RametError
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.rollouts_file import group_record
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
-from ramet.event_loop import is_cancelled
+from ramet.event_loop import first_error, is_cancelled
 from ramet.io import repeats
 from ramet.lifecycle import close_component, start_component
 from ramet.openai_client.exchanges import collected
@@ -64,16 +63,13 @@ async def judge_again(benchmarks: Mapping[str, Benchmark], partial: PartialResul
         finally:
             places.release()
 
-    try:
-        async with asyncio.TaskGroup() as work:
-            for name in benchmarks:
-                for record in partial.unjudged(name):
-                    await places.acquire()
-                    rollouts = tuple(one.rollout for one in record.group.rollouts)
-                    work.create_task(again(name, Group(task=record.group.task, rollouts=rollouts)))
-                    n += len(rollouts)
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    async with first_error(), asyncio.TaskGroup() as work:
+        for name in benchmarks:
+            for record in partial.unjudged(name):
+                await places.acquire()
+                rollouts = tuple(one.rollout for one in record.group.rollouts)
+                work.create_task(again(name, Group(task=record.group.task, rollouts=rollouts)))
+                n += len(rollouts)
     if n:
         logger.info("rollouts of an earlier attempt that were judged again: %d", n)
 
@@ -143,21 +139,16 @@ async def measure_tasks(
     `keep` is given each task as soon as it is scored, while others still play. What it raises, or a benchmark that
     breaks the contract, stops the playing at once.
     """
-    try:
-        async with asyncio.TaskGroup() as work:
 
-            async def score(group: Group) -> None:
-                await keep(await score_group(name, benchmark, group))
+    async def score(group: Group) -> None:
+        await keep(await score_group(name, benchmark, group))
 
-            for numbers, tasks in left.items():
-                part = replace(plan, roots=numbers)
-                work.create_task(_play(rollouts, tasks, part, lambda group: _spawn(work, score(group))))
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    def finished(group: Group) -> None:
+        work.create_task(score(group))
 
-
-def _spawn(work: asyncio.TaskGroup, scoring: Coroutine[Any, Any, None]) -> None:
-    work.create_task(scoring)
+    async with first_error(), asyncio.TaskGroup() as work:
+        for numbers, tasks in left.items():
+            work.create_task(_play(rollouts, tasks, replace(plan, roots=numbers), finished))
 
 
 async def _play(

@@ -7,13 +7,14 @@ import logging
 import statistics
 import time
 from collections import Counter
-from collections.abc import Collection, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from ramet.cluster.interfaces import Rollouts
 from ramet.errors import InfraError, PluginError
+from ramet.event_loop import first_error
 from ramet.io import repeats
 from ramet.policy.batching.rows import Row
 from ramet.rollout.faults import DEFECT
@@ -54,23 +55,15 @@ async def play(
     async def score(group: Group) -> None:
         scored[id(group)] = await scorer.score(group)
 
-    try:
-        async with asyncio.TaskGroup() as work:
-            playing = work.create_task(
-                rollouts.run(
-                    tasks, step=step, plan=plan, on_group=lambda group: _spawn(work, score(group)), stored=stored
-                )
-            )
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    def on_group(group: Group) -> None:
+        scoring.create_task(score(group))
+
+    async with first_error(), asyncio.TaskGroup() as scoring:
+        playing = scoring.create_task(rollouts.run(tasks, step=step, plan=plan, on_group=on_group, stored=stored))
     check_groups(playing.result(), tasks, rollouts.group_size(plan))
     if unscored is not None:
         unscored += playing.result()
     return [scored[id(group)] for group in playing.result()]
-
-
-def _spawn(work: asyncio.TaskGroup, scoring: Coroutine[Any, Any, None]) -> None:
-    work.create_task(scoring)
 
 
 def check_infrastructure(groups: Sequence[ScoredGroup], limit: float) -> None:

@@ -21,6 +21,7 @@ from ramet.config.schema import Config, TrainConfig
 from ramet.evaluate.measure import MeasuredTask, measure_tasks
 from ramet.evaluate.results import measured
 from ramet.evaluate.tasks import TaskResult
+from ramet.event_loop import first_error
 from ramet.io import repeats
 from ramet.policy.checkpoint.store import CheckpointScore, score_of
 from ramet.rollout.plan import RolloutPlan
@@ -112,14 +113,11 @@ class Validation:
 
     async def __call__(self, step: int) -> dict[str, float]:
         """`valid/…`: rewards overall and by data source, metrics of benchmarks, share with tool calls, share masked."""
-        try:
-            async with self.rollouts.uncounted(), asyncio.TaskGroup() as work:
-                parts = [
-                    work.create_task(self._files(step)),
-                    *(work.create_task(self._benchmark(name)) for name in self.data.benchmarks),
-                ]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with first_error(), self.rollouts.uncounted(), asyncio.TaskGroup() as work:
+            parts = [
+                work.create_task(self._files(step)),
+                *(work.create_task(self._benchmark(name)) for name in self.data.benchmarks),
+            ]
         tasks = [task for part in parts for task in part.result()]
         record_validation(self.folder, step, [replace(task.record, step=step) for task in tasks])
         return self._metrics(tasks)
