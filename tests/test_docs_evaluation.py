@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shlex
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from ramet.cli import main
 from ramet.config.schema import EvaluateConfig
+from ramet.evaluate.files import read_results
 from ramet.evaluate.rules import DEFAULTS
 from ramet.evaluate.tables import results_cells
 from ramet.plugins import load_plugins
@@ -59,7 +59,7 @@ def fields(value: Any) -> Iterator[str]:
 
 
 def test_every_field_of_the_results_is_on_the_page(played: Path) -> None:
-    body = json.loads((played / "runs/measured/results.json").read_text())
+    body = read_results(played / "runs/measured/results.json")
     assert {name for name in fields(body) if not re.search(rf"\b{name}\b", CODE)} == set()
     assert set(body["settings"]) == {"config", "model_sha256", "tasks_sha256"}
     (result,) = body["results"]

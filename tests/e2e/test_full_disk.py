@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ramet.evaluate.files import read_results
+
 FULL = "No space left on device; free some space there"
 
 
@@ -82,7 +84,10 @@ def test_an_evaluation_goes_on_after_a_full_disk_with_what_it_had(ramet, workspa
         "rollout_step.system_prompt=never", "rollout.max_response_tokens=8", "data.max_prompt_tokens=64",
         "engine.params.slots=8",
     ]  # fmt: skip
-    for point, path in (("result:0", f"{out}.partial.jsonl"), ("results:0", str(out))):
+    for point, path in (
+        ("result:0", f"{out}.partial.jsonl"),
+        ("results:0", f"{small_disk.folder}/results.tasks.jsonl"),
+    ):
         more = {"E2E_KILL": point, "E2E_FILL": str(small_disk.ballast), "E2E_KILL_LOG": str(tmp_path / point)}
         ended = ramet(*command, cwd=tmp_path, **more)
         assert (ended.code, ended.err.splitlines()[-1]) == (2, f"error: {path}: {FULL}"), ended.err
@@ -91,4 +96,4 @@ def test_an_evaluation_goes_on_after_a_full_disk_with_what_it_had(ramet, workspa
         small_disk.ballast.unlink()
     ended = ramet(*command, cwd=tmp_path)
     assert ended.code == 0, ended.err
-    assert len(json.loads(out.read_text())["results"][0]["tasks"]) == 4
+    assert len(read_results(out)["results"][0]["tasks"]) == 4

@@ -31,9 +31,8 @@ from ramet.engines.config import OpenAIEngineConfig
 from ramet.engines.openai import OpenAIEngine, check_servers
 from ramet.engines.protocol import Completion, FinishReason, Request, Sampling
 from ramet.evaluate.evaluation import run
+from ramet.evaluate.files import read_results, read_rollouts
 from ramet.evaluate.replay import replay
-from ramet.evaluate.results import read_results
-from ramet.evaluate.rollouts_file import read_rollouts
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins

@@ -21,8 +21,7 @@ from ramet.evaluate.header import Header
 from ramet.evaluate.judge_pass import JudgedResult
 from ramet.evaluate.judge_pass import run as judge
 from ramet.evaluate.partial import PartialResults
-from ramet.evaluate.rollouts_file import group_record
-from ramet.evaluate.tasks import Judgement, task_result
+from ramet.evaluate.tasks import Judgement, group_record, task_result
 from ramet.openai_client import client as client_module
 from ramet.plugins import load_plugins
 from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward, n_unjudged

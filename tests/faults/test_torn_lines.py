@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from ramet.config.compose import compose
 from ramet.errors import ConfigError
 from ramet.evaluate.evaluation import run as evaluate
+from ramet.evaluate.files import read_results
 from ramet.report.html import write_report
 from ramet.rollout.record import read_records
 from ramet.tracking.jsonl import read_metrics
@@ -96,9 +96,7 @@ def test_an_evaluation_goes_on_after_a_torn_line(workspace, monkeypatch, caplog,
         evaluate(compose(workspace.measure(name), job="eval"))
     assert "results.json.partial.jsonl: dropped a torn last line of" in caplog.text
     assert ("rollouts are there" in caplog.text) == (line == 3)
-    results = [
-        json.loads((workspace.runs / run / "results.json").read_text())["results"] for run in (name, f"whole_{line}")
-    ]
+    results = [read_results(workspace.runs / run / "results.json")["results"] for run in (name, f"whole_{line}")]
     scores = [[(task["task"], len(task["rollouts"])) for task in found[0]["tasks"]] for found in results]
     assert scores[0] == scores[1]
 

@@ -192,7 +192,7 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]
 
 def _record_files(run: Path, kind: str) -> list[Path]:
     if kind == "eval":
-        rollouts_path = importlib.import_module("ramet.evaluate.rollouts_file").rollouts_path
+        rollouts_path = importlib.import_module("ramet.evaluate.files").rollouts_path
         files = [path for path in [rollouts_path(run / "results.json")] if path.is_file()]
     elif kind in ("step", "valid"):
         recorded = importlib.import_module("ramet.report.rollouts").recorded_files(run)

@@ -45,6 +45,7 @@ from ramet.engines.config import VllmEngineConfig
 from ramet.engines.protocol import EngineInfo
 from ramet.errors import ConfigError
 from ramet.evaluate.evaluation import run as evaluate
+from ramet.evaluate.files import read_results
 from ramet.models.loading import load_model
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
@@ -348,7 +349,7 @@ def test_an_evaluation_over_ray_gives_the_results_of_one_in_this_process(model, 
         out = tmp_path / f"{name}.json"
         more = [f"cluster={name}", f"run.name={name}", f"evaluate.out={out}"]
         evaluate(compose([*common, *more], job="eval"))
-        [results[name]] = json.loads(out.read_text())["results"]
+        [results[name]] = read_results(out)["results"]
     responses = {
         name: {task["prompt"]: [r["response"] for r in task["rollouts"]] for task in found["tasks"]}
         for name, found in results.items()

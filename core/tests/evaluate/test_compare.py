@@ -12,7 +12,8 @@ import pytest
 
 from ramet.cli.app import main
 from ramet.errors import ConfigError
-from ramet.evaluate.compare import bootstrap, compare, interval, load_results
+from ramet.evaluate.compare import bootstrap, compare, interval
+from ramet.evaluate.files import load_results
 from ramet.evaluate.tables import TextTable, comparison_cells, pair_cells
 
 

@@ -16,6 +16,7 @@ from ramet.cluster.local import LocalRollouts
 from ramet.config.compose import compose
 from ramet.errors import ConfigError, ConfigErrors, InfraError, PluginError
 from ramet.evaluate.evaluation import run
+from ramet.evaluate.files import read_results
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins, origin
 from ramet.rollout.plan import RolloutPlan
@@ -52,7 +53,7 @@ def overrides(model: Path, root: Path, *more: str) -> list[str]:
 @needs_benchmarks
 def test_every_rollout_stands_in_the_results_with_its_prompt(model: Path, tmp_path: Path) -> None:
     run(compose(overrides(model, tmp_path), job="eval"))
-    body = json.loads((tmp_path / "measured/results.json").read_text())
+    body = read_results(tmp_path / "measured/results.json")
     [result] = body["results"]
     assert len(result["tasks"]) == 5
     assert all(len(task["rollouts"]) == 3 and task["prompt"].startswith("<|user|>") for task in result["tasks"])
@@ -70,7 +71,7 @@ def test_a_model_that_was_chosen_on_these_tasks_says_so_in_its_results(
     Selection(step=4, metric=metric, value=0.5, data=data).write(chosen)
     for name, folder in (("base", model), ("best", chosen)):
         run(compose(overrides(folder, tmp_path, f"run.name={name}", "evaluate.k=1"), job="eval"))
-    settings = json.loads((tmp_path / "best/results.json").read_text())["settings"]
+    settings = read_results(tmp_path / "best/results.json")["settings"]
     assert settings["selection"] == {
         "step": 4, "metric": metric, "value": 0.5, "data": [*data], "benchmarks": ["arithmetic"],
     }  # fmt: skip
@@ -103,7 +104,7 @@ def test_a_stopped_evaluation_measures_only_what_is_left(
     before = partial.read_text().splitlines()
     assert len(before) == 3  # the header and two tasks
     run(compose(overrides(model, tmp_path), job="eval"))
-    body = json.loads((tmp_path / "measured/results.json").read_text())
+    body = read_results(tmp_path / "measured/results.json")
     assert len({task["task"] for task in body["results"][0]["tasks"]}) == 5
     assert not partial.exists()
 
@@ -122,7 +123,7 @@ def test_a_larger_k_says_what_is_there_and_keeps_it(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def rollouts() -> dict[str, list[Any]]:
-        (result,) = json.loads((tmp_path / "measured/results.json").read_text())["results"]
+        (result,) = read_results(tmp_path / "measured/results.json")["results"]
         return {task["task"]: task["rollouts"] for task in result["tasks"]}
 
     few = ("benchmarks.arithmetic.limit=2", "evaluate.k=1")
@@ -173,7 +174,7 @@ def fail_to_judge(monkeypatch: pytest.MonkeyPatch, n: int) -> list[str]:
 
 
 def results_of(root: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((root / "measured/results.json").read_text())
+    found: dict[str, Any] = read_results(root / "measured/results.json")
     return found
 
 
@@ -202,7 +203,7 @@ def test_what_was_not_judged_is_judged_again_and_nothing_is_played(
         "often ConnectionError('the judge is down') ("
     )
     assert said.endswith(
-        "test_evaluation.py:168). No results are written, since those left would be a biased subset. What is judged is "
+        "test_evaluation.py:169). No results are written, since those left would be a biased subset. What is judged is "
         f"kept in {partial}: remove the cause and start the same command again, which plays only what is missing"
     )
     assert f"resume with: ramet eval model.path={model} " in caplog.text
@@ -340,7 +341,7 @@ def test_a_benchmark_that_cannot_load_is_named_with_the_line(
 def test_one_benchmark_may_be_measured_twice_with_settings_of_its_own(model: Path, tmp_path: Path) -> None:
     more = ["benchmarks.few.use=arithmetic", "benchmarks.few.limit=2"]
     run(compose(overrides(model, tmp_path, *more), job="eval"))
-    body = json.loads((tmp_path / "measured/results.json").read_text())
+    body = read_results(tmp_path / "measured/results.json")
     assert {one["name"]: len(one["tasks"]) for one in body["results"]} == {"arithmetic": 5, "few": 2}
 
 

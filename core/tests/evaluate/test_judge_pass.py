@@ -11,14 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from core.tests.evaluate.test_results import HEADER, played, score
+from core.tests.evaluate.test_results import HEADER, earlier, played, score
 
 from ramet.cli.app import main
 from ramet.config.compose import compose
 from ramet.errors import ConfigError, ConfigErrors
 from ramet.evaluate import judge_pass
 from ramet.evaluate.agreement import Verdicts, agreement, with_verdicts
-from ramet.evaluate.compare import load_results
+from ramet.evaluate.files import load_results
 from ramet.evaluate.judge_pass import run
 from ramet.evaluate.partial import PartialResults
 from ramet.plugins import load_plugins
@@ -110,6 +110,21 @@ def test_a_killed_pass_goes_on(result: Path, judges: dict[str, Judge], monkeypat
     partial.write_bytes(partial.read_bytes() + b'{"benchmark": "ari')  # torn
     run(result, compose(keys("kind"), job="judge"))
     assert {name[0] for name in judge.asked} == set("abc") - set(kept)
+
+
+def test_passes_of_an_earlier_version_continue(
+    judges: dict[str, Judge], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that was killed after task b, and one that is finished."""
+    result = earlier(tmp_path) / "results.json"
+    first, second = run(result, compose(keys("kind", "strict"), job="judge"))
+    assert sorted(judges["kind"].asked) == ["a/0", "a/1"] and judges["strict"].asked == []
+    assert (first.n_judged, second.n_judged) == (4, 4)
+    assert main(["compare", str(result), str(result.parent), "--format", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert {one["metric"]: one["before"] for one in found["metrics"]} == {
+        "accuracy": 0.75, "f1": 0.5, "judge-kind": 1.0, "judge-strict": 0.0,
+    }  # fmt: skip
 
 
 def test_what_stops_a_pass_is_one_message(
@@ -289,4 +304,4 @@ def test_results_without_rollouts_cannot_be_judged(tmp_path: Path, judges: dict[
     partial.finish()
     with pytest.raises(ConfigError, match="its rollouts were not recorded whole"):
         run(tmp_path / "results.json", compose(keys("kind"), job="judge"))
-    assert json.loads((tmp_path / "results.json").read_text())["rollouts"] is None
+    assert json.loads((tmp_path / "results.json").read_text())["rollouts"]["groups"] == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from core.tests.evaluate.test_results import HEADER, INFO, rollout
 from ramet.components.services import RunServices
 from ramet.config.schema import RolloutConfig, SystemPrompt
 from ramet.errors import PluginError, RametError
+from ramet.evaluate.files import read_results
 from ramet.evaluate.measure import measure, started
 from ramet.evaluate.partial import PartialResults
 from ramet.models.encoder import Encoder
@@ -194,10 +194,10 @@ def test_groups_are_let_go_when_they_are_scored_and_on_disk(tmp_path: Path) -> N
 
     asyncio.run(work())
     assert len(alive) == 4 and max(alive) <= 16  # four groups play, as many are scored
-    held = [one for task in partial._tasks.values() for one in task.rollouts]
+    held = [one for task in partial._found.tasks.values() for one in task.rollouts]
     assert len(held) == 80 and not any(one.response for one in held)
     (found,) = partial.finish().benchmarks
-    body = json.loads((tmp_path / "results.json").read_text())
+    body = read_results(tmp_path / "results.json")
     assert found.metrics[0].avg.mean == 1 and [task["task"] for task in body["results"][0]["tasks"]] == [
         task.id for task in tasks
     ]

@@ -13,6 +13,7 @@ import pytest
 from ramet.config.compose import compose
 from ramet.errors import ConfigErrors, InfraError
 from ramet.evaluate.evaluation import run
+from ramet.evaluate.files import read_results
 from ramet.models.encoder import Encoder
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
@@ -115,7 +116,7 @@ def test_a_finished_evaluation_is_topped_up_and_asks_for_what_is_new_alone(
     assert solver.asked == 24
     run(compose(overrides(model, tmp_path, server, "evaluate.k=4", "evaluate.pass_at=[1,3]"), job="eval"))
     assert solver.asked == 24
-    body = json.loads((tmp_path / "measured/results.json").read_text())
+    body = read_results(tmp_path / "measured/results.json")
     assert [one["k"] for one in body["results"][0]["metrics"][0]["passes"]] == [1, 3]
     other = tmp_path / "at_once"
     run(compose(overrides(model, other, server, "evaluate.k=4"), job="eval"))

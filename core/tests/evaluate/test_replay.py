@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.tests.evaluate.test_results import HEADER, INFO, played, rollout, score
+from core.tests.evaluate.test_results import HEADER, INFO, earlier, played, rollout, score
 
 from ramet import InfraError, OpenAIClient, OpenAIOptions
 from ramet.config.compose import compose
 from ramet.errors import ConfigErrors
+from ramet.evaluate.files import read_results
 from ramet.evaluate.judge_pass import run as judge
 from ramet.evaluate.measure import score_group
 from ramet.evaluate.partial import PartialResults
@@ -72,6 +73,13 @@ def test_a_benchmark_is_open_while_it_scores_and_a_judge_is_not_asked(tmp_path: 
     judged = benchmark.info.judged
     assert found.from_file == (("arithmetic",) if judged else ())
     assert benchmark.calls == ([] if judged else ["start 7 True", "aclose"])
+
+
+def test_results_of_an_earlier_version_are_scored_again(tmp_path: Path, benchmark: Opened) -> None:
+    found = replay(earlier(tmp_path) / "results.json")
+    assert found.n_rollouts == 4
+    if not benchmark.info.judged:
+        assert found.differences == ("benchmark arithmetic: accuracy is 0.5, was 0.75, other scores of b/1",)
 
 
 def test_a_plugin_that_is_gone_is_named_with_the_way_to_have_it_again(tmp_path: Path) -> None:
@@ -173,7 +181,7 @@ def task(name: str) -> Task:
 
 def test_judges_are_answered_from_the_results_and_asked_nothing(judged: Path) -> None:
     """The raw answers are read again, and what failed fails again."""
-    first = json.loads(judged.read_text())["results"][0]["tasks"][0]["rollouts"]
+    first = read_results(judged)["results"][0]["tasks"][0]["rollouts"]
     assert first[0]["asked"][0]["reply"] == "right" and first[0]["asked"][0]["prompt"] == "v1"
     assert first[0]["asked"][0]["messages"] == [{"role": "user", "content": "a/0?"}]
     assert first[1]["asked"][0]["reply"] is None and "500" in first[1]["asked"][0]["error"]

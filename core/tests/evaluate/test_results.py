@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,12 @@ from typing import Any
 import pytest
 
 from ramet.errors import ConfigError
+from ramet.evaluate.files import read_results, read_rollouts, rollouts_path
 from ramet.evaluate.header import Header, plain
 from ramet.evaluate.partial import PartialResults, is_finished
 from ramet.evaluate.replay import replay
-from ramet.evaluate.results import read_results
-from ramet.evaluate.rollouts_file import group_record, read_rollouts, rollouts_path
 from ramet.evaluate.stored import stored_evaluation
-from ramet.evaluate.tasks import Judgement, TaskResult, task_result, tool_statistics
+from ramet.evaluate.tasks import Judgement, TaskResult, group_record, task_result, tool_statistics
 from ramet.rollout.record import GroupRecord
 from ramet.types import (
     BenchmarkInfo,
@@ -35,6 +35,7 @@ from ramet.types import (
 INFO = BenchmarkInfo(
     description="sums", splits=("test",), metrics=("accuracy", "f1"), source="generated", licence="MIT"
 )
+EARLIER_CONFIG = "run:\n  seed: 7\nbenchmarks:\n  arithmetic:\n    use: opened\n"
 HEADER = Header(
     model="models/tiny",
     k=2,
@@ -45,6 +46,13 @@ HEADER = Header(
     versions={"ramet": "0.1.0"},
     plugins=[{"name": "core", "version": "0.1.0"}],
 )
+
+
+def earlier(folder: Path) -> Path:
+    """A copy of what version 0.1.0 wrote: results of schema 1, in which b/1 was not judged, what two judges said of
+    them (one was killed), and an evaluation that was killed.
+    """
+    return Path(shutil.copytree(Path(__file__).with_name("earlier"), folder / "earlier"))
 
 
 def rollout(task: Task, id: str, *, calls: tuple[ToolRecord, ...] = (), fault: Fault | None = None) -> Rollout:
@@ -85,7 +93,8 @@ def test_the_file_holds_prompts_rollouts_versions_plugins_and_the_summary(tmp_pa
     partial.add(result("b", [score(1.0), score(None)]))
     partial.finish()
     body = read_results(tmp_path / "results.json")
-    assert (tmp_path / "results.json").read_text() == json.dumps(body, indent=1) + "\n"  # written task by task
+    summary = {**body, "results": [{k: v for k, v in one.items() if k != "tasks"} for one in body["results"]]}
+    assert (tmp_path / "results.json").read_text() == json.dumps(summary, indent=1) + "\n"
     assert (body["model"], body["k"], body["plugins"][0]["name"]) == ("models/tiny", 2, "core")
     assert body["benchmarks"]["arithmetic"]["licence"] == "MIT"
     (found,) = body["results"]
@@ -97,7 +106,8 @@ def test_the_file_holds_prompts_rollouts_versions_plugins_and_the_summary(tmp_pa
     assert (kept["answer"], kept["stop"], kept["sampled_tokens"], kept["response"]) == ("391", "answer", 2, "391\ud800")
     assert [task["task"] for task in found["tasks"]] == ["a", "b"]
     assert found["tasks"][0] == plain(result("a", [score(1.0), score(0.0)]))
-    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+    names = ["results.json", "results.rollouts.jsonl.gz", "results.tasks.jsonl"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
 
 
 @pytest.mark.parametrize("text", ['{"question": "a"}\n{"question": "b"}\n', "no json", "ä"])
@@ -177,7 +187,7 @@ def test_results_are_written_through_no_link(tmp_path: Path) -> None:
     partial.path.symlink_to(tmp_path / "nothing")
     with pytest.raises(ConfigError) as caught:
         PartialResults(out, HEADER)
-    assert str(caught.value) == f"{partial.path} is no unfinished evaluation; choose another evaluate.out"
+    assert str(caught.value) == f"{partial.path} is a link or a file of something else; move it, or choose another name"
     assert not (tmp_path / "nothing").exists()
 
 
@@ -187,7 +197,7 @@ def test_a_file_of_the_partial_name_that_is_no_evaluation_is_refused_and_kept(tm
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         PartialResults(tmp_path / "results.json", HEADER)
-    assert str(caught.value) == f"{path} is no unfinished evaluation; choose another evaluate.out"
+    assert str(caught.value) == f"{path} is a link or a file of something else; move it, or choose another name"
     assert path.read_text() == text
 
 
@@ -211,9 +221,9 @@ def test_arguments_that_json_lacks_survive_as_text(tmp_path: Path) -> None:
     kept = task_result("arithmetic", group, judged([score(1.0)]))
     partial = PartialResults(tmp_path / "results.json", HEADER)
     partial.add(kept)
-    assert TaskResult.from_body(json.loads(kept.line())) == kept
     partial.finish()
     body = read_results(tmp_path / "results.json")
+    assert TaskResult.from_body(body["results"][0]["tasks"][0]) == kept
     assert body["results"][0]["tasks"][0]["rollouts"][0]["tool_calls"][0]["arguments"] == '{"x": NaN}'
     assert body["results"][0]["tools"]["calls"] == {"python": 1}
 
@@ -236,7 +246,7 @@ def test_a_task_that_this_version_cannot_read_is_the_users_problem(tmp_path: Pat
     partial.finish()
     body = read_results(path)
     body["results"][0]["tasks"][0] |= broken
-    path.write_text(json.dumps(body))
+    path.write_text(json.dumps({**body, "schema": 1}))  # with the tasks in it
     for use in (stored_evaluation, replay):
         with pytest.raises(ConfigError, match=r"results\.json: not results that this version of Ramet can read"):
             use(path)
@@ -261,6 +271,43 @@ def test_a_finished_evaluation_is_topped_up_to_a_larger_k(tmp_path: Path) -> Non
     assert is_finished(out, replace(HEADER, k=3))
     with pytest.raises(ConfigError, match="differs in: k"):
         is_finished(out, one)
+
+
+def test_earlier_results_continue_where_rollouts_have_no_score(tmp_path: Path) -> None:
+    header, out = replace(HEADER, settings={"config": EARLIER_CONFIG}), earlier(tmp_path) / "results.json"
+    assert not is_finished(out, header)
+    partial = PartialResults(out, header)
+    assert [partial.missing("arithmetic", name) for name in "ab"] == [(), (1,)]
+    partial.add(*played("b", [1], [score(0.0)]))
+    partial.finish()
+    assert is_finished(out, header) and read_results(out)["schema"] == 2
+    assert [len(one.group.rollouts) for _, one in read_rollouts(out, read_results(out))] == [2, 2]
+
+
+def test_an_earlier_unfinished_evaluation_is_shown_and_continues(tmp_path: Path) -> None:
+    """A second line of task a has another verdict on one of its rollouts."""
+    header, out = replace(HEADER, settings={"config": EARLIER_CONFIG}), earlier(tmp_path) / "unfinished.json"
+    stored = stored_evaluation(out)
+    assert stored is not None and not stored.is_finished
+    assert [len(one.group.rollouts) for _, one in stored.records()] == [2, 1]
+    partial = PartialResults(out, header)
+    assert [partial.missing("arithmetic", name) for name in "ab"] == [(), (1,)]
+    partial.add(*played("b", [1], [score(1.0)]))
+    (found,) = partial.finish().benchmarks
+    assert found.metrics[0].avg.mean == 0.75 and found.judged == "4 of 4 judged"
+    rewards = [[one.reward for one in record.group.rollouts] for _, record in read_rollouts(out, read_results(out))]
+    assert rewards == [[1.0, 0.0], [1.0, 1.0]]
+
+
+def test_tasks_that_are_not_those_of_the_results_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    partial = PartialResults(out, HEADER)
+    partial.add(*played("a", [0, 1], [score(1.0), score(0.0)]))
+    partial.finish()
+    (tmp_path / "results.tasks.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"results\.tasks\.jsonl: is missing, and results\.json names it with sha256"):
+        read_results(out)
+    assert is_finished(out, HEADER)
 
 
 def test_other_pass_at_is_computed_from_what_is_there(tmp_path: Path) -> None:

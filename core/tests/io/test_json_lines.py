@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ramet.io.json_lines import append_line, cut_torn_line
+from ramet.io.json_lines import append_line, cut_torn_end
 from ramet.io.os_errors import os_error_text
 
 
@@ -18,7 +18,7 @@ def test_lines_are_appended_in_order(tmp_path: Path):
     for line in ('{"step": 1}', '{"step": 2}'):
         append_line(tmp_path / "a.jsonl", line)
     assert (tmp_path / "a.jsonl").read_bytes() == b'{"step": 1}\n{"step": 2}\n'
-    assert cut_torn_line(tmp_path / "a.jsonl") == b'{"step": 1}\n{"step": 2}\n'
+    assert cut_torn_end(tmp_path / "a.jsonl") == 24
 
 
 def test_a_line_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path):
@@ -48,11 +48,11 @@ def test_a_torn_last_line_is_cut_off_and_reported(tmp_path: Path, caplog: pytest
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"step": 1}\n{"st')
     with caplog.at_level(logging.WARNING):
-        assert cut_torn_line(path) == b'{"step": 1}\n'
+        assert cut_torn_end(path) == 12
     assert f"{path}: dropped a torn last line of 4 bytes" in caplog.text
     assert path.read_bytes() == b'{"step": 1}\n'
 
 
 def test_a_missing_file_has_no_lines_and_is_not_made(tmp_path: Path):
-    assert cut_torn_line(tmp_path / "a.jsonl") == b""
+    assert cut_torn_end(tmp_path / "a.jsonl") == 0
     assert not (tmp_path / "a.jsonl").exists()

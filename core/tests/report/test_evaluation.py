@@ -15,9 +15,8 @@ from core.tests.report.conftest import byte_tokenizer, call, segment
 from ramet.errors import ConfigError
 from ramet.evaluate.header import Header
 from ramet.evaluate.partial import PartialResults
-from ramet.evaluate.rollouts_file import group_record
 from ramet.evaluate.stored import stored_evaluation
-from ramet.evaluate.tasks import Judgement, task_result
+from ramet.evaluate.tasks import Judgement, group_record, task_result
 from ramet.openai_client.exchanges import ChatExchange
 from ramet.report import html
 from ramet.report.evaluation import evaluation_data

@@ -13,8 +13,7 @@ from ramet.cli.app import main
 from ramet.config.compose import compose
 from ramet.errors import ConfigErrors
 from ramet.evaluate.evaluation import run as evaluate
-from ramet.evaluate.results import read_results
-from ramet.evaluate.rollouts_file import read_rollouts
+from ramet.evaluate.files import read_results, read_rollouts
 from ramet.models.tiny import make_tiny_model
 from ramet.plugins import load_plugins
 from ramet.policy.checkpoint.store import read_score

@@ -67,8 +67,8 @@ KILL_POINTS = {
     "logged": KillPoint("ramet.tracking.jsonl:JsonlTracker.log", after=True),
     "export": KillPoint("ramet.policy.checkpoint.state:load_tokenizer"),  # weights are written, the tokenizer is not
     "restore": KillPoint("ramet.policy.worker:PolicyWorker.load", after=True),
-    "result": KillPoint("ramet.evaluate.partial:append_line"),
-    "results": KillPoint("ramet.evaluate.partial:open_atomic"),
+    "result": KillPoint("ramet.evaluate.lines:append_line"),
+    "results": KillPoint("ramet.evaluate.files:open_atomic"),
 }
 
 

@@ -13,7 +13,8 @@ from ramet.cli.terminal import Parser, say
 from ramet.config.sections import without_model
 from ramet.errors import ConfigError, InfraError
 from ramet.evaluate.agreement import Verdicts, agreement, judge_files, with_verdicts
-from ramet.evaluate.compare import PairedComparison, compare, load_results
+from ramet.evaluate.compare import PairedComparison, compare
+from ramet.evaluate.files import load_results
 from ramet.evaluate.setting_differences import SettingDifference, setting_differences
 from ramet.evaluate.tables import (
     TextTable,

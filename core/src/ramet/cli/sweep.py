@@ -106,12 +106,12 @@ def _show_results(measured: Path) -> None:
     found = [json.loads(file.read_text(encoding="ascii")) for file in measured.iterdir()]
     if not found:
         return
-    from ramet.evaluate.results import read_results
+    from ramet.evaluate.files import read_summary
     from ramet.evaluate.tables import print_tables, sweep_cells
 
     found.sort(key=lambda one: int(one["number"]))
     shared = set.intersection(*({*one["overrides"]} for one in found)) if len(found) > 1 else set()
-    points = [(str(one["number"]), read_results(Path(one["file"]))) for one in found]
+    points = [(str(one["number"]), read_summary(Path(one["file"]))) for one in found]
     print_tables([sweep_cells(points)])
     for one in found:  # below it: in a column of a narrow table they would be cut to pieces
         say(f"point {one['number']}: {' '.join(text for text in one['overrides'] if text not in shared)}")

@@ -34,7 +34,8 @@ def _outputs(config: Config, job: str) -> Iterator[tuple[str, Path]]:
     if job == "eval" and config.evaluate.out is not None:
         yield "evaluate.out", Path(config.evaluate.out)
         yield "evaluate.out", Path(f"{config.evaluate.out}.partial.jsonl")
-        yield "evaluate.out", Path(f"{config.evaluate.out.removesuffix('.json')}.rollouts.jsonl.gz")
+        for suffix in (".tasks.jsonl", ".rollouts.jsonl.gz"):
+            yield "evaluate.out", Path(f"{config.evaluate.out.removesuffix('.json')}{suffix}")
 
 
 def _inputs(config: Config) -> Iterator[tuple[str, Path]]:

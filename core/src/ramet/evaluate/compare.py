@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from ramet.errors import ConfigError
-from ramet.evaluate.results import read_results
 from ramet.evaluate.statistics import CONFIDENCE, over_tasks
 
 RESAMPLES = 10_000
@@ -60,18 +58,6 @@ class PairedComparison:
     def is_clear(self) -> bool:
         """Whether the interval leaves 0 out."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
-
-
-def load_results(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The results file that `path` is or that is in it, or in `runs/PATH`, and its content. Raises `ConfigError`."""
-    candidates = [path, path / "results.json", Path("runs") / path / "results.json"]
-    for file in candidates:
-        if file.is_file():
-            return file, read_results(file)
-    raise ConfigError(
-        f"no results {str(path)!r}: neither a results file, nor a run's directory or name under runs/ with a "
-        f"results.json (working directory: {Path.cwd()})"
-    )
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[PairedComparison]:

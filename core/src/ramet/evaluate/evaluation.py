@@ -23,11 +23,12 @@ from ramet.config.schema import ChatMarkup, Config
 from ramet.data.filter import warn_of_chat_markup
 from ramet.data.tasks import fingerprint
 from ramet.errors import ConfigError, MissingHere, RametError, raise_all, set_aside_missing
+from ramet.evaluate.files import read_summary
 from ramet.evaluate.header import SELECTION, Header, plain
 from ramet.evaluate.load import load_benchmark
 from ramet.evaluate.measure import judge_again, measure, started
 from ramet.evaluate.partial import PartialResults, is_finished
-from ramet.evaluate.results import Results, check_complete, read_results
+from ramet.evaluate.results import Results, check_complete
 from ramet.evaluate.rules import BenchmarkRules, rule_problems, rules_of, split_problem, warn_of_missing_tools
 from ramet.evaluate.tables import print_tables, results_cells
 from ramet.event_loop import run_async
@@ -122,7 +123,7 @@ def _run(resolved: Resolved, log: RunLog) -> EvaluateResult:
         allow = config.run.allow_config_change
         if is_finished(out, header, allow=allow):
             logger.info("this evaluation is finished: results in %s", out)
-            return EvaluateResult(run=run_dir.path, file=out, scores=_scores(read_results(out)))
+            return EvaluateResult(run=run_dir.path, file=out, scores=_scores(read_summary(out)))
         with resumable(resolved, run_dir.path.name):
             partial = PartialResults(out, header, allow=allow)
             run_dir.record(resolved, manifest)

@@ -16,7 +16,7 @@ from ramet.io.json_values import as_object
 from ramet.runs.resume import config_differences, is_safe
 from ramet.types import BenchmarkInfo
 
-SCHEMA = 1
+SCHEMA, SCHEMAS = 2, (1, 2)  # that is written; those that are read
 CHANGES = "changes"  # in the settings: what was changed on the way
 SELECTION = "selection"  # in the settings: how a validation chose the model
 DERIVED = ("pass_at", "rules")  # from the configuration and the benchmarks, which are compared
@@ -63,6 +63,8 @@ def differences(found: Mapping[str, Any], header: Header) -> Differences:
                 text = f"{name} was {before}, is {after}"
                 (safe if _is_safe(name, before, after) else risky).append(text)
         elif section in DERIVED or (key == "k" and found["k"] < header.k):
+            continue
+        elif key == "schema" and found.get(key) in SCHEMAS:
             continue
         elif section in OPEN:
             risky.append(key)

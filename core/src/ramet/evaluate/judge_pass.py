@@ -22,14 +22,13 @@ from ramet.config.resolved import Resolved
 from ramet.config.stored import stored_entry
 from ramet.errors import ConfigError, raise_all
 from ramet.evaluate.agreement import JUDGES, Verdicts
-from ramet.evaluate.compare import load_results
+from ramet.evaluate.files import check_tasks, load_results, read_rollouts
 from ramet.evaluate.header import differing, plain
-from ramet.evaluate.results import BenchmarkResult, check_tasks, measured
-from ramet.evaluate.rollouts_file import read_rollouts
+from ramet.evaluate.lines import HEADER, ResumableLines
+from ramet.evaluate.results import BenchmarkResult, measured
 from ramet.evaluate.tasks import TaskResult, without_secrets
 from ramet.event_loop import first_error, run_async
 from ramet.io.atomic import write_file
-from ramet.io.json_lines import append_line, cut_torn_line
 from ramet.openai_client.exchanges import collected
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.runs.manifest import input_files
@@ -140,7 +139,7 @@ class _Pass:
         self._body = body
         self._reward = replace(reward, weight=1.0, clip=None, multiplies=False)
         self.out = file.with_name(f"{file.name.removesuffix('.json')}{JUDGES}{reward.name}.json")
-        self._partial = self.out.with_name(f"{self.out.name}.partial.jsonl")
+        self._lines = ResumableLines(self.out.with_name(f"{self.out.name}.partial.jsonl"))
         self._header = plain({
             "schema": SCHEMA,
             "judge": reward.name,
@@ -176,25 +175,23 @@ class _Pass:
             new = Verdicts()
             new.add(benchmark, group.task.id, found, [*map(without_secrets, asked)])
             (line,) = new.lines()
-            append_line(self._partial, json.dumps(line, allow_nan=False))
+            self._lines.append(line)
             self._verdicts.add_line(line)
 
     def _earlier(self) -> Verdicts:
         """What an earlier pass left, finished or not; the partial file is there afterwards."""
-        verdicts = Verdicts()
-        if self._partial.is_symlink() or self.out.is_symlink():
-            raise ConfigError(f"{self.out}: it or its partial file is a link; nothing is written through links")
-        lines = cut_torn_line(self._partial).decode("ascii").splitlines()
-        if lines:
-            self._check(json.loads(lines[0]), self._partial)
-        elif self.out.exists():
-            verdicts = Verdicts.read(self.out)
+        if self._lines.resume():
+            verdicts = Verdicts()
+            for _, body in self._lines.read():
+                if HEADER in body:
+                    self._check(body, self._lines.path)
+                else:
+                    verdicts.add_line(body)
+            return verdicts
+        verdicts = Verdicts.read(self.out) if self.out.exists() else Verdicts()
+        if self.out.exists():
             self._check(json.loads(self.out.read_text(encoding="ascii")), self.out)
-        for line in map(json.loads, lines[1:]):
-            verdicts.add_line(line)
-        if not lines:
-            written = [self._header, *verdicts.lines()]
-            write_file(self._partial, "".join(f"{json.dumps(one)}\n" for one in written))
+        self._lines.begin(self._header, verdicts.lines())
         return verdicts
 
     def _check(self, found: Mapping[str, Any], file: Path) -> None:
@@ -223,7 +220,7 @@ class _Pass:
         ]
         body = {**self._header, "results": plain(summary), "verdicts": list(self._verdicts.lines())}
         write_file(self.out, json.dumps(body, indent=1, allow_nan=False) + "\n")
-        self._partial.unlink()
+        self._lines.path.unlink()
         failed = sum(
             self._verdicts.of(benchmark, group.task.id).get(one.id) is None
             for benchmark, group in own

@@ -16,8 +16,7 @@ from ramet.cluster.interfaces import Rollouts
 from ramet.components.services import RunServices
 from ramet.errors import ConfigError, PluginError, RametError
 from ramet.evaluate.partial import PartialResults
-from ramet.evaluate.rollouts_file import group_record
-from ramet.evaluate.tasks import Judgement, TaskResult, task_result
+from ramet.evaluate.tasks import Judgement, TaskResult, group_record, task_result
 from ramet.event_loop import first_error, is_cancelled
 from ramet.io import repeats
 from ramet.lifecycle import close_component, start_component
@@ -65,11 +64,10 @@ async def judge_again(benchmarks: Mapping[str, Benchmark], partial: PartialResul
 
     async with first_error(), asyncio.TaskGroup() as work:
         for name in benchmarks:
-            for record in partial.unjudged(name):
+            for group in partial.unjudged(name):
                 await places.acquire()
-                rollouts = tuple(one.rollout for one in record.group.rollouts)
-                work.create_task(again(name, Group(task=record.group.task, rollouts=rollouts)))
-                n += len(rollouts)
+                work.create_task(again(name, group))
+                n += len(group.rollouts)
     if n:
         logger.info("rollouts of an earlier attempt that were judged again: %d", n)
 

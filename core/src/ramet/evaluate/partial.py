@@ -1,42 +1,88 @@
-"""An evaluation in progress, and how a later process goes on with it.
+"""An evaluation in progress, and how a later process continues it.
 
-An evaluation appends one JSON line per finished task to `<out>.partial.jsonl`, whose first line states what is being
-measured. A killed evaluation goes on after the last whole line; one with other settings is refused. Rollouts that were
-masked are played again, those that were not judged are judged again as they were recorded, and a later line of a task
-supersedes an earlier one. At the end the lines are merged into `<out>`, at once or not at all.
+An evaluation appends a JSON line for each finished task to `<out>.partial.jsonl`, whose first line states what is being
+measured. A killed evaluation continues after the last whole line; one with other settings is refused. Rollouts that
+were masked are played again, those that were not judged are judged again as they were recorded. At the end the lines
+become the files of a finished evaluation (`ramet.evaluate.files`).
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ramet.errors import ConfigError
+from ramet.evaluate.files import check_tasks, read_results, read_rollouts, read_summary, write_results
 from ramet.evaluate.header import CHANGES, Differences, Header, differences
-from ramet.evaluate.results import BenchmarkResult, Results, measured, read_results
-from ramet.evaluate.rollouts_file import (
-    RECORD,
-    LinesOfTasks,
-    line_with_record,
-    read_rollouts,
-    rollouts_path,
-    write_rollouts,
-)
+from ramet.evaluate.lines import HEADER, ResumableLines
+from ramet.evaluate.results import BenchmarkResult, Results, measured
 from ramet.evaluate.statistics import powers_of_two
 from ramet.evaluate.tasks import TaskResult
-from ramet.io.atomic import open_atomic, write_file
-from ramet.io.json_lines import append_line, cut_torn_end
-from ramet.rollout.record import GroupRecord
+from ramet.io.json_values import as_object
+from ramet.rollout.record import GroupRecord, record_body, record_of
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
+from ramet.types import Group
 
 logger = logging.getLogger(__name__)
 PARTIAL = ".partial.jsonl"  # after the name of the results file
-SYNC_S = 1.0  # between two waits for the disk
-BEGINNING = b'{"schema": '  # of a file of an unfinished evaluation
+RECORD = "record"  # in a line, beside the fields of the `TaskResult`: its new rollouts, if they were recorded
+Key = tuple[str, str]  # benchmark, task
+
+
+class TaskLines:
+    """The partial file. Texts and records stay in it; scores and counts are in memory.
+
+    A later line of a task holds its whole result, and the record of what was played since the line before.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.lines = ResumableLines(out.with_name(out.name + PARTIAL))
+        self.tasks: dict[Key, TaskResult] = {}  # without their texts
+        self.recorded: dict[Key, set[int]] = {}  # numbers of the rollouts whose records are there
+        self._places: dict[Key, list[int]] = {}
+
+    def read(self) -> dict[str, Any]:
+        """Read the file and return its header. Raises `ConfigError` if it cannot be read."""
+        header: dict[str, Any] = {}
+        try:
+            for place, body in self.lines.read():
+                if HEADER in body:
+                    header = body
+                else:
+                    record = body.pop(RECORD, None) or {"rollouts": []}
+                    self._keep(TaskResult.from_body(body), {int(one["id"]) for one in record["rollouts"]}, place)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{self.lines.path}: not a readable file of an unfinished evaluation: {error}") from error
+        if not header:
+            raise ConfigError(f"{self.lines.path}: not a readable file of an unfinished evaluation: no header")
+        return header
+
+    def add(self, result: TaskResult, record: GroupRecord | None) -> None:
+        ids = set() if record is None else {int(one.rollout.id) for one in record.group.rollouts}
+        body = as_object(result) if record is None else {**as_object(result), RECORD: record_body(record)}
+        self._keep(result, ids, self.lines.append(body))
+
+    def of(self, key: Key) -> tuple[TaskResult, GroupRecord | None]:
+        """A task with its texts, and the record of its rollouts: later ones instead of those with the same numbers."""
+        bodies = [self.lines.at(place) for place in self._places[key]]
+        found = [body.pop(RECORD, None) for body in bodies]
+        records = [record_of(one, f"{self.lines.path}, task {key[1]}") for one in found if one is not None]
+        return TaskResult.from_body(bodies[-1]), _merged(records)
+
+    def measured(self, header: Mapping[str, Any], name: str) -> BenchmarkResult:
+        """The statistics of the tasks of one benchmark."""
+        tasks = [result for (benchmark, _), result in self.tasks.items() if benchmark == name]
+        metrics = header["benchmarks"][name]["metrics"]
+        return measured(name, tasks, metrics, k=header["k"], pass_at=header["pass_at"])
+
+    def _keep(self, result: TaskResult, recorded: set[int], place: int) -> None:
+        key = result.benchmark, result.task
+        self.tasks[key] = result.without_texts()
+        self.recorded.setdefault(key, set()).update(recorded)
+        self._places.setdefault(key, []).append(place)
 
 
 class PartialResults:
@@ -49,129 +95,85 @@ class PartialResults:
 
     def __init__(self, out: Path, header: Header, *, allow: bool = False) -> None:
         self.out = out
-        self.path = out.with_name(out.name + PARTIAL)
         self.header = header
-        self._tasks: dict[tuple[str, str], TaskResult] = {}  # without their texts, which are in the file
-        self._recorded: dict[tuple[str, str], set[int]] = {}  # numbers of the rollouts of a task that are on disk
-        self._lines = LinesOfTasks(self.path)
-        self._synced = 0.0  # when a line was last waited for, of the monotonic clock
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if _has_lines(self.path):
-            self._take_over(allow)
-        elif out.exists():
-            body = read_results(out)
-            self._go_on(body, self.out, allow)
-            results = [json.dumps(task) for task in _tasks_of(body)]
-            written = [json.dumps(self.header.body()), *_with_records(out, body, results)]
-            write_file(self.path, "".join(f"{line}\n" for line in written))
-            self._add_all()
+        self._found = TaskLines(out)
+        self.path = self._found.lines.path
+        if self._found.lines.resume():
+            newest = self._found.read()
+            self._continue(newest, self.path, allow)
+            if self.header.body() != newest:
+                self._found.lines.append(self.header.body())
         else:
-            append_line(self.path, json.dumps(header.body()))
+            earlier = read_results(out) if out.exists() else None
+            if earlier is not None:
+                check_tasks(out, earlier)
+                self._continue(earlier, out, allow)
+            self._found.lines.begin(self.header.body(), [] if earlier is None else _lines_of(out, earlier))
+            self._found.read()
 
     def missing(self, benchmark: str, task: str) -> tuple[int, ...]:
         """Numbers of the task's rollouts that have no score: not played, masked, or not judged."""
-        found, k = self._tasks.get((benchmark, task)), self.header.k
-        return tuple(range(k)) if found is None else found.missing(self._main_metric(benchmark), k)
+        result, k = self._found.tasks.get((benchmark, task)), self.header.k
+        return tuple(range(k)) if result is None else result.missing(self.header.benchmarks[benchmark].metrics[0], k)
 
     def to_play(self, benchmark: str, task: str) -> tuple[int, ...]:
         """Those of the missing ones that are to be played, again or for the first time: all but the `unjudged`."""
         unjudged = self._unjudged(benchmark, task)
         return tuple(number for number in self.missing(benchmark, task) if number not in unjudged)
 
-    def unjudged(self, benchmark: str) -> Iterator[GroupRecord]:
+    def unjudged(self, benchmark: str) -> Iterator[Group]:
         """By task, the rollouts that were played and recorded, and not judged."""
-        for name, task in list(self._tasks):
-            numbers = self._unjudged(name, task) if name == benchmark else set()
-            for record in self._lines.records([(name, task)]) if numbers else ():
-                group = record.group
-                left = tuple(one for one in group.rollouts if int(one.rollout.id) in numbers)
-                yield replace(record, group=replace(group, rollouts=left))
+        for key in [key for key in self._found.tasks if key[0] == benchmark]:
+            if numbers := self._unjudged(*key):
+                _, record = self._found.of(key)
+                assert record is not None  # it holds these numbers
+                rollouts = (one.rollout for one in record.group.rollouts if int(one.rollout.id) in numbers)
+                yield Group(task=record.group.task, rollouts=tuple(rollouts))
 
     def add(self, result: TaskResult, record: GroupRecord | None = None) -> None:
-        """Keep a finished task, or those of its rollouts that were missing. It survives a kill when this returns, and
-        the end of the machine within `SYNC_S`: waiting for the disk each time would hold all rollouts up.
+        """Keep a finished task, or those of its rollouts that were missing. It survives a kill when this returns.
 
         Without the `record` of its rollouts the evaluation cannot be replayed.
         """
         key = result.benchmark, result.task
-        earlier = self._tasks.get(key)
-        if record is not None:
-            self._recorded.setdefault(key, set()).update(int(one.rollout.id) for one in record.group.rollouts)
-        if earlier is not None:
+        if key in self._found.tasks:
             if not {int(rollout.id) for rollout in result.rollouts} <= {*self.missing(*key)}:
                 raise ValueError(f"task {result.task!r} of benchmark {result.benchmark!r} was added before")
-            result = TaskResult.from_body(self._lines.result(key)).superseded(by=result)
-        line = result.line() if record is None else line_with_record(result.line(), record)
-        now = time.monotonic()
-        sync = now >= self._synced + SYNC_S
-        start = append_line(self.path, line, sync=sync)
-        self._lines.add(key, start, len(line))
-        self._synced = now if sync else self._synced
-        self._tasks[key] = result.without_texts()
+            result = self._found.of(key)[0].superseded(by=result)
+        self._found.add(result, record)
 
     def results(self) -> Results:
-        return Results(header=self.header, benchmarks=tuple(self._measured(name) for name in self.header.benchmarks))
+        header = self.header.body()
+        benchmarks = tuple(self._found.measured(header, name) for name in self.header.benchmarks)
+        return Results(header=self.header, benchmarks=benchmarks)
 
     def finish(self) -> Results:
-        """Write the file of rollouts and the results file, remove the partial one and return the results."""
+        """Write the files of the finished evaluation, remove the partial one and return the results."""
         results = self.results()
         keys = [(one.name, task.task) for one in results.benchmarks for task in one.tasks]
-        about = write_rollouts(rollouts_path(self.out), self._lines.lines(keys))
-        results = replace(results, rollouts=about)
-        with open_atomic(self.out) as file:
-            for piece in results.text(map(self._lines.result, keys)):
-                file.write(piece.encode("ascii"))
+        write_results(self.out, results.body(), map(self._found.of, keys))
         self.path.unlink()
         return results
 
-    def _measured(self, name: str) -> BenchmarkResult:
-        tasks = [result for (benchmark, _), result in self._tasks.items() if benchmark == name]
-        header = self.header
-        return measured(name, tasks, header.benchmarks[name].metrics, k=header.k, pass_at=header.pass_at)
-
-    def _take_over(self, allow: bool) -> None:
-        with self.path.open("rb") as file:
-            newest = json.loads([line for line in file if line.startswith(BEGINNING)][-1])
-        self._go_on(newest, self.path, allow)
-        self._add_all()
-        if self.header.body() != newest:
-            append_line(self.path, json.dumps(self.header.body()))
-
-    def _go_on(self, found: Mapping[str, Any], path: Path, allow: bool) -> None:
-        """Check the header `found` in `path`, and add what changed since then to this one."""
-        since = differences(found, self.header)
+    def _continue(self, earlier: Mapping[str, Any], path: Path, allow: bool) -> None:
+        """Check the header of `earlier`, which is in `path`, and add what changed since then to this one."""
+        since = differences(earlier, self.header)
         _refuse(since, f"{path} holds an unfinished evaluation that", allow=allow)
         for text in since.safe:
             logger.info("evaluation goes on with a change: %s", text)
         for text in since.risky:
             logger.warning("evaluation goes on with a change that may alter the numbers: %s", text)
-        changes = [*found["settings"].get(CHANGES, []), *since.safe, *since.risky]
+        changes = [*earlier["settings"].get(CHANGES, []), *since.safe, *since.risky]
         if changes:
             self.header = replace(self.header, settings={**self.header.settings, CHANGES: changes})
 
-    def _add_all(self) -> None:
-        """What the file holds, line by line. A later result of a task supersedes an earlier one."""
-        start = 0
-        with self.path.open("rb") as file:
-            for line in file:
-                if not line.startswith(BEGINNING):
-                    body = json.loads(line)
-                    record = body.pop(RECORD, None) or {"rollouts": []}
-                    result = TaskResult.from_body(body)
-                    key = result.benchmark, result.task
-                    self._tasks[key] = result.without_texts()
-                    self._recorded.setdefault(key, set()).update(int(one["id"]) for one in record["rollouts"])
-                    self._lines.add(key, start, len(line) - 1)  # without its end
-                start += len(line)
-
     def _unjudged(self, benchmark: str, task: str) -> set[int]:
         """Numbers of the rollouts that were played without a fault, are on disk, and have no score."""
-        found = self._tasks.get((benchmark, task))
-        played = set() if found is None else {int(one.id) for one in found.rollouts if one.masked is None}
-        return played & self._recorded.get((benchmark, task), set()) & {*self.missing(benchmark, task)}
-
-    def _main_metric(self, benchmark: str) -> str:
-        return self.header.benchmarks[benchmark].metrics[0]
+        key = benchmark, task
+        if key not in self._found.tasks:
+            return set()
+        played = {int(one.id) for one in self._found.tasks[key].rollouts if one.masked is None}
+        return played & self._found.recorded[key] & {*self.missing(*key)}
 
 
 def is_finished(out: Path, header: Header, *, allow: bool = False) -> bool:
@@ -181,7 +183,7 @@ def is_finished(out: Path, header: Header, *, allow: bool = False) -> bool:
     """
     if not out.exists() or out.with_name(out.name + PARTIAL).exists():
         return False
-    found = read_results(out)
+    found = read_summary(out)
     complete = all(one["n_judged"] == one["n_rollouts"] for one in found["results"]) and found["k"] >= header.k
     since = differences(found, header)
     _refuse(since, f"{out} holds the results of another evaluation, which", allow=allow and not complete)
@@ -201,31 +203,21 @@ def _refuse(since: Differences, who: str, *, allow: bool) -> None:
     raise ConfigError(f"{who} differs in: {', '.join(forbidding)}; {way}")
 
 
-def _with_records(out: Path, body: Mapping[str, Any], results: Sequence[str]) -> list[str]:
-    """These lines of finished results with the records of their rollouts, if those are there."""
+def _lines_of(out: Path, body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Finished results as lines of a partial file, with the records of their rollouts if those are there."""
+    tasks = [task for one in body["results"] for task in one["tasks"]]
     try:
         records = [record for _, record in read_rollouts(out, body)]
     except ConfigError as error:
         logger.warning("%s; what it holds is kept, and the evaluation cannot be replayed", error)
-        return list(results)
-    return [line_with_record(line, record) for line, record in zip(results, records, strict=True)]
+        return tasks
+    return [{**task, RECORD: record_body(record)} for task, record in zip(tasks, records, strict=True)]
 
 
-def _tasks_of(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    return (task for one in body["results"] for task in one["tasks"])
-
-
-def _has_lines(path: Path) -> bool:
-    """Whether there is a whole line; a torn last one is cut off: its task is measured again.
-
-    Raises `ConfigError` for a file of something else, which is left as it is, and for a link.
-    """
-    if path.is_symlink() or (path.exists() and not _begins_evaluation(path)):
-        raise ConfigError(f"{path} is no unfinished evaluation; choose another evaluate.out")
-    return cut_torn_end(path) > 0
-
-
-def _begins_evaluation(path: Path) -> bool:
-    """Also a file that a kill has cut off in its first line."""
-    with path.open("rb") as file:
-        return BEGINNING.startswith(file.read(len(BEGINNING)))
+def _merged(records: Sequence[GroupRecord]) -> GroupRecord | None:
+    """The rollouts of one task, the later ones instead of those with the same numbers."""
+    if len(records) < 2:
+        return records[0] if records else None
+    rollouts: dict[str, ScoredRollout] = {one.rollout.id: one for record in records for one in record.group.rollouts}
+    group = ScoredGroup(task=records[0].group.task, rollouts=tuple(rollouts[id] for id in sorted(rollouts, key=int)))
+    return replace(records[0], group=group)

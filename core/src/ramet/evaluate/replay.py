@@ -21,12 +21,11 @@ from ramet.config.request import read
 from ramet.config.stored import stored_entry, stored_seed, typed_options
 from ramet.errors import ConfigError, ConfigErrors, RametError, raise_all
 from ramet.evaluate.agreement import Verdicts, judge_files
-from ramet.evaluate.compare import load_results
+from ramet.evaluate.files import check_tasks, load_results, read_rollouts
 from ramet.evaluate.header import plain
 from ramet.evaluate.judge_pass import verdicts_of
 from ramet.evaluate.measure import judge, started
-from ramet.evaluate.results import BenchmarkResult, check_tasks, measured
-from ramet.evaluate.rollouts_file import read_rollouts
+from ramet.evaluate.results import BenchmarkResult, measured
 from ramet.evaluate.tables import print_tables, results_cells
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
 from ramet.event_loop import run_async

@@ -1,20 +1,15 @@
-"""The results of an evaluation: the statistics of every benchmark, and the file that holds them with everything that a
-reader needs to believe or to repeat a number.
-"""
+"""The results of an evaluation: the statistics of every benchmark."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramet.errors import ConfigError, InfraError, PluginError, RametError
-from ramet.evaluate.header import SCHEMA, Header, plain
+from ramet.errors import InfraError, PluginError, RametError
+from ramet.evaluate.header import Header, plain
 from ramet.evaluate.statistics import MetricSummary, summarise
 from ramet.evaluate.tasks import (
     RolloutEnds,
@@ -27,8 +22,6 @@ from ramet.evaluate.tasks import (
 )
 from ramet.io.json_values import as_object
 from ramet.rollout.faults import DEFECT
-
-NO_TASKS = '\n   "tasks": []'  # of a benchmark in the file, without tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,27 +63,13 @@ class Results:
 
     header: Header
     benchmarks: tuple[BenchmarkResult, ...] = field(default=())
-    rollouts: Mapping[str, Any] | None = None  # hash and number of the recorded groups
 
     def body(self) -> dict[str, Any]:
-        """The content of the file, without the tasks."""
-        found = [{**as_object(replace(b, tasks=())), "judged": b.judged} for b in self.benchmarks]
-        return {**self.header.body(), "rollouts": self.rollouts, "results": plain(found)}
-
-    def text(self, tasks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-        """The file in pieces, as `json.dumps` with an indent of 1 would write it. `tasks`: the objects of all tasks in
-        their order, one at a time, since together they may be larger than the memory.
-        """
-        rest = iter(tasks)
-        first, *others = json.dumps(self.body(), indent=1, allow_nan=False).split(NO_TASKS)
-        yield first
-        for benchmark, piece in zip(self.benchmarks, others, strict=True):
-            before = NO_TASKS[:-1]
-            for task in itertools.islice(rest, len(benchmark.tasks)):
-                yield before + textwrap.indent("\n" + json.dumps(task, indent=1, allow_nan=False), " " * 4)
-                before = ","
-            yield ("\n   ]" if benchmark.tasks else NO_TASKS) + piece
-        yield "\n"
+        """The content of the summary, without the hashes of the files of tasks and rollouts."""
+        results = [{**as_object(one), "judged": one.judged} for one in self.benchmarks]
+        for one in results:
+            del one["tasks"]
+        return {**self.header.body(), "results": plain(results)}
 
     def metrics(self) -> dict[str, float]:
         """What trackers are told: means over tasks, by name. What could not be judged is left out."""
@@ -142,30 +121,3 @@ def check_complete(results: Results, limit: float, partial: Path) -> None:
             f"{'; '.join(problems)}. No results are written, since those left would be a biased subset. What is judged "
             f"is kept in {partial}: remove the cause and start the same command again, which plays only what is missing"
         )
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """A finished results file. Raises `ConfigError` if it is missing, broken or of another schema."""
-    try:
-        body = json.loads(path.read_text(encoding="ascii"))
-    except OSError as error:
-        raise ConfigError(f"{path}: not a readable results file: {error}") from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{path}: not a results file: it is not one JSON object; `ramet eval` writes results.json into its run's "
-            "directory"
-        ) from error
-    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        raise ConfigError(f"{path}: not a results file of schema {SCHEMA}")
-    if "judge" in body:
-        raise ConfigError(f"{path}: is what the judge {body['judge']} said; name the results that it judged instead")
-    return body
-
-
-def check_tasks(path: Path, body: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if a task of these results cannot be read."""
-    try:
-        for task in (task for one in body["results"] for task in one["tasks"]):
-            TaskResult.from_body(task)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{path}: not results that this version of Ramet can read: {error!r}") from error

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramet.errors import ConfigError
+from ramet.evaluate.files import check_tasks, read_results, read_rollouts
 from ramet.evaluate.header import plain
-from ramet.evaluate.partial import BEGINNING, PARTIAL
-from ramet.evaluate.results import check_tasks, measured, read_results
-from ramet.evaluate.rollouts_file import RECORD, LinesOfTasks, read_rollouts
-from ramet.evaluate.tasks import TaskResult
+from ramet.evaluate.partial import TaskLines
+from ramet.io.json_values import as_object
 from ramet.rollout.record import GroupRecord
 
 
@@ -23,68 +20,40 @@ class StoredEvaluation:
 
     out: Path  # the results file
     body: Mapping[str, Any]
-    lines: LinesOfTasks | None = None  # of a running evaluation
+    running: TaskLines | None = None
 
     @property
     def is_finished(self) -> bool:
-        return self.lines is None
+        return self.running is None
 
     def records(self) -> Iterator[tuple[str, GroupRecord]]:
         """Benchmark and rollouts of the tasks, in the order of the results. Raises `ConfigError` where they are not
         there, or not those of the results.
         """
-        if self.lines is None:
+        if self.running is None:
             yield from read_rollouts(self.out, self.body)
             return
-        for one in self.body["results"]:
-            for record in self.lines.records((one["name"], task["task"]) for task in one["tasks"]):
-                yield one["name"], record
+        for key in ((one["name"], task["task"]) for one in self.body["results"] for task in one["tasks"]):
+            _, record = self.running.of(key)
+            if record is not None:
+                yield key[0], record
 
 
 def stored_evaluation(out: Path) -> StoredEvaluation | None:
     """What is at the results file `out`, or on its way there; None: nothing. Raises `ConfigError` for a broken file."""
+    running = TaskLines(out)
     try:
-        return _running(out)
+        header = running.read()
     except FileNotFoundError:
         if not out.exists():
             return None
         body = read_results(out)
         check_tasks(out, body)
         return StoredEvaluation(out=out, body=body)
-
-
-def _running(out: Path) -> StoredEvaluation:
-    """Only whole lines count: a process may be writing the last one."""
-    path = out.with_name(out.name + PARTIAL)
-    header: dict[str, Any] | None = None
-    lines, tasks, start = LinesOfTasks(path), dict[tuple[str, str], TaskResult](), 0
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            try:
-                body = json.loads(line)
-                if line.startswith(BEGINNING):
-                    header = body
-                else:
-                    body.pop(RECORD, None)
-                    task = TaskResult.from_body(body)
-                    tasks[task.benchmark, task.task] = task
-                    lines.add((task.benchmark, task.task), start, len(line) - 1)  # without its end
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ConfigError(f"{path}: not a readable file of an unfinished evaluation: {error}") from error
-            start += len(line)
-    if header is None:
-        raise ConfigError(f"{path}: not a readable file of an unfinished evaluation: no header")
-    return StoredEvaluation(out=out, body={**header, "rollouts": None, "results": _results(header, tasks)}, lines=lines)
-
-
-def _results(header: Mapping[str, Any], tasks: Mapping[tuple[str, str], TaskResult]) -> list[dict[str, Any]]:
-    """Of the benchmarks of which a task is finished."""
-    found = []
-    for name, info in header["benchmarks"].items():
-        own = [task for (benchmark, _), task in tasks.items() if benchmark == name]
-        if own:
-            one = measured(name, own, info["metrics"], k=header["k"], pass_at=header["pass_at"])
-            found.append(plain({**asdict(one), "judged": one.judged}))
-    return found
+    begun = {name for name, _ in running.tasks}
+    results = [running.measured(header, name) for name in header["benchmarks"] if name in begun]
+    bodies = [
+        {**as_object(one), "judged": one.judged, "tasks": [running.of((one.name, task.task))[0] for task in one.tasks]}
+        for one in results
+    ]
+    return StoredEvaluation(out=out, body={**header, "rollouts": None, "results": plain(bodies)}, running=running)

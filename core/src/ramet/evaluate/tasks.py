@@ -11,8 +11,9 @@ from typing import Any
 
 from ramet.config.secrets import hide
 from ramet.evaluate.statistics import CORRECT
-from ramet.io.json_values import as_object
 from ramet.openai_client.exchanges import ChatExchange
+from ramet.rollout.record import GroupRecord
+from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import CallStatus, Fault, Group, Rollout, SegmentKind, StopReason, ToolRecord
 
 
@@ -70,9 +71,6 @@ class TaskResult:
     prompt: str
     gold: tuple[str, ...]
     rollouts: tuple[RolloutResult, ...]
-
-    def line(self) -> str:
-        return json.dumps(self, allow_nan=False, default=as_object)
 
     def missing(self, metric: str, k: int) -> tuple[int, ...]:
         """Numbers, of k rollouts, of those without a score in this metric: not played, masked, or not judged."""
@@ -138,6 +136,19 @@ def task_result(benchmark: str, group: Group, judged: Sequence[Judgement]) -> Ta
         gold=group.task.answer,
         rollouts=tuple(_rollout_result(rollout, found) for rollout, found in pairs),
     )
+
+
+def group_record(group: Group, scores: Sequence[Mapping[str, float | None]], metric: str) -> GroupRecord:
+    """With the scores of the benchmark; the main one is the reward."""
+    scored = tuple(
+        ScoredRollout(
+            rollout=rollout,
+            reward=found.get(metric),
+            parts={name: value for name, value in found.items() if value is not None},
+        )
+        for rollout, found in zip(group.rollouts, scores, strict=True)
+    )
+    return GroupRecord(step=0, group=ScoredGroup(task=group.task, rollouts=scored))
 
 
 def scores_of(tasks: Iterable[TaskResult], metric: str) -> dict[str, list[float | None]]:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
+from ramet.io.json_values import as_object
 from ramet.io.os_errors import naming
 
 logger = logging.getLogger(__name__)
 BLOCK = 1 << 20  # that is read at once, from the end
+
+
+def json_line(value: Any) -> bytes:
+    """One line, ASCII, with its end."""
+    return json_text(value).encode("ascii") + b"\n"
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), default=as_object)
 
 
 def append_line(path: Path, line: str, *, sync: bool = True) -> int:
@@ -32,11 +44,6 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> int:
             file.truncate(start)
             raise
     return start
-
-
-def cut_torn_line(path: Path) -> bytes:
-    """As `cut_torn_end`, and return all whole lines."""
-    return path.read_bytes() if cut_torn_end(path) else b""
 
 
 def cut_torn_end(path: Path) -> int:

@@ -62,18 +62,13 @@ class GroupRecord:
 
 def write_records(path: Path, records: Iterable[GroupRecord]) -> None:
     """Write `.jsonl.gz`. The same records give the same bytes; the file appears whole or not at all."""
-    write_lines(path, map(record_line, records))
-
-
-def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """As `write_records`, of what `record_line` gave."""
     path = Path(path)
     with (
         open_atomic(path) as raw,
         gzip.GzipFile(filename="", mode="wb", compresslevel=LEVEL, fileobj=raw, mtime=0) as packed,
     ):
-        for line in lines:
-            packed.write(line)
+        for record in records:
+            packed.write(record_line(record))
 
 
 def read_records(path: Path) -> Iterator[GroupRecord]:
@@ -132,12 +127,17 @@ def _bomb(where: str, most: int, size: int) -> ConfigError:
 
 def record_line(record: GroupRecord) -> bytes:
     """One line of JSON, ASCII, with its end."""
+    return json.dumps(record_body(record), separators=(",", ":"), default=as_object).encode("ascii") + b"\n"
+
+
+def record_body(record: GroupRecord) -> dict[str, Any]:
+    """The line as an object for `json.dumps(…, default=as_object)`."""
     segments: dict[int, tuple[int, Segment]] = {}
     for scored in record.group.rollouts:
         for segment in scored.rollout.segments:
             segments.setdefault(id(segment), (len(segments), segment))
     index = {key: number for key, (number, _) in segments.items()}
-    data = {
+    return {
         "schema": SCHEMA,
         "step": record.step,
         "task": record.group.task,
@@ -146,7 +146,6 @@ def record_line(record: GroupRecord) -> bytes:
         **({} if record.number is None else {"number": record.number}),
         **({"greedy": list(record.greedy)} if record.greedy else {}),
     }
-    return json.dumps(data, separators=(",", ":"), default=as_object).encode("ascii") + b"\n"
 
 
 def _segment_data(segment: Segment) -> dict[str, Any]:

@@ -19,18 +19,18 @@ LOCK, MANIFEST = "LOCK", "manifest.json"
 FOLDERS = ("rollouts", "checkpoints")
 SERVICES = "services"  # of components, which start before the manifest is written
 UNFINISHED = "results.json.partial.jsonl"  # of `ramet eval`
-EVALUATED = "results.rollouts.jsonl.gz"  # rollouts of `ramet eval`
+EVALUATED = ("results.tasks.jsonl", "results.rollouts.jsonl.gz")  # of `ramet eval`, beside results.json
 SFT_SUMMARY = "sft.json"  # of a finished `ramet sft`, which need not have a checkpoint
 FIRST_FILES = ("config.yaml", "overrides.txt", UNFINISHED)
 NO_LINKS = (  # written through their names
-    *FOLDERS, SERVICES, "model", "metrics.jsonl", "run.log", UNFINISHED, EVALUATED, "sft_loss.png", "wandb",
+    *FOLDERS, SERVICES, "model", "metrics.jsonl", "run.log", UNFINISHED, *EVALUATED, "sft_loss.png", "wandb",
     "tensorboard",
 )  # fmt: skip
 RANDOM = r"[0-9a-f]{8}"  # in the names of temporary files: ramet/io/atomic.py
 IN_CHECKPOINTS = re.compile(rf"layout\.json|\.layout\.json\.{RANDOM}\.tmp")  # of `ramet sft`
 TORN = re.compile(
     r"\.(?:(?:config\.yaml|overrides\.txt|manifest\.json|metrics\.jsonl|sft\.json|results\.json"
-    rf"|results\.json\.partial\.jsonl|results\.rollouts\.jsonl\.gz|report\.html)\.{RANDOM}|ranks\.\d+)\.tmp"
+    rf"|results\.json\.partial\.jsonl|results\.tasks\.jsonl|results\.rollouts\.jsonl\.gz|report\.html)\.{RANDOM}|ranks\.\d+)\.tmp"
 )
 TORN_ROLLOUTS = re.compile(rf"\.(?:step|valid)_\d+\.jsonl\.gz\.{RANDOM}\.tmp")
 LOCK_TEXT = '{"host"'  # how the text of a lock begins, which a kill may have cut

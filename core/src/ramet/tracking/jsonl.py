@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramet.io.atomic import write_file
-from ramet.io.json_lines import append_line, cut_torn_line
+from ramet.io.json_lines import append_line, cut_torn_end
 
 logger = logging.getLogger(__name__)
 NAME = "metrics.jsonl"
@@ -43,7 +43,7 @@ class JsonlTracker:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        cut_torn_line(path)
+        cut_torn_end(path)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line, whole or not at all."""
