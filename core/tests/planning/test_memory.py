@@ -226,6 +226,17 @@ def test_every_rank_loads_a_mixture_of_experts_whole(make_inputs: MakeInputs) ->
     assert estimate(mixture).host_parts[LOADING] == ranks * size > estimate(inputs).host_parts[ASIDE]
 
 
+def test_only_what_is_exact_refuses_a_model_whose_passes_were_not_traced(make_inputs: MakeInputs) -> None:
+    inputs = make_inputs(policy={"activation_checkpointing": False})
+    inputs = replace(inputs, machine=replace(inputs.machine, device_bytes=estimate(inputs).need - GIB))
+    assert check_memory(estimate(inputs)) != []
+    other = replace(inputs, shape=replace(inputs.shape, architecture="olmo2"))
+    assert check_memory(estimate(other)) == []
+    assert "activations are a guess: those of olmo2 were not traced" in table(estimate(other))
+    small = replace(other, machine=replace(other.machine, device_bytes=10 * GIB))
+    assert "would need" in check_memory(estimate(small))[0]
+
+
 def test_what_is_offloaded_waits_in_host_memory(make_inputs: MakeInputs) -> None:
     n = 7_615_616_512
     inputs = make_inputs(policy={"offload": Offload.OPTIMIZER})

@@ -13,7 +13,7 @@ from ramet.config.schema import Config, Strategy
 from ramet.errors import MissingHere
 from ramet.planning.memory import DeviceMemory, Inputs, MemoryPlan, estimate
 from ramet.planning.memory_changes import Change, changes
-from ramet.planning.memory_policy import longest_sequence
+from ramet.planning.memory_policy import GRADIENTS, OPTIMISER, WEIGHTS, longest_sequence
 from ramet.planning.memory_sft import SftInputs, estimate_sft
 from ramet.planning.placement import check_placement, idle_devices, shards_in_words
 
@@ -35,6 +35,8 @@ def table(plan: MemoryPlan | str) -> list[str]:
     if plan.placement.ranks:
         rank = "rank" if isinstance(plan.inputs, SftInputs) else "policy rank"
         lines.append(f"a {rank} computes at most {plan.tokens:,} tokens at once")
+        if not plan.inputs.shape.is_traced:
+            lines.append(f"activations are a guess: those of {plan.inputs.shape.architecture} were not traced")
     if plan.engine is not None:
         engine = plan.engine
         lines.append(
@@ -98,10 +100,17 @@ def check_memory(plan: MemoryPlan | str) -> list[str]:
     problems = [] if machine.cuda else _check_host(plan, plan.need)
     if machine.cuda and machine.device_bytes is not None:
         worst = max(plan.devices, key=lambda device: device.need)
-        if worst.need > machine.device_bytes:
+        if _certain(plan, worst) > machine.device_bytes:
             problems.append(_too_much(plan, worst, machine.device_bytes))
         problems += _check_host(plan, plan.host)
     return problems + _check_cache(plan)
+
+
+def _certain(plan: MemoryPlan, device: DeviceMemory) -> int:
+    """Bytes that a refusal may count: all of the plan, or what is exact where its formulas were not traced."""
+    if plan.inputs.shape.is_traced:
+        return device.need
+    return max(sum(parts.get(name, 0) for name in (WEIGHTS, GRADIENTS, OPTIMISER)) for parts in device.phases.values())
 
 
 def _too_much(plan: MemoryPlan, worst: DeviceMemory, have: int) -> str:

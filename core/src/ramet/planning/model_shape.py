@@ -22,6 +22,7 @@ from ramet.policy.models import blocks_of
 from ramet.policy.shared_attention import sharing_problems
 
 Shape: TypeAlias = tuple[int, ...]
+TRACED = frozenset({"llama", "qwen2", "qwen3"})  # whose passes are traced and compared (test_memory_traced.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,12 @@ class ModelShape:
     tied: bool  # the output head is the embedding
     shares_prefixes: bool  # what its rollouts have in common can be computed once
     has_experts: bool = False  # a mixture
+    architecture: str = ""  # `model_type` of config.json
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the formulas of what a pass holds were compared with a trace of such blocks."""
+        return self.architecture in TRACED
 
     @property
     def parameters(self) -> tuple[Shape, ...]:
@@ -113,4 +120,5 @@ def shape_of(config: PretrainedConfig, *, trust_remote_code: bool = False) -> Mo
         tied=bool(config.tie_word_embeddings),
         shares_prefixes=not sharing_problems(config),
         has_experts=has_experts(config),
+        architecture=config.model_type,
     )
