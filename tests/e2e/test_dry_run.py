@@ -99,7 +99,9 @@ def test_fine_tuning_and_evaluation_have_a_dry_run_too(ramet, workspace, traces:
     assert ended.code == 0, ended.err
     said = " ".join(ended.out.split())
     assert "benchmarks arithmetic (3 tasks)" in said and "rollouts 2 of each task = 6" in said
-    assert ended.out.split()[-2:] == ["runs/new/results.json", "runs/new/results.rollouts.jsonl.gz"]
+    assert ended.out.split()[-3:] == [
+        f"runs/new/results{end}" for end in (".json", ".tasks.jsonl", ".rollouts.jsonl.gz")
+    ]
     assert everything(tmp_path) == before
 
 

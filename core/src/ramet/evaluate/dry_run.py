@@ -8,7 +8,7 @@ from ramet.config.resolved import Resolved
 from ramet.config.schema import Config
 from ramet.errors import raise_all
 from ramet.evaluate.evaluation import prepare
-from ramet.evaluate.rollouts_file import rollouts_path
+from ramet.evaluate.files import rollouts_path, tasks_path
 from ramet.planning.memory import plan_memory
 from ramet.planning.memory_report import check_memory, table
 from ramet.planning.placement import check_machine, check_placement, machine_of, plan_devices
@@ -52,7 +52,10 @@ def plan(resolved: Resolved, on: str | None = None) -> DryRun:
             "memory": "\n".join(table(memory)),
             "not checked": not_checked(prepared.missing),
         },
-        files=[*(f"{run_plan.path}/{name}" for name in records(config)), str(out), str(rollouts_path(out))],
+        files=[
+            *(f"{run_plan.path}/{name}" for name in records(config)),
+            *map(str, (out, tasks_path(out), rollouts_path(out))),
+        ],
     )
 
 
