@@ -17,7 +17,7 @@ import torch
 
 from ramet.algorithms.advantages.gae import Gae
 from ramet.algorithms.losses.ppo_clip import PpoClip
-from ramet.group_scores import rollout_scores
+from ramet.helpers.group_scores import rollout_scores
 from ramet.plugins import load_plugins
 from ramet.registry import Registry
 from ramet.types import AdvantageInputs, AdvantageOutput, LossInputs, LossOutput, Need

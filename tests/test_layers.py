@@ -25,14 +25,10 @@ CONTRACT = {
     "errors",
     "event_loop",
     "extensions",
-    "entropy",
-    "group_scores",
     "helpers",
     "lifecycle",
-    "limiter",
     "hookspecs",
     "instance_keys",
-    "openai_client",
     "output_checks",
     "plugin_code",
     "plugin_sources",
@@ -54,7 +50,7 @@ LAYERS = [
 ]
 LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 HEAVY = {"accelerate", "aiohttp", "numpy", "ray", "torch", "transformers", "vllm"}
-AT_FIRST_USE = ("aiohttp", "core/src/ramet/openai_client/http.py")  # its functions import it; test_import_hygiene
+AT_FIRST_USE = ("aiohttp", "core/src/ramet/helpers/openai/http.py")  # its functions import it; test_import_hygiene
 
 
 @dataclass(frozen=True)

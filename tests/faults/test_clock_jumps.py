@@ -23,7 +23,7 @@ LABELS = {
     "runs/run_dir.py",
 }  # shown, never compared
 DATES = {  # of others: Retry-After names a date, and an entry of a cache has an age that outlives processes
-    "openai_client/http.py",
+    "helpers/openai/http.py",
     "ramet_tools_bing/http_client.py",
     "ramet_tools_bing/cache.py",
     "ramet_tools_bing/service.py",

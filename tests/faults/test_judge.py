@@ -22,7 +22,7 @@ from ramet.evaluate.judge_pass import JudgedResult
 from ramet.evaluate.judge_pass import run as judge
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.tasks import Judgement, group_record, task_result
-from ramet.openai_client import client as client_module
+from ramet.helpers.openai import client as client_module
 from ramet.plugins import load_plugins
 from ramet.rollout.scoring import ScoredGroup, Scorer, WeightedReward, n_unjudged
 from ramet.testing import OpenAIServer, RawReply, written_rollout

@@ -1,13 +1,25 @@
 """Ramet: agentic reinforcement learning with branching rollouts. Plugins import from here and from nowhere deeper."""
 
-from ramet.entropy import EntropyScale, entropy_change
 from ramet.errors import ConfigError, InfraError, PluginError, ToolError
-from ramet.group_scores import GroupStatistics, group_statistics, rollout_scores
-from ramet.helpers import from_jsonl, function_tool, json_rows, neutralise_chat_markup, run_blocking
+from ramet.helpers import (
+    ChatReply,
+    EntropyScale,
+    GroupStatistics,
+    OpenAIClient,
+    OpenAIOptions,
+    OpenAIUsage,
+    RequestRefused,
+    entropy_change,
+    from_jsonl,
+    function_tool,
+    group_statistics,
+    json_rows,
+    local_limiter,
+    neutralise_chat_markup,
+    rollout_scores,
+    run_blocking,
+)
 from ramet.hookspecs import Register, hookimpl
-from ramet.limiter import local_limiter
-from ramet.openai_client.client import OpenAIClient
-from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
 from ramet.registered import code_of_reward, reward_named
 from ramet.types import *  # noqa: F403
 from ramet.types import __all__ as _types

@@ -18,7 +18,7 @@ from ray import cloudpickle
 
 from ramet.cluster.ray.limits import RayLimiters, start_limiters
 from ramet.errors import InfraError, PluginError
-from ramet.limiter import BURST_S
+from ramet.helpers.limiter import BURST_S
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import tests
 RATE, CALLS = 40.0, 20

@@ -12,7 +12,7 @@ import pytest
 from ramet.components.build import start_rewards
 from ramet.components.services import LocalLimiters, RunServices
 from ramet.errors import InfraError, PluginError
-from ramet.limiter import BURST_S, RECOVERY_S, TokenBucket, local_limiter
+from ramet.helpers.limiter import BURST_S, RECOVERY_S, TokenBucket, local_limiter
 from ramet.rollout.scoring import WeightedReward
 from ramet.types import Limiter, Services
 

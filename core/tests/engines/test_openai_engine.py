@@ -18,8 +18,8 @@ from ramet.engines.config import OpenAIEngineConfig
 from ramet.engines.openai import OpenAIEngine, check_servers
 from ramet.engines.protocol import FinishReason, Request, Sampling
 from ramet.errors import InfraError
+from ramet.helpers.openai.options import OpenAIOptions
 from ramet.models.encoder import Encoder
-from ramet.openai_client.options import OpenAIOptions
 from ramet.testing import OpenAIServer, RawReply
 from ramet.testing.doubles import tiny_encoder
 

@@ -17,7 +17,7 @@ from ramet.evaluate.header import Header
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.stored import stored_evaluation
 from ramet.evaluate.tasks import Judgement, group_record, task_result
-from ramet.openai_client.exchanges import ChatExchange
+from ramet.helpers.openai.exchanges import ChatExchange
 from ramet.report import html
 from ramet.report.evaluation import evaluation_data
 from ramet.report.html import write_report

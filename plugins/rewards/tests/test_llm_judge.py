@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ramet import ConfigError, InfraError, OpenAIOptions, Rollout, Score
+from ramet.helpers.openai import client as client_module
 from ramet.instance_keys import instance_of
-from ramet.openai_client import client as client_module
 from ramet.testing import OpenAIServer, RawReply, check_reward, local_services
 from ramet_rewards.config import LlmJudgeConfig
 from ramet_rewards.judge_prompts import PROMPTS, fill, verdict

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ramet.errors import PluginError
-from ramet.limiter import TokenBucket
+from ramet.helpers.limiter import TokenBucket
 from ramet.types import Limiter, Services
 
 

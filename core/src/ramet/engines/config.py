@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ramet.openai_client.options import OpenAIOptions
+from ramet.helpers.openai.options import OpenAIOptions
 
 
 @dataclass(kw_only=True, slots=True)

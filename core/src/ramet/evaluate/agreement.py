@@ -12,7 +12,7 @@ from typing import Any
 from ramet.errors import ConfigError
 from ramet.evaluate.header import plain
 from ramet.evaluate.statistics import CORRECT
-from ramet.openai_client.exchanges import ChatExchange
+from ramet.helpers.openai.exchanges import ChatExchange
 
 logger = logging.getLogger(__name__)
 JUDGES = ".judge-"  # in the name of a judge's file, before the judge's own

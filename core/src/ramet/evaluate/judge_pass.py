@@ -28,8 +28,8 @@ from ramet.evaluate.lines import HEADER, ResumableLines
 from ramet.evaluate.results import BenchmarkResult, measured
 from ramet.evaluate.tasks import TaskResult, without_secrets
 from ramet.event_loop import first_error, run_async
+from ramet.helpers.openai.exchanges import collected
 from ramet.io.atomic import write_file
-from ramet.openai_client.exchanges import collected
 from ramet.rollout.scoring import Scorer, WeightedReward
 from ramet.runs.manifest import input_files
 from ramet.runs.own_files import SERVICES

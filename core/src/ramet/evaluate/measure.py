@@ -18,9 +18,9 @@ from ramet.errors import ConfigError, PluginError, RametError
 from ramet.evaluate.partial import PartialResults
 from ramet.evaluate.tasks import Judgement, TaskResult, group_record, task_result
 from ramet.event_loop import first_error, is_cancelled
+from ramet.helpers.openai.exchanges import collected
 from ramet.io import repeats
 from ramet.lifecycle import close_component, start_component
-from ramet.openai_client.exchanges import collected
 from ramet.output_checks import metrics_problem
 from ramet.plugin_code import defined_at, named, raised_at
 from ramet.plugins import origin

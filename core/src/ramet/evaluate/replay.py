@@ -29,7 +29,7 @@ from ramet.evaluate.results import BenchmarkResult, measured
 from ramet.evaluate.tables import print_tables, results_cells
 from ramet.evaluate.tasks import Judgement, TaskResult, task_result
 from ramet.event_loop import run_async
-from ramet.openai_client.exchanges import answered_from
+from ramet.helpers.openai.exchanges import answered_from
 from ramet.plugin_sources import blocked_plugins
 from ramet.plugins import load_plugins
 from ramet.registry import Entry

@@ -11,7 +11,7 @@ from typing import Any
 
 from ramet.config.secrets import hide
 from ramet.evaluate.statistics import CORRECT
-from ramet.openai_client.exchanges import ChatExchange
+from ramet.helpers.openai.exchanges import ChatExchange
 from ramet.rollout.record import GroupRecord
 from ramet.rollout.scoring import ScoredGroup, ScoredRollout
 from ramet.types import CallStatus, Fault, Group, Rollout, SegmentKind, StopReason, ToolRecord

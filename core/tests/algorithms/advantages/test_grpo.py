@@ -7,7 +7,7 @@ import torch
 
 from ramet.algorithms.advantages.config import GigpoConfig, GrpoConfig, GrpoPasskConfig, TreeGrpoConfig
 from ramet.algorithms.advantages.grpo import Grpo
-from ramet.group_scores import group_statistics
+from ramet.helpers.group_scores import group_statistics
 from ramet.types import AdvantageInputs
 
 Batch = Callable[..., AdvantageInputs]

@@ -26,7 +26,7 @@ from torch import Tensor
 from ramet.algorithms.advantages.config import GigpoConfig
 from ramet.algorithms.advantages.groups import without_spread
 from ramet.algorithms.advantages.steps import discounted_sums
-from ramet.group_scores import group_statistics, rollout_scores
+from ramet.helpers.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 

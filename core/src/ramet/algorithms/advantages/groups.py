@@ -1,11 +1,11 @@
-"""What estimators share beside the statistics of `ramet.group_scores`: sums by group, a metric, rows to tokens."""
+"""What estimators share beside `ramet.helpers.group_scores`: sums by group, a metric, rows to tokens."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ramet.group_scores import GroupStatistics
+from ramet.helpers.group_scores import GroupStatistics
 
 
 def group_sums(values: Tensor, group_ids: Tensor) -> Tensor:

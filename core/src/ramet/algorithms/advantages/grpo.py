@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ramet.algorithms.advantages.config import GrpoConfig
 from ramet.algorithms.advantages.groups import over_tokens, without_spread
-from ramet.group_scores import group_statistics, rollout_scores
+from ramet.helpers.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 

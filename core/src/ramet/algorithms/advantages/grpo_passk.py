@@ -12,7 +12,7 @@ import torch
 
 from ramet.algorithms.advantages.config import GrpoPasskConfig
 from ramet.algorithms.advantages.groups import over_tokens, without_spread
-from ramet.group_scores import group_statistics, rollout_scores
+from ramet.helpers.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 

@@ -17,7 +17,7 @@ from ramet.algorithms.advantages.config import ReinforcePpConfig
 from ramet.algorithms.advantages.groups import without_spread
 from ramet.algorithms.advantages.steps import TimeSteps, discounted_sums, rewards_at_the_end
 from ramet.algorithms.advantages.whitening import whiten
-from ramet.group_scores import group_statistics, rollout_scores
+from ramet.helpers.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 

@@ -8,7 +8,7 @@ out.
 
 from __future__ import annotations
 
-from ramet.group_scores import rollout_scores
+from ramet.helpers.group_scores import rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ramet.algorithms.advantages.groups import over_tokens, without_spread
-from ramet.group_scores import group_statistics, rollout_scores
+from ramet.helpers.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 

@@ -13,7 +13,7 @@ import torch
 from ramet.algorithms.advantages.config import TreeGrpoConfig
 from ramet.algorithms.advantages.groups import over_tokens, without_spread
 from ramet.algorithms.advantages.trees import tree_ids
-from ramet.group_scores import group_statistics, rollout_scores
+from ramet.helpers.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 

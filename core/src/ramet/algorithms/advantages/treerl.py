@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ramet.algorithms.advantages.groups import without_spread
 from ramet.algorithms.advantages.trees import sharers
-from ramet.group_scores import group_statistics, rollout_scores
+from ramet.helpers.group_scores import group_statistics, rollout_scores
 from ramet.types import AdvantageInputs, AdvantageOutput, Need
 
 

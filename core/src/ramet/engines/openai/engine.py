@@ -20,10 +20,10 @@ from ramet.engines.openai.completion_reply import ServerReply, read_reply
 from ramet.engines.protocol import Capability, Completion, EngineInfo, FinishReason, FirstReport, Request
 from ramet.errors import ConfigError, InfraError
 from ramet.event_loop import run_async
+from ramet.helpers.openai.client import OpenAIClient
+from ramet.helpers.openai.options import RequestRefused
 from ramet.io import repeats
 from ramet.models.encoder import Encoder
-from ramet.openai_client.client import OpenAIClient
-from ramet.openai_client.options import RequestRefused
 
 if TYPE_CHECKING:
     from torch import Tensor

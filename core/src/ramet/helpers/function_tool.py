@@ -1,6 +1,4 @@
-"""Helpers that make small plugins small: a tool from a function, a thread for what blocks, tasks from a file, text
-from outside for the prompt of another model.
-"""
+"""A tool from a function, a thread for what blocks, and what an outage is."""
 
 from __future__ import annotations
 
@@ -9,32 +7,18 @@ import contextlib
 import contextvars
 import errno
 import inspect
-import itertools
-import re
 import threading
 import types
 import typing
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Union
 
-from ramet.errors import ConfigError, InfraError, RametError, ToolError
-from ramet.io.json_rows import UnreadableFile, read_json_rows
-from ramet.types import Task, Tool, ToolCall, ToolResult, ToolSchema, user_prompt
+from ramet.errors import InfraError, RametError, ToolError
+from ramet.types import Tool, ToolCall, ToolResult, ToolSchema
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# `<|im_end|>`, `<｜User｜>`, `<start_of_turn>`, `</s>`, `<<SYS>>`, `<seed:bos>`, `<|"|>`; `[/INST]`, `[gMASK]`,
-# `[|user|]`, `[@BOS@]`; `]~b]`, `[e~[`, `]!d~[`, `]<]start of image[>[`; `>>ANSWER<<`. And wide and small forms of
-# their signs, which a tokenizer that normalises text (NFKC) takes for the others. `filter[status]` stays.
-_CHAT_MARKUP = re.compile(
-    r"[<＜﹤](?=[^ \t\r\n<>]{1,80}[>＞﹥])"
-    r"|[\[［](?=[/／]?(?:[|@｜＠]\w+[|@｜＠]?|(?=\w*[A-ZＡ-Ｚ]|control_)[A-Za-z_Ａ-Ｚａ-ｚ]\w+)[\]］]|e~\[)"
-    r"|[\]］](?=~|!\w~\[|<\])|>(?=>[A-Z]{2,80}<<)"
-)
-_SPELLED = {"<": "&lt;", "[": "&#91;", "]": "&#93;", ">": "&gt;"}
 # How Python says that an argument makes no sense. A function tool that raises another exception may be broken.
 MODEL_MISTAKES = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError)
 CLIENTS = frozenset(  # of services: packages whose exceptions come from outside
@@ -200,59 +184,3 @@ def _check_type(schema: ToolSchema, name: str, value: Any) -> None:
     fits = isinstance(value, allowed) or (expected == "number" and isinstance(value, int))
     if not fits or (isinstance(value, bool) and expected != "boolean"):
         raise ToolError(f"{schema.name}: {name} must be of type {expected}, got {value!r}")
-
-
-def neutralise_chat_markup(text: str) -> str:
-    """Return `text` with nothing in it that a chat model's tokenizer takes for a special token.
-
-    For text from outside (an answer of the policy, a page, a server's description) in a prompt that another program
-    tokenises: servers parse special tokens wherever they stand, so such text could end its message and write the next
-    one. The first sign of whatever has the form of a special token of any known family is spelled as in HTML:
-    `&lt;|im_end|>`, `&#91;INST]`. What Ramet tokenises itself needs it not: see `Untrusted`.
-    """
-    return _CHAT_MARKUP.sub(lambda sign: _SPELLED[unicodedata.normalize("NFKC", sign[0])], text)
-
-
-def from_jsonl(
-    path: str | Path, *, question: str = "question", answer: str = "answer", limit: int | None = None
-) -> Iterator[Task]:
-    """Tasks from a file of JSON lines, or of one JSON array. A list of answers stays a list.
-
-    Ids are `<file stem>/<row>`, rows counted from 0. Raises `ConfigError` that names file and row, counted from 1 as
-    editors do.
-    """
-    path = Path(path)
-    for number, values in itertools.islice(json_rows(path), limit):
-        yield _task(path, number, values, question, answer)
-
-
-def json_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file of JSON lines, or of one JSON array, each with its number, counted from 1 as editors do.
-
-    Raises `ConfigError` that names file and row; for a file that is not there `from` a `FileNotFoundError`.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError(f"no file {str(path)!r}") from FileNotFoundError(path)
-    try:
-        for row in read_json_rows(path):
-            if row.problem is not None:
-                raise ConfigError(f"{path}, row {row.number}: {row.problem}")
-            yield row.number, row.values
-    except UnreadableFile as error:
-        raise ConfigError(f"{path}: {error}") from error
-
-
-def _task(path: Path, number: int, values: Mapping[str, Any], question: str, answer: str) -> Task:
-    where = f"{path}, row {number}"
-    for key in (question, answer):
-        if values.get(key) is None:
-            raise ConfigError(f"{where}: no key {key!r} (or null); found {', '.join(values) or 'nothing'}")
-    gold = values[answer]
-    answers = tuple(str(a) for a in gold) if isinstance(gold, list) else (str(gold),)
-    return Task(
-        id=f"{path.stem}/{number - 1}",
-        prompt=user_prompt(str(values[question])),
-        answer=answers,
-        data_source=path.stem,
-    )

@@ -16,13 +16,13 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ramet.errors import ConfigError, InfraError
+from ramet.helpers.openai.cache import ReplyCache, request_key
+from ramet.helpers.openai.exchanges import answered, is_replaying
+from ramet.helpers.openai.http import AttemptFailed, Http, without_password
+from ramet.helpers.openai.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
+from ramet.helpers.openai.responses import chat_reply, check_shape, has_text, text_of, tokens
+from ramet.helpers.openai.servers import Server, Servers
 from ramet.instance_keys import instance_key
-from ramet.openai_client.cache import ReplyCache, request_key
-from ramet.openai_client.exchanges import answered, is_replaying
-from ramet.openai_client.http import AttemptFailed, Http, without_password
-from ramet.openai_client.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
-from ramet.openai_client.responses import chat_reply, check_shape, has_text, text_of, tokens
-from ramet.openai_client.servers import Server, Servers
 from ramet.types import Limiter, Message, Services
 
 FIRST_WAIT_S = 0.5  # before the second attempt; doubled with each, less up to a half by chance

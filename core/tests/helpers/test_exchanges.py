@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ramet import ChatReply, InfraError, OpenAIClient, OpenAIOptions, RequestRefused, user_prompt
-from ramet.openai_client.exchanges import ChatExchange, answered_from, collected
+from ramet.helpers.openai.exchanges import ChatExchange, answered_from, collected
 from ramet.testing import OpenAIServer, RawReply
 
 pytest.importorskip("aiohttp", reason="needs ramet[openai]")

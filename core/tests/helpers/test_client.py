@@ -22,8 +22,8 @@ from ramet import (
     RequestRefused,
     user_prompt,
 )
-from ramet.openai_client import cache as cache_module
-from ramet.openai_client import client as client_module
+from ramet.helpers.openai import cache as cache_module
+from ramet.helpers.openai import client as client_module
 from ramet.testing import OpenAIServer, RawReply, local_services
 
 pytest.importorskip("aiohttp", reason="needs ramet[openai]")

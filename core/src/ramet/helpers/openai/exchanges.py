@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from ramet.errors import InfraError
-from ramet.openai_client.options import ChatReply, RequestRefused
+from ramet.helpers.openai.options import ChatReply, RequestRefused
 from ramet.types import Message
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ramet.openai_client.http import AttemptFailed, without_password
-from ramet.openai_client.options import ChatReply
-from ramet.openai_client.servers import Server
+from ramet.helpers.openai.http import AttemptFailed, without_password
+from ramet.helpers.openai.options import ChatReply
+from ramet.helpers.openai.servers import Server
 
 MOST_TOKENS = 1 << 53  # that are counted: a server can say any number
 

@@ -1,0 +1,43 @@
+"""One mechanism for each thing that components need: the core uses them, and plugins import them from here.
+
+The package imports nothing heavy; what needs a library imports it at its first use.
+"""
+
+from ramet.helpers.chat_markup import neutralise_chat_markup
+from ramet.helpers.entropy import EntropyScale, entropy_change
+from ramet.helpers.function_tool import (
+    CLIENTS,
+    MODEL_MISTAKES,
+    FunctionError,
+    function_tool,
+    is_outage,
+    run_blocking,
+)
+from ramet.helpers.group_scores import GroupStatistics, group_statistics, rollout_scores
+from ramet.helpers.limiter import local_limiter
+from ramet.helpers.openai.client import OpenAIClient
+from ramet.helpers.openai.options import ChatReply, OpenAIOptions, OpenAIUsage, RequestRefused
+from ramet.helpers.task_files import from_jsonl, json_rows
+
+__all__ = [
+    "CLIENTS",
+    "MODEL_MISTAKES",
+    "ChatReply",
+    "EntropyScale",
+    "FunctionError",
+    "GroupStatistics",
+    "OpenAIClient",
+    "OpenAIOptions",
+    "OpenAIUsage",
+    "RequestRefused",
+    "entropy_change",
+    "from_jsonl",
+    "function_tool",
+    "group_statistics",
+    "is_outage",
+    "json_rows",
+    "local_limiter",
+    "neutralise_chat_markup",
+    "rollout_scores",
+    "run_blocking",
+]
